@@ -1,0 +1,1 @@
+"""Data of the package: run, task and model configurations and the demo models."""

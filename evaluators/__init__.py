@@ -1,0 +1,1 @@
+"""Tasks: data, prompts, answer matching and metrics."""

@@ -1,0 +1,1 @@
+"""Driver side: genomes, operators, strategies, the population loop and the command line."""

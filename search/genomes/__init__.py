@@ -1,0 +1,1 @@
+"""Genome kinds: what a search varies."""

@@ -1,0 +1,1 @@
+"""Evolutionary operators, one per file: pure functions with the generator passed in."""

@@ -1,0 +1,1 @@
+"""Strategies: how the next individual is made from the visible history."""

@@ -1,0 +1,1 @@
+"""The SQL store of searches, individuals, evaluations and lineage."""

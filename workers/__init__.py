@@ -1,0 +1,1 @@
+"""Worker side: model loading, edits, generation, Ray actors and export."""

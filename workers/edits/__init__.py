@@ -1,0 +1,1 @@
+"""Edits: the per-layer changes a worker makes to its resident model."""
