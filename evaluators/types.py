@@ -1,0 +1,95 @@
+"""What a task is once its data is loaded: plain frozen values that cross process borders."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Split = Literal["search", "dev", "test"]
+FitnessKind = Literal["generate", "rank"]
+SPLITS: tuple[Split, ...] = ("search", "dev", "test")
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One prompt with the answers that count as right.
+
+    Attributes:
+        prompt: the text given to the model, without special tokens.
+        references: accepted answers; the first is the gold answer whose log-probability is kept.
+        choices: the closed set of answers, for `rank` fitness and for option matching; empty for open answers.
+    """
+
+    prompt: str
+    references: tuple[str, ...]
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """How generated text is compared with the references; see `moevolve.evaluators.matching`.
+
+    Attributes:
+        kind: name of the matcher (`option`, `exact`, `contains`, `f1` ...).
+        stop: generation of an answer ends at the first of these strings (they are not part of the answer).
+    """
+
+    kind: str = "exact"
+    stop: tuple[str, ...] = ("\n",)
+
+
+@dataclass(frozen=True)
+class PreparedSplit:
+    """One split of one task, rendered: everything a worker needs to score a candidate on it.
+
+    Attributes:
+        task: name of the task.
+        split: `search` (fitness), `dev` (re-ranking) or `test` (reported, never searched on).
+        fitness: `generate` (greedy generation and template matching, the EEP paper's protocol) or `rank`
+            (log-likelihood of the choices).
+        metric: name of the metric that turns per-example outcomes into the score.
+        matching: how an answer is compared with the references.
+        max_new_tokens: greedy decoding stops after this many tokens.
+        answer_prefix: text between prompt and answer when an answer is teacher-forced (usually one space).
+        examples: the prompts, in their fixed order.
+    """
+
+    task: str
+    split: Split
+    fitness: FitnessKind
+    metric: str
+    matching: Matching
+    max_new_tokens: int
+    answer_prefix: str
+    examples: tuple[Example, ...] = field(repr=False)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of everything that can change a score: equal fingerprints mean comparable evaluations."""
+        payload = json.dumps(asdict(self), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+        return hashlib.sha256(payload.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class SplitResult:
+    """The score of one candidate on one split.
+
+    Attributes:
+        score: the metric over all examples, in [0, 1].
+        gold_logprob: mean over examples of the gold answer's log-probability per token (nats, <= 0).
+        outcomes: float32 [examples], each example's contribution in [0, 1].
+    """
+
+    score: float
+    gold_logprob: float
+    outcomes: NDArray[np.float32] = field(repr=False)
+
+    @property
+    def examples_seen(self) -> int:
+        return int(self.outcomes.shape[0])

@@ -1,0 +1,61 @@
+"""Frozen settings of model loading and evaluation; everything here can change a score, so all of it is fingerprinted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Which checkpoint is searched and how a worker holds it.
+
+    Attributes:
+        path: local directory or hub id of a `transformers` checkpoint.
+        revision: hub revision, if any.
+        dtype: parameter dtype on the worker, `float32`, `bfloat16` or `float16`.
+        device: `auto` (CUDA when the worker was given a GPU, else CPU), `cpu` or `cuda`.
+        device_map: `transformers` device map (`auto`, `balanced` ...) to spread one model over several GPUs.
+        originals: where the original experts stay for merging: on the `device`, or in pinned `host` memory when the device
+            has room for the retained experts only.
+        experts_implementation: `transformers` experts backend (`grouped_mm`, `batched_mm`, `eager`).
+        attn_implementation: `transformers` attention backend (`sdpa`, `eager` ...).
+        trust_remote_code: whether modelling code in the checkpoint may run.
+    """
+
+    path: str
+    revision: str | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device_map: str | None = None
+    originals: Literal["device", "host"] = "device"
+    experts_implementation: Literal["grouped_mm", "batched_mm", "eager"] = "grouped_mm"
+    attn_implementation: str = "sdpa"
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How prompts are batched and run.
+
+    Attributes:
+        batch_tokens: upper bound on padded prompt tokens in one forward pass; batches are filled in order of length.
+        threads: torch intra-op threads per worker (a fixed number, so that a score never depends on the machine's load).
+        max_prompt_tokens: longer prompts keep their head and their last `tail_tokens` tokens; None keeps all.
+        tail_tokens: how many closing tokens survive the truncation (question and `Answer:` stand at the end).
+    """
+
+    batch_tokens: int = 8192
+    threads: int = 1
+    max_prompt_tokens: int | None = None
+    tail_tokens: int = 64
+
+
+def engine_fingerprint(model: ModelConfig, engine: EngineConfig) -> str:
+    """SHA-256 (hex) of the settings that can change the last digits of a score, the checkpoint itself excepted."""
+    settings = asdict(model) | asdict(engine)
+    for where in ("path", "revision"):
+        del settings[where]
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
