@@ -1,0 +1,5 @@
+"""Errors of the store a user can mend: the command line prints them in one line and exits with code 2."""
+
+
+class StoreError(Exception):
+    """The store can't do what was asked. The message is one line: what was wrong, where, and what to do about it."""

@@ -1,0 +1,323 @@
+"""Frozen values that cross the store's border: what goes in and what comes out. ORM objects never leave the store.
+
+Hashes and fingerprints are hex text. Scores are the metric in [0, 1]; `gold_logprob` and `tie_break` are mean
+log-probabilities of the gold answer in nats (<= 0). Times are aware UTC datetimes; `None` going in means "now".
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal
+
+SearchStatus = Literal["created", "running", "interrupted", "finished", "failed"]
+IndividualStatus = Literal["pending", "ok", "failed"]
+Split = Literal["search", "dev", "test"]
+ExportForm = Literal["stock", "native"]
+
+SEARCH_STATUSES: tuple[SearchStatus, ...] = ("created", "running", "interrupted", "finished", "failed")
+FULL_MODEL = "full"
+"""Phenotype hash under which evaluations of the unedited model are kept."""
+
+
+def new_search_id() -> str:
+    """A fresh id for a search: ten hex digits."""
+    return uuid.uuid4().hex[:10]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchRecord:
+    """One search.
+
+    Attributes:
+        id: short text, unique in the store (`new_search_id()`).
+        name: unique in the store; the user's handle, so no `:` in it (references are `name:index`).
+        config: the resolved config as JSON text.
+        config_hash: hash of everything in the config that can change the population.
+        model_fingerprint: identity of the weights.
+        model_path: where the model was loaded from.
+        engine_fingerprint: identity of everything in the evaluation engine that can change a score.
+        seed: of the search; fits 64 bits signed.
+        genome_kind: `eep`, `factorllm` ...
+        software_version: of moevolve.
+        status_reason: one line, for `interrupted` and `failed`.
+    """
+
+    id: str
+    name: str
+    config: str = field(repr=False)
+    config_hash: str
+    model_fingerprint: str
+    model_path: str
+    engine_fingerprint: str
+    seed: int
+    genome_kind: str
+    software_version: str
+    status: SearchStatus = "created"
+    status_reason: str | None = None
+    created_at: datetime | None = None
+    updated_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SearchTaskRecord:
+    """One task split of a search, in the config's order (`position` is the place in the sequence given).
+
+    Attributes:
+        task: name of the task.
+        split: `search`, `dev` or `test`.
+        task_fingerprint: identity of the prepared split.
+        weight: of the task in the fitness.
+    """
+
+    task: str
+    split: Split
+    task_fingerprint: str
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSummary:
+    """One line of a listing of searches.
+
+    Attributes:
+        individuals: recorded in all; `evaluated` of them are `ok`, `failed` failed, the rest pending.
+        best_fitness: the largest fitness of an `ok` individual; None while there is none.
+        tasks: names of the tasks, in order, without repeats.
+    """
+
+    search: SearchRecord
+    individuals: int
+    evaluated: int
+    failed: int
+    best_fitness: float | None
+    tasks: tuple[str, ...]
+
+    @property
+    def pending(self) -> int:
+        return self.individuals - self.evaluated - self.failed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndividualRecord:
+    """A genome in its search.
+
+    Attributes:
+        index: 0-based within the search.
+        phase: `prune`, `merge` ...
+        operator: what made it, as text.
+        genome: its serialised bytes.
+        content_hash: of the genome.
+        phenotype_hash: of the edit it expresses to; evaluations are kept under it.
+        experts: retained experts n' per MoE layer.
+        active: experts per token k.
+        parameters: kept by the edited model.
+        active_parameters: used per token by the edited model.
+        parameters_full: of the unedited model.
+        summary: short text for listings.
+        depth: 0 without parents, else 1 + the largest depth of a parent.
+        parents: indices in the same search, in order; all smaller than `index`.
+    """
+
+    index: int
+    phase: str
+    operator: str
+    genome: bytes = field(repr=False)
+    content_hash: str
+    phenotype_hash: str
+    experts: int
+    active: int
+    parameters: int
+    active_parameters: int
+    parameters_full: int
+    summary: str = ""
+    depth: int = 0
+    parents: tuple[int, ...] = ()
+    created_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationRecord:
+    """One phenotype on one task split: shared by every individual, of any search, that expresses to it.
+
+    The key is (phenotype_hash, model_fingerprint, engine_fingerprint, task_fingerprint). An evaluation either has a score
+    (then `score` and `gold_logprob` are set and `failure` is None) or failed (the other way round).
+
+    Attributes:
+        outcomes: float32 little-endian, one per example, in [0, 1]; None when not kept.
+        seconds: wall time on the worker.
+        worker: who did it, for the record only.
+        attempt: 1 for the first.
+        experts, active, parameters: as on the individual; None for the full model. Kept here so that "best for so many
+            experts" and Pareto fronts read one index.
+    """
+
+    phenotype_hash: str
+    model_fingerprint: str
+    engine_fingerprint: str
+    task_fingerprint: str
+    task: str
+    split: Split
+    score: float | None
+    gold_logprob: float | None
+    outcomes: bytes | None = field(default=None, repr=False)
+    examples_seen: int = 0
+    failure: str | None = None
+    seconds: float = 0.0
+    worker: str = ""
+    attempt: int = 1
+    experts: int | None = None
+    active: int | None = None
+    parameters: int | None = None
+    created_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FitnessRecord:
+    """What an individual's evaluations amount to in its search.
+
+    Attributes:
+        index: of the individual.
+        status: `ok` (then `fitness` and `tie_break` are set) or `failed` (then `failure` is set).
+        fitness: weighted mean of the search-split scores over the search's tasks.
+        tie_break: mean gold log-probability over the same.
+        failure: the reason, one line.
+    """
+
+    index: int
+    status: IndividualStatus
+    fitness: float | None = None
+    tie_break: float | None = None
+    failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryRow:
+    """One individual as resume needs it: everything the strategy may look at, nothing that is only reported."""
+
+    index: int
+    phase: str
+    operator: str
+    genome: bytes = field(repr=False)
+    content_hash: str
+    phenotype_hash: str
+    depth: int
+    parents: tuple[int, ...]
+    status: IndividualStatus
+    fitness: float | None
+    tie_break: float | None
+    failure: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExportRecord:
+    """One exported checkpoint.
+
+    Attributes:
+        path: of the directory.
+        form: `stock` or `native`.
+        checks: what was verified after reloading, as JSON text.
+    """
+
+    path: str
+    form: ExportForm
+    checks: str = "{}"
+    created_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class IndividualDetail:
+    """All the store knows of one individual.
+
+    Attributes:
+        fitness: its status (possibly `pending`) and numbers.
+        evaluations: of its phenotype with the search's model and engine, by task, then split (search, dev, test).
+    """
+
+    search: SearchRecord
+    individual: IndividualRecord
+    fitness: FitnessRecord
+    evaluations: tuple[EvaluationRecord, ...]
+    exports: tuple[ExportRecord, ...]
+
+    @property
+    def ref(self) -> str:
+        """`name:index`, as the command line takes it."""
+        return f"{self.search.name}:{self.individual.index}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestRow:
+    """One configuration in a ranking for one task.
+
+    Attributes:
+        task: the task it is ranked for.
+        ranked_by: the split whose score ranks this row.
+        search_score, dev_score, test_score: of this phenotype on the task's splits; None where not evaluated.
+        index: of the earliest individual that has this phenotype.
+    """
+
+    task: str
+    ranked_by: Split
+    search_id: str
+    search_name: str
+    index: int
+    search_score: float | None
+    dev_score: float | None
+    test_score: float | None
+    gold_logprob: float
+    experts: int
+    active: int
+    parameters: int
+    active_parameters: int
+    parameters_full: int
+    summary: str
+    depth: int
+    phase: str
+    operator: str
+    phenotype_hash: str
+    model_fingerprint: str
+
+    @property
+    def ref(self) -> str:
+        """`name:index`, as the command line takes it."""
+        return f"{self.search_name}:{self.index}"
+
+    @property
+    def score(self) -> float:
+        """The score that ranks this row, on the split `ranked_by`."""
+        scores = {"search": self.search_score, "dev": self.dev_score, "test": self.test_score}
+        score = scores[self.ranked_by]
+        assert score is not None
+        return score
+
+
+@dataclass(frozen=True, slots=True)
+class LineageNode:
+    """One individual of a lineage graph."""
+
+    index: int
+    depth: int
+    phase: str
+    operator: str
+    status: IndividualStatus
+    fitness: float | None
+    summary: str
+
+
+@dataclass(frozen=True, slots=True)
+class LineageGraph:
+    """Ancestors or descendants of one individual, itself included.
+
+    Attributes:
+        root: index of the individual asked for.
+        nodes: by index, ascending.
+        edges: (parent, child) pairs of indices, both among the nodes, ascending.
+    """
+
+    search_id: str
+    search_name: str
+    root: int
+    nodes: tuple[LineageNode, ...]
+    edges: tuple[tuple[int, int], ...]
