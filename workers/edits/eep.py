@@ -13,12 +13,21 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from moevolve.evaluators.errors import UserError
+
 RouterSpace = Literal["probs", "logits"]
+
+
+def one_hot_layers(matrices: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Which of `matrices` [layers, n', n] have only one-hot rows: bool [layers]."""
+    ones = matrices == 1
+    binary = (ones | (matrices == 0)).all(axis=(1, 2))
+    return binary & (ones.sum(axis=2) == 1).all(axis=1)
 
 
 def is_one_hot(matrix: NDArray[np.float32]) -> bool:
     """Whether every row of `matrix` [n', n] is one-hot."""
-    return bool(np.all((matrix == 0) | (matrix == 1)) and np.all(matrix.sum(axis=1) == 1))
+    return bool(one_hot_layers(matrix[None])[0])
 
 
 @dataclass(frozen=True)
@@ -28,15 +37,33 @@ class EepEdit:
     Attributes:
         router_mapping: float32 [layers, n', n], one matrix per MoE layer in order of depth.
         expert_merging: float32 [layers, n', n].
-        active: experts per token k after the edit.
+        active: experts per token k after the edit, 1 to n'.
         router_space: `probs` maps the softmax over all n experts (the paper); `logits` maps the router's logits, so the
             mapping folds into a smaller gate.
+
+    Raises:
+        UserError: the shapes disagree, or k or the router space is out of range.
     """
 
     router_mapping: NDArray[np.float32] = field(repr=False)
     expert_merging: NDArray[np.float32] = field(repr=False)
     active: int
     router_space: RouterSpace = "probs"
+
+    def __post_init__(self) -> None:
+        for name in ("router_mapping", "expert_merging"):
+            # Contiguous float32 whatever came in: torch takes the arrays over without a copy.
+            object.__setattr__(self, name, np.ascontiguousarray(getattr(self, name), dtype=np.float32))
+        shape = self.router_mapping.shape
+        if len(shape) != 3 or shape != self.expert_merging.shape or 0 in shape:
+            raise UserError(
+                f"an EEP edit needs two matrices of one shape [layers, n', n], got router_mapping {shape} and "
+                f"expert_merging {self.expert_merging.shape}"
+            )
+        if not 1 <= self.active <= shape[1]:
+            raise UserError(f"an EEP edit of {shape[1]} experts can't have {self.active} active; use 1 to {shape[1]}")
+        if self.router_space not in ("probs", "logits"):
+            raise UserError(f"router_space {self.router_space!r} of an EEP edit is unknown; use probs or logits")
 
     @property
     def layers(self) -> int:
@@ -50,9 +77,24 @@ class EepEdit:
     def experts(self) -> int:
         return int(self.router_mapping.shape[2])
 
+    @cached_property
+    def one_hot_mapping(self) -> NDArray[np.bool_]:
+        """Which layers' `W_RM` is one-hot: bool [layers]."""
+        return one_hot_layers(self.router_mapping)
+
+    @cached_property
+    def one_hot_merging(self) -> NDArray[np.bool_]:
+        """Which layers' `W_EM` is one-hot, so that they need no merged weights: bool [layers]."""
+        return one_hot_layers(self.expert_merging)
+
+    @cached_property
+    def finite(self) -> bool:
+        """Whether every entry is finite."""
+        return bool(np.isfinite(self.router_mapping).all() and np.isfinite(self.expert_merging).all())
+
     def prunes_only(self, layer: int) -> bool:
         """Whether MoE layer `layer` needs no merged weights: every new expert is one of the originals."""
-        return is_one_hot(self.expert_merging[layer])
+        return bool(self.one_hot_merging[layer])
 
     @cached_property
     def phenotype_hash(self) -> str:

@@ -1,0 +1,133 @@
+"""The experts of one layer: the resident originals, and the buffer that merged experts are written into."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from moevolve.evaluators.errors import UserError
+from moevolve.kernels.expert_merge import merge_experts
+from moevolve.workers.layout import EXPERT_TENSORS, MoELayer
+
+
+class LayerExperts:
+    """Swaps a layer's expert parameters between the originals and a preallocated buffer; never changes the originals.
+
+    Attributes:
+        originals: the fused tensors of all n experts, by name, on the device or on the host.
+        on_host: whether the originals are kept off the device (or, on a CPU, merely apart from what the model runs on).
+    """
+
+    def __init__(self, layer: MoELayer, device: torch.device, on_host: bool) -> None:
+        """Take over a layer's experts.
+
+        Args:
+            layer: the layer, with its original parameters.
+            device: where the model runs this layer.
+            on_host: move the originals to host memory (pinned when `device` is CUDA).
+        """
+        self._module = layer.experts
+        self._device = device
+        self._index = layer.index
+        self.on_host = on_host
+        self.count = layer.count
+        parameters = {name: getattr(layer.experts, name) for name in EXPERT_TENSORS}
+        self.originals: dict[str, Tensor] = {
+            name: _to_host(parameter.data, pin=device.type == "cuda") if on_host else parameter.data
+            for name, parameter in parameters.items()
+        }
+        self._full = None if on_host else parameters
+        self._buffers: dict[str, Tensor] = {}
+        self._views: dict[int, dict[str, nn.Parameter]] = {}
+        self._shows_originals = not on_host
+        if on_host:
+            self.release()
+
+    def show_originals(self) -> None:
+        """Let the model run on all n originals. Free on the device; from the host they are copied once per change.
+
+        Raises:
+            UserError: the device has no room for all experts.
+        """
+        if self._shows_originals:
+            return
+        if self._full is not None:
+            self._install(self._full, self.count)
+        else:
+            views = self._buffer(self.count)
+            for name, view in views.items():
+                view.data.copy_(self.originals[name], non_blocking=True)
+            self._install(views, self.count)
+        self._shows_originals = True
+
+    def show_selected(self, kept: list[int]) -> None:
+        """Let the model run on copies of some originals (host-resident originals only).
+
+        Args:
+            kept: original index of each new expert, [n'].
+        """
+        views = self._buffer(len(kept))
+        for name, view in views.items():
+            for new, old in enumerate(kept):
+                view.data[new].copy_(self.originals[name][old], non_blocking=True)
+        self._install(views, len(kept))
+        self._shows_originals = False
+
+    def show_merged(self, coefficients: Tensor) -> None:
+        """Let the model run on merged experts, written into the preallocated buffer.
+
+        Args:
+            coefficients: `W_EM`, float32 [n', n], on the host.
+        """
+        views = self._buffer(coefficients.shape[0])
+        for name, view in views.items():
+            merge_experts(coefficients, self.originals[name], view.data)
+        self._install(views, coefficients.shape[0])
+        self._shows_originals = False
+
+    def release(self) -> None:
+        """Give the device memory of host-resident experts back until they are next shown."""
+        self._buffers.clear()
+        self._views.clear()
+        empty = {
+            name: nn.Parameter(tensor.new_empty((0, *tensor.shape[1:]), device=self._device), requires_grad=False)
+            for name, tensor in self.originals.items()
+        }
+        self._install(empty, 0)
+        self._shows_originals = False
+
+    def _install(self, parameters: dict[str, nn.Parameter], count: int) -> None:
+        for name, parameter in parameters.items():
+            setattr(self._module, name, parameter)
+        self._module.num_experts = count  # type: ignore[assignment]
+
+    def _buffer(self, retained: int) -> dict[str, nn.Parameter]:
+        """Parameters of n' experts over the buffer, which grows to the largest n' asked for and is then reused."""
+        if retained in self._views:
+            return self._views[retained]
+        if not self._buffers or next(iter(self._buffers.values())).shape[0] < retained:
+            self._grow(retained)
+        views = {name: nn.Parameter(buffer[:retained], requires_grad=False) for name, buffer in self._buffers.items()}
+        self._views[retained] = views
+        return views
+
+    def _grow(self, retained: int) -> None:
+        if self.on_host:
+            self.release()
+        self._buffers.clear()
+        self._views.clear()
+        try:
+            self._buffers = {
+                name: torch.empty((retained, *tensor.shape[1:]), dtype=tensor.dtype, device=self._device)
+                for name, tensor in self.originals.items()
+            }
+        except torch.cuda.OutOfMemoryError as error:
+            raise UserError(
+                f"no room on {self._device} for {retained} experts of layer {self._index}; retain fewer experts, "
+                "keep the originals on the host (model.originals: host), or spread the model (model.device_map)"
+            ) from error
+
+
+def _to_host(tensor: Tensor, pin: bool) -> Tensor:
+    host = tensor.to("cpu").contiguous()
+    return host.pin_memory() if pin else host

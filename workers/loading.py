@@ -1,0 +1,139 @@
+"""Loading a checkpoint and its tokenizer, safely and in the form a worker runs it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from moevolve.evaluators.errors import UserError
+from moevolve.workers.config import ModelConfig
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def resolve_device(config: ModelConfig) -> torch.device:
+    """The device the model's inputs go to.
+
+    Raises:
+        UserError: `cuda` was asked for and there is none.
+    """
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            "model.device is cuda but this worker sees no CUDA device; use device: auto or cpu, or give it a GPU"
+        )
+    if config.device == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def local_directory(config: ModelConfig) -> Path | None:
+    """The checkpoint's directory, or None when `path` is a hub id.
+
+    Raises:
+        UserError: `path` looks like a path and isn't a checkpoint directory with safetensors.
+    """
+    path = Path(config.path).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise UserError(f"model {config.path}: the directory has no config.json; give the folder of a checkpoint")
+        return path
+    hub_like = (
+        config.path.count("/") <= 1 and not config.path.startswith((".", "~", os.sep)) and "\\" not in config.path
+    )
+    if path.exists() or not hub_like:
+        raise UserError(f"model {config.path}: no such directory; give a checkpoint's folder or a hub id (owner/name)")
+    return None
+
+
+def _require_safetensors(config: ModelConfig) -> None:
+    directory = local_directory(config)
+    if directory is not None and not any(directory.glob("*.safetensors")):
+        raise UserError(
+            f"model {config.path}: no *.safetensors file; pickled weights are never loaded, convert the checkpoint first"
+        )
+
+
+def _hub_arguments(config: ModelConfig) -> dict[str, Any]:
+    return {"revision": config.revision or "main", "trust_remote_code": config.trust_remote_code}
+
+
+def _source(config: ModelConfig) -> str:
+    return str(local_directory(config) or config.path)
+
+
+def load_config(config: ModelConfig) -> PretrainedConfig:
+    """The `transformers` config of a checkpoint, with no weights.
+
+    Raises:
+        UserError: it can't be found or read.
+    """
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(_source(config), **_hub_arguments(config))
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"model {config.path}: its config can't be read: {_first_line(error)}") from error
+
+
+def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
+    """The checkpoint's tokenizer.
+
+    Raises:
+        UserError: it can't be found or read.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(_source(config), **_hub_arguments(config))
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"model {config.path}: its tokenizer can't be read: {_first_line(error)}") from error
+
+
+def load_model(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a causal language model for inference, and its tokenizer.
+
+    With `originals="host"` the weights are left on the host: `ResidentModel` places them. With a `device_map` they are
+    spread over the GPUs (needs `accelerate`). Otherwise they are on `resolve_device(config)`.
+
+    Raises:
+        UserError: the checkpoint is missing, has no safetensors, or doesn't load with these settings.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
+
+    device = resolve_device(config)
+    _require_safetensors(config)
+    tokenizer = load_tokenizer(config)
+    transformers_logging.disable_progress_bar()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            _source(config),
+            dtype=DTYPES[config.dtype],
+            use_safetensors=True,
+            device_map=config.device_map,
+            attn_implementation=config.attn_implementation,
+            experts_implementation=config.experts_implementation,
+            **_hub_arguments(config),
+        )
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        raise UserError(f"model {config.path}: its weights don't load: {_first_line(error)}") from error
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise UserError(
+            f"model {config.path}: device_map {config.device_map!r} leaves part of it off the devices; "
+            "use more GPUs, a smaller dtype, or originals: host"
+        )
+    if config.device_map is None and config.originals == "device":
+        model.to(device)
+    model.eval()
+    model.requires_grad_(False)
+    return model, tokenizer
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0] or type(error).__name__

@@ -1,0 +1,126 @@
+"""A model that stays loaded while candidate after candidate is tried on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+from moevolve.evaluators.errors import UserError
+from moevolve.workers.config import ModelConfig
+from moevolve.workers.edits.apply import APPLICATORS, Applicator
+from moevolve.workers.edits.base import Edit, IdentityEdit
+from moevolve.workers.layout import EXPERT_TENSORS, find_moe_layers
+from moevolve.workers.loading import load_model, resolve_device
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+class ResidentModel:
+    """A loaded model with at most one edit on it at a time.
+
+    Edits are made in place and reverted bit for bit: what a candidate computes doesn't depend on what was applied before.
+
+    Attributes:
+        model: the `transformers` model, in eval mode, without gradients.
+        tokenizer: its tokenizer.
+        config: how it was loaded.
+        device: where inputs go.
+        layers: handles of its MoE layers as loaded.
+    """
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: ModelConfig) -> None:
+        """Take over a freshly loaded model.
+
+        Args:
+            model: from `load_model`; with `originals="host"` still on the host, and placed here.
+            tokenizer: its tokenizer.
+            config: the settings it was loaded with.
+
+        Raises:
+            UserError: the model has no MoE layers or its family is not supported.
+        """
+        self.model = model
+        self.tokenizer = tokenizer
+        self.config = config
+        self.layers = find_moe_layers(model, config.path)
+        on_host = config.originals == "host"
+        device = resolve_device(config)
+        self._applicators: dict[type, Applicator] = {
+            kind: applicator(self.layers, device, on_host) for kind, applicator in APPLICATORS.items()
+        }
+        if on_host:
+            model.to(device)
+        self.device: torch.device = model.get_input_embeddings().weight.device
+        self._applied: Edit = IdentityEdit()
+
+    @classmethod
+    def load(cls, config: ModelConfig) -> ResidentModel:
+        """Load a checkpoint and make it resident.
+
+        Raises:
+            UserError: it can't be loaded or searched; see `load_model` and `find_moe_layers`.
+        """
+        if config.originals == "host" and config.device_map is not None:
+            raise UserError("model.originals: host and model.device_map exclude each other; use one of them")
+        model, tokenizer = load_model(config)
+        return cls(model, tokenizer, config)
+
+    @property
+    def applied(self) -> Edit:
+        """The edit the model has now; `IdentityEdit` when it has none."""
+        return self._applied
+
+    def apply(self, edit: Edit) -> None:
+        """Make an edit in place of whatever edit was there.
+
+        Raises:
+            CandidateError: the edit's values are at fault; the model is unedited then.
+            UserError: the edit doesn't fit this model; the model is unedited then.
+        """
+        if isinstance(edit, IdentityEdit):
+            self.revert()
+            return
+        applicator = self._applicators.get(type(edit))
+        if applicator is None:
+            kinds = ", ".join(kind.__name__ for kind in self._applicators)
+            raise UserError(
+                f"edits of kind {type(edit).__name__} can't be made on model {self.config.path}; it takes {kinds}"
+            )
+        if type(edit) is not type(self._applied):
+            self.revert()
+        try:
+            applicator.apply(edit)
+        except BaseException:
+            applicator.revert()
+            self._applied = IdentityEdit()
+            raise
+        self._applied = edit
+
+    def revert(self) -> None:
+        """Bring back the unedited model, bit for bit."""
+        applicator = self._applicators.get(type(self._applied))
+        if applicator is not None:
+            applicator.revert()
+        self._applied = IdentityEdit()
+
+    @contextmanager
+    def edited(self, edit: Edit) -> Iterator[ResidentModel]:
+        """The model with `edit` for the length of a `with` block, unedited afterwards.
+
+        Raises:
+            CandidateError: see `apply`.
+            UserError: see `apply`.
+        """
+        self.apply(edit)
+        try:
+            yield self
+        finally:
+            self.revert()
+
+    def expert_pointers(self) -> tuple[int, ...]:
+        """Addresses of the expert tensors the model runs on now: equal addresses mean that no weights were copied."""
+        return tuple(getattr(layer.experts, name).data_ptr() for layer in self.layers for name in EXPERT_TENSORS)
