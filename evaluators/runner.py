@@ -1,0 +1,67 @@
+"""Scoring whatever model the engine holds on one prepared split."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moevolve.evaluators.engine import Engine
+from moevolve.evaluators.errors import CandidateError
+from moevolve.evaluators.matching import make_matcher
+from moevolve.evaluators.metrics import score
+from moevolve.evaluators.types import PreparedSplit, SplitResult
+
+
+def run_split(engine: Engine, split: PreparedSplit) -> SplitResult:
+    """Scores the engine's model on a split.
+
+    `generate`: greedy answers compared with the references by the task's matcher. `rank`: right when the choice of the
+    highest mean log-probability per token is an accepted answer; the first wins a tie.
+
+    Raises:
+        CandidateError: a log-probability is not finite, which is the candidate's fault.
+        ValueError: the engine did not answer every example.
+    """
+    outcomes, gold = _rank(engine, split) if split.fitness == "rank" else _generate(engine, split)
+    _require_finite(gold, split)
+    return SplitResult(
+        score=score(split.metric, outcomes),
+        gold_logprob=score("mean", gold),
+        outcomes=outcomes.astype(np.float32),
+    )
+
+
+def _generate(engine: Engine, split: PreparedSplit) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    matcher = make_matcher(split.matching)
+    examples = split.examples
+    answers = engine.generate(split, lambda i, text: matcher.decided(text, examples[i]))
+    if len(answers.texts) != len(examples) or answers.gold_logprobs.shape != (len(examples),):
+        raise ValueError(
+            f"the engine gave {len(answers.texts)} answers and {answers.gold_logprobs.shape[0]} log-probabilities for "
+            f"{len(examples)} examples of {split.task}/{split.split}"
+        )
+    matches = [matcher.match(text, example) for text, example in zip(answers.texts, examples, strict=True)]
+    return np.array(matches, dtype=np.float64), np.asarray(answers.gold_logprobs, dtype=np.float64)
+
+
+def _rank(engine: Engine, split: PreparedSplit) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    ranked = engine.rank(split)
+    if [len(values) for values in ranked] != [len(example.choices) for example in split.examples]:
+        raise ValueError(f"the engine did not rank every choice of every example of {split.task}/{split.split}")
+    outcomes = np.empty(len(ranked))
+    gold = np.empty(len(ranked))
+    for i, (values, example) in enumerate(zip(ranked, split.examples, strict=True)):
+        if not np.isfinite(values).all():
+            raise CandidateError(f"{split.task}/{split.split}: log-likelihoods of example {i} are not finite")
+        outcomes[i] = example.choices[int(np.argmax(values))] in example.references
+        gold[i] = values[example.choices.index(example.references[0])]
+    return outcomes, gold
+
+
+def _require_finite(gold: NDArray[np.float64], split: PreparedSplit) -> None:
+    wrong = np.flatnonzero(~np.isfinite(gold))
+    if wrong.size:
+        raise CandidateError(
+            f"{split.task}/{split.split}: gold log-probability of example {int(wrong[0])} is {gold[wrong[0]]} "
+            f"({wrong.size} of {gold.size} not finite)"
+        )
