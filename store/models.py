@@ -1,0 +1,224 @@
+"""The tables. Migrations under `migrations/` build the same ones; a test compares the two.
+
+Individuals have the natural key (search, index), so that parents are written without looking up surrogate ids.
+An evaluation belongs to a phenotype in a context (model, engine, task split), not to an individual: whoever expresses to
+that phenotype shares it.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    DateTime,
+    Dialect,
+    Double,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Text,
+    UniqueConstraint,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.types import TypeDecorator
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """An aware UTC datetime on every backend (SQLite keeps no time zone)."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        return None if value is None else value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+# SQLite numbers rows by itself only for a column of type INTEGER.
+RowId = BigInteger().with_variant(Integer(), "sqlite")
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+
+
+class Search(Base):
+    """One run of the service."""
+
+    __tablename__ = "searches"
+    id: Mapped[str] = mapped_column(String, primary_key=True)
+    name: Mapped[str] = mapped_column(String, unique=True)
+    config: Mapped[str] = mapped_column(Text)
+    config_hash: Mapped[str] = mapped_column(String)
+    model_fingerprint: Mapped[str] = mapped_column(String)
+    model_path: Mapped[str] = mapped_column(String)
+    engine_fingerprint: Mapped[str] = mapped_column(String)
+    seed: Mapped[int] = mapped_column(BigInteger)
+    genome_kind: Mapped[str] = mapped_column(String)
+    software_version: Mapped[str] = mapped_column(String)
+    status: Mapped[str] = mapped_column(String)
+    status_reason: Mapped[str | None] = mapped_column(Text)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    updated_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class SearchTask(Base):
+    """A task split of a search."""
+
+    __tablename__ = "search_tasks"
+    __table_args__ = (UniqueConstraint("search_id", "task", "split"),)
+    search_id: Mapped[str] = mapped_column(ForeignKey("searches.id"), primary_key=True)
+    position: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    task: Mapped[str] = mapped_column(String)
+    split: Mapped[str] = mapped_column(String)
+    task_fingerprint: Mapped[str] = mapped_column(String)
+    weight: Mapped[float] = mapped_column(Double)
+
+
+class Individual(Base):
+    """A genome in its search; `idx` is its 0-based index there."""
+
+    __tablename__ = "individuals"
+    search_id: Mapped[str] = mapped_column(ForeignKey("searches.id"), primary_key=True)
+    idx: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    phase: Mapped[str] = mapped_column(String)
+    operator: Mapped[str] = mapped_column(Text)
+    genome: Mapped[bytes] = mapped_column(LargeBinary)
+    content_hash: Mapped[str] = mapped_column(String)
+    phenotype_hash: Mapped[str] = mapped_column(String)
+    experts: Mapped[int] = mapped_column(Integer)
+    active: Mapped[int] = mapped_column(Integer)
+    parameters: Mapped[int] = mapped_column(BigInteger)
+    active_parameters: Mapped[int] = mapped_column(BigInteger)
+    parameters_full: Mapped[int] = mapped_column(BigInteger)
+    summary: Mapped[str] = mapped_column(Text)
+    depth: Mapped[int] = mapped_column(Integer)
+    status: Mapped[str] = mapped_column(String)
+    fitness: Mapped[float | None] = mapped_column(Double)
+    tie_break: Mapped[float | None] = mapped_column(Double)
+    failure: Mapped[str | None] = mapped_column(Text)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+# Best of a search, in exactly that order; also counts per status.
+Index(
+    "ix_individuals_rank",
+    Individual.search_id,
+    Individual.status,
+    Individual.fitness.desc(),
+    Individual.tie_break.desc(),
+    Individual.idx,
+)
+# Who has this phenotype, the earliest first.
+Index("ix_individuals_phenotype", Individual.phenotype_hash, Individual.search_id, Individual.idx)
+
+
+class Parent(Base):
+    """An edge of the lineage."""
+
+    __tablename__ = "parents"
+    __table_args__ = (
+        ForeignKeyConstraint(["search_id", "child_idx"], ["individuals.search_id", "individuals.idx"]),
+        ForeignKeyConstraint(["search_id", "parent_idx"], ["individuals.search_id", "individuals.idx"]),
+        Index("ix_parents_descendants", "search_id", "parent_idx", "child_idx"),
+    )
+    search_id: Mapped[str] = mapped_column(String, primary_key=True)
+    child_idx: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    position: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    parent_idx: Mapped[int] = mapped_column(BigInteger)
+
+
+class Context(Base):
+    """What an evaluation depends on besides the phenotype. Kept apart so that a million evaluations don't repeat it."""
+
+    __tablename__ = "evaluation_contexts"
+    __table_args__ = (
+        UniqueConstraint(
+            "model_fingerprint", "engine_fingerprint", "task_fingerprint", name="uq_evaluation_contexts_key"
+        ),
+        Index(None, "task", "split"),
+    )
+    id: Mapped[int] = mapped_column(RowId, primary_key=True)
+    model_fingerprint: Mapped[str] = mapped_column(String)
+    engine_fingerprint: Mapped[str] = mapped_column(String)
+    task_fingerprint: Mapped[str] = mapped_column(String)
+    task: Mapped[str] = mapped_column(String)
+    split: Mapped[str] = mapped_column(String)
+
+
+class Evaluation(Base):
+    """One phenotype in one context: scored or failed, never both."""
+
+    __tablename__ = "evaluations"
+    __table_args__ = (
+        CheckConstraint(
+            "(failure IS NULL AND score IS NOT NULL AND gold_logprob IS NOT NULL)"
+            " OR (failure IS NOT NULL AND score IS NULL AND gold_logprob IS NULL)",
+            name="scored_or_failed",
+        ),
+        # Read backwards: best first, the hash last so that the order is total.
+        Index("ix_evaluations_rank", "context_id", "score", "gold_logprob", "phenotype_hash"),
+        Index("ix_evaluations_experts", "context_id", "experts", "score", "gold_logprob", "phenotype_hash"),
+        Index("ix_evaluations_parameters", "context_id", "parameters", "score", "gold_logprob", "phenotype_hash"),
+    )
+    context_id: Mapped[int] = mapped_column(
+        BigInteger, ForeignKey("evaluation_contexts.id"), primary_key=True, autoincrement=False
+    )
+    phenotype_hash: Mapped[str] = mapped_column(String, primary_key=True)
+    score: Mapped[float | None] = mapped_column(Double)
+    gold_logprob: Mapped[float | None] = mapped_column(Double)
+    outcomes: Mapped[bytes | None] = mapped_column(LargeBinary)
+    examples_seen: Mapped[int] = mapped_column(Integer)
+    failure: Mapped[str | None] = mapped_column(Text)
+    seconds: Mapped[float] = mapped_column(Double)
+    worker: Mapped[str] = mapped_column(String)
+    attempt: Mapped[int] = mapped_column(Integer)
+    experts: Mapped[int | None] = mapped_column(Integer)
+    active: Mapped[int | None] = mapped_column(Integer)
+    parameters: Mapped[int | None] = mapped_column(BigInteger)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class Export(Base):
+    """A checkpoint written for an individual."""
+
+    __tablename__ = "exports"
+    __table_args__ = (
+        ForeignKeyConstraint(["search_id", "idx"], ["individuals.search_id", "individuals.idx"]),
+        UniqueConstraint("search_id", "idx", "path"),
+    )
+    id: Mapped[int] = mapped_column(RowId, primary_key=True)
+    search_id: Mapped[str] = mapped_column(String)
+    idx: Mapped[int] = mapped_column(BigInteger)
+    path: Mapped[str] = mapped_column(String)
+    form: Mapped[str] = mapped_column(String)
+    checks: Mapped[str] = mapped_column(Text)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+# The tables as Core sees them: the store reads and writes rows, the classes above are their typed declaration.
+searches = Base.metadata.tables["searches"]
+search_tasks = Base.metadata.tables["search_tasks"]
+individuals = Base.metadata.tables["individuals"]
+parents = Base.metadata.tables["parents"]
+contexts = Base.metadata.tables["evaluation_contexts"]
+evaluations = Base.metadata.tables["evaluations"]
+exports = Base.metadata.tables["exports"]
