@@ -1,0 +1,65 @@
+"""Where output goes: tables and JSON to stdout, progress and errors to stderr."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+output = Console()
+errors = Console(stderr=True)
+
+StoreOption = Annotated[
+    str,
+    typer.Option("--store", envvar="MOEVOLVE_STORE", help="SQLAlchemy URL of the store.", show_envvar=True),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+DEFAULT_STORE = "sqlite:///moevolve.db"
+
+
+def print_json(value: Any) -> None:
+    """Plain JSON on stdout, one document."""
+    typer.echo(json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def print_table(title: str | None, columns: Sequence[tuple[str, bool]], rows: Sequence[Sequence[str]]) -> None:
+    """A table on stdout.
+
+    Args:
+        title: above the table.
+        columns: heading, and whether it holds numbers (right-aligned).
+        rows: cells as text.
+    """
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for heading, numeric in columns:
+        table.add_column(heading, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    output.print(table)
+
+
+def percent(score: float | None) -> str:
+    """A score in [0, 1] as people read it."""
+    return "-" if score is None else f"{100 * score:.1f}"
+
+
+def millions(parameters: int) -> str:
+    """A parameter count in M or B."""
+    return f"{parameters / 1e9:.2f} B" if parameters >= 1e9 else f"{parameters / 1e6:.2f} M"
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return _plain(asdict(value))
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    return str(value)

@@ -1,0 +1,85 @@
+"""The live progress bar of a search."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from moevolve.search.cli.console import errors, percent
+from moevolve.search.driver import Progress as SearchProgress
+from moevolve.search.service import Observer
+
+_STEP = 0.1
+"""When stderr is no terminal: a line for every tenth of the search."""
+
+
+@contextmanager
+def watch(name: str) -> Iterator[Observer]:
+    """An observer that draws a bar on a terminal, and prints a line now and then elsewhere."""
+    if not errors.is_terminal:
+        yield _LineObserver(name).observer
+        return
+    columns = (
+        SpinnerColumn(),
+        TextColumn("[bold]{task.fields[phase]}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[state]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=errors, transient=True) as bar:
+        task = bar.add_task(name, total=None, phase="starting", state="")
+
+        def on_stage(stage: str) -> None:
+            bar.update(task, phase=stage, state="")
+
+        def on_progress(progress: SearchProgress) -> None:
+            bar.update(
+                task, completed=progress.done, total=progress.total, phase=progress.phase, state=describe(progress)
+            )
+
+        yield Observer(on_stage, on_progress)
+
+
+class _LineObserver:
+    """Progress for logs."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._next = 0.0
+        self.observer = Observer(self._stage, self._progress)
+
+    def _stage(self, stage: str) -> None:
+        errors.print(f"{self._name}: {stage}", highlight=False, soft_wrap=True)
+
+    def _progress(self, progress: SearchProgress) -> None:
+        share = progress.done / progress.total
+        if share >= self._next and progress.full is not None:
+            counts = f"{progress.phase} {progress.done}/{progress.total}"
+            errors.print(f"{self._name}: {counts} {describe(progress)}", highlight=False, soft_wrap=True)
+            self._next = (share // _STEP + 1) * _STEP
+
+
+def describe(progress: SearchProgress) -> str:
+    """Best against full, speed and time left, in one short line."""
+    parts = []
+    if progress.best is not None:
+        parts.append(f"best {percent(progress.best[1])} (#{progress.best[0]})")
+    if progress.full is not None:
+        parts.append(f"full {percent(progress.full)}")
+    fresh = progress.evaluated + progress.reused
+    if progress.evaluated and progress.elapsed > 0:
+        parts.append(f"{progress.evaluated / progress.elapsed:.2f} evaluations/s")
+        left = (progress.total - progress.done) * progress.elapsed / max(1, fresh)
+        parts.append(f"{_clock(left)} left")
+    if progress.failed:
+        parts.append(f"{progress.failed} failed")
+    return ", ".join(parts)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

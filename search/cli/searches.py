@@ -1,0 +1,110 @@
+"""`launch` and `resume`."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from moevolve.search.cli.console import DEFAULT_STORE, JsonOption, StoreOption, errors, print_json
+from moevolve.search.config import RunConfig, apply_override, load_run_config, parse_run_config
+
+if TYPE_CHECKING:
+    from moevolve.search.plan import Plan
+    from moevolve.store.repository import Store
+
+INTERRUPTED = 130
+
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. genome.experts=4.")
+]
+AddressOption = Annotated[
+    str | None, typer.Option("--address", help="Ray cluster to join (`auto` or host:port); default: start one here.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(launch)
+    app.command()(resume)
+
+
+def launch(
+    config: Annotated[Path, typer.Argument(help="Run configuration (YAML).")],
+    overrides: SetOption = None,
+    store: Annotated[
+        str | None, typer.Option("--store", envvar="MOEVOLVE_STORE", help="SQLAlchemy URL; default: the config's.")
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the search; default: the config's.")] = None,
+    address: AddressOption = None,
+    or_resume: Annotated[
+        bool, typer.Option("--or-resume", help="Continue the search of this name if it exists.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Launch a search and follow it to its end. Ctrl-C leaves it resumable."""
+    changes = {"store": store, "name": name, "workers.address": address}
+    extra = tuple(f"{key}={value}" for key, value in changes.items() if value is not None)
+    settings = load_run_config(config, (*(overrides or ()), *extra))
+
+    from moevolve.search import service
+    from moevolve.store.repository import Store
+
+    plan = service.new_plan(settings)
+    with Store.open(settings.store) as opened:
+        exists = any(summary.search.name == settings.name for summary in opened.searches())
+        if or_resume and exists:
+            _follow(service.resume_plan(opened, settings.name), opened, as_json)
+        else:
+            service.register(plan, opened)
+            _follow(plan, opened, as_json)
+
+
+def resume(
+    search: Annotated[str, typer.Argument(help="Name or id of the search.")],
+    store: StoreOption = DEFAULT_STORE,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Only `workers.*` may change.")
+    ] = None,
+    address: AddressOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Continue a search from the store: the population comes out as if it had never stopped."""
+    from moevolve.search import service
+    from moevolve.store.repository import Store
+
+    def adjust(stored: RunConfig) -> RunConfig:
+        data: dict[str, Any] = stored.model_dump(mode="json")
+        for override in (*(overrides or ()), *([f"workers.address={address}"] if address else [])):
+            apply_override(data, override)
+        return parse_run_config(data, f"search {search}")
+
+    with Store.open(store, create=False) as opened:
+        _follow(service.resume_plan(opened, search, adjust), opened, as_json)
+
+
+def _follow(plan: Plan, store: Store, as_json: bool) -> None:
+    """Run a recorded search under a progress bar, then print its final table."""
+    from moevolve.search import service
+    from moevolve.search.cli.final_table import print_report
+    from moevolve.search.cli.progress import watch
+    from moevolve.search.pool import PoolError
+
+    # A cluster manager stops a driver with SIGTERM: treat it like Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    name = plan.config.name
+    hint = f"continue with: moevolve resume {name} --store {plan.config.store}"
+    try:
+        with watch(name) as observer:
+            report = service.execute(plan, store, observer)
+    except KeyboardInterrupt:
+        errors.print(f"interrupted; everything evaluated so far is in the store, {hint}", soft_wrap=True)
+        raise typer.Exit(INTERRUPTED) from None
+    except PoolError as error:
+        errors.print(f"error: {error}; {hint}", markup=False, soft_wrap=True)
+        raise typer.Exit(1) from None
+    if as_json:
+        print_json(report)
+    else:
+        print_report(report, plan.config.store)

@@ -1,0 +1,183 @@
+"""Evaluations on demand: known ones from the store, the others from the pool, no phenotype ever twice at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from moevolve.search.pool import Completion, Pool
+from moevolve.store.records import EvaluationRecord
+from moevolve.store.repository import Store
+from moevolve.workers.edits.base import Edit
+from moevolve.workers.messages import EvaluationRequest
+
+
+@dataclass(frozen=True, slots=True)
+class SplitRef:
+    """One prepared split by name and fingerprint."""
+
+    task: str
+    split: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A phenotype to be scored on some splits.
+
+    Attributes:
+        edit: what to apply.
+        splits: where to score it.
+        experts, active, parameters: for the record; None for the full model.
+    """
+
+    edit: Edit
+    splits: tuple[SplitRef, ...]
+    experts: int | None = None
+    active: int | None = None
+    parameters: int | None = None
+
+    @property
+    def key(self) -> tuple[str, tuple[str, ...]]:
+        return self.edit.phenotype_hash, tuple(split.fingerprint for split in self.splits)
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A job's evaluations, in the order of its splits.
+
+    Attributes:
+        reused: whether all of them were known already.
+    """
+
+    job: Job
+    evaluations: tuple[EvaluationRecord, ...] = field(repr=False)
+    reused: bool
+
+    @property
+    def failure(self) -> str | None:
+        """Why the candidate failed, if it did on any split."""
+        return next((record.failure for record in self.evaluations if record.failure is not None), None)
+
+
+class EvaluationDesk:
+    """Takes jobs, gives back settled ones.
+
+    Args:
+        store: where evaluations are looked up; the caller writes new ones (`unsaved`).
+        pool: who evaluates.
+        model_fingerprint: identity of the weights.
+        engine_fingerprint: identity of the engine's settings.
+    """
+
+    def __init__(self, store: Store, pool: Pool, model_fingerprint: str, engine_fingerprint: str) -> None:
+        self._store = store
+        self._pool = pool
+        self._model = model_fingerprint
+        self._engine = engine_fingerprint
+        self._known: dict[tuple[str, str], EvaluationRecord] = {}
+        self._in_flight: dict[str, Job] = {}
+        self._unsaved: list[EvaluationRecord] = []
+        self._tickets = 0
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._in_flight)
+
+    def request(self, jobs: Sequence[Job]) -> list[Settled]:
+        """Submit jobs; those whose evaluations are all known come back at once.
+
+        A job that is in flight already is not submitted again: it settles once, so callers wait by `Job.key`.
+        """
+        self._look_up(jobs)
+        settled = []
+        waiting = {job.key for job in self._in_flight.values()}
+        for job in jobs:
+            missing = tuple(split.fingerprint for split in job.splits if self._find(job, split) is None)
+            if not missing:
+                settled.append(self._settle(job, reused=True))
+            elif job.key not in waiting:
+                waiting.add(job.key)
+                self._tickets += 1
+                ticket = f"{job.edit.phenotype_hash[:12]}-{self._tickets}"
+                self._in_flight[ticket] = job
+                self._pool.submit(EvaluationRequest(ticket, job.edit, missing))
+        return settled
+
+    def poll(self, timeout: float) -> list[Settled]:
+        """Wait up to `timeout` seconds for the pool and return what settled."""
+        return [item for completion in self._pool.poll(timeout) for item in self._complete(completion)]
+
+    def run(self, jobs: Sequence[Job], timeout: float = 1.0) -> Iterable[Settled]:
+        """Settle all `jobs`, yielding each as it does."""
+        open_keys = {job.key for job in jobs}
+        arrived = self.request(jobs)
+        while True:
+            for item in arrived:
+                if item.job.key in open_keys:
+                    open_keys.discard(item.job.key)
+                    yield item
+            if not open_keys:
+                return
+            arrived = self.poll(timeout)
+
+    @property
+    def unsaved(self) -> list[EvaluationRecord]:
+        """New evaluations that the caller has yet to record."""
+        return list(self._unsaved)
+
+    def saved(self, count: int) -> None:
+        """The first `count` unsaved evaluations are recorded."""
+        del self._unsaved[:count]
+
+    def _look_up(self, jobs: Sequence[Job]) -> None:
+        unknown = {job.edit.phenotype_hash for job in jobs if any(self._find(job, s) is None for s in job.splits)}
+        if not unknown:
+            return
+        fingerprints = sorted({split.fingerprint for job in jobs for split in job.splits})
+        for record in self._store.evaluations(sorted(unknown), self._model, self._engine, fingerprints):
+            self._remember(record)
+
+    def _find(self, job: Job, split: SplitRef) -> EvaluationRecord | None:
+        return self._known.get((job.edit.phenotype_hash, split.fingerprint))
+
+    def _remember(self, record: EvaluationRecord) -> None:
+        # Outcomes stay in the store: a long search would fill the driver's memory with them.
+        self._known[record.phenotype_hash, record.task_fingerprint] = replace(record, outcomes=None)
+
+    def _settle(self, job: Job, *, reused: bool) -> Settled:
+        evaluations = (self._find(job, split) for split in job.splits)
+        return Settled(job, tuple(record for record in evaluations if record is not None), reused)
+
+    def _complete(self, completion: Completion) -> list[Settled]:
+        reply = completion.reply
+        job = self._in_flight.pop(reply.ticket, None)
+        if job is None:
+            return []
+        found = {result.task_fingerprint: result for result in reply.results}
+        for split in job.splits:
+            if self._find(job, split) is not None:
+                continue
+            result = found.get(split.fingerprint)
+            record = EvaluationRecord(
+                phenotype_hash=job.edit.phenotype_hash,
+                model_fingerprint=self._model,
+                engine_fingerprint=self._engine,
+                task_fingerprint=split.fingerprint,
+                task=split.task,
+                split=split.split,  # type: ignore[arg-type]
+                score=None if result is None else result.result.score,
+                gold_logprob=None if result is None else result.result.gold_logprob,
+                outcomes=None if result is None else result.result.outcomes.astype("<f4").tobytes(),
+                examples_seen=0 if result is None else result.result.examples_seen,
+                failure=(reply.failure or "no result was returned") if result is None else None,
+                seconds=reply.seconds if result is None else result.seconds,
+                worker=reply.worker,
+                attempt=completion.attempts,
+                experts=job.experts,
+                active=job.active,
+                parameters=job.parameters,
+            )
+            self._unsaved.append(record)
+            self._remember(record)
+        return [self._settle(job, reused=False)]

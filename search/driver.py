@@ -1,0 +1,252 @@
+"""The population loop: make children as the window allows, evaluate, record, until the schedule is through.
+
+Determinism: child i is made by the strategy from the evaluations of individuals 0 .. visible(i) - 1 and a generator keyed by
+(seed, i). Evaluations arrive in any order; they are told to the strategy in order of index, and never sooner than the
+child that may see them is made. So neither the number of workers nor their speed, deaths or a restart changes a child.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from moevolve.search.desk import EvaluationDesk, Job, Settled
+from moevolve.search.genomes.base import Genome
+from moevolve.search.plan import Plan
+from moevolve.search.population import Member, RankKey
+from moevolve.search.strategies.base import Strategy
+from moevolve.store.errors import StoreError
+from moevolve.store.records import EvaluationRecord, FitnessRecord, HistoryRow, IndividualRecord
+from moevolve.store.repository import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a search stands.
+
+    Attributes:
+        done: individuals complete, failed ones included.
+        total: individuals of the whole search.
+        phase: kind of the phase of the newest individual.
+        best: index and fitness of the best individual so far, None before the first.
+        full: fitness of the unedited model, None while unknown.
+        failed: individuals that failed.
+        reused: evaluations found in the store or in this search instead of being run.
+        evaluated: evaluations run since the driver started.
+        elapsed: seconds since the driver started.
+    """
+
+    done: int
+    total: int
+    phase: str
+    best: tuple[int, float] | None
+    full: float | None
+    failed: int
+    reused: int
+    evaluated: int
+    elapsed: float
+
+
+class Driver:
+    """Runs one search to the end of its schedule; everything it knows can be rebuilt from the store.
+
+    Args:
+        plan: the search.
+        strategy: fresh; the stored history is replayed into it.
+        store: where everything is recorded; only the driver writes to it.
+        desk: where evaluations come from.
+        on_progress: called after every change.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        strategy: Strategy,
+        store: Store,
+        desk: EvaluationDesk,
+        on_progress: Callable[[Progress], None] = lambda _: None,
+    ) -> None:
+        self._plan = plan
+        self._strategy = strategy
+        self._store = store
+        self._desk = desk
+        self._on_progress = on_progress
+        self._started = time.monotonic()
+        self._next = 0
+        self._told = 0
+        self._frontier = 0
+        self._complete: dict[int, Member] = {}
+        self._pending: dict[int, HistoryRow | IndividualRecord] = {}
+        self._waiting: defaultdict[str, list[int]] = defaultdict(list)
+        self._depths: list[int] = []
+        self._best: RankKey | None = None
+        self._full: float | None = None
+        self._failed = self._reused = self._evaluated = 0
+        self._new_individuals: list[IndividualRecord] = []
+        self._new_fitness: list[FitnessRecord] = []
+        self._full_job = plan.full_job("search")
+
+    def run(self) -> None:
+        """Replay what is stored, then loop. Whatever ends the loop, all that was found out is recorded first.
+
+        Raises:
+            StoreError: the stored population is not the one that this configuration gives.
+            PoolError: no worker can be had.
+        """
+        try:
+            self._replay()
+            self._take(self._desk.request([self._full_job]))
+            self._fill()
+            while self._frontier < self._plan.schedule.total or self._full is None:
+                self._flush()
+                self._report()
+                self._take(self._desk.poll(timeout=1.0))
+                self._fill()
+        finally:
+            self._flush()
+        self._report()
+
+    def _replay(self) -> None:
+        """Rebuild the state from the stored history; individuals without an evaluation are requested again."""
+        unfinished: list[HistoryRow] = []
+        for row in self._store.history(self._plan.search_id):
+            if row.index != self._next:
+                raise StoreError(f"search {self._plan.search_id}: individual {self._next} is missing from the store")
+            self._tell_visible()
+            self._next += 1
+            self._depths.append(row.depth)
+            if row.status == "pending":
+                self._check_replay(row)
+                unfinished.append(row)
+            else:
+                self._strategy.skip(row.index)
+                self._finish(row, row.fitness, row.tie_break)
+        self._request([(row, self._plan.space.from_bytes(row.genome)) for row in unfinished])
+
+    def _check_replay(self, row: HistoryRow) -> None:
+        """An individual in flight when the driver died must come out of the strategy again."""
+        proposal = self._strategy.ask(row.index)
+        if proposal.genome.content_hash != row.content_hash:
+            raise StoreError(
+                f"search {self._plan.search_id}: individual {row.index} can't be reproduced from its configuration; "
+                "the store was written by another version or changed by hand"
+            )
+
+    def _fill(self) -> None:
+        """Make every child that the window allows now."""
+        schedule = self._plan.schedule
+        while self._next < schedule.total and self._frontier >= schedule.visible(self._next):
+            batch: list[tuple[IndividualRecord, Genome]] = []
+            while self._next < schedule.total and self._frontier >= schedule.visible(self._next):
+                batch.append(self._make())
+            self._request(batch)
+
+    def _make(self) -> tuple[IndividualRecord, Genome]:
+        self._tell_visible()
+        proposal = self._strategy.ask(self._next)
+        description = self._plan.space.describe(proposal.genome)
+        depth = 1 + max(self._depths[parent] for parent in proposal.parents) if proposal.parents else 0
+        record = IndividualRecord(
+            index=proposal.index,
+            phase=self._plan.schedule.span(proposal.index).kind,
+            operator=proposal.operator,
+            genome=proposal.genome.to_bytes(),
+            content_hash=proposal.genome.content_hash,
+            phenotype_hash=proposal.genome.express().phenotype_hash,
+            experts=description.experts,
+            active=description.active,
+            parameters=description.parameters,
+            active_parameters=description.active_parameters,
+            parameters_full=description.parameters_full,
+            summary=description.summary,
+            depth=depth,
+            parents=proposal.parents,
+        )
+        self._next += 1
+        self._depths.append(depth)
+        self._new_individuals.append(record)
+        return record, proposal.genome
+
+    def _tell_visible(self) -> None:
+        """Tell the strategy exactly what the next child may see."""
+        while self._told < self._plan.schedule.visible(self._next):
+            self._strategy.tell(self._complete.pop(self._told))
+            self._told += 1
+
+    def _request(self, batch: list[tuple[Any, Genome]]) -> None:
+        jobs: list[Job] = []
+        for row, genome in batch:
+            job = self._plan.job(genome, "search")
+            self._pending[row.index] = row
+            self._waiting[job.edit.phenotype_hash].append(row.index)
+            jobs.append(job)
+        self._take(self._desk.request(jobs))
+
+    def _take(self, settled: list[Settled]) -> None:
+        for item in settled:
+            phenotype = item.job.edit.phenotype_hash
+            fitness, tie_break = self._score(item)
+            if phenotype == self._full_job.edit.phenotype_hash:
+                if item.failure is not None:
+                    raise StoreError(f"the unedited model can't be evaluated: {item.failure}")
+                self._full = fitness
+            self._evaluated += not item.reused
+            for index in self._waiting.pop(phenotype, []):
+                self._reused += item.reused
+                row = self._pending.pop(index)
+                status = "ok" if item.failure is None else "failed"
+                self._new_fitness.append(FitnessRecord(index, status, fitness, tie_break, item.failure))  # type: ignore[arg-type]
+                self._finish(row, fitness, tie_break)
+
+    def _score(self, item: Settled) -> tuple[float | None, float | None]:
+        """Fitness and tie-break: means over the tasks, weighted; None for a failed candidate."""
+        if item.failure is not None:
+            return None, None
+        return weighted_means(item.evaluations, self._plan.weights)
+
+    def _finish(self, row: Any, fitness: float | None, tie_break: float | None) -> None:
+        position = self._plan.schedule.span(row.index).position
+        member = Member(row.index, position, row.genome, row.content_hash, fitness, tie_break)
+        self._complete[row.index] = member
+        if fitness is None:
+            self._failed += 1
+        elif self._best is None or member.key < self._best:
+            self._best = member.key
+        while self._frontier in self._complete:
+            self._frontier += 1
+
+    def _flush(self) -> None:
+        """One transaction for all that is new. Buffers are emptied only when it went through."""
+        evaluations = self._desk.unsaved
+        if not (self._new_individuals or self._new_fitness or evaluations):
+            return
+        self._store.record(self._plan.search_id, self._new_individuals, evaluations, self._new_fitness)
+        self._new_individuals, self._new_fitness = [], []
+        self._desk.saved(len(evaluations))
+
+    def _report(self) -> None:
+        best = None if self._best is None else (self._best.index, -self._best.negative_fitness)
+        self._on_progress(
+            Progress(
+                done=self._next - len(self._pending),
+                total=self._plan.schedule.total,
+                phase=self._plan.schedule.span(min(self._next, self._plan.schedule.total - 1)).kind,
+                best=best,
+                full=self._full,
+                failed=self._failed,
+                reused=self._reused,
+                evaluated=self._evaluated,
+                elapsed=time.monotonic() - self._started,
+            )
+        )
+
+
+def weighted_means(evaluations: tuple[EvaluationRecord, ...], weights: tuple[float, ...]) -> tuple[float, float]:
+    """Weighted means of score and gold log-probability over tasks, in the order of the weights."""
+    total = sum(weights)
+    score = sum(weight * (record.score or 0.0) for record, weight in zip(evaluations, weights, strict=True)) / total
+    logprob = sum(w * (record.gold_logprob or 0.0) for record, w in zip(evaluations, weights, strict=True)) / total
+    return score, logprob

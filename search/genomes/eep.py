@@ -1,0 +1,236 @@
+"""The EEP genome: router mapping `W_RM` and expert merging `W_EM`, one pair of (n' x n) matrices per group of layers.
+
+Source: Efficient Expert Pruning (arXiv 2407.00945), Sec. 4.2 (parameter space), Sec. 4.3 and App. C (operators), App. A.1
+(groups). Rows are interchangeable: new expert i is row i of both matrices. A genome keeps its own row order, so that
+crossover mixes rows that descend from the same expert; hash and edit use a canonical order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.config import EepSection, MergePhase, PhaseConfig, PrunePhase
+from moevolve.search.genomes.base import Description, Offspring
+from moevolve.search.operators.gaussian_noise import gaussian_noise
+from moevolve.search.operators.matrix_crossover import matrix_crossover
+from moevolve.search.operators.normalise_rows import normalise_rows
+from moevolve.search.operators.random_subset import random_subset
+from moevolve.search.operators.replace_experts import replace_experts
+from moevolve.search.operators.select_groups import select_groups
+from moevolve.search.operators.subset_crossover import subset_crossover
+from moevolve.workers.edits.eep import EepEdit, RouterSpace, is_one_hot
+from moevolve.workers.facts import active_parameters, parameters_after
+from moevolve.workers.messages import ModelFacts
+
+_HEADER = struct.Struct("<4sHHH")
+_MAGIC = b"EEP1"
+
+
+@dataclass(frozen=True)
+class EepGenome:
+    """One candidate.
+
+    Attributes:
+        space: the space it belongs to.
+        router_mapping: float32 [groups, n', n], read-only.
+        expert_merging: float32 [groups, n', n], read-only.
+    """
+
+    space: EepSpace = field(repr=False, compare=False)
+    router_mapping: NDArray[np.float32] = field(repr=False)
+    expert_merging: NDArray[np.float32] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        expected = (self.space.groups, self.space.retained, self.space.experts)
+        for name in ("router_mapping", "expert_merging"):
+            matrices = np.array(getattr(self, name), dtype=np.float32)
+            if matrices.shape != expected:
+                raise ValueError(f"{name} has shape {matrices.shape}, the space has {expected}")
+            matrices.flags.writeable = False
+            object.__setattr__(self, name, matrices)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, EepGenome) and self.to_bytes() == other.to_bytes()
+
+    def __hash__(self) -> int:
+        return hash(self.to_bytes())
+
+    def to_bytes(self) -> bytes:
+        """Magic, shape (three uint16) and both tensors as little-endian float32."""
+        header = _HEADER.pack(_MAGIC, *self.router_mapping.shape)
+        return header + self.router_mapping.astype("<f4").tobytes() + self.expert_merging.astype("<f4").tobytes()
+
+    @cached_property
+    def canonical(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Both tensors with the rows of every group in canonical order: by `W_EM` descending, then by `W_RM`."""
+        keys = np.concatenate([self.expert_merging, self.router_mapping], axis=2)
+        orders = np.stack([np.lexsort(-group.T[::-1]) for group in keys])[:, :, None]
+        # Adding zero turns -0.0 into 0.0: equal matrices have equal bytes.
+        return (
+            np.take_along_axis(self.router_mapping, orders, axis=1) + np.float32(0),
+            np.take_along_axis(self.expert_merging, orders, axis=1) + np.float32(0),
+        )
+
+    @cached_property
+    def content_hash(self) -> str:
+        digest = hashlib.sha256(_MAGIC)
+        for matrices in self.canonical:
+            digest.update(matrices.astype("<f4").tobytes())
+        return digest.hexdigest()
+
+    def express(self) -> EepEdit:
+        """Each layer gets the matrices of its group."""
+        router_mapping, expert_merging = self.canonical
+        groups = list(self.space.layer_groups)
+        return EepEdit(router_mapping[groups], expert_merging[groups], self.space.active, self.space.router_space)
+
+    @property
+    def one_hot(self) -> bool:
+        """Whether the genome only prunes."""
+        return all(
+            is_one_hot(mapping) and np.array_equal(mapping, merging)
+            for mapping, merging in zip(self.router_mapping, self.expert_merging, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class EepSpace:
+    """All EEP genomes for one model.
+
+    Attributes:
+        experts: experts n per MoE layer.
+        retained: retained experts n'.
+        active: experts per token k after the edit.
+        layer_groups: group of every MoE layer, in order of depth.
+        router_space: see `EepEdit`.
+        facts: the model, for accounting.
+    """
+
+    experts: int
+    retained: int
+    active: int
+    layer_groups: tuple[int, ...]
+    router_space: RouterSpace
+    facts: ModelFacts = field(repr=False)
+
+    @classmethod
+    def of(cls, section: EepSection, facts: ModelFacts) -> EepSpace:
+        """Build the space of a configuration for a model.
+
+        Raises:
+            UserError: n' > n, k > n', or more groups than MoE layers; the message names the field.
+        """
+        layers = len(facts.moe_layers)
+        if section.experts > facts.experts:
+            raise UserError(f"genome.experts: {section.experts} is more than the model's {facts.experts} experts")
+        active = section.active if section.active is not None else min(facts.active, section.experts)
+        groups = layers if section.groups == "per_layer" else section.groups
+        if groups > layers:
+            raise UserError(f"genome.groups: {groups} is more than the model's {layers} MoE layers")
+        layer_groups = tuple(layer * groups // layers for layer in range(layers))
+        return cls(facts.experts, section.experts, active, layer_groups, section.router_space, facts)
+
+    @property
+    def groups(self) -> int:
+        return self.layer_groups[-1] + 1
+
+    def from_kept(self, kept: NDArray[np.int64]) -> EepGenome:
+        """The pruning genome that retains `kept`: int64 [groups, n'], distinct per row."""
+        one_hot = np.eye(self.experts, dtype=np.float32)[kept]
+        return EepGenome(self, one_hot, one_hot)
+
+    def kept(self, genome: EepGenome) -> NDArray[np.int64]:
+        """The experts a pruning genome retains: int64 [groups, n'], sorted."""
+        return np.sort(genome.expert_merging.argmax(axis=2), axis=1).astype(np.int64)
+
+    def sample(self, rng: np.random.Generator, phase: PhaseConfig) -> Offspring[EepGenome]:
+        kept = random_subset(rng, self.groups, self.experts, self.retained)
+        operator = "random" if self.retained < self.experts else "identity"
+        return Offspring(self.from_kept(kept), operator, ())
+
+    def breed(
+        self, rng: np.random.Generator, phase: PhaseConfig, parents: tuple[EepGenome, ...]
+    ) -> Offspring[EepGenome]:
+        used = (0, 1) if len(parents) > 1 and rng.random() < phase.crossover_rate else (0,)
+        operator = "crossover+mutation" if len(used) == 2 else "mutation"
+        chosen = tuple(parents[position] for position in used)
+        if isinstance(phase, PrunePhase):
+            return Offspring(self._breed_pruning(rng, phase, chosen), operator, used)
+        return Offspring(self._breed_merging(rng, phase, chosen), operator, used)
+
+    def _breed_pruning(
+        self, rng: np.random.Generator, phase: PrunePhase, parents: tuple[EepGenome, ...]
+    ) -> EepGenome:
+        sets = [self.kept(parent) for parent in parents]
+        child = sets[0].copy()
+        if len(sets) == 2:
+            child = np.stack([subset_crossover(rng, one, two) for one, two in zip(*sets, strict=True)])
+        for group in select_groups(rng, self.groups, phase.group_rate):
+            child[group] = replace_experts(rng, child[group], self.experts, phase.row_rate, phase.force_change)
+        return self.from_kept(child)
+
+    def _breed_merging(
+        self, rng: np.random.Generator, phase: MergePhase, parents: tuple[EepGenome, ...]
+    ) -> EepGenome:
+        mapping, merging = parents[0].router_mapping.copy(), parents[0].expert_merging.copy()
+        if len(parents) == 2:
+            for group in range(self.groups):
+                mapping[group] = matrix_crossover(rng, mapping[group], parents[1].router_mapping[group])
+                merging[group] = matrix_crossover(rng, merging[group], parents[1].expert_merging[group])
+        for group in select_groups(rng, self.groups, phase.group_rate):
+            mapping[group] = gaussian_noise(rng, mapping[group], phase.entry_rate, phase.sigma)
+            merging[group] = gaussian_noise(rng, merging[group], phase.entry_rate, phase.sigma)
+            if rng.random() < phase.normalise_rate:
+                merging[group] = normalise_rows(merging[group])
+        return EepGenome(self, mapping, merging)
+
+    def from_bytes(self, data: bytes) -> EepGenome:
+        magic, *shape = _HEADER.unpack_from(data) if len(data) >= _HEADER.size else (b"", 0, 0, 0)
+        size = int(np.prod(shape))
+        if magic != _MAGIC or len(data) != _HEADER.size + 8 * size:
+            raise ValueError("these bytes are no EEP genome")
+        values = np.frombuffer(data, dtype="<f4", offset=_HEADER.size).reshape(2, *shape)
+        return EepGenome(self, values[0], values[1])
+
+    def flatten(self, genome: EepGenome, phase: PhaseConfig) -> NDArray[np.float64]:
+        """Prune: expert scores [groups * n], 1 for retained ones, 0 for others. Merge: both tensors' entries in order."""
+        if isinstance(phase, PrunePhase):
+            return genome.expert_merging.sum(axis=1).astype(np.float64).ravel()
+        both = np.concatenate([genome.router_mapping.ravel(), genome.expert_merging.ravel()])
+        return both.astype(np.float64)
+
+    def unflatten(self, vector: NDArray[np.float64], phase: PhaseConfig) -> EepGenome:
+        """Prune: the n' highest scores of every group are retained (ties: lower index). Merge: entries as they are."""
+        if isinstance(phase, PrunePhase):
+            scores = vector.reshape(self.groups, self.experts)
+            return self.from_kept(np.sort(np.argsort(-scores, axis=1, kind="stable")[:, : self.retained], axis=1))
+        halves = vector.astype(np.float32).reshape(2, self.groups, self.retained, self.experts)
+        return EepGenome(self, halves[0], halves[1])
+
+    def describe(self, genome: EepGenome) -> Description:
+        if genome.one_hot:
+            content = " ".join("".join(_digit(expert) for expert in row) for row in self.kept(genome))
+            summary = f"keep {content}" if self.experts <= 36 else f"keep {self.retained} of {self.experts}"
+        else:
+            off = float(np.abs(genome.expert_merging - np.round(genome.expert_merging)).mean())
+            summary = f"merge {self.experts}->{self.retained}, {self.groups} groups, mean |dW| {off:.3f}"
+        return Description(
+            experts=self.retained,
+            active=self.active,
+            parameters=parameters_after(self.facts, self.retained),
+            active_parameters=active_parameters(self.facts, self.retained, self.active),
+            parameters_full=self.facts.parameters,
+            summary=summary,
+        )
+
+
+def _digit(expert: int) -> str:
+    """One character per expert up to 36 of them: 0-9, then a-z."""
+    return "0123456789abcdefghijklmnopqrstuvwxyz"[expert]

@@ -1,0 +1,170 @@
+"""Launching and resuming searches: from a configuration to a finished store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.prepare import prepare_split
+from moevolve.evaluators.registry import load_task
+from moevolve.evaluators.types import PreparedSplit, Split
+from moevolve.search.config import RunConfig, TaskSection, parse_stored_config
+from moevolve.search.desk import EvaluationDesk
+from moevolve.search.driver import Driver, Progress
+from moevolve.search.finalise import Finaliser, FinalReport
+from moevolve.search.genomes.registry import make_space
+from moevolve.search.plan import Plan
+from moevolve.search.pool import Pool, RayPool
+from moevolve.search.strategies.registry import make_schedule, make_strategy
+from moevolve.store.records import SearchRecord, SearchTaskRecord, new_search_id
+from moevolve.store.repository import Store
+from moevolve.workers.config import engine_fingerprint
+from moevolve.workers.facts import describe_model
+
+PoolFactory = Callable[[Plan], Pool]
+
+
+@dataclass(frozen=True, slots=True)
+class Observer:
+    """What a search tells whoever watches it.
+
+    Attributes:
+        on_stage: a line about what happens now (loading, re-ranking ...).
+        on_progress: where the population stands.
+    """
+
+    on_stage: Callable[[str], None] = lambda _: None
+    on_progress: Callable[[Progress], None] = lambda _: None
+
+
+def make_plan(config: RunConfig, search_id: str) -> Plan:
+    """Check a configuration against its model and tasks, and prepare everything but weights. The store isn't touched.
+
+    Raises:
+        UserError: something in the configuration can't be had; the message names the field.
+    """
+    facts = describe_model(config.model.to_worker())
+    space = make_space(config.genome, facts)
+    names: list[Split] = ["search"]
+    if config.final.rerank:
+        names.append("dev")
+    if config.final.test:
+        names.append("test")
+    prepared = {name: tuple(_prepare(task, name) for task in config.tasks) for name in names}
+    return Plan(config, search_id, facts, space, make_schedule(config), prepared)
+
+
+def ray_pool(plan: Plan) -> Pool:
+    """The pool of a plan's configuration on Ray."""
+    config = plan.config
+    splits = {split.fingerprint: split for group in plan.prepared.values() for split in group}
+    return RayPool(config.workers, config.model.to_worker(), config.engine.to_worker(), splits)
+
+
+def register(plan: Plan, store: Store) -> None:
+    """Record a new search.
+
+    Raises:
+        UserError: the name is taken.
+    """
+    config = plan.config
+    if any(summary.search.name == config.name for summary in store.searches()):
+        raise UserError(
+            f"search {config.name} exists in {config.store}: continue it with `moevolve resume {config.name} "
+            f"--store {config.store}`, or choose another name with --name"
+        )
+    tasks = [
+        SearchTaskRecord(item.task, item.split, item.fingerprint, task.weight)
+        for group in plan.prepared.values()
+        for task, item in zip(config.tasks, group, strict=True)
+    ]
+    store.create_search(_search_record(plan), tasks)
+
+
+def resume_plan(store: Store, name: str, adjust: Callable[[RunConfig], RunConfig] = lambda config: config) -> Plan:
+    """The plan of a stored search, with execution settings adjusted.
+
+    Raises:
+        UserError: model, tasks or configuration are not what the search was launched with.
+        StoreError: no such search.
+    """
+    record = store.search(name)
+    stored = parse_stored_config(record.config)
+    if not isinstance(stored, RunConfig):
+        raise UserError(f"search {record.name} was imported: there is nothing to resume")
+    config = adjust(stored)
+    if config.config_hash != stored.config_hash:
+        raise UserError("resume: only `workers` settings may change; everything else would change the population")
+    plan = make_plan(config, record.id)
+    if plan.facts.fingerprint != record.model_fingerprint:
+        raise UserError(f"model.path {config.model.path}: these are not the weights that search {record.name} ran on")
+    launched = {(task.task, task.split): task.task_fingerprint for task in store.search_tasks(record.id)}
+    for group in plan.prepared.values():
+        for item in group:
+            if launched.get((item.task, item.split)) != item.fingerprint:
+                raise UserError(f"task {item.task}, split {item.split}: not the data that search {record.name} ran on")
+    return plan
+
+
+def execute(plan: Plan, store: Store, observer: Observer, make_pool: PoolFactory = ray_pool) -> FinalReport:
+    """Run a recorded search from wherever it stands; its status in the store tells how it ended.
+
+    Raises:
+        PoolError: no worker can be had; the search stays resumable.
+        KeyboardInterrupt: the user stopped it; the search stays resumable.
+    """
+    store.set_status(plan.search_id, "running")
+    try:
+        report = _run(plan, store, observer, make_pool)
+    except KeyboardInterrupt:
+        store.set_status(plan.search_id, "interrupted", "stopped by the user")
+        raise
+    except Exception as error:
+        store.set_status(plan.search_id, "failed", f"{type(error).__name__}: {error}")
+        raise
+    store.set_status(plan.search_id, "finished")
+    return report
+
+
+def _run(plan: Plan, store: Store, observer: Observer, make_pool: PoolFactory) -> FinalReport:
+    observer.on_stage("starting workers")
+    pool = make_pool(plan)
+    try:
+        engine = engine_fingerprint(plan.config.model.to_worker(), plan.config.engine.to_worker())
+        desk = EvaluationDesk(store, pool, plan.facts.fingerprint, engine)
+        strategy = make_strategy(plan.config, plan.space, plan.schedule)
+        Driver(plan, strategy, store, desk, observer.on_progress).run()
+        observer.on_stage("re-ranking and final scores")
+        return Finaliser(plan, store, desk).report()
+    finally:
+        pool.close()
+
+
+def _prepare(section: TaskSection, split: Split) -> PreparedSplit:
+    task = load_task(section.name)
+    counts: Any = {name: count for name, count in section.counts.items() if name == split}
+    return prepare_split(task.with_counts(counts) if counts else task, split)
+
+
+def _search_record(plan: Plan) -> SearchRecord:
+    config = plan.config
+    return SearchRecord(
+        id=plan.search_id,
+        name=config.name,
+        config=config.canonical_json(),
+        config_hash=config.config_hash,
+        model_fingerprint=plan.facts.fingerprint,
+        model_path=config.model.path,
+        engine_fingerprint=engine_fingerprint(config.model.to_worker(), config.engine.to_worker()),
+        seed=config.seed,
+        genome_kind=config.genome.kind,
+        software_version=version("moevolve"),
+    )
+
+
+def new_plan(config: RunConfig) -> Plan:
+    """`make_plan` for a search that is yet to be recorded."""
+    return make_plan(config, new_search_id())

@@ -1,0 +1,51 @@
+"""The contract of strategies: told the history in order of index, asked for the next individual."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from moevolve.search.genomes.base import Genome
+from moevolve.search.population import Member
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A new individual.
+
+    Attributes:
+        index: index in the search.
+        phase: position of its phase.
+        genome: what to evaluate.
+        operator: how it was made.
+        parents: indices of the individuals it was made from.
+    """
+
+    index: int
+    phase: int
+    genome: Genome
+    operator: str
+    parents: tuple[int, ...]
+
+
+class Strategy(Protocol):
+    """Makes individuals.
+
+    The caller promises: before `ask(i)` exactly the individuals 0 .. visible(i) - 1 have been told, in order, and every index
+    is asked for once, in order. So a strategy's answers are a function of (config, seed, evaluations of those individuals),
+    and repeating the same calls rebuilds its state: resume is replay.
+    """
+
+    def tell(self, member: Member) -> None:
+        """Take in one evaluated individual."""
+        ...
+
+    def ask(self, index: int) -> Proposal:
+        """Make individual `index`."""
+        ...
+
+    def skip(self, index: int) -> None:
+        """Like `ask`, for an individual that is stored already: only the state must change as if it had been asked for."""
+        ...
+
+

@@ -1,0 +1,90 @@
+"""The worker: holds one resident model and scores the edits it is sent. Runs as a Ray actor, or in-process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from dataclasses import dataclass
+
+from moevolve.evaluators.errors import CandidateError
+from moevolve.evaluators.runner import run_split
+from moevolve.evaluators.types import PreparedSplit
+from moevolve.workers.config import EngineConfig, ModelConfig
+from moevolve.workers.generation import GenerationEngine, configure_runtime
+from moevolve.workers.messages import EvaluationReply, EvaluationRequest, TaskResult
+from moevolve.workers.resident import ResidentModel
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """Where a worker runs."""
+
+    name: str
+    node: str
+    device: str
+
+
+class WorkerFault(Exception):
+    """The worker, not the candidate, is at fault (out of memory, say): the candidate is evaluated again elsewhere."""
+
+
+class EvaluationWorker:
+    """One resident model and its engine.
+
+    Args:
+        model: which checkpoint, and how to hold it.
+        engine: how prompts are batched and run.
+
+    Raises:
+        UserError: the checkpoint can't be loaded.
+    """
+
+    def __init__(self, model: ModelConfig, engine: EngineConfig) -> None:
+        configure_runtime(engine.threads)
+        self._resident = ResidentModel.load(model)
+        self._engine = GenerationEngine(self._resident.model, self._resident.tokenizer, engine)
+        self._name = f"{socket.gethostname()}/{os.getpid()}"
+
+    @property
+    def resident(self) -> ResidentModel:
+        return self._resident
+
+    def info(self, node: str = "") -> WorkerInfo:
+        """Where this worker runs; also the sign that its model is loaded."""
+        return WorkerInfo(self._name, node, str(self._resident.device))
+
+    def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
+        """Apply the edit, score every split in order, revert.
+
+        Whatever the candidate itself raises becomes the reply's `failure`; the resident model is reverted either way.
+
+        Raises:
+            WorkerFault: memory ran out; the model may not be trusted any more.
+        """
+        started = time.perf_counter()
+        results: list[TaskResult] = []
+        failure: str | None = None
+        try:
+            with self._resident.edited(request.edit):
+                results.extend(self._score(split) for split in splits)
+        except CandidateError as error:
+            failure = str(error)
+        except MemoryError as error:
+            raise WorkerFault(f"out of memory: {error}") from None
+        except Exception as error:
+            if type(error).__name__ == "OutOfMemoryError":
+                raise WorkerFault(f"out of device memory: {error}") from None
+            failure = f"{type(error).__name__}: {error}"
+        return EvaluationReply(
+            ticket=request.ticket,
+            results=() if failure is not None else tuple(results),
+            failure=failure,
+            seconds=time.perf_counter() - started,
+            worker=self._name,
+        )
+
+    def _score(self, split: PreparedSplit) -> TaskResult:
+        started = time.perf_counter()
+        result = run_split(self._engine, split)
+        return TaskResult(split.task, split.split, split.fingerprint, result, time.perf_counter() - started)
