@@ -1,0 +1,74 @@
+"""Merging of experts against the loop oracle."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moevolve.kernels import expert_merge, reference
+
+TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}
+
+
+def check(coefficients: torch.Tensor, experts: torch.Tensor) -> None:
+    out = torch.full((coefficients.shape[0], *experts.shape[1:]), float("nan"), dtype=experts.dtype)
+    before = experts.clone()
+    expert_merge.merge_experts(coefficients, experts, out)
+    assert torch.equal(experts, before)
+    expected = reference.merge_experts(coefficients, experts)
+    scale = float((coefficients.abs().double() @ experts.abs().double().flatten(1)).max().clamp_min(1e-6))
+    assert float((out.double() - expected.double()).abs().max()) <= TOLERANCE[experts.dtype] * scale
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    retained=st.integers(1, 9),
+    count=st.integers(1, 9),
+    shape=st.tuples(st.integers(1, 13), st.integers(1, 7)),
+    density=st.sampled_from([0.0, 0.15, 0.5, 1.0]),
+    dtype=st.sampled_from(list(TOLERANCE)),
+    seed=st.integers(0, 2**31 - 1),
+)
+def test_matches_the_oracle(
+    retained: int, count: int, shape: tuple[int, int], density: float, dtype: torch.dtype, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    coefficients = torch.randn((retained, count), generator=generator)
+    coefficients *= torch.rand((retained, count), generator=generator) < density
+    check(coefficients, torch.randn((count, *shape), generator=generator).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("density", [0.2, 1.0])
+def test_pieces_join_without_gap(dtype: torch.dtype, density: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_DENSE_COLUMNS", "_SCRATCH_COLUMNS", "_SPARSE_COLUMNS"):
+        monkeypatch.setattr(expert_merge, name, 16)
+    generator = torch.Generator().manual_seed(0)
+    coefficients = torch.randn((4, 8), generator=generator)
+    coefficients *= torch.rand((4, 8), generator=generator) < density
+    check(coefficients, torch.randn((8, 5, 31), generator=generator).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_one_hot_rows_are_copies(dtype: torch.dtype) -> None:
+    experts = torch.randn((6, 3, 5), generator=torch.Generator().manual_seed(1)).to(dtype)
+    kept = [4, 0, 4]
+    out = torch.empty((3, 3, 5), dtype=dtype)
+    expert_merge.merge_experts(torch.eye(6)[kept], experts, out)
+    assert torch.equal(out, experts[kept])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("on_host", [False, True])
+def test_device_matches_the_oracle(dtype: torch.dtype, on_host: bool) -> None:
+    generator = torch.Generator().manual_seed(2)
+    experts = torch.randn((8, 33, 17), generator=generator).to(dtype)
+    coefficients = torch.randn((4, 8), generator=generator)
+    out = torch.empty((4, 33, 17), dtype=dtype, device="cuda")
+    expert_merge.merge_experts(coefficients, experts.pin_memory() if on_host else experts.cuda(), out)
+    expected = reference.merge_experts(coefficients, experts)
+    assert float((out.cpu().double() - expected.double()).abs().max()) <= TOLERANCE[dtype] * 20

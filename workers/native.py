@@ -1,0 +1,83 @@
+"""The native checkpoint form: modelling code of its own beside the weights, for edits the family can't express."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from moevolve.kernels.routing import SUM_EPS
+from moevolve.workers.layout import MoELayer, family_of
+from moevolve.workers.templates import render
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+MODULE = "modeling_moevolve"
+"""Name of the modelling code's file in an exported directory, without `.py`."""
+
+
+def native_names(config: PretrainedConfig, model: PreTrainedModel) -> tuple[str, str, str]:
+    """Names of the native config class, model class and model type of a family's model.
+
+    The type differs from the family's on purpose: loading without `trust_remote_code` must fail rather than silently
+    drop the router mapping.
+    """
+    return (
+        f"Moevolve{type(config).__name__}",
+        f"Moevolve{type(model).__name__}",
+        f"moevolve_{config.model_type}",
+    )
+
+
+def write_native_code(directory: Path, model: PreTrainedModel, layer: MoELayer, retained: int, version: str) -> Path:
+    """Write the modelling code of a native checkpoint.
+
+    Args:
+        directory: the checkpoint's folder.
+        model: a model of the family.
+        layer: any of its MoE layers.
+        retained: experts n' per MoE layer.
+        version: version of this software, for the file's head.
+
+    Returns:
+        The file written.
+    """
+    native_config, native_class, native_type = native_names(model.config, model)
+    text = render(
+        "native_modeling.py.jinja",
+        title=family_of(model.config, "to export").title,
+        version=version,
+        experts=retained,
+        router_experts=layer.count,
+        config_class=type(model.config).__name__,
+        model_class=type(model).__name__,
+        native_config=native_config,
+        native_class=native_class,
+        native_type=native_type,
+        sum_eps=SUM_EPS,
+        renormalise=layer.renormalise,
+        casts_weights=layer.casts_weights,
+    )
+    file = directory / f"{MODULE}.py"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def import_native(directory: Path) -> type[PreTrainedModel]:
+    """Import the model class from a native checkpoint that this process wrote, leaving the user's module cache alone."""
+    name = f"moevolve_export_{uuid.uuid4().hex}"
+    spec = importlib.util.spec_from_file_location(name, directory / f"{MODULE}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # transformers looks a class's module up by name while building it.
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    (native_class,) = (
+        value
+        for key, value in vars(module).items()
+        if key.startswith("Moevolve") and hasattr(value, "from_pretrained") and hasattr(value, "forward")
+    )
+    return native_class
