@@ -1,8 +1,8 @@
 """The tables. Migrations under `migrations/` build the same ones; a test compares the two.
 
 Individuals have the natural key (search, index), so that parents are written without looking up surrogate ids.
-An evaluation belongs to a phenotype in a context (model, engine, task split), not to an individual: whoever expresses to
-that phenotype shares it.
+An evaluation belongs to a phenotype in a context (model, engine, task split), not to an individual: whoever expresses
+to that phenotype shares it.
 """
 
 from __future__ import annotations

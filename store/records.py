@@ -141,7 +141,7 @@ class IndividualRecord:
 class EvaluationRecord:
     """One phenotype on one task split: shared by every individual, of any search, that expresses to it.
 
-    The key is (phenotype_hash, model_fingerprint, engine_fingerprint, task_fingerprint). An evaluation either has a score
+    The key is (phenotype_hash, model_fingerprint, engine_fingerprint, task_fingerprint). An evaluation either is scored
     (then `score` and `gold_logprob` are set and `failure` is None) or failed (the other way round).
 
     Attributes:

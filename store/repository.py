@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, fields
 from types import TracebackType
 
+from sqlalchemy import Engine, select, update
+
+from moevolve.store import models, queries
+from moevolve.store.errors import StoreError
+from moevolve.store.lineage import lineage
+from moevolve.store.reads import read_evaluations, read_exports, read_history, read_individual, read_searches
 from moevolve.store.records import (
+    SEARCH_STATUSES,
     BestRow,
     EvaluationRecord,
     ExportRecord,
@@ -20,6 +28,10 @@ from moevolve.store.records import (
     SearchTaskRecord,
     Split,
 )
+from moevolve.store.refs import find_individual, find_search
+from moevolve.store.schema import prepare
+from moevolve.store.session import chunks, insert_all, make_engine, transaction
+from moevolve.store.writes import ContextKey, touch, utc_now, write_evaluations, write_export, write_individuals
 
 
 class Store:
@@ -28,8 +40,8 @@ class Store:
     The contract, the same on every backend:
 
     * **Transactions.** Each method is one transaction: it happens whole or not at all, also when the process is killed.
-    * **Idempotent writes.** Repeating a write with the same content changes nothing. An evaluation that is already there
-      stays (the first rules). An individual at a taken index with another genome, or a second, different fitness for
+    * **Idempotent writes.** Repeating a write with the same content changes nothing. An evaluation there already
+      stays: the first rules. An individual at a taken index with another genome, or a second, different fitness for
       the same individual, is an error.
     * **One writer per search, any number of searches and readers.** Several processes may share one store; readers see
       committed data and never block the writer.
@@ -39,9 +51,14 @@ class Store:
     A `Store` may be used from several threads. Use it as a context manager, or call `close()`.
     """
 
+    def __init__(self, engine: Engine) -> None:
+        """For `open`; the engine's database is a store at the current schema."""
+        self._engine = engine
+        self._contexts: dict[ContextKey, int] = {}
+
     @classmethod
     def open(cls, url: str, create: bool = True) -> Store:
-        """Opens the store at `url` (`sqlite:///file.db`, `postgresql://user@host/name`), bringing its schema up to date.
+        """Opens the store at `url` (`sqlite:///file.db`, `postgresql://user@host/name`) and updates its schema.
 
         Args:
             create: make the store where there is none. False: a missing store is an error and nothing is created.
@@ -50,11 +67,17 @@ class Store:
             StoreError: wrong URL, unreachable database, missing folder or store, a database that isn't a store of
                 moevolve, or a store of a schema version this software doesn't know. The database is left untouched.
         """
-        raise NotImplementedError
+        engine = make_engine(url, create)
+        try:
+            prepare(engine, create)
+        except BaseException:
+            engine.dispose()
+            raise
+        return cls(engine)
 
     def close(self) -> None:
         """Gives back all connections. Closing twice is harmless."""
-        raise NotImplementedError
+        self._engine.dispose()
 
     def __enter__(self) -> Store:
         return self
@@ -70,7 +93,23 @@ class Store:
         Raises:
             StoreError: the id or the name is taken (also crosswise), or the name is empty or has a `:` in it.
         """
-        raise NotImplementedError
+        now = utc_now()
+        if not search.id or not search.name.strip() or ":" in search.name + search.id:
+            raise StoreError(f"a search needs an id and a name without ':', got {search.id!r} and {search.name!r}")
+        _check_status(search.status)
+        row = {one.name: getattr(search, one.name) for one in fields(search)}
+        row |= {"created_at": search.created_at or now, "updated_at": search.updated_at or search.created_at or now}
+        with transaction(self._engine, write=True) as connection:
+            both = [search.id, search.name]
+            taken = models.searches.c.id.in_(both) | models.searches.c.name.in_(both)
+            other = connection.execute(select(models.searches).where(taken)).first()
+            if other is not None:
+                raise StoreError(
+                    f"there is a search {other.name!r} (id {other.id}) already; resume it or choose another name"
+                )
+            insert_all(connection, models.searches, [row])
+            rows = [{"search_id": search.id, "position": place, **asdict(task)} for place, task in enumerate(tasks)]
+            insert_all(connection, models.search_tasks, rows)
 
     def search(self, name_or_id: str) -> SearchRecord:
         """The search of this id or name.
@@ -78,15 +117,22 @@ class Store:
         Raises:
             StoreError: there is none; names the nearest ones.
         """
-        raise NotImplementedError
+        with transaction(self._engine) as connection:
+            return find_search(connection, name_or_id)
 
     def searches(self) -> list[SearchSummary]:
         """All searches with their counts, oldest first."""
-        raise NotImplementedError
+        with transaction(self._engine) as connection:
+            return read_searches(connection)
 
     def search_tasks(self, search_id: str) -> list[SearchTaskRecord]:
         """The task splits of a search, in the order they were given."""
-        raise NotImplementedError
+        t = models.search_tasks.c
+        query = (
+            select(t.task, t.split, t.task_fingerprint, t.weight).where(t.search_id == search_id).order_by(t.position)
+        )
+        with transaction(self._engine) as connection:
+            return [SearchTaskRecord(*row) for row in connection.execute(query)]
 
     def set_status(self, search_id: str, status: SearchStatus, reason: str | None = None) -> None:
         """Changes the status of a search and replaces its reason.
@@ -94,7 +140,11 @@ class Store:
         Raises:
             StoreError: unknown search or status.
         """
-        raise NotImplementedError
+        _check_status(status)
+        with transaction(self._engine, write=True) as connection:
+            touch(connection, search_id)
+            change = update(models.searches).where(models.searches.c.id == search_id)
+            connection.execute(change.values(status=status, status_reason=reason))
 
     def record(
         self,
@@ -112,7 +162,12 @@ class Store:
             StoreError: unknown search; an index taken by another genome; a parent or a fitness of an individual that
                 isn't recorded; a second, different fitness; a score that isn't a finite number. Nothing is written.
         """
-        raise NotImplementedError
+        with transaction(self._engine, write=True) as connection:
+            touch(connection, search_id)
+            write_individuals(connection, search_id, individuals, fitness)
+            added = write_evaluations(connection, evaluations, self._contexts)
+        # Only now: the ids of a transaction that was rolled back mean nothing.
+        self._contexts = {**self._contexts, **added}
 
     def evaluations(
         self,
@@ -126,11 +181,19 @@ class Store:
         Returns:
             Those that exist, failed ones included, ordered by phenotype hash and task fingerprint.
         """
-        raise NotImplementedError
+        hashes = [phenotype_hashes] if isinstance(phenotype_hashes, str) else sorted(set(phenotype_hashes))
+        context = models.contexts.c
+        ours = (context.model_fingerprint == model_fingerprint, context.engine_fingerprint == engine_fingerprint)
+        with transaction(self._engine) as connection:
+            ids: list[int] = []
+            for some in chunks(sorted(set(task_fingerprints))):
+                ids += connection.execute(select(context.id).where(*ours, context.task_fingerprint.in_(some))).scalars()
+            return read_evaluations(connection, ids, hashes)
 
     def history(self, search_id: str) -> list[HistoryRow]:
         """All individuals of a search by index, as resume needs them. Gaps and pending rows are given as they are."""
-        raise NotImplementedError
+        with transaction(self._engine) as connection:
+            return read_history(connection, search_id)
 
     def individual(self, ref: str) -> IndividualDetail:
         """The individual `SEARCH:INDEX` (search name or id), with its evaluations and exports.
@@ -138,7 +201,8 @@ class Store:
         Raises:
             StoreError: the reference isn't of that form, or names no search or individual; names the nearest ones.
         """
-        raise NotImplementedError
+        with transaction(self._engine) as connection:
+            return read_individual(connection, ref)
 
     def best(
         self,
@@ -165,28 +229,48 @@ class Store:
         Raises:
             StoreError: unknown task or search; names the nearest ones.
         """
-        raise NotImplementedError
+        with transaction(self._engine) as connection:
+            only = find_search(connection, search) if search is not None else None
+            tasks = queries.known_tasks(connection) if task is None else [task]
+            where = queries.Filter(experts, active, only)
+            return [row for one in tasks for row in queries.best(connection, one, where, limit, by)]
 
     def best_of_search(self, search_id: str, limit: int = 1) -> list[HistoryRow]:
         """The best `ok` individuals of a search by (fitness desc, tie_break desc, index asc), each phenotype once."""
-        raise NotImplementedError
+        with transaction(self._engine) as connection:
+            indices = list(connection.execute(queries.best_indices(search_id, limit)).scalars())
+            rows = {row.index: row for row in read_history(connection, search_id, indices)}
+        return [rows[index] for index in indices]
 
     def pareto(self, task: str, split: Split = "search", search: str | None = None) -> list[BestRow]:
         """The configurations that no other beats in both score and parameters, from fewest parameters to most."""
-        raise NotImplementedError
+        with transaction(self._engine) as connection:
+            only = find_search(connection, search) if search is not None else None
+            return queries.pareto(connection, task, split, only)
 
     def ancestors(self, ref: str, max_depth: int | None = None) -> LineageGraph:
         """The individual `SEARCH:INDEX` and all it descends from, at most `max_depth` generations back."""
-        raise NotImplementedError
+        with transaction(self._engine) as connection:
+            return lineage(connection, ref, "ancestors", max_depth)
 
     def descendants(self, ref: str, max_depth: int | None = None) -> LineageGraph:
         """The individual `SEARCH:INDEX` and all that descend from it, at most `max_depth` generations on."""
-        raise NotImplementedError
+        with transaction(self._engine) as connection:
+            return lineage(connection, ref, "descendants", max_depth)
 
     def add_export(self, ref: str, export: ExportRecord) -> None:
         """Notes that an individual was exported. The same path again replaces the earlier note."""
-        raise NotImplementedError
+        with transaction(self._engine, write=True) as connection:
+            search, row = find_individual(connection, ref)
+            write_export(connection, search.id, row.idx, export)
 
     def exports(self, ref: str) -> list[ExportRecord]:
         """The exports of an individual, oldest first."""
-        raise NotImplementedError
+        with transaction(self._engine) as connection:
+            search, row = find_individual(connection, ref)
+            return read_exports(connection, search.id, row.idx)
+
+
+def _check_status(status: str) -> None:
+    if status not in SEARCH_STATUSES:
+        raise StoreError(f"no such status of a search: {status!r}; it is one of {', '.join(SEARCH_STATUSES)}")

@@ -1,4 +1,4 @@
-"""Schema versions: recognises a store, builds a new one, migrates an older one, and refuses everything else untouched."""
+"""Schema versions: recognises a store, builds a new one, migrates an older one, refuses all else untouched."""
 
 from __future__ import annotations
 

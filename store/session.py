@@ -26,7 +26,7 @@ def make_engine(url: str, create: bool) -> Engine:
     """An engine for `url`; connects to nothing yet.
 
     Raises:
-        StoreError: not a database URL, a database we don't support, a missing folder, or (unless `create`) a missing file.
+        StoreError: not a database URL, an unsupported database, a missing folder, or (unless `create`) a missing file.
     """
     try:
         parsed = make_url(url)

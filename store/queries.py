@@ -1,0 +1,286 @@
+"""Rankings: best configurations per task and budget, best of a search, Pareto fronts.
+
+A ranking walks an index of `evaluations` from its best end inside one context (model, engine, task split) and stops at
+the limit; the rows of the contexts are then merged. Nothing is sorted that isn't returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Select, and_, func, literal, select
+
+from moevolve.store.errors import StoreError
+from moevolve.store.models import contexts, evaluations, individuals, search_tasks, searches
+from moevolve.store.records import BestRow, SearchRecord, Split
+from moevolve.store.refs import nearest
+from moevolve.store.session import chunks
+
+SPLITS: tuple[Split, ...] = ("search", "dev", "test")
+_DESCRIPTION = ("experts", "active", "parameters", "active_parameters", "parameters_full")
+_DESCRIPTION += ("summary", "depth", "phase", "operator", "phenotype_hash")
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """What a ranking is restricted to; None is no restriction."""
+
+    experts: int | None = None
+    active: int | None = None
+    search: SearchRecord | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A scored phenotype, not yet tied to an individual."""
+
+    score: float
+    gold_logprob: float
+    phenotype_hash: str
+    context: Any
+    split: Split
+
+
+def known_tasks(connection: Connection) -> list[str]:
+    """Names of the tasks that have evaluations or belong to a search."""
+    names = set(connection.execute(select(contexts.c.task).distinct()).scalars())
+    return sorted(names | set(connection.execute(select(search_tasks.c.task).distinct()).scalars()))
+
+
+def best(connection: Connection, task: str, where: Filter, limit: int, by: Split) -> list[BestRow]:
+    """The ranking behind `Store.best`, for one task."""
+    if by not in SPLITS or limit < 1:
+        raise StoreError(
+            f"a ranking needs a split of {', '.join(SPLITS)} and a limit from 1 on, got {by!r} and {limit}"
+        )
+    here = _contexts(connection, task, where.search)
+    rows = _top(connection, here, by, where, limit)
+    if by == "dev" and len(rows) < limit:
+        seen = {(row.phenotype_hash, row.model_fingerprint) for row in rows}
+        others = _top(connection, here, "search", where, limit, without="dev")
+        rows += [row for row in others if (row.phenotype_hash, row.model_fingerprint) not in seen]
+    return rows[:limit]
+
+
+def pareto(connection: Connection, task: str, split: Split, search: SearchRecord | None) -> list[BestRow]:
+    """The front behind `Store.pareto`: one step per number of parameters, kept where the score rises."""
+    if split not in SPLITS:
+        raise StoreError(f"a Pareto front needs a split of {', '.join(SPLITS)}, got {split!r}")
+    here = _contexts(connection, task, search)
+    tops: dict[int, float] = {}
+    for context in here:
+        if context.split == split:
+            query = (
+                select(evaluations.c.parameters, func.max(evaluations.c.score))
+                .where(evaluations.c.context_id == context.id, evaluations.c.score.is_not(None))
+                .where(evaluations.c.parameters.is_not(None))
+                .group_by(evaluations.c.parameters)
+            )
+            for parameters, score in connection.execute(query):
+                tops[parameters] = max(score, tops.get(parameters, score))
+    front: list[BestRow] = []
+    for parameters in sorted(tops):
+        if not front or tops[parameters] > front[-1].score:
+            only = evaluations.c.parameters == parameters
+            found = _top(connection, here, split, Filter(search=search), 1, only=only)
+            front += [row for row in found if not front or row.score > front[-1].score]
+    return front
+
+
+def best_indices(search_id: str, limit: int) -> Select[Any]:
+    """Indices of the best `ok` individuals of a search, each phenotype under its first individual only."""
+    earlier = individuals.alias("earlier")
+    repeats = (
+        select(literal(1))
+        .where(earlier.c.phenotype_hash == individuals.c.phenotype_hash, earlier.c.search_id == search_id)
+        .where(earlier.c.idx < individuals.c.idx, earlier.c.status == "ok")
+        .exists()
+    )
+    return (
+        select(individuals.c.idx)
+        .where(individuals.c.search_id == search_id, individuals.c.status == "ok", ~repeats)
+        .order_by(individuals.c.fitness.desc(), individuals.c.tie_break.desc(), individuals.c.idx)
+        .limit(limit)
+    )
+
+
+def _contexts(connection: Connection, task: str, search: SearchRecord | None) -> list[Any]:
+    """The contexts of a task; for one search, those of its model and engine (and of its own version of the splits).
+
+    Raises:
+        StoreError: nothing knows this task.
+    """
+    found = list(connection.execute(select(contexts).where(contexts.c.task == task).order_by(contexts.c.id)))
+    if not found:
+        names = known_tasks(connection)
+        if task not in names:
+            raise StoreError(f"no task {task!r} in this store: {nearest(task, names)}")
+    if search is None:
+        return found
+    own = _own_fingerprints(connection, [search.id], task)
+    return [
+        one
+        for one in found
+        if (one.model_fingerprint, one.engine_fingerprint) == (search.model_fingerprint, search.engine_fingerprint)
+        and own.get((search.id, one.split), one.task_fingerprint) == one.task_fingerprint
+    ]
+
+
+def _own_fingerprints(connection: Connection, search_ids: Sequence[str], task: str) -> dict[tuple[str, str], str]:
+    """(search, split) -> fingerprint of the task's split that the search uses."""
+    found: dict[tuple[str, str], str] = {}
+    for some in chunks(search_ids):
+        query = select(search_tasks.c.search_id, search_tasks.c.split, search_tasks.c.task_fingerprint).where(
+            search_tasks.c.task == task, search_tasks.c.search_id.in_(some)
+        )
+        found.update(((row.search_id, row.split), row.task_fingerprint) for row in connection.execute(query))
+    return found
+
+
+def _top(
+    connection: Connection,
+    here: Sequence[Any],
+    split: Split,
+    where: Filter,
+    limit: int,
+    without: Split | None = None,
+    only: ColumnElement[bool] | None = None,
+) -> list[BestRow]:
+    """The best rows on one split over all contexts, each phenotype of a model once.
+
+    What is among the best `limit` of all is among the best `limit` of its own context, so each context gives no more.
+
+    Args:
+        without: leave out what was evaluated on this split, scored or failed.
+    """
+    found: list[Candidate] = []
+    for context in here:
+        if context.split == split:
+            barred = [one.id for one in here if one.split == without and _same_model(one, context)]
+            query = candidates(context, where, limit, barred)
+            if only is not None:
+                query = query.where(only)
+            found += [Candidate(*row, context, split) for row in connection.execute(query)]
+    found.sort(key=lambda one: (-one.score, -one.gold_logprob))
+    firsts: dict[tuple[str, str], Candidate] = {}
+    for one in found:
+        firsts.setdefault((one.phenotype_hash, one.context.model_fingerprint), one)
+    distinct = list(firsts.values())
+    if len(distinct) > limit:
+        last = distinct[limit - 1]
+        # Exact ties with the last one stay in: age decides among them, and that is known only after the next step.
+        distinct = [one for one in distinct if (one.score, one.gold_logprob) >= (last.score, last.gold_logprob)]
+    held = [(one, _earliest(connection, one, where.search)) for one in distinct]
+    held.sort(key=lambda pair: (-pair[0].score, -pair[0].gold_logprob, pair[1].born, pair[1].search_id, pair[1].idx))
+    return _rows(connection, here, held[:limit])
+
+
+def _same_model(one: Any, other: Any) -> bool:
+    return (one.model_fingerprint, one.engine_fingerprint) == (other.model_fingerprint, other.engine_fingerprint)
+
+
+def candidates(context: Any, where: Filter, limit: int, barred: Sequence[int] = ()) -> Select[Any]:
+    """(score, gold_logprob, phenotype_hash) of the best phenotypes in a context that an `ok` individual has.
+
+    Args:
+        context: a row of `evaluation_contexts`.
+        barred: contexts; phenotypes evaluated there (scored or failed) are left out.
+    """
+    e = evaluations
+    query = select(e.c.score, e.c.gold_logprob, e.c.phenotype_hash)
+    query = query.where(e.c.context_id == context.id, e.c.score.is_not(None))
+    if where.experts is not None:
+        query = query.where(e.c.experts == where.experts)
+    if where.active is not None:
+        query = query.where(e.c.active == where.active)
+    query = query.where(select(literal(1)).where(_held(e.c.phenotype_hash, context, where.search)).exists())
+    if barred:
+        other = e.alias("other")
+        elsewhere = and_(other.c.context_id.in_(barred), other.c.phenotype_hash == e.c.phenotype_hash)
+        query = query.where(~select(literal(1)).where(elsewhere).exists())
+    return query.order_by(e.c.score.desc(), e.c.gold_logprob.desc(), e.c.phenotype_hash.desc()).limit(limit)
+
+
+def _held(phenotype: Any, context: Any, search: SearchRecord | None) -> ColumnElement[bool]:
+    """An `ok` individual of this phenotype, in a search on the context's model and engine."""
+    conditions = [
+        individuals.c.phenotype_hash == phenotype,
+        individuals.c.status == "ok",
+        searches.c.id == individuals.c.search_id,
+        searches.c.model_fingerprint == context.model_fingerprint,
+        searches.c.engine_fingerprint == context.engine_fingerprint,
+    ]
+    if search is not None:
+        conditions.append(individuals.c.search_id == search.id)
+    return and_(*conditions)
+
+
+def _earliest(connection: Connection, one: Candidate, search: SearchRecord | None) -> Any:
+    """The individual a candidate is shown as: of the oldest search that has it, the one with the smallest index."""
+    other = individuals.alias("other")
+    first = (
+        select(other.c.idx)
+        .where(other.c.phenotype_hash == one.phenotype_hash, other.c.search_id == searches.c.id)
+        .where(other.c.status == "ok")
+        .order_by(other.c.idx)
+        .limit(1)
+        .correlate(searches)
+        .scalar_subquery()
+    )
+    columns = [individuals.c[name] for name in ("search_id", "idx", *_DESCRIPTION)]
+    # From the few searches to one individual of each: a converged search has its best phenotype thousands of times.
+    query = (
+        select(*columns, searches.c.name.label("search_name"), searches.c.created_at.label("born"))
+        .join_from(searches, individuals, and_(individuals.c.search_id == searches.c.id, individuals.c.idx == first))
+        .where(searches.c.model_fingerprint == one.context.model_fingerprint)
+        .where(searches.c.engine_fingerprint == one.context.engine_fingerprint)
+        .order_by(searches.c.created_at, searches.c.id)
+        .limit(1)
+    )
+    if search is not None:
+        query = query.where(searches.c.id == search.id)
+    return connection.execute(query).one()
+
+
+def _rows(connection: Connection, here: Sequence[Any], held: Sequence[tuple[Candidate, Any]]) -> list[BestRow]:
+    """Rows with the scores of all splits filled in."""
+    scores = _scores(connection, [one.id for one in here], {one.phenotype_hash for one, _ in held})
+    task = here[0].task if here else ""
+    own = _own_fingerprints(connection, sorted({individual.search_id for _, individual in held}), task)
+    rows = []
+    for one, individual in held:
+        by_split: dict[str, float | None] = dict.fromkeys(SPLITS)
+        # The search's own version of a split comes last and so rules, before it the newest.
+        related = [context for context in here if _same_model(context, one.context)]
+        related.sort(key=lambda c: (own.get((individual.search_id, c.split)) == c.task_fingerprint, c.id))
+        for context in related:
+            score = scores.get((context.id, one.phenotype_hash))
+            by_split[context.split] = by_split[context.split] if score is None else score
+        by_split[one.split] = one.score
+        rows.append(
+            BestRow(
+                task=task,
+                ranked_by=one.split,
+                search_id=individual.search_id,
+                search_name=individual.search_name,
+                index=individual.idx,
+                gold_logprob=one.gold_logprob,
+                model_fingerprint=one.context.model_fingerprint,
+                **{f"{split}_score": by_split[split] for split in SPLITS},
+                **{name: getattr(individual, name) for name in _DESCRIPTION},
+            )
+        )
+    return rows
+
+
+def _scores(connection: Connection, context_ids: Sequence[int], phenotypes: set[str]) -> dict[tuple[int, str], float]:
+    """(context, phenotype) -> score, where there is one."""
+    found: dict[tuple[int, str], float] = {}
+    e = evaluations.c
+    for context_id in context_ids:
+        for some in chunks(sorted(phenotypes)):
+            query = select(e.phenotype_hash, e.score).where(e.context_id == context_id, e.phenotype_hash.in_(some))
+            found.update(((context_id, row[0]), row[1]) for row in connection.execute(query) if row[1] is not None)
+    return found

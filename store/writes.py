@@ -1,0 +1,259 @@
+"""What the store's writes do inside their transaction; foremost `Store.record`, a search's progress in bulk."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, delete, select, update
+
+from moevolve.store.errors import StoreError
+from moevolve.store.models import contexts, evaluations, exports, individuals, parents, searches
+from moevolve.store.records import EvaluationRecord, ExportRecord, FitnessRecord, IndividualRecord
+from moevolve.store.refs import find_search
+from moevolve.store.session import chunks, insert_all, insert_new
+
+ContextKey = tuple[str, str, str]
+"""Fingerprints of model, engine and task split."""
+_DECIDE = (
+    update(individuals)
+    .where(individuals.c.search_id == bindparam("of_search"), individuals.c.idx == bindparam("at"))
+    .values(
+        status=bindparam("status"),
+        fitness=bindparam("fitness"),
+        tie_break=bindparam("tie_break"),
+        failure=bindparam("failure"),
+    )
+)
+
+
+def utc_now() -> datetime:
+    """Now, as every row's time is kept."""
+    return datetime.now(UTC)
+
+
+def touch(connection: Connection, search_id: str) -> None:
+    """Notes that a search was written to.
+
+    Raises:
+        StoreError: there is no such search.
+    """
+    changed = connection.execute(update(searches).where(searches.c.id == search_id).values(updated_at=utc_now()))
+    if changed.rowcount == 0:
+        find_search(connection, search_id)
+        raise StoreError(f"{search_id!r} is the name of a search; its id is needed here")
+
+
+def write_individuals(
+    connection: Connection,
+    search_id: str,
+    batch: Sequence[IndividualRecord],
+    fitness: Sequence[FitnessRecord],
+) -> None:
+    """Adds the individuals that are new, with their parents, and decides the fitness of new and earlier ones.
+
+    Raises:
+        StoreError: see `Store.record`.
+    """
+    decided = _fold_fitness(fitness)
+    stored = _stored(connection, search_id, sorted({i.index for i in batch} | decided.keys()))
+    fresh: dict[int, IndividualRecord] = {}
+    for one in batch:
+        there = stored.get(one.index) or fresh.get(one.index)
+        if there is None:
+            fresh[one.index] = one
+        elif (there.content_hash, there.phenotype_hash) != (one.content_hash, one.phenotype_hash):
+            raise StoreError(
+                f"individual {one.index} of search {search_id} is already recorded with another genome; "
+                "two drivers on one search, or another version of the software?"
+            )
+    _check_parents(connection, search_id, fresh)
+    now = utc_now()
+    insert_all(
+        connection,
+        individuals,
+        [_individual_row(search_id, one, decided.get(one.index), now) for one in fresh.values()],
+    )
+    edges = [
+        {"search_id": search_id, "child_idx": one.index, "position": position, "parent_idx": int(parent)}
+        for one in fresh.values()
+        for position, parent in enumerate(one.parents)
+    ]
+    insert_all(connection, parents, edges)
+    _decide(connection, search_id, [one for one in decided.values() if one.index not in fresh], stored)
+
+
+def _stored(connection: Connection, search_id: str, indices: Sequence[int]) -> dict[int, Any]:
+    """Rows (hashes, status, fitness) of those indices that exist."""
+    columns = [
+        individuals.c[name] for name in ("idx", "content_hash", "phenotype_hash", "status", "fitness", "tie_break")
+    ]
+    found: dict[int, Any] = {}
+    for some in chunks(indices):
+        query = select(*columns).where(individuals.c.search_id == search_id, individuals.c.idx.in_(some))
+        found.update((row.idx, row) for row in connection.execute(query))
+    return found
+
+
+def _check_parents(connection: Connection, search_id: str, fresh: Mapping[int, IndividualRecord]) -> None:
+    wanted = set()
+    for one in fresh.values():
+        late = [parent for parent in one.parents if parent >= one.index]
+        if late or one.index < 0:
+            raise StoreError(f"individual {one.index} of search {search_id}: parents {late} must have smaller indices")
+        wanted.update(one.parents)
+    outside = sorted(wanted - fresh.keys())
+    known: set[int] = set()
+    for some in chunks(outside):
+        query = select(individuals.c.idx).where(individuals.c.search_id == search_id, individuals.c.idx.in_(some))
+        known.update(connection.execute(query).scalars())
+    missing = [parent for parent in outside if parent not in known]
+    if missing:
+        child = next(one.index for one in fresh.values() if missing[0] in one.parents)
+        raise StoreError(f"parent {missing[0]} of individual {child} of search {search_id} is not recorded")
+
+
+def _individual_row(
+    search_id: str, one: IndividualRecord, fitness: FitnessRecord | None, now: datetime
+) -> dict[str, Any]:
+    return {
+        "search_id": search_id,
+        "idx": int(one.index),
+        "phase": one.phase,
+        "operator": one.operator,
+        "genome": bytes(one.genome),
+        "content_hash": one.content_hash,
+        "phenotype_hash": one.phenotype_hash,
+        "experts": int(one.experts),
+        "active": int(one.active),
+        "parameters": int(one.parameters),
+        "active_parameters": int(one.active_parameters),
+        "parameters_full": int(one.parameters_full),
+        "summary": one.summary,
+        "depth": int(one.depth),
+        "status": fitness.status if fitness else "pending",
+        "fitness": fitness.fitness if fitness else None,
+        "tie_break": fitness.tie_break if fitness else None,
+        "failure": fitness.failure if fitness else None,
+        "created_at": one.created_at or now,
+    }
+
+
+def _fold_fitness(batch: Sequence[FitnessRecord]) -> dict[int, FitnessRecord]:
+    """By index, checked, with plain floats."""
+    folded: dict[int, FitnessRecord] = {}
+    for one in batch:
+        where = f"fitness of individual {one.index}"
+        if one.status == "ok":
+            numbers = _numbers(where, one.fitness, one.tie_break)
+            clean = FitnessRecord(one.index, "ok", *numbers)
+        elif one.status == "failed" and one.fitness is None and one.tie_break is None and one.failure:
+            clean = FitnessRecord(one.index, "failed", failure=one.failure)
+        else:
+            raise StoreError(f"{where}: it is either ok with numbers, or failed with a reason and none; got {one}")
+        if _contradict(folded.setdefault(one.index, clean), clean):
+            raise StoreError(f"{where} is given twice, and differently")
+    return folded
+
+
+def _contradict(first: Any, second: FitnessRecord) -> bool:
+    return (first.status, first.fitness, first.tie_break) != (second.status, second.fitness, second.tie_break)
+
+
+def _decide(
+    connection: Connection, search_id: str, decided: Sequence[FitnessRecord], stored: Mapping[int, Any]
+) -> None:
+    changes = []
+    for one in decided:
+        row = stored.get(one.index)
+        if row is None:
+            raise StoreError(f"individual {one.index} of search {search_id} has a fitness but is not recorded")
+        if row.status == "pending":
+            values = {"status": one.status, "fitness": one.fitness, "tie_break": one.tie_break, "failure": one.failure}
+            changes.append({"of_search": search_id, "at": int(one.index), **values})
+        elif _contradict(row, one):
+            raise StoreError(
+                f"individual {one.index} of search {search_id} already is {row.status} with fitness {row.fitness}; "
+                f"refusing {one.status} with {one.fitness}"
+            )
+    if changes:
+        connection.execute(_DECIDE, changes)
+
+
+def write_evaluations(
+    connection: Connection, batch: Sequence[EvaluationRecord], cache: Mapping[ContextKey, int]
+) -> dict[ContextKey, int]:
+    """Adds the evaluations that are new.
+
+    Args:
+        cache: ids of contexts known to be committed.
+
+    Returns:
+        Ids of the contexts that were not in the cache, to be cached once the transaction is committed.
+    """
+    keys: dict[ContextKey, EvaluationRecord] = {}
+    for one in batch:
+        keys.setdefault((one.model_fingerprint, one.engine_fingerprint, one.task_fingerprint), one)
+    added = {key: _context_id(connection, one) for key, one in keys.items() if key not in cache}
+    ids = {**cache, **added}
+    now = utc_now()
+    insert_new(connection, evaluations, [_evaluation_row(one, ids, now) for one in batch])
+    return added
+
+
+def _context_id(connection: Connection, one: EvaluationRecord) -> int:
+    key = {name: getattr(one, name) for name in ("model_fingerprint", "engine_fingerprint", "task_fingerprint")}
+    query = select(contexts.c.id, contexts.c.task, contexts.c.split).where(
+        *(contexts.c[k] == v for k, v in key.items())
+    )
+    row = connection.execute(query).first()
+    if row is None:
+        insert_new(connection, contexts, [{**key, "task": one.task, "split": one.split}])
+        row = connection.execute(query).one()
+    if (row.task, row.split) != (one.task, one.split):
+        raise StoreError(
+            f"task fingerprint {one.task_fingerprint} stands for {row.task}/{row.split}, not {one.task}/{one.split}"
+        )
+    return int(row.id)
+
+
+def _evaluation_row(one: EvaluationRecord, ids: Mapping[ContextKey, int], now: datetime) -> dict[str, Any]:
+    score, gold = one.score, one.gold_logprob
+    where = f"evaluation of {one.phenotype_hash} on {one.task}/{one.split}"
+    if one.failure is None:
+        score, gold = _numbers(where, score, gold)
+    elif score is not None or gold is not None or not one.failure:
+        raise StoreError(f"{where}: a failure has a reason and no score")
+    return {
+        "context_id": ids[one.model_fingerprint, one.engine_fingerprint, one.task_fingerprint],
+        "phenotype_hash": one.phenotype_hash,
+        "score": score,
+        "gold_logprob": gold,
+        "outcomes": None if one.outcomes is None else bytes(one.outcomes),
+        "examples_seen": int(one.examples_seen),
+        "failure": one.failure,
+        "seconds": float(one.seconds),
+        "worker": one.worker,
+        "attempt": int(one.attempt),
+        "experts": one.experts,
+        "active": one.active,
+        "parameters": one.parameters,
+        "created_at": one.created_at or now,
+    }
+
+
+def _numbers(where: str, score: float | None, tie: float | None) -> tuple[float, float]:
+    """Both as plain floats. A tie-break may be -inf (an impossible answer); NaN would order differently per backend."""
+    if score is None or tie is None or not math.isfinite(score) or math.isnan(tie) or tie == math.inf:
+        raise StoreError(f"{where}: needs a finite score and a log-probability, got {score} and {tie}")
+    return float(score), float(tie)
+
+
+def write_export(connection: Connection, search_id: str, idx: int, export: ExportRecord) -> None:
+    """Notes an export, in place of an earlier one of the same individual to the same path."""
+    e = exports.c
+    connection.execute(delete(exports).where(e.search_id == search_id, e.idx == idx, e.path == export.path))
+    row = {"search_id": search_id, "idx": idx, "path": export.path, "form": export.form, "checks": export.checks}
+    insert_all(connection, exports, [{**row, "created_at": export.created_at or utc_now()}])

@@ -1,0 +1,179 @@
+"""Measures the store: rate of `record()`, time of `history()`, latency of `best()`. Not a test: run it by hand.
+
+    python tests/benchmarks/bench_store.py [--individuals 200000] [--searches 4] [--url sqlite:////tmp/bench.db] [--plans]
+
+The population is seeded. Individuals come in batches as a driver writes them: new individuals first (pending), then their
+evaluations with the fitness. One in ten repeats the phenotype of an earlier one, one in fifty fails, one in a thousand
+has dev scores. `history()` is timed on the first search.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from sqlalchemy import text
+from sqlalchemy.dialects import sqlite
+
+from moevolve.store import queries
+from moevolve.store.records import EvaluationRecord, FitnessRecord, IndividualRecord, SearchRecord, SearchTaskRecord
+from moevolve.store.repository import Store
+from moevolve.store.session import transaction
+
+EXPERTS = (2, 3, 4, 6)
+GENOME_BYTES = 1024
+EXAMPLES = 100
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--individuals", type=int, default=200_000)
+    parser.add_argument("--searches", type=int, default=4)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--url", default=None, help="default: a SQLite file in a temporary folder")
+    parser.add_argument("--plans", action="store_true", help="print SQLite's query plans of the rankings")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        url = options.url or f"sqlite:///{Path(folder) / 'bench.db'}"
+        with Store.open(url) as store:
+            fill(store, options.individuals, options.searches, options.batch)
+            read(store)
+            if options.plans:
+                plans(store)
+
+
+def fill(store: Store, individuals: int, searches: int, batch: int) -> None:
+    each = individuals // searches
+    started = time.perf_counter()
+    inside = 0.0
+    for number in range(searches):
+        search = SearchRecord(
+            id=f"id{number:04d}",
+            name=f"bench-{number}",
+            config="{}",
+            config_hash="0" * 64,
+            model_fingerprint="a" * 64,
+            model_path="model",
+            engine_fingerprint="b" * 64,
+            seed=number,
+            genome_kind="eep",
+            software_version="bench",
+        )
+        splits = [SearchTaskRecord("rte", "search", "c" * 64), SearchTaskRecord("rte", "dev", "d" * 64)]
+        store.create_search(search, splits)
+        for start in range(0, each, batch):
+            rows = population(number, start, min(batch, each - start))
+            before = time.perf_counter()
+            store.record(search.id, individuals=rows[0])
+            store.record(search.id, evaluations=rows[1], fitness=rows[2])
+            inside += time.perf_counter() - before
+    total = time.perf_counter() - started
+    print(f"record(): {each * searches / inside:,.0f} individuals/s in batches of {batch}, 2 transactions per batch")
+    print(f"          ({each * searches:,} individuals; {inside:.1f} s inside the store of {total:.1f} s)")
+
+
+def population(
+    search: int, start: int, count: int
+) -> tuple[list[IndividualRecord], list[EvaluationRecord], list[FitnessRecord]]:
+    rng = np.random.default_rng([search, start])
+    individuals, evaluations, fitness = [], [], []
+    for index in range(start, start + count):
+        content = hashlib.sha256(f"{search}/{index}".encode()).hexdigest()
+        same = index if index % 10 else int(rng.integers(0, index + 1))
+        failed = same % 50 == 1
+        phenotype = hashlib.sha256(f"{search}/{same}".encode()).hexdigest()
+        draw = np.random.default_rng([search, same, 1])
+        experts = EXPERTS[int(draw.integers(len(EXPERTS)))]
+        individuals.append(
+            IndividualRecord(
+                index=index,
+                phase="prune",
+                operator="mutate",
+                genome=rng.bytes(GENOME_BYTES),
+                content_hash=content,
+                phenotype_hash=phenotype,
+                experts=experts,
+                active=2,
+                parameters=experts * 1_000_000,
+                active_parameters=2_000_000,
+                parameters_full=8_000_000,
+                summary=f"{experts} of 8 experts",
+                depth=index // 64,
+                parents=tuple(int(p) for p in rng.integers(0, start, size=2)) if start else (),
+            )
+        )
+        # Accuracy on a hundred prompts: many ties, which the log-probability breaks.
+        score, gold = float(draw.binomial(EXAMPLES, 0.6)) / EXAMPLES, -float(draw.exponential())
+        shared = {"experts": experts, "active": 2, "parameters": experts * 1_000_000, "seconds": 0.1, "worker": "w"}
+        for split, print_ in (("search", "c"), ("dev", "d")):
+            if split == "dev" and same % 1000:
+                continue
+            evaluations.append(
+                EvaluationRecord(
+                    phenotype_hash=phenotype,
+                    model_fingerprint="a" * 64,
+                    engine_fingerprint="b" * 64,
+                    task_fingerprint=print_ * 64,
+                    task="rte",
+                    split=split,
+                    score=None if failed else score,
+                    gold_logprob=None if failed else gold,
+                    outcomes=None if failed else bytes(4 * EXAMPLES),
+                    failure="not finite" if failed else None,
+                    **shared,
+                )
+            )
+        numbers = (None, None, "not finite") if failed else (score, gold, None)
+        fitness.append(FitnessRecord(index, "failed" if failed else "ok", *numbers))
+    return individuals, evaluations, fitness
+
+
+def read(store: Store) -> None:
+    before = time.perf_counter()
+    rows = store.history("id0000")
+    print(f"history(): {len(rows):,} individuals in {time.perf_counter() - before:.2f} s")
+    last = f"bench-0:{len(rows) - 1}"
+    calls = {
+        "best(task)": lambda: store.best("rte"),
+        "best(task, by search)": lambda: store.best("rte", by="search"),
+        "best(task, experts=4)": lambda: store.best("rte", experts=4),
+        "best(task, experts=4, by search)": lambda: store.best("rte", experts=4, by="search"),
+        "best(task, experts=4, active=2, search)": lambda: store.best("rte", 4, 2, "bench-1", by="search"),
+        "best_of_search(10)": lambda: store.best_of_search("id0000", 10),
+        "individual()": lambda: store.individual(last),
+        "ancestors(3 generations)": lambda: store.ancestors(last, 3),
+        "pareto()": lambda: store.pareto("rte"),
+        "searches()": lambda: store.searches(),
+    }
+    for name, call in calls.items():
+        call()
+        seconds = []
+        for _ in range(10):
+            before = time.perf_counter()
+            call()
+            seconds.append(time.perf_counter() - before)
+        print(f"{name}: median {1e3 * statistics.median(seconds):.1f} ms, worst {1e3 * max(seconds):.1f} ms")
+
+
+def plans(store: Store) -> None:
+    with transaction(store._engine) as connection:
+        contexts = {one.split: one for one in queries._contexts(connection, "rte", None)}
+        asked = {
+            "best": queries.candidates(contexts["search"], queries.Filter(), 10, [contexts["dev"].id]),
+            "best with experts": queries.candidates(contexts["search"], queries.Filter(4), 10),
+            "best_of_search": queries.best_indices("id0000", 10),
+        }
+        for name, query in asked.items():
+            sql = str(query.compile(dialect=sqlite.dialect(), compile_kwargs={"literal_binds": True}))
+            print(f"{name}:")
+            for row in connection.execute(text("EXPLAIN QUERY PLAN " + sql.replace(":", r"\:"))):
+                print(f"  {row[-1]}")
+
+
+if __name__ == "__main__":
+    main()
