@@ -138,7 +138,7 @@ def _load_hub(source: Source, split: str) -> Table:
     try:
         # `datasets` no longer runs loading scripts, so no remote code either.
         data = load_dataset(source.hub, source.config, split=split, revision=source.revision)
-    except (DatasetsError, OSError, ValueError) as error:
+    except (DatasetsError, OSError, ValueError, RuntimeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
             f"hub dataset {name}: can't be loaded: {reason} (offline: give the task local JSONL files under "

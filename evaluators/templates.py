@@ -51,9 +51,10 @@ class ExampleTemplate:
         """Variables the templates need from the data, each with the field of the task that uses it."""
         task = self._task
         used: dict[str, str] = {}
-        for name, value in (("prompt", task.prompt), ("answer", task.answer), ("references", task.references),
-                            ("choices", task.choices)):  # fmt: skip
-            for source in _sources(value):
+        texts = {"prompt": (task.prompt,), "answer": (task.answer,) if task.answer else ()}
+        lists = {"references": _sources(task.references or ()), "choices": _sources(task.choices)}
+        for name, sources in (texts | lists).items():
+            for source in sources:
                 for variable in sorted(meta.find_undeclared_variables(_ENVIRONMENT.parse(source))):
                     used.setdefault(variable, name)
         return used
@@ -154,13 +155,9 @@ class ExampleTemplate:
         return lambda variables: _as_texts(expression(variables))
 
 
-def _sources(value: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    """Template sources of a field; an expression is wrapped so that it parses as a template."""
-    if isinstance(value, tuple):
-        return value
-    if value is None:
-        return ()
-    return (value,) if "{{" in value or "{%" in value else ("{{ " + value + " }}",)
+def _sources(value: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Template sources of a list field; an expression is wrapped so that it parses as a template."""
+    return value if isinstance(value, tuple) else ("{{ " + value + " }}",)
 
 
 def _follow(row: Row, path: str) -> Any:

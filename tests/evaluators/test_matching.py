@@ -1,0 +1,164 @@
+"""Matchers: their rules, and the promise that a decided answer stays decided."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example as case
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.matching import MATCHERS, cut, make_matcher, settled_part, squad_tokens, token_f1
+from moevolve.evaluators.types import Example, Matching
+
+LETTERS = Example("p", ("B",), ("A", "B", "C"))
+WORDS = Example("p", ("not entailment", "Yes."), ("entailment", "not entailment", "Yes.", "no"))
+
+
+@pytest.mark.parametrize(
+    "answer", ["B", " B", "\n\nB.", "(B)", "Answer: B", "**B**", "The option is B, not A", "b? B!", "B\nA"]
+)
+def test_option_finds_the_letter_that_stands_alone(answer: str) -> None:
+    assert make_matcher(Matching("option")).match(answer, LETTERS) == 1.0
+
+
+@pytest.mark.parametrize("answer", ["A", "", "Both", "b", "A or B", "D", "B2", "\nA\nB", "none\nB", "AB"])
+def test_option_takes_nothing_else(answer: str) -> None:
+    assert make_matcher(Matching("option")).match(answer, LETTERS) == 0.0
+
+
+def test_option_is_decided_once_the_letter_is_complete() -> None:
+    matcher = make_matcher(Matching("option"))
+    assert not matcher.decided(" B", LETTERS)  # `Both` may follow
+    assert matcher.decided(" B.", LETTERS)
+    assert matcher.decided(" A ", LETTERS)
+    assert matcher.decided("none\n", LETTERS)
+    assert not matcher.decided("\n\n", LETTERS)
+
+
+def test_capital_takes_the_first_capital_and_decides_at_once() -> None:
+    matcher = make_matcher(Matching("capital"))
+    assert [matcher.match(text, LETTERS) for text in (" B", "so B", "Both", "The B", "A B", "b")] == [1, 1, 1, 0, 0, 0]
+    assert [matcher.decided(text, LETTERS) for text in (" B", "so B", "T", "so", "")] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_exact_ignores_case_space_and_closing_punctuation_only() -> None:
+    matcher = make_matcher(Matching("exact"))
+    gold = Example("p", ("yellow wool  Shirt", "12"))
+    assert [matcher.match(t, gold) for t in (" Yellow wool shirt.", "yellow\twool shirt\nmore", "12!")] == [1, 1, 1]
+    assert [matcher.match(t, gold) for t in ("a yellow wool shirt", "yellow wool", "12.5", "")] == [0, 0, 0, 0]
+    assert matcher.decided("red", gold)
+    assert not matcher.decided("Yellow w", gold)
+    assert not matcher.decided("12.", gold)
+    assert matcher.decided("12.5", gold)
+    assert make_matcher(Matching("exact")).problem(Example("p", ("...",))) is not None
+
+
+def test_squad_rules_on_known_values() -> None:
+    """Values of the official SQuAD script's functions."""
+    assert squad_tokens("The  U.S. Army's a-b, an  Apple!") == ("us", "armys", "ab", "apple")
+    assert token_f1(squad_tokens("the cat sat on the mat"), squad_tokens("a cat on a mat")) == pytest.approx(6 / 7)
+    assert token_f1(("x", "x", "y"), ("x", "z")) == pytest.approx(0.4)
+    assert token_f1((), ()) == 1.0
+    assert token_f1((), ("x",)) == 0.0
+    f1, em = make_matcher(Matching("f1")), make_matcher(Matching("em"))
+    gold = Example("p", ("Denver Broncos", "the Broncos"))
+    assert f1.match("Denver's Broncos won", gold) == pytest.approx(0.5)
+    assert f1.match("Broncos!", gold) == em.match("Broncos!", gold) == 1.0
+    assert em.match("Denver", gold) == 0.0
+    assert em.decided("Seattle ", gold)
+    assert not em.decided("Seattle", gold)
+    assert not em.decided("The Denver ", gold)
+
+
+def test_phrases() -> None:
+    contains, prefix, label = (make_matcher(Matching(kind)) for kind in ("contains", "prefix", "label"))
+    gold = Example("p", ("New York",), ())
+    assert contains.match("It was in new york, I think", gold) == 1.0
+    assert contains.match("It was in New Yorkshire", gold) == 0.0
+    assert contains.decided("It was New York City", gold)
+    assert not contains.decided("It was New York", gold)
+    assert prefix.match("New York, certainly", gold) == 1.0
+    assert prefix.match("In New York", gold) == 0.0
+    assert prefix.decided("In ", gold)
+    assert label.match("It is not entailment", WORDS) == 1.0
+    assert label.match("It is entailment, not no", WORDS) == 0.0
+    assert label.match("Yes", WORDS) == 1.0
+    assert label.match("nobody", WORDS) == 0.0
+    assert label.decided("no doubt ", WORDS)
+    assert not label.decided("no ", WORDS)
+
+
+def test_cut_at_the_stop_that_is_completed_first() -> None:
+    assert cut("  one\ntwo", ("\n",)) == ("one", True)
+    assert cut("\n\n", ("\n",)) == ("", False)
+    assert cut("xx\ny", ("\n", "xx\ny")) == ("xx", True)
+    assert cut("abcd", ("bcd", "cd")) == ("a", True)
+    assert cut("one", ()) == ("one", False)
+    assert settled_part("answer EN", ("END",)) == "answer "
+    assert settled_part("answer", ("END", "\n")) == "answer"
+
+
+def test_half_a_character_decides_nothing() -> None:
+    """A byte-level token can end within a character, whose text changes once the rest has come."""
+    assert not make_matcher(Matching("option")).decided("A\ufffd", LETTERS)
+
+
+# A small alphabet rich in what the rules look at: choice letters, articles, stops, sigma, punctuation.
+_PIECES = [
+    *("A", "B", "C", "a", "an", "the", "entail", "ment", "entailment", "not", "no", "Yes", "yes", "Σ", "İ", "ß", "é"),
+    *(".", ",", "'", "-", "(", ")", " ", " ", "\n", "E", "N", "D", "END", "\t", "_", "1", "\x1c", "\u2003", "\ufffd"),
+]
+_TEXTS = st.lists(st.sampled_from(_PIECES), max_size=8).map("".join) | st.text(max_size=6)
+_STOPS = st.lists(st.sampled_from(["\n", "END", "\n\n", ".", "NDA", "a"]), max_size=3, unique=True).map(tuple)
+_WORD_EXAMPLES = st.sampled_from(
+    [
+        WORDS,
+        Example("p", ("no",), ("no", "not", "yes a no")),
+        Example("p", ("Yes, a no.",), ("Yes, a no.",)),
+        Example("p", ("entailment the", "σ"), ("entailment the", "B")),
+    ]
+)
+
+
+@pytest.mark.parametrize("kind", sorted(MATCHERS))
+@settings(max_examples=400, deadline=None)
+@given(text=_TEXTS, continuation=_TEXTS, stop=_STOPS, words=_WORD_EXAMPLES)
+@case(text="answer EN", continuation="D", stop=("END",), words=WORDS)
+@case(text="no ", continuation="", stop=("\n",), words=WORDS)
+def test_decided_means_no_continuation_matters(
+    kind: str, text: str, continuation: str, stop: tuple[str, ...], words: Example
+) -> None:
+    example = LETTERS if kind in ("option", "capital") else words
+    matcher = make_matcher(Matching(kind, stop))
+    now = matcher.match(text, example)
+    assert 0.0 <= now <= 1.0
+    if matcher.decided(text, example):
+        assert matcher.match(text + continuation, example) == now
+        assert matcher.decided(text + continuation, example)
+
+
+@pytest.mark.parametrize("kind", sorted(MATCHERS))
+@given(text=_TEXTS)
+def test_a_stop_string_decides(kind: str, text: str) -> None:
+    example = LETTERS if kind in ("option", "capital") else WORDS
+    assert make_matcher(Matching(kind, ("\n",))).decided(text + "x\n", example)
+
+
+def test_unknown_kind_lists_the_known_ones() -> None:
+    with pytest.raises(UserError, match="unknown matching kind `fuzzy`; known: capital, contains, em, exact, f1"):
+        make_matcher(Matching("fuzzy"))
+
+
+def test_examples_a_matcher_can_not_score() -> None:
+    assert make_matcher(Matching("option")).problem(Example("p", ("yes",), ("yes", "no"))) is not None
+    assert make_matcher(Matching("option")).problem(Example("p", ("A",))) is not None
+    assert make_matcher(Matching("em")).problem(Example("p", ("The",))) is not None
+    assert make_matcher(Matching("label")).problem(LETTERS) is not None  # `A` is an article
+    assert all(make_matcher(Matching(kind)).problem(LETTERS) is None for kind in ("option", "capital", "exact"))

@@ -1,0 +1,55 @@
+"""Scores and their intervals against known values."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.metrics import confidence_interval, score, wilson
+
+
+def test_mean_is_correctly_rounded_in_any_order() -> None:
+    values = np.array([0.1] * 10)
+    assert score("accuracy", values) == 0.1
+    assert score("mean", np.array([1.0, 0.5, 0.0])) == 0.5
+
+
+def test_wilson_known_values() -> None:
+    """Newcombe, Statistics in Medicine 17 (1998), table I: 81/263, 15/148, 0/20, 1/29."""
+    assert wilson(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
+    assert wilson(15, 148) == pytest.approx((0.0624, 0.1605), abs=5e-5)
+    assert wilson(0, 20) == pytest.approx((0.0, 0.1611), abs=5e-5)
+    assert wilson(1, 29) == pytest.approx((0.0061, 0.1718), abs=5e-5)
+
+
+@given(st.integers(1, 200).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_wilson_contains_the_proportion_and_is_symmetric(counts: tuple[int, int]) -> None:
+    successes, n = counts
+    low, high = confidence_interval(np.arange(n) < successes)
+    assert 0.0 <= low <= successes / n <= high <= 1.0
+    assert wilson(n - successes, n) == pytest.approx((1 - high, 1 - low))
+
+
+def test_bootstrap_agrees_with_the_normal_interval_and_repeats_itself() -> None:
+    outcomes = np.random.default_rng(5).beta(2, 3, size=2000)
+    low, high = confidence_interval(outcomes)
+    half = 1.96 * outcomes.std() / np.sqrt(outcomes.size)
+    assert (low, high) == pytest.approx((outcomes.mean() - half, outcomes.mean() + half), abs=half * 0.1)
+    assert (low, high) == confidence_interval(outcomes)
+    assert (low, high) != confidence_interval(outcomes, seed=1)
+    wide = confidence_interval(outcomes, level=0.99)
+    assert wide[0] < low < high < wide[1]
+
+
+def test_bad_input() -> None:
+    with pytest.raises(UserError, match="unknown metric `bleu`; known: accuracy, mean"):
+        score("bleu", [1.0])
+    with pytest.raises(ValueError, match="no outcomes"):
+        confidence_interval([])
+    with pytest.raises(ValueError, match="level"):
+        confidence_interval([1.0], level=95)
+    with pytest.raises(ValueError, match="finite"):
+        score("mean", [np.nan])

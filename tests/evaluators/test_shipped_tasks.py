@@ -1,0 +1,180 @@
+"""Every task file that comes with the package: parses, renders a row in the hub's format, keeps its splits apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import datasets
+import pytest
+
+from moevolve.evaluators import prepare
+from moevolve.evaluators.config import Source
+from moevolve.evaluators.datasets import Table
+from moevolve.evaluators.demo.prompts import CHOICES, TEMPLATES
+from moevolve.evaluators.registry import list_tasks, load_task
+from moevolve.evaluators.types import Example
+
+HELD_OUT = {
+    "electrical_engineering",
+    "professional_accounting",
+    "high_school_macroeconomics",
+    "high_school_computer_science",
+    "business_ethics",
+    "miscellaneous",
+    "high_school_psychology",
+}
+DEMO = sorted(name for name in list_tasks() if name.startswith("demo-"))
+
+# One row in the columns of the hub data set, and what becomes of it.
+HUB_ROWS: dict[str, tuple[dict[str, Any], Example]] = {
+    "boolq": (
+        {"question": "is it so", "passage": "P.", "idx": 0, "label": 0},
+        Example("P.\nQuestion: is it so\nA. Yes\nB. No\nAnswer:", ("B",), ("A", "B")),
+    ),
+    "cb": (
+        {"premise": "P.", "hypothesis": "H", "idx": 0, "label": 0},
+        Example(
+            "P.\nH\nWhat is the relation between the two sentences?\n"
+            "A. Contradiction\nB. Entailment\nC. Neutral\nAnswer:",
+            ("B",),
+            ("A", "B", "C"),
+        ),
+    ),
+    "copa": (
+        {"premise": "P.", "choice1": "One.", "choice2": "Two.", "question": "effect", "idx": 0, "label": 1},
+        Example(
+            "P.\nQuestion: Which of these is the more plausible effect?\nA. One.\nB. Two.\nAnswer:", ("B",), ("A", "B")
+        ),
+    ),
+    "multirc": (
+        {"paragraph": "P.", "question": "Q?", "answer": "X", "idx": {"paragraph": 0}, "label": 1},
+        Example(
+            "P.\nQuestion: Q?\nProposed answer: X\nIs the proposed answer right?\nA. Yes\nB. No\nAnswer:",
+            ("A",),
+            ("A", "B"),
+        ),
+    ),
+    "rte": (
+        {"premise": "P.", "hypothesis": "H.", "idx": 0, "label": 0},
+        Example(
+            "P.\nH.\nIs the sentence below entailed by the sentence above?\nA. Yes\nB. No\nAnswer:", ("A",), ("A", "B")
+        ),
+    ),
+    "wic": (
+        {"word": "w", "sentence1": "S1.", "sentence2": "S2.", "start1": 0, "idx": 0, "label": 1},
+        Example(
+            "Sentence 1: S1.\nSentence 2: S2.\nAre 'w' in the above two sentences the same?\nA. Yes\nB. No\nAnswer:",
+            ("A",),
+            ("A", "B"),
+        ),
+    ),
+    "wsc": (
+        {
+            "text": "Old Ann saw it. She hid it.",
+            "span1_index": 0,
+            "span2_index": 6,
+            "span1_text": "Old Ann",
+            "span2_text": "it",
+            "idx": 0,
+            "label": 0,
+        },
+        Example(
+            "Passage: * Old Ann * saw it. She hid # it. #\nDoes the pronoun # it # refer to * Old Ann *?\n"
+            "A. Yes\nB. No\nAnswer:",
+            ("B",),
+            ("A", "B"),
+        ),
+    ),
+    "record": (
+        {
+            "passage": "News.\n@highlight\nPoint",
+            "query": "@placeholder won",
+            "entities": ["X", "Y"],
+            "answers": ["X", "x"],
+        },
+        Example(
+            "Passage: News.\n\nPoint\nResult: ____ won\n"
+            "Question: What entity does ____ refer to in the result? Give me the entity name:",
+            ("X", "x"),
+        ),
+    ),
+    "drop": (
+        {"passage": "P.", "question": "Q?", "answers_spans": {"spans": ["3", "three"], "types": ["number", "span"]}},
+        Example("\n\nText: P.\nQuestion: Q?\nAnswer:", ("3", "three")),
+    ),
+    "squad2": (
+        {"context": "C.", "question": "Q?", "answers": {"text": [], "answer_start": []}},
+        Example(
+            "C.\nAccording to the above passage, answer the following question. If it is impossible to answer "
+            "according to the passage, answer `impossible to answer`:\nQuestion: Q?",
+            ("impossible to answer",),
+        ),
+    ),
+    "mmlu": (
+        {"question": "Q?", "subject": "high_school_biology", "choices": ["p", "q", "r", "s"], "answer": 2},
+        Example(
+            "This question about high school biology has one right answer. Reply with A, B, C or D.\n"
+            "Question: Q?\nA. p\nB. q\nC. r\nD. s\nAnswer:",
+            ("C",),
+            ("A", "B", "C", "D"),
+        ),
+    ),
+}
+
+
+def _serve(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]]) -> None:
+    """Gives the same rows for every source split of the hub."""
+
+    def fake(source: Source, split: str) -> Table:
+        return Table(split, datasets.Dataset.from_list(rows))
+
+    monkeypatch.setattr(prepare, "load_table", fake)
+
+
+@pytest.mark.parametrize("name", sorted(HUB_ROWS))
+def test_a_hub_row_becomes_the_prompt(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    row, expected = HUB_ROWS[name]
+    _serve(monkeypatch, [row])
+    task = load_task(name)
+    whole = task.model_copy(update={"splits": {"test": task.splits["test"].model_copy(update={"where_not": {}})}})
+    assert prepare.prepare_split(whole, "test").examples == (expected,)
+
+
+def test_every_shipped_task_is_covered() -> None:
+    assert set(list_tasks()) == set(HUB_ROWS) | {"mmlu-ood"} | {f"demo-{name}" for name in TEMPLATES}
+
+
+@pytest.mark.parametrize("name", [name for name in sorted(HUB_ROWS) if name != "mmlu"])
+def test_splits_of_enough_rows_are_disjoint(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    rows = [HUB_ROWS[name][0] for _ in range(512)]
+    _serve(monkeypatch, rows)
+    prepared = prepare.prepare_splits(load_task(name))
+    assert list(prepared) == ["search", "dev", "test"]
+    assert len(prepared["search"].examples) >= 150
+    assert len(prepared["dev"].examples) >= 100
+    assert len(prepared["test"].examples) == 512
+
+
+def test_mmlu_searches_on_fifty_subjects_and_holds_out_seven(monkeypatch: pytest.MonkeyPatch) -> None:
+    subjects = sorted(HELD_OUT) + [f"subject_{i}" for i in range(50)]
+    row = HUB_ROWS["mmlu"][0]
+    _serve(monkeypatch, [row | {"subject": s, "question": f"{s} {i}"} for i in range(8) for s in subjects])
+    seen = prepare.prepare_splits(load_task("mmlu"))
+    held = prepare.prepare_splits(load_task("mmlu-ood"))
+    assert [len(split.examples) for split in seen.values()] == [200, 200, 400]
+    assert {name: len(split.examples) for name, split in held.items()} == {"test": 56}
+    questions = {name: {e.prompt.split("\n")[1].split()[1] for e in split.examples} for name, split in seen.items()}
+    assert all(len(found) == 50 and not found & HELD_OUT for found in questions.values())
+    assert {e.prompt.split("\n")[1].split()[1] for e in held["test"].examples} == HELD_OUT
+
+
+@pytest.mark.parametrize("name", DEMO)
+def test_demo_tasks_are_ready_to_use(name: str) -> None:
+    task = load_task(name)
+    demo = name.removeprefix("demo-")
+    assert task.prompt == TEMPLATES[demo]
+    assert (task.choices or None) == CHOICES[demo]
+    prepared = prepare.prepare_splits(task)
+    assert [len(split.examples) for split in prepared.values()] == [400, 300, 1000]
+    prompts = [example.prompt for split in prepared.values() for example in split.examples]
+    assert len(set(prompts)) == len(prompts)

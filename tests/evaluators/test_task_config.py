@@ -1,0 +1,104 @@
+"""Task files: what is refused, and with which words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.prepare import prepare_splits
+from moevolve.evaluators.registry import load_task
+
+WriteTask = Callable[..., Path]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"promt": "x"}, "unknown key `promt` (did you mean `prompt`?)"),
+        ({"splits": {"search": {"from": "all", "limit": 3}}}, "unknown key `splits.search.limit`"),
+        ({"prompt": None}, "field prompt: missing"),
+        ({"prompt": 3}, "field prompt: input should be a valid string"),
+        (
+            {"matching": {"kind": "regex"}},
+            "field matching.kind: unknown matching kind `regex`; known: capital, contains",
+        ),
+        ({"metric": "bleu"}, "field metric: unknown metric `bleu`; known: accuracy"),
+        ({"answer": None}, "give `answer`"),
+        ({"choices": None}, "`option` looks for one of the choices"),
+        ({"choices": None, "fitness": "rank", "matching": None}, "give `choices`"),
+        ({"source": {"hub": "a/b", "files": {"all": "rows.jsonl"}}}, "field source: give either `hub` or `files`"),
+        ({"source": {"files": {"all": "rows.jsonl", "more": "./rows.jsonl"}}}, "stands under both `all` and `more`"),
+        (
+            {"source": {"files": {"other": "rows.jsonl"}}},
+            "`splits.search.from` is `all`, but `source.files` has: other",
+        ),
+        ({"source": {"hub": "a/b"}, "splits": {"test": {"from": "train[:9]"}}}, "must be a plain split name"),
+        ({"splits": {"train": {"from": "all"}}}, "'search', 'dev' or 'test'"),
+        ({"splits": {"test": {"from": "all", "indices": [1, 1]}}}, "none twice"),
+        ({"splits": {"test": {"from": "all", "indices": [1], "count": 1}}}, "can't be combined"),
+        ({"labels": {"label": {"true": True}}}, "field labels.label.true: input should be a valid string"),
+        ({"max_new_tokens": 0}, "field max_new_tokens: input should be greater than or equal to 1"),
+        ({"name": "other"}, "a task is called like its file: `small`"),
+    ],
+)
+def test_wrong_task_files_are_named_with_their_field(write_task: WriteTask, changes: dict[str, Any], said: str) -> None:
+    path = write_task(**changes)
+    with pytest.raises(UserError) as caught:
+        load_task(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("prompt: [1,\n", ":2: "),
+        ("prompt: a\nprompt: b\n", ":2: key `prompt` given twice"),
+        ("- a\n", ": expected a mapping"),
+    ],
+)
+def test_broken_yaml_is_named_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"broken\.yaml") as caught:
+        load_task(path)
+    assert said in str(caught.value)
+
+
+def test_label_keys_keep_their_spelling(tmp_path: Path, write_task: WriteTask) -> None:
+    """As YAML values `true` and `1` are one dictionary key in Python, and `no` is false."""
+    path = write_task()
+    text = path.read_text().replace("labels:\n  label:\n    'true': A\n    'false': B\n",
+                                    "labels:\n  label: {true: A, 1: B, no: C, 0: D, false: B}\n")  # fmt: skip
+    assert "no: C" in text
+    path.write_text(text)
+    assert load_task(path).labels["label"] == {"true": "A", "1": "B", "no": "C", "0": "D", "false": "B"}
+
+
+def test_tasks_are_frozen(write_task: WriteTask) -> None:
+    task = load_task(write_task())
+    with pytest.raises(ValidationError, match="frozen"):
+        task.prompt = "other"  # type: ignore[misc]
+
+
+def test_counts_and_files_can_be_replaced(write_task: WriteTask, tmp_path: Path) -> None:
+    task = load_task(write_task())
+    assert len(prepare_splits(task.with_counts({"search": 2}))["search"].examples) == 2
+    with pytest.raises(UserError, match=r"row .* is in both `search` and `dev`"):
+        prepare_splits(task.with_counts({"search": 6}))
+    own = tmp_path / "own.jsonl"
+    own.write_text('{"text": "mine", "label": true}\n')
+    changed = task.with_files({"test": own})
+    assert tuple(changed.splits) == ("test",)
+    assert prepare_splits(changed)["test"].examples[0].prompt.startswith("mine\n")
+    assert changed.origin == task.origin
+    with pytest.raises(UserError, match="no `search` split; it has: test"):
+        changed.with_counts({"search": 1})
+    with pytest.raises(UserError, match="stands under both"):
+        task.with_files({"search": own, "test": own})
