@@ -226,6 +226,12 @@ class StoredConfig(Section):
         """The configuration as stored with the search."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True)
 
+    @property
+    def config_hash(self) -> str:
+        """SHA-256 (hex) of what determines the population: execution settings, name and store are left out."""
+        content = self.model_dump(mode="json", exclude={"name", "workers", "store", "final"})
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
 
 class RunConfig(StoredConfig):
     """One search, whole."""
@@ -245,12 +251,6 @@ class RunConfig(StoredConfig):
         if len(set(names)) != len(names):
             raise ValueError(f"tasks: a task is named twice in {', '.join(names)}")
         return self
-
-    @property
-    def config_hash(self) -> str:
-        """SHA-256 (hex) of what determines the population: execution settings, name and store are left out."""
-        content = self.model_dump(mode="json", exclude={"name", "workers", "store", "final"})
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def load_run_config(path: Path, overrides: tuple[str, ...] = ()) -> RunConfig:
@@ -305,7 +305,9 @@ def apply_override(data: dict[str, Any], override: str) -> None:
         last = depth == len(keys) - 1
         if isinstance(node, list):
             if not key.isdigit() or int(key) >= len(node):
-                raise UserError(f"--set {override}: {'.'.join(keys[:depth])} has no entry {key!r} (0 to {len(node) - 1})")
+                raise UserError(
+                    f"--set {override}: {'.'.join(keys[:depth])} has no entry {key!r} (0 to {len(node) - 1})"
+                )
             slot: Any = int(key)
         elif isinstance(node, dict):
             slot = key

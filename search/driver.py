@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from moevolve.search.desk import EvaluationDesk, Job, Settled
-from moevolve.search.genomes.base import Genome
+from moevolve.search.genomes.base import Description, Genome
 from moevolve.search.plan import Plan
 from moevolve.search.population import Member, RankKey
-from moevolve.search.strategies.base import Strategy
+from moevolve.search.strategies.base import Proposal, Strategy
 from moevolve.store.errors import StoreError
 from moevolve.store.records import EvaluationRecord, FitnessRecord, HistoryRow, IndividualRecord
 from moevolve.store.repository import Store
@@ -149,22 +149,7 @@ class Driver:
         proposal = self._strategy.ask(self._next)
         description = self._plan.space.describe(proposal.genome)
         depth = 1 + max(self._depths[parent] for parent in proposal.parents) if proposal.parents else 0
-        record = IndividualRecord(
-            index=proposal.index,
-            phase=self._plan.schedule.span(proposal.index).kind,
-            operator=proposal.operator,
-            genome=proposal.genome.to_bytes(),
-            content_hash=proposal.genome.content_hash,
-            phenotype_hash=proposal.genome.express().phenotype_hash,
-            experts=description.experts,
-            active=description.active,
-            parameters=description.parameters,
-            active_parameters=description.active_parameters,
-            parameters_full=description.parameters_full,
-            summary=description.summary,
-            depth=depth,
-            parents=proposal.parents,
-        )
+        record = individual_record(proposal, self._plan.schedule.span(proposal.index).kind, description, depth)
         self._next += 1
         self._depths.append(depth)
         self._new_individuals.append(record)
@@ -242,6 +227,26 @@ class Driver:
                 elapsed=time.monotonic() - self._started,
             )
         )
+
+
+def individual_record(proposal: Proposal, phase: str, description: Description, depth: int) -> IndividualRecord:
+    """A proposal as the store keeps it."""
+    return IndividualRecord(
+        index=proposal.index,
+        phase=phase,
+        operator=proposal.operator,
+        genome=proposal.genome.to_bytes(),
+        content_hash=proposal.genome.content_hash,
+        phenotype_hash=proposal.genome.express().phenotype_hash,
+        experts=description.experts,
+        active=description.active,
+        parameters=description.parameters,
+        active_parameters=description.active_parameters,
+        parameters_full=description.parameters_full,
+        summary=description.summary,
+        depth=depth,
+        parents=proposal.parents,
+    )
 
 
 def weighted_means(evaluations: tuple[EvaluationRecord, ...], weights: tuple[float, ...]) -> tuple[float, float]:

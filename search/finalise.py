@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from moevolve.evaluators.metrics import confidence_interval
 from moevolve.evaluators.types import Split
 from moevolve.search.desk import EvaluationDesk, Job, Settled
 from moevolve.search.driver import weighted_means
+from moevolve.search.evaluation import interval, with_outcomes
 from moevolve.search.plan import Plan
 from moevolve.store.records import EvaluationRecord, HistoryRow
 from moevolve.store.repository import Store
@@ -144,14 +144,12 @@ class Finaliser:
         return Contestant(label, None, tuple(scores), description.parameters, draws=len(rows))
 
     def _intervals(self, settled: Sequence[Settled]) -> tuple[SplitScore, ...]:
-        return tuple(self._interval(record) for item in settled for record in item.evaluations if record.score is not None)
+        return tuple(
+            self._interval(record) for item in settled for record in item.evaluations if record.score is not None
+        )
 
     def _interval(self, record: EvaluationRecord) -> SplitScore:
-        stored = self._store.evaluations(
-            [record.phenotype_hash], record.model_fingerprint, record.engine_fingerprint, [record.task_fingerprint]
-        )
-        outcomes = np.frombuffer(stored[0].outcomes or b"", dtype="<f4")
-        low, high = confidence_interval(outcomes)
+        low, high = interval(with_outcomes(self._store, record))
         return SplitScore(record.task, record.split, float(record.score or 0.0), low, high)
 
     def _settle(self, jobs: Sequence[Job]) -> list[Settled]:

@@ -35,9 +35,7 @@ class Schedule:
     generation: int | None = None
 
     @classmethod
-    def of(
-        cls, phases: Sequence[tuple[str, int, int]], window: int, generation: int | None = None
-    ) -> Schedule:
+    def of(cls, phases: Sequence[tuple[str, int, int]], window: int, generation: int | None = None) -> Schedule:
         """Build from (kind, evaluations, initial) triples."""
         stops = list(accumulate(evaluations for _, evaluations, _ in phases))
         starts = [0, *stops[:-1]]

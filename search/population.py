@@ -53,9 +53,7 @@ def eligible(ranked: list[Member], rule: TopKParents | ThresholdParents) -> list
     """The leading part of `ranked` (best first) that may become parents under `rule`."""
     if isinstance(rule, TopKParents):
         return ranked[: rule.k]
-    return [
-        member for member in ranked if member.key.negative_fitness - ranked[0].key.negative_fitness <= rule.margin
-    ]
+    return [member for member in ranked if member.key.negative_fitness - ranked[0].key.negative_fitness <= rule.margin]
 
 
 class Ranking:

@@ -11,7 +11,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.prepare import prepare_split
 from moevolve.evaluators.registry import load_task
 from moevolve.evaluators.types import PreparedSplit, Split
-from moevolve.search.config import RunConfig, TaskSection, parse_stored_config
+from moevolve.search.config import RunConfig, StoredConfig, TaskSection, parse_stored_config
 from moevolve.search.desk import EvaluationDesk
 from moevolve.search.driver import Driver, Progress
 from moevolve.search.finalise import Finaliser, FinalReport
@@ -81,7 +81,7 @@ def register(plan: Plan, store: Store) -> None:
         for group in plan.prepared.values()
         for task, item in zip(config.tasks, group, strict=True)
     ]
-    store.create_search(_search_record(plan), tasks)
+    store.create_search(search_record(config, plan.search_id, plan.facts.fingerprint), tasks)
 
 
 def resume_plan(store: Store, name: str, adjust: Callable[[RunConfig], RunConfig] = lambda config: config) -> Plan:
@@ -149,17 +149,17 @@ def _prepare(section: TaskSection, split: Split) -> PreparedSplit:
     return prepare_split(task.with_counts(counts) if counts else task, split)
 
 
-def _search_record(plan: Plan) -> SearchRecord:
-    config = plan.config
+def search_record(config: StoredConfig, search_id: str, model_fingerprint: str) -> SearchRecord:
+    """A configuration as the store keeps it."""
     return SearchRecord(
-        id=plan.search_id,
+        id=search_id,
         name=config.name,
         config=config.canonical_json(),
         config_hash=config.config_hash,
-        model_fingerprint=plan.facts.fingerprint,
+        model_fingerprint=model_fingerprint,
         model_path=config.model.path,
         engine_fingerprint=engine_fingerprint(config.model.to_worker(), config.engine.to_worker()),
-        seed=config.seed,
+        seed=config.seed if isinstance(config, RunConfig) else 0,
         genome_kind=config.genome.kind,
         software_version=version("moevolve"),
     )

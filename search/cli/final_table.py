@@ -15,7 +15,11 @@ def print_report(report: FinalReport, store: str) -> None:
     columns = [("model", False), *((heading, True) for heading in headings), ("parameters", True), ("memory", True)]
     rows = [_row(contestant, measured, report) for contestant in report.contestants]
     tasks = ", ".join(dict.fromkeys(task for task, _ in measured))
-    print_table(f"{report.search} on {tasks}: score in %, 95 % interval (random draws: +- one standard deviation)", columns, rows)
+    print_table(
+        f"{report.search} on {tasks}: score in %, 95 % interval (random draws: +- one standard deviation)",
+        columns,
+        rows,
+    )
     if report.winner is None:
         output.print("every individual failed; see `moevolve searches` and `moevolve show` for the reasons")
         return

@@ -149,7 +149,10 @@ def show(individual: IndividualArgument, store: StoreOption = DEFAULT_STORE, as_
             f"({100 * record.parameters / record.parameters_full:.1f} %), {record.active_parameters:,} active",
         ),
         ("status", fitness.status + (f": {fitness.failure}" if fitness.failure else "")),
-        ("fitness", "-" if fitness.fitness is None else f"{percent(fitness.fitness)} (gold log-prob {fitness.tie_break:.4f})"),
+        (
+            "fitness",
+            "-" if fitness.fitness is None else f"{percent(fitness.fitness)} (gold log-prob {fitness.tie_break:.4f})",
+        ),
         ("content hash", record.content_hash),
         ("exports", ", ".join(f"{export.path} ({export.form})" for export in detail.exports) or "none"),
     ]

@@ -165,9 +165,7 @@ class EepSpace:
             return Offspring(self._breed_pruning(rng, phase, chosen), operator, used)
         return Offspring(self._breed_merging(rng, phase, chosen), operator, used)
 
-    def _breed_pruning(
-        self, rng: np.random.Generator, phase: PrunePhase, parents: tuple[EepGenome, ...]
-    ) -> EepGenome:
+    def _breed_pruning(self, rng: np.random.Generator, phase: PrunePhase, parents: tuple[EepGenome, ...]) -> EepGenome:
         sets = [self.kept(parent) for parent in parents]
         child = sets[0].copy()
         if len(sets) == 2:
@@ -176,9 +174,7 @@ class EepSpace:
             child[group] = replace_experts(rng, child[group], self.experts, phase.row_rate, phase.force_change)
         return self.from_kept(child)
 
-    def _breed_merging(
-        self, rng: np.random.Generator, phase: MergePhase, parents: tuple[EepGenome, ...]
-    ) -> EepGenome:
+    def _breed_merging(self, rng: np.random.Generator, phase: MergePhase, parents: tuple[EepGenome, ...]) -> EepGenome:
         mapping, merging = parents[0].router_mapping.copy(), parents[0].expert_merging.copy()
         if len(parents) == 2:
             for group in range(self.groups):

@@ -47,5 +47,3 @@ class Strategy(Protocol):
     def skip(self, index: int) -> None:
         """Like `ask`, for an individual that is stored already: only the state must change as if it had been asked for."""
         ...
-
-

@@ -29,9 +29,7 @@ class Evolution:
         seed: the search's seed.
     """
 
-    def __init__(
-        self, space: GenomeSpace[Any], phases: tuple[PhaseConfig, ...], schedule: Schedule, seed: int
-    ) -> None:
+    def __init__(self, space: GenomeSpace[Any], phases: tuple[PhaseConfig, ...], schedule: Schedule, seed: int) -> None:
         self._space = space
         self._phases = phases
         self._schedule = schedule

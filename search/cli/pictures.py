@@ -1,0 +1,37 @@
+"""`plot`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moevolve.search.cli.console import DEFAULT_STORE, StoreOption, output
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(plot)
+
+
+def plot(
+    search: Annotated[str, typer.Argument(help="Name or id of the search.")],
+    out: Annotated[Path, typer.Option("-o", "--output", help="Picture to write (.png, .svg, .pdf).")],
+    individual: Annotated[
+        str | None, typer.Option("--individual", help="Whose matrices to draw; default: the search's best.")
+    ] = None,
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Draw a search: score over evaluations, and the best individual's matrices as heat maps."""
+    from moevolve.search.evaluation import find_subject, full_fitness
+    from moevolve.search.plots import plot_search
+    from moevolve.store.repository import Store
+
+    with Store.open(store, create=False) as opened:
+        record = opened.search(search)
+        history = opened.history(record.id)
+        leaders = opened.best_of_search(record.id, 1)
+        reference = individual or (f"{record.name}:{leaders[0].index}" if leaders else None)
+        genome = None if reference is None else find_subject(opened, reference).genome
+        plot_search(out, record.name, history, full_fitness(opened, record), genome, reference or "")  # type: ignore[arg-type]
+    output.print(f"wrote {out}", highlight=False)

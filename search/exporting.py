@@ -1,0 +1,74 @@
+"""Exports of stored individuals: checkpoints with provenance, and coefficient files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.coefficients import write_coefficients
+from moevolve.search.evaluation import Subject, find_subject, interval, with_outcomes
+from moevolve.search.genomes.eep import EepGenome
+from moevolve.store.records import ExportRecord, IndividualDetail
+from moevolve.store.repository import Store
+from moevolve.workers.export import export_model
+from moevolve.workers.export_card import ExportCard, ExportReport, ExportScore
+
+
+def export_individual(store: Store, reference: str, directory: Path) -> ExportReport:
+    """Write an individual's model as a verified checkpoint and record the export.
+
+    Raises:
+        UserError: the target is taken, or the model isn't there any more.
+        StoreError: no such individual.
+    """
+    subject = find_subject(store, reference)
+    detail = _individual(subject, reference)
+    report = export_model(subject.config.model.to_worker(), subject.edit, directory, _card(store, detail))
+    checks = json.dumps(asdict(report.agreement))
+    store.add_export(detail.ref, ExportRecord(str(report.directory), report.form, checks))
+    return report
+
+
+def export_coefficients(store: Store, reference: str, path: Path) -> None:
+    """Write an EEP individual as a coefficient file of the authors' format.
+
+    Raises:
+        UserError: the file exists, or the individual is of another kind.
+    """
+    subject = find_subject(store, reference)
+    if not isinstance(subject.genome, EepGenome):
+        raise UserError(f"{reference}: only EEP individuals have coefficient files")
+    if path.exists():
+        raise UserError(f"{path} exists already; choose another name")
+    write_coefficients(path, subject.genome)
+
+
+def _individual(subject: Subject, reference: str) -> IndividualDetail:
+    if subject.detail is None:
+        raise UserError(f"{reference}: the full model is a checkpoint already")
+    return subject.detail
+
+
+def _card(store: Store, detail: IndividualDetail) -> ExportCard:
+    graph = store.ancestors(detail.ref)
+    nearest_first = sorted(graph.nodes, key=lambda node: (-node.depth, node.index))
+    lines = tuple(
+        f"{graph.search_name}:{node.index} ({node.phase}, {node.operator}): {node.summary}" for node in nearest_first
+    )
+    scores = []
+    for item in detail.evaluations:
+        if item.score is not None:
+            low, high = interval(with_outcomes(store, item))
+            scores.append(ExportScore(item.task, item.split, item.score, item.examples_seen, low, high))
+    return ExportCard(
+        title=detail.ref,
+        base_model=detail.search.model_path,
+        base_fingerprint=detail.search.model_fingerprint,
+        search_name=detail.search.name,
+        search_id=detail.search.id,
+        individual=detail.ref,
+        lineage=lines,
+        scores=tuple(scores),
+    )
