@@ -1,8 +1,8 @@
 """The EEP authors' coefficient files: reading them as genomes, writing genomes in the same form.
 
 Format (as released with arXiv 2407.00945): a dict of float32 tensors [n', n]. `layers.[a-b]` or `layers.l` is `W_EM` of
-those layers, `transfer.[a-b]` or `transfer.l` their `W_RM`; `others` and `others_transfer` cover the layers that no other
-key names.
+those layers, `transfer.[a-b]` or `transfer.l` their `W_RM`; `others` and `others_transfer` cover the layers that no
+other key names.
 """
 
 from __future__ import annotations

@@ -215,7 +215,7 @@ class FinalSection(Section):
 
 
 class StoredConfig(Section):
-    """What every search in a store has, imported ones included: enough to rebuild a genome, its model and its engine."""
+    """What every stored search has, imported ones included: enough to rebuild a genome, its model and its engine."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     model: ModelSection

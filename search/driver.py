@@ -1,6 +1,6 @@
 """The population loop: make children as the window allows, evaluate, record, until the schedule is through.
 
-Determinism: child i is made by the strategy from the evaluations of individuals 0 .. visible(i) - 1 and a generator keyed by
+Determinism: the strategy makes child i from the evaluations of individuals 0 .. visible(i) - 1 and a generator keyed by
 (seed, i). Evaluations arrive in any order; they are told to the strategy in order of index, and never sooner than the
 child that may see them is made. So neither the number of workers nor their speed, deaths or a restart changes a child.
 """

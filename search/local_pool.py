@@ -1,4 +1,4 @@
-"""A pool without Ray: one evaluator in this process. For single evaluations from the command line, and for benchmarks."""
+"""A pool without Ray: one evaluator in this process, for single evaluations and for benchmarks."""
 
 from __future__ import annotations
 

@@ -53,9 +53,8 @@ def plot_search(
         known = ", ".join(sorted(figure.canvas.get_supported_filetypes()))
         raise UserError(f"{path}: unknown picture format; use one of {known}")
     figure.suptitle(title)
-    course, *below = figure.subfigures(
-        2 if groups else 1, 1, height_ratios=[4.0, 3.6][: 1 + bool(groups)], squeeze=False
-    )[:, 0]
+    heights = [4.0, 3.6] if groups else [4.0]
+    course, *below = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
     _draw_course(course.subplots(), history, full)
     if genome is not None:
         _draw_matrices(below[0], genome, genome_label)

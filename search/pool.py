@@ -1,4 +1,4 @@
-"""A pool of worker actors on Ray: keeps them busy, replaces the dead, and gives every candidate a bounded number of tries."""
+"""A pool of worker actors on Ray: keeps them busy, replaces the dead, bounds every candidate's tries."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ class _Slot:
 def start_ray(workers: WorkersSection) -> None:
     """Start Ray on this machine, or join the cluster at `workers.address`.
 
-    Workers get an empty working directory of their own: the driver's would otherwise stand on their `sys.path`, where our
-    folder `kernels` could shadow the package of that name which `transformers` imports.
+    Workers get an empty working directory of their own: the driver's would otherwise stand on their `sys.path`, where
+    our folder `kernels` could shadow the package of that name which `transformers` imports.
 
     Raises:
         PoolError: the cluster can't be reached.

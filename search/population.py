@@ -1,4 +1,4 @@
-"""The part of the history that can still matter: individuals ranked by fitness, with ties broken the same way everywhere."""
+"""The part of the history that can still matter: individuals ranked by fitness, ties broken the same way everywhere."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def eligible(ranked: list[Member], rule: TopKParents | ThresholdParents) -> list
 class Ranking:
     """Distinct individuals of one phase, best first, cut to those that can still become parents.
 
-    Members arrive in order of index. A failed one never enters; neither does a repeat of a genome that is in already. With
-    either rule a member that falls out can't come back, since the best only rises: memory stays bounded.
+    Members arrive in order of index. A failed one never enters; neither does a repeat of a genome that is in already.
+    With either rule a member that falls out can't come back, since the best only rises: memory stays bounded.
     """
 
     def __init__(self, rule: TopKParents | ThresholdParents) -> None:

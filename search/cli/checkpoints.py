@@ -108,7 +108,7 @@ def import_eep(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="The EEP authors' coefficient files (.pth).")],
     experts_of: Annotated[
         str,
-        typer.Option("--experts-of", metavar="MODEL_OR_CONFIG", help="Checkpoint, or run configuration, they are for."),
+        typer.Option("--experts-of", metavar="MODEL_OR_CONFIG", help="Checkpoint or run configuration they are for."),
     ],
     active: Annotated[
         int | None, typer.Option("--active", min=1, help="Experts per token; default: the model's.")

@@ -11,8 +11,19 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-output = Console()
-errors = Console(stderr=True)
+_PIPE_WIDTH = 140
+
+
+def _console(*, stderr: bool = False) -> Console:
+    console = Console(stderr=stderr)
+    if not console.is_terminal:
+        # A pipe has no width; rich would fold tables at 80 columns.
+        console.width = _PIPE_WIDTH
+    return console
+
+
+output = _console()
+errors = _console(stderr=True)
 
 StoreOption = Annotated[
     str,

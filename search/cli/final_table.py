@@ -16,7 +16,7 @@ def print_report(report: FinalReport, store: str) -> None:
     rows = [_row(contestant, measured, report) for contestant in report.contestants]
     tasks = ", ".join(dict.fromkeys(task for task, _ in measured))
     print_table(
-        f"{report.search} on {tasks}: score in %, 95 % interval (random draws: +- one standard deviation)",
+        f"{report.search} on {tasks}: score in % with 95 % interval (mean of draws: +- one standard deviation)",
         columns,
         rows,
     )
@@ -41,9 +41,9 @@ def _columns(report: FinalReport) -> list[tuple[str, str]]:
 
 def _row(contestant: Contestant, measured: list[tuple[str, str]], report: FinalReport) -> list[str]:
     scores = {(score.task, score.split): score for score in contestant.scores}
-    label = contestant.label if contestant.ref is None else f"{contestant.label} ({contestant.ref})"
+    label = contestant.label if contestant.ref is None else f"{contestant.label}\n{contestant.ref}"
     share = contestant.parameters / report.parameters_full
-    size = f"{millions(contestant.parameters)} ({100 * share:.0f} %)"
+    size = f"{millions(contestant.parameters)}\n{100 * share:.0f} %"
     memory = f"{contestant.parameters * report.dtype_bytes / 2**20:,.0f} MiB"
     return [label, *(_cell(scores.get(pair), contestant) for pair in measured), size, memory]
 
@@ -52,5 +52,5 @@ def _cell(score: SplitScore | None, contestant: Contestant) -> str:
     if score is None:
         return "-"
     if contestant.draws:
-        return f"{percent(score.score)} +- {100 * (score.high - score.score):.1f}"
-    return f"{percent(score.score)} [{percent(score.low)}, {percent(score.high)}]"
+        return f"{percent(score.score)}\n+- {100 * (score.high - score.score):.1f}"
+    return f"{percent(score.score)}\n{percent(score.low)} - {percent(score.high)}"

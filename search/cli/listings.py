@@ -157,7 +157,7 @@ def show(individual: IndividualArgument, store: StoreOption = DEFAULT_STORE, as_
         ("exports", ", ".join(f"{export.path} ({export.form})" for export in detail.exports) or "none"),
     ]
     for label, value in lines:
-        output.print(f"[bold]{label:>12}[/bold]  ", end="")
+        output.print(f"[bold]{label:>13}[/bold]  ", end="")
         output.print(value, markup=False, highlight=False, soft_wrap=True)
     columns = [
         ("task", False),

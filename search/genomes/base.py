@@ -1,6 +1,7 @@
-"""The contract of genome kinds. One property-based test suite (tests/search/test_genome_contract.py) runs over all of them.
+"""The contract of genome kinds. One property-based suite (tests/search/test_genome_contract.py) runs over all of them.
 
-A genome is arrays and nothing of torch; it is bred in the driver and *expresses* to an edit, which is all that a worker sees.
+A genome is arrays and nothing of torch; it is bred in the driver and *expresses* to an edit, which is all that a worker
+sees.
 """
 
 from __future__ import annotations
@@ -58,7 +59,13 @@ G = TypeVar("G", bound=Genome)
 
 @dataclass(frozen=True, slots=True)
 class Offspring(Generic[G]):
-    """A new genome and how it came about: the name of the operator and the positions of the parents it was made from."""
+    """A new genome and how it came about.
+
+    Attributes:
+        genome: what was made.
+        operator: name of what made it.
+        parents_used: positions, among the parents given, of those it was made from.
+    """
 
     genome: G
     operator: str

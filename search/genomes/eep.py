@@ -1,8 +1,8 @@
 """The EEP genome: router mapping `W_RM` and expert merging `W_EM`, one pair of (n' x n) matrices per group of layers.
 
-Source: Efficient Expert Pruning (arXiv 2407.00945), Sec. 4.2 (parameter space), Sec. 4.3 and App. C (operators), App. A.1
-(groups). Rows are interchangeable: new expert i is row i of both matrices. A genome keeps its own row order, so that
-crossover mixes rows that descend from the same expert; hash and edit use a canonical order.
+Source: Efficient Expert Pruning (arXiv 2407.00945), Sec. 4.2 (parameter space), Sec. 4.3 and App. C (operators),
+App. A.1 (groups). Rows are interchangeable: new expert i is row i of both matrices. A genome keeps its own row order, so
+that crossover mixes rows that descend from the same expert; hash and edit use a canonical order.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class EepSpace:
         return EepGenome(self, values[0], values[1])
 
     def flatten(self, genome: EepGenome, phase: PhaseConfig) -> NDArray[np.float64]:
-        """Prune: expert scores [groups * n], 1 for retained ones, 0 for others. Merge: both tensors' entries in order."""
+        """Prune: expert scores [groups * n], 1 for retained ones, else 0. Merge: both tensors' entries in order."""
         if isinstance(phase, PrunePhase):
             return genome.expert_merging.sum(axis=1).astype(np.float64).ravel()
         both = np.concatenate([genome.router_mapping.ravel(), genome.expert_merging.ravel()])

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 def select_groups(rng: np.random.Generator, groups: int, rate: float) -> NDArray[np.int64]:
-    """Indices (int64, increasing) of the groups chosen independently with probability `rate`; one at random if none was."""
+    """Indices (int64, increasing) of the groups chosen, each with probability `rate`; one at random if none was."""
     chosen = np.flatnonzero(rng.random(groups) < rate)
     if chosen.size == 0:
         chosen = np.array([rng.integers(groups)])

@@ -14,8 +14,8 @@ def subset_crossover(
 ) -> NDArray[np.int64]:
     """Combine two sets of retained experts.
 
-    Experts that both parents retain stay; the remaining places are filled from those that only one of them retains. Rows
-    are interchangeable, so this is the row-wise choice without collisions.
+    Experts that both parents retain stay; the remaining places are filled from those that only one of them retains.
+    Rows are interchangeable, so this is the row-wise choice without collisions.
 
     Args:
         first: int64 [retained], distinct.

@@ -31,9 +31,9 @@ class Proposal:
 class Strategy(Protocol):
     """Makes individuals.
 
-    The caller promises: before `ask(i)` exactly the individuals 0 .. visible(i) - 1 have been told, in order, and every index
-    is asked for once, in order. So a strategy's answers are a function of (config, seed, evaluations of those individuals),
-    and repeating the same calls rebuilds its state: resume is replay.
+    The caller promises: before `ask(i)` exactly the individuals 0 .. visible(i) - 1 have been told, in order, and every
+    index is asked for once, in order. So a strategy's answers are a function of (config, seed, evaluations of those
+    individuals), and repeating the same calls rebuilds its state: resume is replay.
     """
 
     def tell(self, member: Member) -> None:
@@ -45,5 +45,5 @@ class Strategy(Protocol):
         ...
 
     def skip(self, index: int) -> None:
-        """Like `ask`, for an individual that is stored already: only the state must change as if it had been asked for."""
+        """Like `ask`, for an individual that is stored already: only the state changes, as if it had been asked for."""
         ...

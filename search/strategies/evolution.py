@@ -1,8 +1,8 @@
 """EEP's evolutionary loop as a steady-state strategy.
 
-Source: Efficient Expert Pruning (arXiv 2407.00945), Sec. 4.3 and Alg. 1: random initial individuals, parents among the best,
-crossover and mutation; the merge phase starts from the best of the prune phase. Individuals of the same genome count once
-among the parents.
+Source: Efficient Expert Pruning (arXiv 2407.00945), Sec. 4.3 and Alg. 1: random initial individuals, parents among the
+best, crossover and mutation; the merge phase starts from the best of the prune phase. Individuals of the same genome
+count once among the parents.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Evolution:
         return Proposal(index, span.position, offspring.genome, offspring.operator, parents)
 
     def _pool(self, position: int) -> list[Member]:
-        """Possible parents: the phase's own members together with the best of the nearest earlier phase that has any."""
+        """Possible parents: the phase's own members and the best of the nearest earlier phase that has any."""
         own = list(self._rankings[position])
         for earlier in reversed(self._rankings[:position]):
             if len(earlier):
