@@ -1,7 +1,7 @@
 """Expert merging: `theta'_i = sum_j W_EM[i, j] theta_j`, EEP (arXiv 2407.00945, Eq. 6).
 
-Coefficients stay float32 and sums are accumulated in float32 whatever the experts' dtype, rounded once at the end. Which
-formulation runs depends on the coefficients, dtype and devices only, so equal edits give equal bits.
+Coefficients stay float32 and sums are accumulated in float32 whatever the experts' dtype, rounded once at the end.
+Which formulation runs depends on the coefficients, dtype and devices only, so equal edits give equal bits.
 """
 
 from __future__ import annotations

@@ -80,8 +80,8 @@ class Agreement:
 
     Attributes:
         max_difference: largest absolute difference of a logit over all positions.
-        accepted_difference: the same over the positions that had to agree (all of them in float32, 90 % in 16-bit dtypes,
-            where two experts can tie and the order of a sum decide between them).
+        accepted_difference: the same over the positions that had to agree (all of them in float32, 90 % in 16-bit
+            dtypes, where two experts can tie and the order of a sum decide between them).
         tolerance: bound on `accepted_difference`.
         positions: how many positions were compared.
     """

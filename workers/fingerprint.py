@@ -19,8 +19,8 @@ _VOLATILE = ("transformers_version", "_name_or_path")
 def model_fingerprint(config: ModelConfig) -> str:
     """SHA-256 (hex) identifying a checkpoint's weights and architecture.
 
-    A local directory is identified by its `config.json` (less what changes from save to save) and, per safetensors file,
-    name, size and content (see `WHOLE_HASH_LIMIT`). A hub id is identified by the resolved commit and its config.
+    A local directory is identified by its `config.json` (less what changes from save to save) and, per safetensors
+    file, name, size and content (see `WHOLE_HASH_LIMIT`). A hub id is identified by the resolved commit and its config.
 
     Raises:
         UserError: the checkpoint can't be found, or has no safetensors.

@@ -23,8 +23,8 @@ class Family:
     Attributes:
         model_type: `model_type` of its config.
         title: what people call it.
-        casts_weights: whether routing weights are cast to the router's dtype before the experts see them (Mixtral's stay
-            float32).
+        casts_weights: whether routing weights are cast to the router's dtype before the experts see them (Mixtral's
+            stay float32).
     """
 
     model_type: str
@@ -114,7 +114,7 @@ def find_moe_layers(model: PreTrainedModel, name: str) -> tuple[MoELayer, ...]:
         layers.append(MoELayer(index, block, block.gate, block.experts, renormalise, family.casts_weights))
     if not layers:
         raise UserError(
-            f"model {name}: none of its {len(model.model.layers)} layers (model type {family.model_type}) holds experts, "
-            "so there is nothing to prune; use a mixture-of-experts checkpoint"
+            f"model {name}: none of its {len(model.model.layers)} layers (model type {family.model_type}) holds "
+            "experts, so there is nothing to prune; use a mixture-of-experts checkpoint"
         )
     return tuple(layers)

@@ -55,7 +55,8 @@ def _require_safetensors(config: ModelConfig) -> None:
     directory = local_directory(config)
     if directory is not None and not any(directory.glob("*.safetensors")):
         raise UserError(
-            f"model {config.path}: no *.safetensors file; pickled weights are never loaded, convert the checkpoint first"
+            f"model {config.path}: no *.safetensors file; pickled weights are never loaded, "
+            "convert the checkpoint first"
         )
 
 

@@ -67,7 +67,7 @@ def write_native_code(directory: Path, model: PreTrainedModel, layer: MoELayer, 
 
 
 def import_native(directory: Path) -> type[PreTrainedModel]:
-    """Import the model class from a native checkpoint that this process wrote, leaving the user's module cache alone."""
+    """Import the model class of a native checkpoint that this process wrote, past the user's module cache."""
     name = f"moevolve_export_{uuid.uuid4().hex}"
     spec = importlib.util.spec_from_file_location(name, directory / f"{MODULE}.py")
     assert spec is not None and spec.loader is not None

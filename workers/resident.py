@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class ResidentModel:
     """A loaded model with at most one edit on it at a time.
 
-    Edits are made in place and reverted bit for bit: what a candidate computes doesn't depend on what was applied before.
+    Edits are made in place and reverted bit for bit: what a candidate computes doesn't depend on what was applied
+    before.
 
     Attributes:
         model: the `transformers` model, in eval mode, without gradients.
@@ -54,7 +55,7 @@ class ResidentModel:
         }
         if on_host:
             model.to(device)
-        self.device: torch.device = model.get_input_embeddings().weight.device
+        self.device: torch.device = next(model.get_input_embeddings().parameters()).device
         self._applied: Edit = IdentityEdit()
 
     @classmethod

@@ -73,8 +73,6 @@ def test_any_finite_mapping_gives_finite_weights(
     mapping = torch.randn((4, 6), generator=generator) * scale
     weights, _ = routing.route_mapped(logits, mapping, 2, renormalise)
     assert torch.isfinite(weights).all()
-    if renormalise:
-        torch.testing.assert_close(weights.sum(-1), torch.ones(20), atol=1e-2, rtol=0)
 
 
 def test_negative_sums_share_evenly_and_negative_weights_stay() -> None:

@@ -36,7 +36,7 @@ class EepApplicator:
     """Router mapping and expert merging (EEP, arXiv 2407.00945, Eq. 5 and 6) on a resident model.
 
     A layer whose `W_EM` is one-hot copies no weights: its routing points at the resident originals. Merged layers write
-    into buffers allocated once and reused. With host-resident originals every edited layer is copied or merged into them.
+    into buffers allocated once and reused. With host-resident originals every edited layer is filled from them.
     """
 
     def __init__(self, layers: tuple[MoELayer, ...], device: torch.device, on_host: bool) -> None:
@@ -102,8 +102,8 @@ class EepApplicator:
         count = self._layers[0].count
         if (edit.layers, edit.experts) != (len(self._layers), count):
             raise UserError(
-                f"the edit is for {edit.layers} MoE layers of {edit.experts} experts, the model has {len(self._layers)} "
-                f"of {count}; use the model it was searched on"
+                f"the edit is for {edit.layers} MoE layers of {edit.experts} experts, the model "
+                f"has {len(self._layers)} of {count}; use the model it was searched on"
             )
         if not edit.finite:
             raise CandidateError("a router mapping or expert merging entry is not finite")

@@ -101,6 +101,7 @@ class LayerExperts:
             setattr(self._module, name, parameter)
         self._module.num_experts = count  # type: ignore[assignment]
 
+    @torch.inference_mode(False)  # a buffer made while the model runs must be writable by the next edit
     def _buffer(self, retained: int) -> dict[str, nn.Parameter]:
         """Parameters of n' experts over the buffer, which grows to the largest n' asked for and is then reused."""
         if retained in self._views:

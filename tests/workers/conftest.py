@@ -1,0 +1,200 @@
+"""Tiny random checkpoints of every family, and a plain implementation of edited MoE blocks to compare with."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from moevolve.workers.config import ModelConfig
+from moevolve.workers.edits.eep import EepEdit
+
+WORDS = (
+    "the",
+    "quick",
+    "brown",
+    "fox",
+    "over",
+    "dog",
+    "Question",
+    "Answer",
+    "which",
+    "is",
+    "larger",
+    ":",
+    ".",
+    "a",
+    "b",
+)
+VOCABULARY = 97
+EXPERTS = 6
+COMMON = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.25,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+MIXTRAL = {"intermediate_size": 24, "num_local_experts": EXPERTS}
+QWEN = {"intermediate_size": 40, "moe_intermediate_size": 24, "num_experts": EXPERTS}
+SETTINGS = {
+    "mixtral": MIXTRAL | {"tie_word_embeddings": True},
+    "qwen2_moe": QWEN | {"shared_expert_intermediate_size": 20, "mlp_only_layers": [1]},
+    "qwen3_moe": QWEN | {"norm_topk_prob": True, "head_dim": 8},
+    "olmoe": {"intermediate_size": 24, "num_experts": EXPERTS},
+}
+
+
+def write_tokenizer(directory: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    names = ["<pad>", "<s>", "</s>", "<unk>", *WORDS]
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(names)}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    ).save_pretrained(directory)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Directory of a tiny random checkpoint of a family, made once."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    made: dict[str, Path] = {}
+
+    def make(family: str) -> Path:
+        if family not in made:
+            directory = tmp_path_factory.mktemp(family)
+            config = AutoConfig.for_model(family, **(COMMON | SETTINGS[family]))
+            with torch.random.fork_rng():
+                torch.manual_seed(7)
+                model = AutoModelForCausalLM.from_config(config)
+                for name, parameter in model.named_parameters():
+                    if ".mlp.gate." in name:  # some families start their routers at zero
+                        nn.init.normal_(parameter, std=0.4)
+            model.save_pretrained(directory)
+            write_tokenizer(directory)
+            made[family] = directory
+        return made[family]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tokens() -> Tensor:
+    return torch.randint(0, VOCABULARY, (2, 11), generator=torch.Generator().manual_seed(3))
+
+
+class PlainMoE(nn.Module):
+    """An edited MoE block straight from the paper's equations: one token, one expert at a time, in float64."""
+
+    def __init__(
+        self, block: nn.Module, mapping: NDArray[np.float32], merging: NDArray[np.float32], edit: EepEdit, rescale: bool
+    ) -> None:
+        super().__init__()
+        self.original = block
+        self.mapping = torch.tensor(mapping, dtype=torch.float64)
+        coefficients = torch.tensor(merging, dtype=torch.float64)
+        self.gate_up = torch.einsum("ij,jab->iab", coefficients, block.experts.gate_up_proj.double())
+        self.down = torch.einsum("ij,jab->iab", coefficients, block.experts.down_proj.double())
+        self.edit, self.rescale = edit, rescale
+
+    def token(self, hidden: Tensor) -> Tensor:
+        logits = self.original.gate.weight.double() @ hidden
+        if self.edit.router_space == "logits":
+            scores = torch.softmax(self.mapping @ logits, dim=0)
+        else:
+            scores = self.mapping @ torch.softmax(logits, dim=0)
+        chosen = torch.argsort(scores, descending=True)[: self.edit.active]
+        weights = scores[chosen]
+        if self.rescale:
+            weights = weights / weights.sum() if weights.sum() > 1e-6 else torch.full_like(weights, 1 / len(weights))
+        total = torch.zeros_like(hidden)
+        for weight, expert in zip(weights, chosen, strict=True):
+            gate, up = (self.gate_up[expert] @ hidden).chunk(2)
+            total += weight * (self.down[expert] @ (torch.nn.functional.silu(gate) * up))
+        return total
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        flat = hidden_states.reshape(-1, hidden_states.shape[-1])
+        out = torch.stack([self.token(row.double()) for row in flat]).to(flat.dtype)
+        if hasattr(self.original, "shared_expert"):
+            share = torch.sigmoid(self.original.shared_expert_gate(flat))
+            out = out + share * self.original.shared_expert(flat)
+        return out.reshape(hidden_states.shape)
+
+
+Logits = Callable[[Path, EepEdit, Tensor], Tensor]
+
+
+@pytest.fixture(scope="session")
+def plain_logits() -> Logits:
+    """Logits of an edited checkpoint, computed with `PlainMoE` blocks."""
+    from transformers import AutoModelForCausalLM
+
+    @torch.no_grad()
+    def compute(directory: Path, edit: EepEdit, ids: Tensor) -> Tensor:
+        model = AutoModelForCausalLM.from_pretrained(directory).eval()
+        rescale = bool(getattr(model.config, "norm_topk_prob", True))
+        sparse = [layer for layer in model.model.layers if hasattr(layer.mlp, "experts")]
+        for i, layer in enumerate(sparse):
+            layer.mlp = PlainMoE(layer.mlp, edit.router_mapping[i], edit.expert_merging[i], edit, rescale)
+        return model(ids).logits
+
+    return compute
+
+
+@pytest.fixture(scope="session")
+def model_config(checkpoint: Callable[[str], Path]) -> Callable[..., ModelConfig]:
+    def make(family: str, **settings: str) -> ModelConfig:
+        return ModelConfig(path=str(checkpoint(family)), device="cpu", **settings)  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def moe_layers() -> Callable[[str], int]:
+    return lambda family: 2 if family == "qwen2_moe" else 3
+
+
+def one_hot(layers: int, retained: int, rng: np.random.Generator, experts: int = EXPERTS) -> NDArray[np.float32]:
+    picks = [rng.permutation(experts)[:retained] for _ in range(layers)]
+    return np.eye(experts, dtype=np.float32)[np.stack(picks)]
+
+
+@pytest.fixture(scope="session")
+def make_edit(moe_layers: Callable[[str], int]) -> Callable[..., EepEdit]:
+    """Edits by kind: `prune`, `crossed` (two different one-hot matrices), `mapped`, `merged`, `both`, `mixed`."""
+
+    def make(
+        family: str, kind: str, retained: int = 4, active: int = 2, space: str = "probs", seed: int = 0
+    ) -> EepEdit:
+        rng = np.random.default_rng(seed)
+        layers = moe_layers(family)
+        mapping = one_hot(layers, retained, rng)
+        merging = one_hot(layers, retained, rng) if kind == "crossed" else copy.deepcopy(mapping)
+        noise = rng.normal(0, 0.15, (2, *mapping.shape)).astype(np.float32)
+        if kind in ("mapped", "both", "mixed"):
+            mapping = mapping + noise[0]
+        if kind in ("merged", "both", "mixed"):
+            merging = merging + noise[1] * (rng.random(merging.shape) < 0.6)
+        if kind == "mixed":
+            mapping[0] = merging[0] = one_hot(1, retained, rng)[0]
+            merging[-1] = one_hot(1, retained, rng)[0]
+        return EepEdit(mapping, merging, active, space)  # type: ignore[arg-type]
+
+    return make
