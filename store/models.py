@@ -128,7 +128,7 @@ Index(
     Individual.idx,
 )
 # Who has this phenotype, the earliest first.
-Index("ix_individuals_phenotype", Individual.phenotype_hash, Individual.search_id, Individual.idx)
+Index("ix_individuals_phenotype", Individual.phenotype_hash, Individual.search_id, Individual.status, Individual.idx)
 
 
 class Parent(Base):
@@ -174,9 +174,9 @@ class Evaluation(Base):
             " OR (failure IS NOT NULL AND score IS NULL AND gold_logprob IS NULL)",
             name="scored_or_failed",
         ),
-        # Read backwards: best first, the hash last so that the order is total.
-        Index("ix_evaluations_rank", "context_id", "score", "gold_logprob", "phenotype_hash"),
-        Index("ix_evaluations_experts", "context_id", "experts", "score", "gold_logprob", "phenotype_hash"),
+        # Read backwards: best first. The hash makes the order total; `active` is filtered on without reading the row.
+        Index("ix_evaluations_rank", "context_id", "score", "gold_logprob", "phenotype_hash", "active"),
+        Index("ix_evaluations_experts", "context_id", "experts", "score", "gold_logprob", "phenotype_hash", "active"),
         Index("ix_evaluations_parameters", "context_id", "parameters", "score", "gold_logprob", "phenotype_hash"),
     )
     context_id: Mapped[int] = mapped_column(

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, func, literal, select
+from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, func, literal, select
 
 from moevolve.store.errors import StoreError
 from moevolve.store.models import contexts, evaluations, individuals, search_tasks, searches
@@ -219,10 +220,21 @@ def _held(phenotype: Any, context: Any, search: SearchRecord | None) -> ColumnEl
 
 def _earliest(connection: Connection, one: Candidate, search: SearchRecord | None) -> Any:
     """The individual a candidate is shown as: of the oldest search that has it, the one with the smallest index."""
+    values = {
+        "phenotype": one.phenotype_hash,
+        "model": one.context.model_fingerprint,
+        "engine": one.context.engine_fingerprint,
+        "only": search.id if search else None,
+    }
+    return connection.execute(_earliest_query(search is not None), values).one()
+
+
+@cache
+def _earliest_query(one_search: bool) -> Select[Any]:
     other = individuals.alias("other")
     first = (
         select(other.c.idx)
-        .where(other.c.phenotype_hash == one.phenotype_hash, other.c.search_id == searches.c.id)
+        .where(other.c.phenotype_hash == bindparam("phenotype"), other.c.search_id == searches.c.id)
         .where(other.c.status == "ok")
         .order_by(other.c.idx)
         .limit(1)
@@ -234,14 +246,12 @@ def _earliest(connection: Connection, one: Candidate, search: SearchRecord | Non
     query = (
         select(*columns, searches.c.name.label("search_name"), searches.c.created_at.label("born"))
         .join_from(searches, individuals, and_(individuals.c.search_id == searches.c.id, individuals.c.idx == first))
-        .where(searches.c.model_fingerprint == one.context.model_fingerprint)
-        .where(searches.c.engine_fingerprint == one.context.engine_fingerprint)
+        .where(searches.c.model_fingerprint == bindparam("model"))
+        .where(searches.c.engine_fingerprint == bindparam("engine"))
         .order_by(searches.c.created_at, searches.c.id)
         .limit(1)
     )
-    if search is not None:
-        query = query.where(searches.c.id == search.id)
-    return connection.execute(query).one()
+    return query.where(searches.c.id == bindparam("only")) if one_search else query
 
 
 def _rows(connection: Connection, here: Sequence[Any], held: Sequence[tuple[Candidate, Any]]) -> list[BestRow]:

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Engine, inspect, text
 
 from moevolve.store.errors import StoreError
 from moevolve.store.session import file_of, transaction, use_wal
+from moevolve.store.statistics import describe_typical
 
 HEAD = "moevolve_0001"
 """The revision this software writes; a test compares it with the migrations' own head."""
@@ -37,6 +38,7 @@ def prepare(engine: Engine, create: bool) -> None:
         # Somebody else may have built it between the two transactions.
         if _revision(connection, where, create) != HEAD:
             command.upgrade(alembic_config(connection), HEAD)
+            describe_typical(connection)
 
 
 def alembic_config(connection: Connection | None = None) -> Config:

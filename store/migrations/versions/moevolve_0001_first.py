@@ -98,7 +98,7 @@ def _create_individuals() -> None:
         sa.ForeignKeyConstraint(["search_id"], ["searches.id"], name="fk_individuals_search_id"),
         sa.PrimaryKeyConstraint("search_id", "idx", name="pk_individuals"),
     )
-    op.create_index("ix_individuals_phenotype", "individuals", ["phenotype_hash", "search_id", "idx"])
+    op.create_index("ix_individuals_phenotype", "individuals", ["phenotype_hash", "search_id", "status", "idx"])
     op.create_index(
         "ix_individuals_rank",
         "individuals",
@@ -171,14 +171,18 @@ def _create_evaluations() -> None:
         sa.PrimaryKeyConstraint("context_id", "phenotype_hash", name="pk_evaluations"),
     )
     op.create_index(
-        "ix_evaluations_experts", "evaluations", ["context_id", "experts", "score", "gold_logprob", "phenotype_hash"]
+        "ix_evaluations_experts",
+        "evaluations",
+        ["context_id", "experts", "score", "gold_logprob", "phenotype_hash", "active"],
     )
     op.create_index(
         "ix_evaluations_parameters",
         "evaluations",
         ["context_id", "parameters", "score", "gold_logprob", "phenotype_hash"],
     )
-    op.create_index("ix_evaluations_rank", "evaluations", ["context_id", "score", "gold_logprob", "phenotype_hash"])
+    op.create_index(
+        "ix_evaluations_rank", "evaluations", ["context_id", "score", "gold_logprob", "phenotype_hash", "active"]
+    )
 
 
 def _create_exports() -> None:
