@@ -36,7 +36,8 @@ class Progress:
         failed: individuals that failed.
         reused: evaluations found in the store or in this search instead of being run.
         evaluated: evaluations run since the driver started.
-        elapsed: seconds since the driver started.
+        rate: evaluations per second since the first one arrived (workers take their time to load the model); None before.
+        left: seconds left at the present pace, None while unknown.
     """
 
     done: int
@@ -47,7 +48,8 @@ class Progress:
     failed: int
     reused: int
     evaluated: int
-    elapsed: float
+    rate: float | None
+    left: float | None
 
 
 class Driver:
@@ -74,7 +76,7 @@ class Driver:
         self._store = store
         self._desk = desk
         self._on_progress = on_progress
-        self._started = time.monotonic()
+        self._first_arrival: tuple[float, int] | None = None
         self._next = 0
         self._told = 0
         self._frontier = 0
@@ -214,19 +216,34 @@ class Driver:
 
     def _report(self) -> None:
         best = None if self._best is None else (self._best.index, -self._best.negative_fitness)
+        done, total = self._next - len(self._pending), self._plan.schedule.total
+        rate, left = self._pace(done, total)
         self._on_progress(
             Progress(
-                done=self._next - len(self._pending),
-                total=self._plan.schedule.total,
-                phase=self._plan.schedule.span(min(self._next, self._plan.schedule.total - 1)).kind,
+                done=done,
+                total=total,
+                phase=self._plan.schedule.span(min(self._next, total - 1)).kind,
                 best=best,
                 full=self._full,
                 failed=self._failed,
                 reused=self._reused,
                 evaluated=self._evaluated,
-                elapsed=time.monotonic() - self._started,
+                rate=rate,
+                left=left,
             )
         )
+
+    def _pace(self, done: int, total: int) -> tuple[float | None, float | None]:
+        """Evaluations per second, and seconds left, both measured from the first evaluation on."""
+        if self._first_arrival is None:
+            if self._evaluated:
+                self._first_arrival = time.monotonic(), done
+            return None, None
+        since, done_then = self._first_arrival
+        elapsed = time.monotonic() - since
+        if self._evaluated < 2 or done <= done_then or elapsed <= 0:
+            return None, None
+        return (self._evaluated - 1) / elapsed, (total - done) * elapsed / (done - done_then)
 
 
 def individual_record(proposal: Proposal, phase: str, description: Description, depth: int) -> IndividualRecord:

@@ -11,7 +11,7 @@ from moevolve.search.cli.console import errors, percent
 from moevolve.search.driver import Progress as SearchProgress
 from moevolve.search.service import Observer
 
-_STEP = 0.1
+_LINES = 10
 """When stderr is no terminal: a line for every tenth of the search."""
 
 
@@ -48,18 +48,18 @@ class _LineObserver:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._next = 0.0
+        self._next = 0
         self.observer = Observer(self._stage, self._progress)
 
     def _stage(self, stage: str) -> None:
         errors.print(f"{self._name}: {stage}", highlight=False, soft_wrap=True)
 
     def _progress(self, progress: SearchProgress) -> None:
-        share = progress.done / progress.total
-        if share >= self._next and progress.full is not None:
+        tenth = progress.done * _LINES // progress.total
+        if tenth >= self._next and progress.full is not None:
             counts = f"{progress.phase} {progress.done}/{progress.total}"
             errors.print(f"{self._name}: {counts} {describe(progress)}", highlight=False, soft_wrap=True)
-            self._next = (share // _STEP + 1) * _STEP
+            self._next = tenth + 1
 
 
 def describe(progress: SearchProgress) -> str:
@@ -69,11 +69,9 @@ def describe(progress: SearchProgress) -> str:
         parts.append(f"best {percent(progress.best[1])} (#{progress.best[0]})")
     if progress.full is not None:
         parts.append(f"full {percent(progress.full)}")
-    fresh = progress.evaluated + progress.reused
-    if progress.evaluated and progress.elapsed > 0:
-        parts.append(f"{progress.evaluated / progress.elapsed:.2f} evaluations/s")
-        left = (progress.total - progress.done) * progress.elapsed / max(1, fresh)
-        parts.append(f"{_clock(left)} left")
+    if progress.rate is not None and progress.left is not None:
+        parts.append(f"{progress.rate:.2f} evaluations/s")
+        parts.append(f"{_clock(progress.left)} left")
     if progress.failed:
         parts.append(f"{progress.failed} failed")
     return ", ".join(parts)

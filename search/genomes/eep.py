@@ -1,8 +1,8 @@
 """The EEP genome: router mapping `W_RM` and expert merging `W_EM`, one pair of (n' x n) matrices per group of layers.
 
 Source: Efficient Expert Pruning (arXiv 2407.00945), Sec. 4.2 (parameter space), Sec. 4.3 and App. C (operators),
-App. A.1 (groups). Rows are interchangeable: new expert i is row i of both matrices. A genome keeps its own row order, so
-that crossover mixes rows that descend from the same expert; hash and edit use a canonical order.
+App. A.1 (groups). Rows are interchangeable: new expert i is row i of both matrices. A genome keeps its own row order,
+so that crossover mixes rows that descend from the same expert; hash and edit use a canonical order.
 """
 
 from __future__ import annotations
