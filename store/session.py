@@ -48,22 +48,26 @@ def make_engine(url: str, create: bool) -> Engine:
     backend = parsed.get_backend_name()
     if backend == "sqlite":
         _check_file(parsed, create)
-        memory = parsed.database in (None, "", ":memory:")
-        engine = create_engine(
-            parsed,
-            connect_args={"timeout": BUSY_SECONDS, "check_same_thread": False},
-            **({"poolclass": StaticPool} if memory else {}),
-        )
+        # A store in memory is one connection: each further one would be another, empty store.
+        pool = {} if file_of(parsed) else {"poolclass": StaticPool}
+        wait = {"timeout": BUSY_SECONDS, "check_same_thread": False}
+        engine = _engine(parsed.set(drivername="sqlite+pysqlite"), connect_args=wait, **pool)
         _set_up_sqlite(engine)
         return engine
     if backend == "postgresql":
         if parsed.drivername == "postgresql":
             parsed = parsed.set(drivername="postgresql+psycopg")
-        try:
-            return create_engine(parsed, pool_pre_ping=True)
-        except ImportError as error:
-            raise StoreError(f"PostgreSQL needs its driver ({error.name}): pip install 'moevolve[postgres]'") from error
+        return _engine(parsed, pool_pre_ping=True)
     raise StoreError(f"{parsed.render_as_string()}: {backend} is not supported; use sqlite or postgresql")
+
+
+def _engine(url: URL, **options: Any) -> Engine:
+    try:
+        return create_engine(url, **options)
+    except ImportError as error:
+        raise StoreError(f"{url.drivername} needs {error.name}: pip install 'moevolve[postgres]'") from error
+    except (ArgumentError, TypeError) as error:
+        raise StoreError(f"{url.render_as_string()} cannot be used: {one_line(error)}") from error
 
 
 def file_of(url: URL) -> Path | None:

@@ -1,9 +1,9 @@
 """Fixed planner statistics for SQLite: how a grown store looks.
 
 A store is made empty and grows while it is used. Without statistics SQLite takes every index for equally selective and
-picks one by coincidence - "all rows of this search" in place of "this row". Real statistics would be gathered once the
-damage is felt, and plans would change with them. So a typical grown store is described to the planner when the schema is
-made, which SQLite's documentation allows for (https://www.sqlite.org/optoverview.html, "manual control of query plans").
+picks one by coincidence: "all rows of this search" in place of "this row". Gathered ones would come after the damage is
+felt, and plans would change with them. So a typical grown store is described to the planner when the schema is made,
+which SQLite's documentation allows for (https://www.sqlite.org/optoverview.html, on manual control of query plans).
 PostgreSQL gathers its own.
 """
 

@@ -15,8 +15,8 @@ from moevolve.store.records import EvaluationRecord, ExportRecord, FitnessRecord
 from moevolve.store.refs import find_search
 from moevolve.store.session import chunks, insert_all, insert_new
 
-ContextKey = tuple[str, str, str]
-"""Fingerprints of model, engine and task split."""
+ContextKey = tuple[str, str, str, str, str]
+"""Fingerprints of model, engine and task split, and the task and split the last one must stand for."""
 _DECIDE = (
     update(individuals)
     .where(individuals.c.search_id == bindparam("of_search"), individuals.c.idx == bindparam("at"))
@@ -195,12 +195,16 @@ def write_evaluations(
     """
     keys: dict[ContextKey, EvaluationRecord] = {}
     for one in batch:
-        keys.setdefault((one.model_fingerprint, one.engine_fingerprint, one.task_fingerprint), one)
+        keys.setdefault(_key(one), one)
     added = {key: _context_id(connection, one) for key, one in keys.items() if key not in cache}
     ids = {**cache, **added}
     now = utc_now()
     insert_new(connection, evaluations, [_evaluation_row(one, ids, now) for one in batch])
     return added
+
+
+def _key(one: EvaluationRecord) -> ContextKey:
+    return one.model_fingerprint, one.engine_fingerprint, one.task_fingerprint, one.task, one.split
 
 
 def _context_id(connection: Connection, one: EvaluationRecord) -> int:
@@ -227,7 +231,7 @@ def _evaluation_row(one: EvaluationRecord, ids: Mapping[ContextKey, int], now: d
     elif score is not None or gold is not None or not one.failure:
         raise StoreError(f"{where}: a failure has a reason and no score")
     return {
-        "context_id": ids[one.model_fingerprint, one.engine_fingerprint, one.task_fingerprint],
+        "context_id": ids[_key(one)],
         "phenotype_hash": one.phenotype_hash,
         "score": score,
         "gold_logprob": gold,
@@ -237,11 +241,13 @@ def _evaluation_row(one: EvaluationRecord, ids: Mapping[ContextKey, int], now: d
         "seconds": float(one.seconds),
         "worker": one.worker,
         "attempt": int(one.attempt),
-        "experts": one.experts,
-        "active": one.active,
-        "parameters": one.parameters,
+        **{name: _whole(getattr(one, name)) for name in ("experts", "active", "parameters")},
         "created_at": one.created_at or now,
     }
+
+
+def _whole(value: int | None) -> int | None:
+    return None if value is None else int(value)
 
 
 def _numbers(where: str, score: float | None, tie: float | None) -> tuple[float, float]:

@@ -1,10 +1,10 @@
 """Measures the store: rate of `record()`, time of `history()`, latency of `best()`. Not a test: run it by hand.
 
-    python tests/benchmarks/bench_store.py [--individuals 200000] [--searches 4] [--url sqlite:////tmp/bench.db] [--plans]
+    python tests/benchmarks/bench_store.py [--individuals 200000] [--searches 4] [--batch 64] [--plans]
 
-The population is seeded. Individuals come in batches as a driver writes them: new individuals first (pending), then their
-evaluations with the fitness. One in ten repeats the phenotype of an earlier one, one in fifty fails, one in a thousand
-has dev scores. `history()` is timed on the first search.
+The population is seeded. Individuals come in batches as a driver writes them: new individuals first (pending), then
+their evaluations with the fitness. One in ten repeats the phenotype of an earlier one, one in fifty fails, one in a
+thousand has dev scores. `history()` is timed on the first search.
 """
 
 from __future__ import annotations

@@ -1,0 +1,99 @@
+"""Small records for the tests of the store."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from moevolve.store.records import (
+    EvaluationRecord,
+    FitnessRecord,
+    IndividualRecord,
+    SearchRecord,
+    SearchTaskRecord,
+    Split,
+)
+from moevolve.store.repository import Store
+
+MODEL, ENGINE = "m" * 64, "e" * 64
+
+
+def digest(*parts: object) -> str:
+    return hashlib.sha256("/".join(map(str, parts)).encode()).hexdigest()
+
+
+def search(name: str = "alpha", **other: Any) -> SearchRecord:
+    values: dict[str, Any] = {
+        "id": f"id-{name}",
+        "name": name,
+        "config": '{"seed": 7}',
+        "config_hash": digest("config"),
+        "model_fingerprint": MODEL,
+        "model_path": "models/tiny",
+        "engine_fingerprint": ENGINE,
+        "seed": 2**62,
+        "genome_kind": "eep",
+        "software_version": "0.1.0",
+    }
+    return SearchRecord(**(values | other))
+
+
+def split(task: str = "rte", name: Split = "search", weight: float = 1.0) -> SearchTaskRecord:
+    return SearchTaskRecord(task, name, digest(task, name), weight)
+
+
+def individual(index: int, parents: Sequence[int] = (), phenotype: object = None, **other: Any) -> IndividualRecord:
+    values: dict[str, Any] = {
+        "index": index,
+        "phase": "prune",
+        "operator": "mutate",
+        "genome": f"genome {index}".encode() + b"\x00\xff",
+        "content_hash": digest("content", index),
+        "phenotype_hash": digest("phenotype", index if phenotype is None else phenotype),
+        "experts": 4,
+        "active": 2,
+        "parameters": 2_000,
+        "active_parameters": 1_000,
+        "parameters_full": 2**40,
+        "summary": "4 of 8",
+        "parents": tuple(parents),
+    }
+    return IndividualRecord(**(values | other))
+
+
+def evaluation(
+    phenotype: object, score: float | None, task: str = "rte", name: Split = "search", **other: Any
+) -> EvaluationRecord:
+    values: dict[str, Any] = {
+        "phenotype_hash": digest("phenotype", phenotype),
+        "model_fingerprint": MODEL,
+        "engine_fingerprint": ENGINE,
+        "task_fingerprint": digest(task, name),
+        "task": task,
+        "split": name,
+        "score": score,
+        "gold_logprob": None if score is None else -1.0,
+        "failure": "logits are not finite" if score is None else None,
+        "experts": 4,
+        "active": 2,
+        "parameters": 2_000,
+    }
+    return EvaluationRecord(**(values | other))
+
+
+def fitness(index: int, value: float | None, tie: float = -1.0) -> FitnessRecord:
+    if value is None:
+        return FitnessRecord(index, "failed", failure="logits are not finite")
+    return FitnessRecord(index, "ok", value, tie)
+
+
+def scored(store: Store, search_id: str, index: int, score: float | None, **other: Any) -> None:
+    """Records an individual together with its evaluation on rte/search and its fitness."""
+    gold = other.pop("gold", -1.0)
+    one = individual(index, **other)
+    shape = {"experts": one.experts, "active": one.active, "parameters": one.parameters}
+    found = evaluation(index, score, phenotype_hash=one.phenotype_hash, **shape)
+    if score is not None:
+        found = evaluation(index, score, phenotype_hash=one.phenotype_hash, gold_logprob=gold, **shape)
+    store.record(search_id, [one], [found], [fitness(index, score, gold)])

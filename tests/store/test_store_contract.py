@@ -1,0 +1,257 @@
+"""The contract of `Store` for writing and reading back, on every backend."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import numpy as np
+import pytest
+from store_samples import ENGINE, MODEL, digest, evaluation, fitness, individual, search, split
+
+from moevolve.store.errors import StoreError
+from moevolve.store.records import FULL_MODEL, ExportRecord, FitnessRecord
+from moevolve.store.repository import Store
+
+
+def test_a_search_comes_back_as_it_went_in(store: Store) -> None:
+    given = search(created_at=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC))
+    tasks = [split("rte"), split("copa", weight=0.5), split("rte", "dev")]
+    store.create_search(given, tasks)
+    assert store.search("alpha") == store.search("id-alpha") == replace(given, updated_at=given.created_at)
+    assert store.search_tasks("id-alpha") == tasks
+
+
+@pytest.mark.parametrize(
+    "other",
+    [search("alpha", id="new"), search("new", id="id-alpha"), search("id-alpha", id="new"), search("new", id="alpha")],
+)
+def test_names_and_ids_are_unique_also_crosswise(store: Store, other: object) -> None:
+    store.create_search(search(), [])
+    with pytest.raises(StoreError, match=r"alpha.*already"):
+        store.create_search(other, [])  # type: ignore[arg-type]
+    assert [one.search.name for one in store.searches()] == ["alpha"]
+
+
+@pytest.mark.parametrize("bad", [search(""), search("a:b"), search(status="sleeping"), search(seed=2**64)])
+def test_a_search_that_cannot_be_kept_is_refused(store: Store, bad: object) -> None:
+    with pytest.raises(StoreError):
+        store.create_search(bad, [])  # type: ignore[arg-type]
+    assert store.searches() == []
+
+
+def test_an_unknown_search_is_named_with_the_nearest(store: Store) -> None:
+    with pytest.raises(StoreError, match="none yet"):
+        store.search("rte-tiny")
+    store.create_search(search("rte-tiny"), [])
+    with pytest.raises(StoreError, match="no search 'rte-tyni': did you mean rte-tiny"):
+        store.search("rte-tyni")
+    with pytest.raises(StoreError, match="no search"):
+        store.record("nothing", [individual(0)])
+    with pytest.raises(StoreError, match="its id is needed"):
+        store.record("rte-tiny", [individual(0)])
+
+
+def test_status_changes_and_counts(store: Store) -> None:
+    store.create_search(search(), [split("rte"), split("copa"), split("rte", "dev")])
+    store.create_search(search("beta"), [])
+    store.record(
+        "id-alpha", [individual(i) for i in range(4)], fitness=[fitness(0, 0.5), fitness(1, 0.75), fitness(2, None)]
+    )
+    store.set_status("id-alpha", "failed", "no worker left")
+    alpha, beta = store.searches()
+    assert (alpha.search.status, alpha.search.status_reason) == ("failed", "no worker left")
+    assert (alpha.individuals, alpha.evaluated, alpha.failed, alpha.pending, alpha.best_fitness) == (4, 2, 1, 1, 0.75)
+    assert alpha.tasks == ("rte", "copa")
+    assert (beta.individuals, beta.best_fitness, beta.tasks) == (0, None, ())
+    store.set_status("id-alpha", "running")
+    assert store.search("alpha").status_reason is None
+    with pytest.raises(StoreError, match="no such status"):
+        store.set_status("id-alpha", "asleep")  # type: ignore[arg-type]
+    with pytest.raises(StoreError, match="no search"):
+        store.set_status("id-gamma", "running")
+
+
+def test_history_gives_back_bytes_parents_gaps_and_pending(store: Store) -> None:
+    store.create_search(search(), [split()])
+    batch = [individual(0), individual(1), individual(3, [1, 0, 1], depth=1)]
+    store.record("id-alpha", batch, fitness=[fitness(1, 0.5, -float("inf"))])
+    store.record("id-alpha", fitness=[fitness(3, None)])
+    zero, one, three = store.history("id-alpha")
+    assert [row.index for row in (zero, one, three)] == [0, 1, 3]
+    assert (zero.status, zero.fitness, zero.parents) == ("pending", None, ())
+    assert (one.status, one.fitness, one.tie_break) == ("ok", 0.5, -float("inf"))
+    assert (three.parents, three.depth, three.status, three.failure) == (
+        (1, 0, 1),
+        1,
+        "failed",
+        "logits are not finite",
+    )
+    assert [row.genome for row in (zero, one, three)] == [given.genome for given in batch]
+    assert store.history("id-nothing") == []
+
+
+def test_recording_again_changes_nothing(store: Store) -> None:
+    store.create_search(search(), [split()])
+    batch = (
+        [individual(0), individual(1, [0])],
+        [evaluation(0, 0.5), evaluation(1, None)],
+        [fitness(0, 0.5), fitness(1, None)],
+    )
+    store.record("id-alpha", *batch)
+    before = store.history("id-alpha"), store.individual("alpha:0"), store.individual("alpha:1")
+    store.record("id-alpha", *batch)
+    store.record("id-alpha", *[[*part, *part] for part in batch])
+    after = store.history("id-alpha"), store.individual("alpha:0"), store.individual("alpha:1")
+    assert after[0] == before[0]
+    assert [replace(one, search=search()) for one in after[1:]] == [replace(one, search=search()) for one in before[1:]]
+
+
+def test_the_first_evaluation_rules(store: Store) -> None:
+    store.create_search(search(), [split()])
+    store.record("id-alpha", evaluations=[evaluation(0, 0.5, worker="first")])
+    store.record("id-alpha", evaluations=[evaluation(0, 0.9, worker="second"), evaluation(1, 0.25)])
+    found = store.evaluations(
+        [digest("phenotype", 0), digest("phenotype", 1)], MODEL, ENGINE, [digest("rte", "search")]
+    )
+    assert {(one.worker, one.score) for one in found} == {("first", 0.5), ("", 0.25)}
+
+
+REFUSED = {
+    "another genome": ([individual(0, content_hash="x")], [], []),
+    "another edit": ([individual(0, phenotype="x")], [], []),
+    "unknown parent": ([individual(9, [5])], [], []),
+    "parent from the future": ([individual(5, [6]), individual(6)], [], []),
+    "own parent": ([individual(5, [5])], [], []),
+    "fitness of nobody": ([], [], [fitness(9, 0.5)]),
+    "second fitness": ([], [], [fitness(0, 0.75)]),
+    "failed after ok": ([], [], [fitness(0, None)]),
+    "two fitnesses at once": ([individual(9)], [], [fitness(9, 0.5), fitness(9, 0.25)]),
+    "undecided fitness": ([], [], [FitnessRecord(1, "pending")]),
+    "not a number": ([], [], [fitness(1, float("nan"))]),
+    "no tie-break": ([], [], [FitnessRecord(1, "ok", 0.5)]),
+    "score not finite": ([], [evaluation(1, float("inf"))], []),
+    "log-probability not a number": ([], [evaluation(1, 0.5, gold_logprob=float("nan"))], []),
+    "scored and failed": ([], [evaluation(1, 0.5, failure="both")], []),
+    "neither": ([], [evaluation(1, None, failure=None)], []),
+    "fingerprint of another split": ([], [evaluation(1, 0.5, task_fingerprint=digest("rte", "dev"))], []),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_refused_batch_writes_nothing(store: Store, case: str) -> None:
+    store.create_search(search(), [split()])
+    store.record("id-alpha", [individual(0), individual(1)], [evaluation(0, 0.5, name="dev")], [fitness(0, 0.5)])
+    before = store.history("id-alpha"), store.search("alpha").updated_at
+    individuals, evaluations, decided = REFUSED[case]
+    fresh = [individual(2), individual(3, [0, 2])]
+    with pytest.raises(StoreError) as caught:
+        store.record(
+            "id-alpha", [*fresh, *individuals], [evaluation(2, 0.5), *evaluations], [fitness(2, 0.5), *decided]
+        )
+    assert "\n" not in str(caught.value)
+    assert (store.history("id-alpha"), store.search("alpha").updated_at) == before
+    assert store.evaluations(digest("phenotype", 2), MODEL, ENGINE, [digest("rte", "search")]) == []
+    # The refused transaction made a context too; its id must not have been remembered.
+    store.record("id-alpha", fresh, [evaluation(2, 0.5)], [fitness(2, 0.5)])
+    assert store.evaluations(digest("phenotype", 2), MODEL, ENGINE, [digest("rte", "search")])[0].score == 0.5
+
+
+def test_five_thousand_phenotypes_are_looked_up_at_once(store: Store) -> None:
+    store.create_search(search(), [split(), split("copa")])
+    batch = [evaluation(i, i / 5000, task) for i in range(0, 5000, 2) for task in ("rte", "copa")]
+    store.record("id-alpha", evaluations=batch)
+    hashes = [digest("phenotype", i) for i in range(5000)]
+    prints = [digest("rte", "search"), digest("copa", "search"), digest("unknown", "search")]
+    found = store.evaluations(hashes + hashes, MODEL, ENGINE, prints)
+    assert {(one.phenotype_hash, one.task, one.score) for one in found} == {
+        (one.phenotype_hash, one.task, one.score) for one in batch
+    }
+    assert len(found) == 5000
+    assert found == sorted(found, key=lambda one: (one.phenotype_hash, one.task_fingerprint))
+    assert {one.task for one in store.evaluations(hashes, MODEL, ENGINE, prints[:1])} == {"rte"}
+    assert store.evaluations(hashes, "other", ENGINE, prints) == []
+    assert store.evaluations(hashes, MODEL, "other", prints) == []
+    assert store.evaluations([], MODEL, ENGINE, prints) == store.evaluations(hashes, MODEL, ENGINE, []) == []
+
+
+def test_an_evaluation_keeps_everything(store: Store) -> None:
+    store.create_search(search(), [split()])
+    outcomes = np.array([0, 1, 0.5], dtype="<f4").tobytes()
+    given = evaluation(
+        0,
+        0.5,
+        outcomes=outcomes,
+        examples_seen=3,
+        seconds=1.25,
+        worker="node/3",
+        attempt=2,
+        created_at=datetime.now(UTC),
+    )
+    full = replace(given, phenotype_hash=FULL_MODEL, experts=None, active=None, parameters=None)
+    store.record("id-alpha", evaluations=[given, full])
+    prints = [digest("rte", "search")]
+    assert store.evaluations(given.phenotype_hash, MODEL, ENGINE, prints) == [given]
+    assert store.evaluations(FULL_MODEL, MODEL, ENGINE, prints) == [full]
+
+
+def test_numpy_numbers_are_kept_as_numbers(store: Store) -> None:
+    store.create_search(search(), [split()])
+    half = np.float32(0.5)
+    one = individual(0, experts=np.int64(4), parameters=np.int64(2_000))
+    shape = {"experts": np.int64(4), "active": np.int64(2), "parameters": np.int64(2_000)}
+    store.record(
+        "id-alpha", [one], [evaluation(0, half, gold_logprob=-half, **shape)], [FitnessRecord(0, "ok", half, -half)]
+    )
+    detail = store.individual("alpha:0")
+    assert (detail.fitness.fitness, detail.fitness.tie_break) == (0.5, -0.5)
+    assert (detail.evaluations[0].score, detail.evaluations[0].experts) == (0.5, 4)
+    assert [row.index for row in store.best("rte", experts=4, active=2)] == [0]
+
+
+def test_an_individual_in_detail(store: Store) -> None:
+    store.create_search(search(), [split(), split("copa")])
+    given = individual(1, [0], created_at=datetime.now(UTC), depth=1)
+    test, dev, copa = evaluation(1, 0.4, name="test"), evaluation(1, 0.6, name="dev"), evaluation(1, None, "copa")
+    store.record("id-alpha", [individual(0), given], [test, dev, evaluation(1, 0.5), copa], [fitness(1, None)])
+    store.record("id-alpha", evaluations=[evaluation(1, 0.9, model_fingerprint="other")])
+    for ref in ("alpha:1", "id-alpha:1"):
+        detail = store.individual(ref)
+        assert detail.ref == "alpha:1"
+        assert detail.individual == given
+        assert detail.fitness == fitness(1, None)
+        assert [(one.task, one.split, one.score) for one in detail.evaluations] == [
+            ("copa", "search", None),
+            ("rte", "search", 0.5),
+            ("rte", "dev", 0.6),
+            ("rte", "test", 0.4),
+        ]
+
+
+def test_references_that_name_nothing(store: Store) -> None:
+    store.create_search(search(), [split()])
+    with pytest.raises(StoreError, match="no individuals yet"):
+        store.individual("alpha:0")
+    store.record("id-alpha", [individual(0), individual(1), individual(7)])
+    with pytest.raises(StoreError, match="nearest: alpha:1, alpha:7"):
+        store.individual("alpha:4")
+    with pytest.raises(StoreError, match="did you mean alpha"):
+        store.individual("alhpa:4")
+    for bad in ("alpha", "alpha:", ":3", "alpha:-1", "alpha:x", ""):
+        with pytest.raises(StoreError, match="SEARCH:INDEX"):
+            store.individual(bad)
+
+
+def test_exports_are_noted_and_replaced(store: Store) -> None:
+    store.create_search(search(), [split()])
+    store.record("id-alpha", [individual(0), individual(1)])
+    first = ExportRecord("out/a", "stock", '{"max_abs": 0.0}', datetime(2026, 1, 1, tzinfo=UTC))
+    second = ExportRecord("out/b", "native", "{}", datetime(2026, 1, 2, tzinfo=UTC))
+    store.add_export("alpha:0", second)
+    store.add_export("alpha:0", replace(first, checks="old"))
+    store.add_export("alpha:0", first)
+    assert store.exports("alpha:0") == [first, second]
+    assert store.individual("alpha:0").exports == (first, second)
+    assert store.exports("alpha:1") == []
+    with pytest.raises(StoreError, match="alpha:5"):
+        store.add_export("alpha:5", first)

@@ -1,0 +1,74 @@
+"""Ancestors and descendants, and their drawing."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from store_samples import fitness, individual, search, split
+
+from moevolve.store.errors import StoreError
+from moevolve.store.lineage import to_dot
+from moevolve.store.repository import Store
+
+FAMILY = {0: (), 1: (), 2: (0, 1), 3: (2, 0), 4: (2,), 5: (3, 4), 6: (1,)}
+
+
+@pytest.fixture
+def family(store: Store) -> Store:
+    for name in ("alpha", "beta"):
+        store.create_search(search(name), [split()])
+        store.record(f"id-{name}", [individual(index, parents) for index, parents in FAMILY.items()])
+    return store
+
+
+@pytest.mark.parametrize(
+    ("index", "depth", "members"),
+    [(5, None, [0, 1, 2, 3, 4, 5]), (5, 1, [3, 4, 5]), (5, 2, [0, 2, 3, 4, 5]), (5, 0, [5]), (6, None, [1, 6])],
+)
+def test_ancestors(family: Store, index: int, depth: int | None, members: list[int]) -> None:
+    graph = family.ancestors(f"alpha:{index}", depth)
+    assert [node.index for node in graph.nodes] == members
+    assert graph.edges == tuple(sorted((p, c) for c in members for p in FAMILY[c] if p in members))
+    assert (graph.root, graph.search_name) == (index, "alpha")
+
+
+@pytest.mark.parametrize(
+    ("index", "depth", "members"),
+    [(0, None, [0, 2, 3, 4, 5]), (0, 1, [0, 2, 3]), (1, None, [1, 2, 3, 4, 5, 6]), (5, None, [5])],
+)
+def test_descendants(family: Store, index: int, depth: int | None, members: list[int]) -> None:
+    graph = family.descendants(f"alpha:{index}", depth)
+    assert [node.index for node in graph.nodes] == members
+    assert graph.edges == tuple(sorted((p, c) for c in members for p in FAMILY[c] if p in members))
+
+
+def test_long_lines_of_crossed_descent_stay_quick(store: Store) -> None:
+    """Two parents each for 3,000 generations: as many paths as nobody could walk, but only 3,000 nodes."""
+    store.create_search(search(), [split()])
+    batch = [individual(i, [p for p in (i - 1, i - 2) if p >= 0], depth=i) for i in range(3_000)]
+    store.record("id-alpha", batch)
+    before = time.perf_counter()
+    assert len(store.ancestors("alpha:2999").nodes) == 3_000
+    assert len(store.descendants("alpha:0").nodes) == 3_000
+    assert len(store.ancestors("alpha:2999", 10).nodes) == 21
+    assert time.perf_counter() - before < 20
+
+
+def test_lineage_of_nothing(family: Store) -> None:
+    with pytest.raises(StoreError, match="alpha:9"):
+        family.ancestors("alpha:9")
+    with pytest.raises(StoreError, match="0 or more"):
+        family.descendants("alpha:1", -1)
+
+
+def test_the_drawing_names_every_node_and_edge_and_escapes(store: Store) -> None:
+    store.create_search(search('say "hi" \\'), [split()])
+    batch = [individual(0, operator='a "quoted"\nname'), individual(1, [0]), individual(2, [0])]
+    store.record('id-say "hi" \\', batch, fitness=[fitness(0, 0.5), fitness(1, None)])
+    dot = to_dot(store.descendants('say "hi" \\:0'))
+    assert dot.splitlines()[0] == 'digraph "say \\"hi\\" \\\\" {'
+    assert '  0 [label="0 prune\\na \\"quoted\\"\\nname\\n0.5000", style=solid, penwidth=3];' in dot
+    assert '  1 [label="1 prune\\nmutate\\nfailed", style=dashed];' in dot
+    assert '  2 [label="2 prune\\nmutate\\npending", style=dotted];' in dot
+    assert "  0 -> 1;" in dot and "  0 -> 2;" in dot

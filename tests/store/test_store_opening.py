@@ -1,0 +1,154 @@
+"""Opening: migrations, schema versions, and everything that is not a store."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import text
+from store_samples import individual, search, split
+
+from moevolve.store import schema
+from moevolve.store.errors import StoreError
+from moevolve.store.models import Base
+from moevolve.store.repository import Store
+from moevolve.store.session import make_engine, transaction
+
+
+def test_migrations_build_exactly_the_models(store: Store) -> None:
+    with transaction(store._engine) as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, Base.metadata) == []
+
+
+def test_the_head_is_the_migrations_head() -> None:
+    assert ScriptDirectory.from_config(schema.alembic_config()).get_heads() == [schema.HEAD]
+
+
+def test_a_store_at_head_opens_without_alembic(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Store.open(url) as store:
+        store.create_search(search(), [split()])
+    monkeypatch.setattr(schema, "alembic_config", lambda *_: pytest.fail("ran Alembic"))
+    with Store.open(url, create=False) as store:
+        assert store.search("alpha").name == "alpha"
+
+
+def test_an_unknown_revision_is_refused_untouched(url: str) -> None:
+    with Store.open(url) as store, transaction(store._engine, write=True) as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = 'moevolve_9999'"))
+    before = contents(url)
+    for create in (True, False):
+        with pytest.raises(StoreError, match=r"schema version moevolve_9999, which this moevolve .* does not know"):
+            Store.open(url, create)
+    assert contents(url) == before
+
+
+def test_another_programs_database_is_refused_untouched(url: str) -> None:
+    engine = make_engine(url, create=True)
+    with transaction(engine, write=True) as connection:
+        connection.execute(text("CREATE TABLE customers (name TEXT)"))
+    engine.dispose()
+    before = contents(url)
+    for create in (True, False):
+        with pytest.raises(StoreError, match=r"not a store of moevolve: it holds other tables \(customers\)"):
+            Store.open(url, create)
+    assert contents(url) == before
+
+
+def contents(url: str) -> object:
+    """The whole SQLite file, or the tables and the revision on PostgreSQL."""
+    engine = make_engine(url, create=True)
+    if engine.dialect.name == "sqlite":
+        path = Path(str(engine.url.database))
+        return hashlib.sha256(path.read_bytes()).hexdigest(), sorted(one.name for one in path.parent.iterdir())
+    with transaction(engine) as connection:
+        tables = connection.execute(text("SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY 1"))
+        found = [list(tables.scalars())]
+        if "alembic_version" in found[0]:
+            found.append(list(connection.execute(text("SELECT version_num FROM alembic_version")).scalars()))
+    engine.dispose()
+    return found
+
+
+def test_an_empty_database_becomes_a_store_only_if_asked(url: str) -> None:
+    if url.startswith("sqlite"):
+        Path(url.removeprefix("sqlite:///")).touch()
+    with pytest.raises(StoreError, match="an empty database, not a store"):
+        Store.open(url, create=False)
+    with Store.open(url) as store:
+        assert store.searches() == []
+
+
+def test_a_missing_file_or_folder_is_named_and_not_made(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"no store at .*gone\.db"):
+        Store.open(f"sqlite:///{tmp_path / 'gone.db'}", create=False)
+    with pytest.raises(StoreError, match=r"folder .*nowhere of the store x\.db does not exist"):
+        Store.open(f"sqlite:///{tmp_path / 'nowhere' / 'x.db'}")
+    with pytest.raises(StoreError, match="is a folder"):
+        Store.open(f"sqlite:///{tmp_path}")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("runs.db", "not a database URL; write sqlite:///FILE"),
+        ("", "not a database URL"),
+        ("mysql://me@host/db", "mysql is not supported"),
+        ("oracle+unheard://host/db", "oracle is not supported"),
+        ("postgresql+unheard://host/db", "cannot be used"),
+        ("postgresql://me:secret@127.0.0.1:1/none", "connection"),
+        ("postgresql://me@host:port/none", "not a database URL"),
+    ],
+)
+def test_urls_that_lead_nowhere(url: str, reason: str) -> None:
+    with pytest.raises(StoreError, match=reason) as caught:
+        Store.open(url)
+    assert "\n" not in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_file_that_is_no_database(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("not a database at all, but long enough to have a header" * 20)
+    with pytest.raises(StoreError, match="file is not a database"):
+        Store.open(f"sqlite:///{path}")
+    assert path.read_text().startswith("not a database")
+
+
+def test_odd_folder_names_are_fine(tmp_path: Path) -> None:
+    folder = tmp_path / "100% größe?"
+    folder.mkdir()
+    with Store.open(f"sqlite:///{folder / 'my store.db'}") as store:
+        assert store.searches() == []
+
+
+def test_a_store_in_memory(tmp_path: Path) -> None:
+    with Store.open("sqlite://") as store:
+        store.create_search(search(), [split()])
+        store.record("id-alpha", [individual(0)])
+        assert len(store.history("id-alpha")) == 1
+
+
+def test_sqlite_settings(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with Store.open(f"sqlite:///{path}") as store, transaction(store._engine) as connection:
+        asked = ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
+        found = [connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in asked]
+    assert found == ["wal", 1, 1, 60_000]
+    assert sqlite3.connect(path).execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_many_processes_may_create_one_store(url: str) -> None:
+    code = "import sys; from moevolve.store.repository import Store; Store.open(sys.argv[1]).close()"
+    started = [subprocess.Popen([sys.executable, "-c", code, url]) for _ in range(4)]
+    assert [one.wait(120) for one in started] == [0, 0, 0, 0]
+    with Store.open(url, create=False) as store:
+        assert store.searches() == []

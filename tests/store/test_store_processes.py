@@ -1,0 +1,114 @@
+"""Several processes on one store, and processes that die in the middle of a write."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from sqlalchemy import text
+from store_samples import digest, individual, search, split
+
+from moevolve.store.repository import Store
+from moevolve.store.session import transaction
+
+# Writes batches of twenty for ever: individuals with parents, evaluations and fitness in one transaction each.
+WRITER = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from store_samples import evaluation, fitness, individual
+from moevolve.store.repository import Store
+store = Store.open(sys.argv[1], create=False)
+start = len(store.history(sys.argv[2]))
+while True:
+    span = range(start, start + 20)
+    store.record(
+        sys.argv[2],
+        [individual(i, [i - 1, i // 2] if i else [], genome=bytes(2000)) for i in span],
+        [evaluation(i, (i % 97) / 97) for i in span],
+        [fitness(i, (i % 97) / 97) for i in span],
+    )
+    start += 20
+    print(start, flush=True)
+"""
+
+
+def writer(url: str, search_id: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", WRITER, url, search_id], stdout=subprocess.PIPE, text=True)
+
+
+def kill(process: subprocess.Popen[str]) -> int:
+    """Kills the writer; how many individuals it had said it committed."""
+    process.send_signal(signal.SIGKILL)
+    said = process.communicate(timeout=60)[0].split()
+    return int(said[-1]) if said else 0
+
+
+def test_readers_and_writers_share_a_store(store: Store, url: str) -> None:
+    for name in ("alpha", "beta"):
+        store.create_search(search(name), [split()])
+    writers = [writer(url, "id-alpha"), writer(url, "id-beta")]
+    seen = [0, 0]
+    try:
+        until = time.monotonic() + 60
+        while min(seen) < 400 and time.monotonic() < until:
+            rows = [store.history(name) for name in ("id-alpha", "id-beta")]
+            # Whole transactions only, and never less than before.
+            assert all(len(some) % 20 == 0 and all(row.status == "ok" for row in some) for some in rows)
+            assert all(len(some) >= before for some, before in zip(rows, seen, strict=True))
+            seen = [len(some) for some in rows]
+            if sum(seen):
+                # The writers go on meanwhile, so the ranking may know more, never less.
+                known = max(row.fitness for some in rows for row in some)
+                assert store.best("rte", by="search", limit=3)[0].score >= known
+            assert all(one.poll() is None for one in writers)
+    finally:
+        said = [kill(one) for one in writers]
+    assert min(seen) >= 400
+    assert [len(store.history(name)) >= count for name, count in zip(("id-alpha", "id-beta"), said, strict=True)] == [
+        True
+    ] * 2
+
+
+def test_a_killed_writer_leaves_whole_transactions(url: str) -> None:
+    with Store.open(url) as store:
+        store.create_search(search(), [split()])
+    committed = 0
+    for delay in (0.0, 0.05, 0.11):
+        process = writer(url, "id-alpha")
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(delay)
+        said = kill(process)
+        with Store.open(url, create=False) as store:
+            rows = store.history("id-alpha")
+            assert len(rows) >= max(committed + 20, said)
+            assert len(rows) % 20 == 0
+            assert [row.index for row in rows] == list(range(len(rows)))
+            assert all(row.parents == ((row.index - 1, row.index // 2) if row.index else ()) for row in rows)
+            assert all(row.status == "ok" for row in rows)
+            prints = [digest("rte", "search")]
+            hashes = [row.phenotype_hash for row in rows]
+            assert len(store.evaluations(hashes, "m" * 64, "e" * 64, prints)) == len(rows)
+            if url.startswith("sqlite"):
+                with transaction(store._engine) as connection:
+                    assert connection.execute(text("PRAGMA integrity_check")).scalar() == "ok"
+                    assert connection.execute(text("PRAGMA foreign_key_check")).all() == []
+            committed = len(rows)
+
+
+def test_a_waiting_writer_gets_its_turn(store: Store, url: str) -> None:
+    """A second writer waits for the first in place of failing, also when it has read before it writes."""
+    store.create_search(search(), [split()])
+    with Store.open(url) as other:
+        with transaction(other._engine, write=True) as connection:
+            connection.execute(text("UPDATE searches SET status = 'running'"))
+            process = writer(url, "id-alpha")
+            time.sleep(1.0)
+            assert process.poll() is None
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == "20"
+        kill(process)
+    store.record("id-alpha", [individual(0, genome=bytes(2000))])
