@@ -1,0 +1,187 @@
+"""Prompts and answers as tokens, and the plan by which they are run together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.types import PreparedSplit
+from moevolve.workers.config import EngineConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedSplit:
+    """A split as token ids, in the order of its examples.
+
+    Attributes:
+        prompts: with the beginning-of-sequence token, truncated, never empty.
+        golds: tokens of the first reference as it continues the prompt, without end token; empty without references.
+        choices: likewise for every choice.
+    """
+
+    prompts: tuple[Tokens, ...]
+    golds: tuple[Tokens, ...]
+    choices: tuple[tuple[Tokens, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """A padded batch: prompts end in the same column, continuations follow it.
+
+    Attributes:
+        ids: int64 [rows, columns].
+        mask: int64 [rows, columns], 1 where there is a token.
+        positions: int64 [rows, columns], each token's place in its own sequence; 0 on padding.
+        prompt_columns: columns up to and including every prompt's last token.
+    """
+
+    ids: Tensor
+    mask: Tensor
+    positions: Tensor
+    prompt_columns: int
+
+
+def tokenize_split(
+    tokenizer: PreTrainedTokenizerBase, split: PreparedSplit, config: EngineConfig, bos: int | None = None
+) -> TokenizedSplit:
+    """Tokenise a split's prompts and answers.
+
+    An answer's tokens are those by which prompt + `answer_prefix` + answer goes on after the prompt's own tokens. Where
+    the tokenizer merges across that border, so that the prompt's tokens change, the answer is tokenised by itself.
+    Both are settled before truncation.
+
+    Args:
+        tokenizer: its own special tokens are kept, but for an end token, which would close the prompt.
+        split: what to tokenise.
+        config: truncation.
+        bos: token to begin every prompt with where the tokenizer doesn't put it there itself.
+
+    Raises:
+        UserError: a prompt has no tokens, or the truncation's settings contradict each other.
+    """
+    limit, tail = config.max_prompt_tokens, config.tail_tokens
+    if limit is not None and not 0 <= tail < limit:
+        raise UserError(
+            f"engine.tail_tokens is {tail}: give 0 or more, and less than engine.max_prompt_tokens, which is {limit}"
+        )
+    prompts = _encode(tokenizer, [example.prompt for example in split.examples])
+    pairs = [
+        (i, answer)
+        for i, example in enumerate(split.examples)
+        for answer in dict.fromkeys((*example.references[:1], *example.choices))
+    ]
+    joined = _encode(tokenizer, [split.examples[i].prompt + split.answer_prefix + answer for i, answer in pairs])
+    answers: dict[tuple[int, str], Tokens] = {}
+    for (i, answer), whole in zip(pairs, joined, strict=True):
+        head = len(prompts[i])
+        if whole[:head] == prompts[i] and len(whole) > head:
+            answers[i, answer] = whole[head:]
+        else:
+            alone = tokenizer(split.answer_prefix + answer, add_special_tokens=False)["input_ids"]
+            answers[i, answer] = tuple(alone)
+    examples = split.examples
+    return TokenizedSplit(
+        prompts=tuple(_fit(tokens, i, split, bos, config) for i, tokens in enumerate(prompts)),
+        golds=tuple(answers[i, e.references[0]] if e.references else () for i, e in enumerate(examples)),
+        choices=tuple(tuple(answers[i, choice] for choice in e.choices) for i, e in enumerate(examples)),
+    )
+
+
+def missing_bos(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The token to begin prompts with where the tokenizer doesn't add it.
+
+    A checkpoint whose config names a beginning-of-sequence token, which is its tokenizer's too and isn't the end token,
+    was trained with it, whether or not the tokenizer's template adds it. Elsewhere the tokenizer's word stands.
+    """
+    bos: int | None = tokenizer.bos_token_id
+    return bos if bos == getattr(model.config, "bos_token_id", None) and bos != tokenizer.eos_token_id else None
+
+
+def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Tokens that end an answer: those of the generation config, as `generate` has it, else the tokenizer's."""
+    ends = getattr(model.generation_config, "eos_token_id", None)
+    if ends is None:
+        ends = tokenizer.eos_token_id
+    if ends is None:
+        return frozenset()
+    return frozenset([ends] if isinstance(ends, int) else ends)
+
+
+def truncate(tokens: Tokens, limit: int | None, tail: int) -> Tokens:
+    """Keep the head and the last `tail` of more than `limit` tokens."""
+    if limit is None or len(tokens) <= limit:
+        return tokens
+    return tokens[: limit - tail] + tokens[len(tokens) - tail :]
+
+
+def plan_batches(lengths: Sequence[int], continuations: Sequence[int], batch_tokens: int) -> list[list[int]]:
+    """Which examples run together: filled in order of length, as many as fit.
+
+    Depends on the arguments only, so an example always runs in the same company.
+
+    Args:
+        lengths: prompt tokens per example.
+        continuations: tokens that follow each prompt in the same pass.
+        batch_tokens: upper bound on rows x (longest prompt + longest continuation); a batch has one row at least.
+
+    Returns:
+        Example indices per batch; all of them exactly once.
+    """
+    batches: list[list[int]] = []
+    prompt = continuation = 0
+    for i in sorted(range(len(lengths)), key=lambda i: (lengths[i], continuations[i], i)):
+        prompt, continuation = max(prompt, lengths[i]), max(continuation, continuations[i])
+        if not batches or (len(batches[-1]) + 1) * (prompt + continuation) > batch_tokens:
+            batches.append([])
+            prompt, continuation = lengths[i], continuations[i]
+        batches[-1].append(i)
+    return batches
+
+
+def pad(prompts: Sequence[Tokens], continuations: Sequence[Tokens], device: torch.device) -> Columns:
+    """Lay prompts and continuations out in columns: prompts padded on their left, continuations on their right.
+
+    Args:
+        prompts: not empty, one per row.
+        continuations: one per row, may be empty.
+        device: where the tensors go.
+    """
+    before = max(map(len, prompts))
+    after = max(map(len, continuations))
+    ids, mask, positions = [], [], []
+    for prompt, continuation in zip(prompts, continuations, strict=True):
+        left, right, length = before - len(prompt), after - len(continuation), len(prompt) + len(continuation)
+        ids.append([0] * left + [*prompt, *continuation] + [0] * right)
+        mask.append([0] * left + [1] * length + [0] * right)
+        positions.append([0] * left + list(range(length)) + [0] * right)
+    stacked = torch.tensor([ids, mask, positions], dtype=torch.int64).to(device)
+    return Columns(stacked[0], stacked[1], stacked[2], before)
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[Tokens]:
+    """Tokens with the tokenizer's own special tokens, but for a closing end token."""
+    if not texts:
+        return []
+    closes = list(tokenizer("")["input_ids"])[-1:] == [tokenizer.eos_token_id] != [tokenizer.bos_token_id]
+    encoded = tokenizer(texts)["input_ids"]
+    return [tuple(ids[:-1] if closes else ids) for ids in encoded]
+
+
+def _fit(tokens: Tokens, index: int, split: PreparedSplit, bos: int | None, config: EngineConfig) -> Tokens:
+    if bos is not None and tokens[:1] != (bos,):
+        tokens = (bos, *tokens)
+    if not tokens:
+        raise UserError(
+            f"task {split.task}, split {split.split}, example {index}: the prompt has no tokens; give it some text"
+        )
+    return truncate(tokens, config.max_prompt_tokens, config.tail_tokens)

@@ -1,0 +1,112 @@
+"""One pass of the resident model over columns of tokens, and what is read off its logits."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import DynamicCache
+
+from moevolve.evaluators.errors import CandidateError
+from moevolve.workers.lean import lean_blocks
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_CHUNK = 1 << 22
+"""Logits turned to float32 at once: bounds the copies that normalising over a large vocabulary makes."""
+
+
+class Forward:
+    """Runs a model.
+
+    Attributes:
+        device: where inputs go.
+        rewinds: whether cached columns can be masked out and left behind. Sliding windows and recurrent states run over
+            columns, so there they can't.
+    """
+
+    def __init__(self, model: PreTrainedModel, lean: bool) -> None:
+        """Take a model; edits made to it later are seen.
+
+        Args:
+            model: in eval mode.
+            lean: leave out feed-forward work that nobody reads; see `moevolve.workers.lean`.
+        """
+        self._model = model
+        self._lean = lean
+        self.device: torch.device = model.get_input_embeddings().weight.device
+        self.rewinds = all(type(layer).__name__ == "DynamicLayer" for layer in self.new_cache().layers)
+
+    def new_cache(self) -> DynamicCache:
+        """An empty cache of the kind the model's layers need."""
+        return DynamicCache(config=self._model.config)
+
+    def __call__(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache | None, keep: int) -> Tensor:
+        """Run new columns, after those in the cache.
+
+        Args:
+            ids: int64 [rows, columns].
+            mask: int64 [rows, cached + columns], 1 where there is a token.
+            positions: int64 [rows, columns], each token's place in its sequence.
+            cache: extended in place; None to keep nothing.
+            keep: how many closing columns have their logits computed.
+
+        Returns:
+            Logits [rows, keep, vocabulary] in the model's dtype.
+
+        Raises:
+            CandidateError: logits of a token are not finite.
+        """
+        own = mask[:, -ids.shape[1] :]
+        with lean_blocks(self._model, own, keep) if self._lean and ids.shape[1] > 1 else nullcontext():
+            logits: Tensor = self._model(
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=cache is not None,
+                logits_to_keep=keep,
+            ).logits
+        # A sum is finite only if its terms are, and is far cheaper than a test of every term. Padding doesn't count.
+        finite = logits.sum(dim=-1, dtype=torch.float32).isfinite() | (own[:, -keep:] == 0).to(logits.device)
+        if not finite.all():
+            bad = int((~finite).any(dim=1).sum())
+            raise CandidateError(f"non-finite logits for {bad} of {len(ids)} prompts of a batch")
+        return logits
+
+
+def copy_rows(cache: DynamicCache, rows: Tensor) -> DynamicCache:
+    """A cache of some rows of another (a row may come several times), which stays as it is."""
+    copied = copy.copy(cache)
+    copied.layers = [copy.copy(layer) for layer in cache.layers]
+    copied.batch_select_indices(rows)
+    return copied
+
+
+def token_logprobs(logits: Tensor, rows: Sequence[int], tokens: Sequence[int]) -> NDArray[np.float64]:
+    """Log-probabilities of tokens, normalised in float32.
+
+    Args:
+        logits: [rows, vocabulary].
+        rows: per token, the row that predicts it.
+        tokens: token ids.
+
+    Returns:
+        float64 [tokens], in nats.
+    """
+    step = max(1, _CHUNK // logits.shape[1])
+    norms = torch.cat([part.float().logsumexp(dim=-1) for part in logits.split(step)])
+    index = torch.tensor([rows, tokens], dtype=torch.int64, device=logits.device)
+    return (logits[index[0], index[1]].float() - norms[index[0]]).double().cpu().numpy()
+
+
+def sums_by_owner(values: NDArray[np.float64], counts: Sequence[int]) -> NDArray[np.float64]:
+    """Sums of consecutive stretches of `counts` values, float64 [stretches]; 0 for an empty stretch."""
+    return np.bincount(np.repeat(np.arange(len(counts)), counts), weights=values, minlength=len(counts))

@@ -1,0 +1,266 @@
+"""The engine: greedy answers, gold log-probabilities and choice likelihoods from the resident model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from moevolve.evaluators.engine import Decided, Generation
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.types import PreparedSplit
+from moevolve.workers.answers import Answers, draft_lengths
+from moevolve.workers.batching import (
+    Columns,
+    TokenizedSplit,
+    Tokens,
+    end_tokens,
+    missing_bos,
+    pad,
+    plan_batches,
+    tokenize_split,
+)
+from moevolve.workers.config import EngineConfig
+from moevolve.workers.forward import Forward, copy_rows, sums_by_owner, token_logprobs
+from moevolve.workers.runtime import WORKER_ENV, configure_runtime
+
+if TYPE_CHECKING:
+    from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+
+__all__ = ["WORKER_ENV", "GenerationEngine", "configure_runtime"]
+
+_TEXTS = 1 << 17
+"""Decoded answers remembered before starting over."""
+
+
+class GenerationEngine:
+    """Implements `moevolve.evaluators.engine.Engine` on a loaded `transformers` causal LM.
+
+    The gold answer is fed along with its prompt, and one pass gives three things: the gold answer's log-probability,
+    the first greedy token, and every further greedy token for as long as greedy decoding agrees with the gold answer
+    (speculative decoding with the gold answer as the draft, so the tokens are the same). Only rows that left the gold
+    answer and are not yet decided are decoded step by step, from the cached prompt.
+
+    Results depend on the model, the split and the config: batches are planned from the split alone, and nothing but
+    tokens and decoded texts is remembered between calls.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        config: EngineConfig,
+        *,
+        draft: bool = True,
+        lean: bool = True,
+    ) -> None:
+        """Take a model to evaluate; edits made to it later are seen.
+
+        Args:
+            model: in eval mode; inputs go to the device of its input embeddings.
+            tokenizer: the model's.
+            config: batching and truncation. `threads` is not set here; see `configure_runtime`.
+            draft: read greedy tokens off the pass over the gold answer; False decodes all but the first step by step,
+                and is there to compare with.
+            lean: leave out feed-forward work that nobody reads (`moevolve.workers.lean`); False is there to compare
+                with.
+        """
+        self._forward = Forward(model, lean)
+        self._tokenizer = tokenizer
+        self._config = config
+        self._draft = draft
+        self._bos = missing_bos(model, tokenizer)
+        self._ends = end_tokens(model, tokenizer)
+        self._tokenized: dict[str, TokenizedSplit] = {}
+        self._texts: dict[Tokens, str] = {}
+
+    @torch.inference_mode()
+    def generate(self, split: PreparedSplit, decided: Decided) -> Generation:
+        """Greedy answers and gold log-probabilities.
+
+        Args:
+            split: prompts; `max_new_tokens` bounds every answer.
+            decided: see `moevolve.evaluators.engine.Decided`; must be a pure function.
+
+        Returns:
+            Texts without special tokens, cut where decoding stopped: at an end token, after `max_new_tokens`, or once
+            decided. The gold log-probability leaves the end token out; it is 0 for an example without gold tokens.
+
+        Raises:
+            CandidateError: logits are not finite.
+            UserError: the prompts can't be tokenised.
+        """
+        tokenized = self._tokens_of(split)
+        lengths = draft_lengths(tokenized.golds, split.max_new_tokens, decided, self._text)
+        answers = Answers(len(lengths), split.max_new_tokens, self._ends, decided, self._text)
+        logprobs = np.zeros(len(lengths), dtype=np.float64)
+        for batch in plan_batches([len(p) for p in tokenized.prompts], lengths, self._config.batch_tokens):
+            prompts = [tokenized.prompts[i] for i in batch]
+            golds = [tokenized.golds[i] for i in batch]
+            drafts = [gold[: lengths[i]] for i, gold in zip(batch, golds, strict=True)]
+            columns = pad(prompts, drafts, self._forward.device)
+            cache = self._forward.new_cache() if self._forward.rewinds and split.max_new_tokens > 1 else None
+            greedy, logprobs[batch] = self._read_golds(columns, golds, cache)
+            for i, draft, tokens in zip(batch, drafts, greedy, strict=True):
+                answers.take(i, draft if self._draft else (), tokens)
+            rows = [row for row, i in enumerate(batch) if not answers.finished[i]]
+            if rows:
+                self._decode(rows, batch, prompts, columns, cache, answers)
+        return Generation(answers.texts(), logprobs)
+
+    @torch.inference_mode()
+    def rank(self, split: PreparedSplit) -> tuple[NDArray[np.float64], ...]:
+        """Mean log-probability per token of every choice of every example.
+
+        Prompts run once; choices of several tokens then follow on copies of the cached prompts.
+
+        Returns:
+            Per example float64 [choices], in nats.
+
+        Raises:
+            CandidateError: logits are not finite.
+            UserError: a choice has no tokens, or the prompts can't be tokenised.
+        """
+        tokenized = self._tokens_of(split)
+        for i, choices in enumerate(tokenized.choices):
+            if not all(choices):
+                where = f"task {split.task}, split {split.split}, example {i}"
+                raise UserError(f"{where}: a choice has no tokens; give it some text")
+        scores = tuple(np.zeros(len(choices), dtype=np.float64) for choices in tokenized.choices)
+        for batch in plan_batches([len(p) for p in tokenized.prompts], [0] * len(scores), self._config.batch_tokens):
+            rows = [row for row, i in enumerate(batch) for _ in tokenized.choices[i]]
+            choices = [choice for i in batch for choice in tokenized.choices[i]]
+            if choices:
+                means = self._rank_batch([tokenized.prompts[i] for i in batch], rows, choices)
+                parts = np.split(means, np.cumsum([len(scores[i]) for i in batch])[:-1])
+                for i, part in zip(batch, parts, strict=True):
+                    scores[i][:] = part
+        return scores
+
+    def _tokens_of(self, split: PreparedSplit) -> TokenizedSplit:
+        """The split's tokens, made once."""
+        if split.fingerprint not in self._tokenized:
+            self._tokenized[split.fingerprint] = tokenize_split(self._tokenizer, split, self._config, self._bos)
+        return self._tokenized[split.fingerprint]
+
+    def _text(self, tokens: Tokens) -> str:
+        """Decoded answer; remembered, because a split's answers repeat and decoding is slow."""
+        text = self._texts.get(tokens)
+        if text is None:
+            if len(self._texts) >= _TEXTS:
+                self._texts.clear()
+            decoded = self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            assert isinstance(decoded, str)
+            text = self._texts[tokens] = decoded
+        return text
+
+    def _read_golds(
+        self, columns: Columns, golds: Sequence[Tokens], cache: DynamicCache | None
+    ) -> tuple[list[list[int]], NDArray[np.float64]]:
+        """One pass over prompts and drafts.
+
+        Returns:
+            The most likely token after each prompt and after each draft column, and float64 [rows], the mean
+            log-probability of each gold answer's tokens.
+        """
+        keep = columns.ids.shape[1] - columns.prompt_columns + 1
+        logits = self._forward(columns.ids, columns.mask, columns.positions, cache, keep)
+        places = [row * keep + place for row, gold in enumerate(golds) for place in range(len(gold))]
+        logprobs = token_logprobs(logits.flatten(0, 1), places, [token for gold in golds for token in gold])
+        counts = [len(gold) for gold in golds]
+        means = sums_by_owner(logprobs, counts) / np.maximum(counts, 1)
+        return logits.argmax(dim=-1).tolist(), means
+
+    def _decode(
+        self,
+        rows: list[int],
+        examples: Sequence[int],
+        prompts: Sequence[Tokens],
+        columns: Columns,
+        cache: DynamicCache | None,
+        answers: Answers,
+    ) -> None:
+        """Finish the answers of some rows of a batch step by step.
+
+        Args:
+            rows: rows whose answers have a token that wasn't fed yet, and are not finished.
+            examples: example index of every row of the batch.
+            prompts: prompt of every row.
+            columns: the pass that came before.
+            cache: what it cached; None to run the rows' prompts again.
+            answers: grown in place.
+        """
+        tokens = [answers.tokens[examples[row]] for row in rows]
+        if cache is None:
+            whole = [(*prompts[row], *done) for row, done in zip(rows, tokens, strict=True)]
+            again = pad(whole, [()] * len(rows), self._forward.device)
+            ids, mask, positions, cache = again.ids, again.mask, again.positions, self._forward.new_cache()
+        else:
+            mask = self._rewind(cache, rows, columns, [len(done) - 1 for done in tokens])
+            ids, mask, positions = self._next_column(mask, tokens)
+        while True:
+            greedy = self._forward(ids, mask, positions, cache, 1)[:, 0].argmax(dim=-1).tolist()
+            for row, token in zip(rows, greedy, strict=True):
+                if not answers.finished[examples[row]]:
+                    answers.push(examples[row], token)
+            alive = [place for place, row in enumerate(rows) if not answers.finished[examples[row]]]
+            if not alive:
+                return
+            # Selecting copies the cache, so it waits until half of the rows are done.
+            if 2 * len(alive) <= len(rows):
+                index = torch.tensor(alive, device=self._forward.device)
+                cache.batch_select_indices(index)
+                rows, mask = [rows[place] for place in alive], mask[index]
+            ids, mask, positions = self._next_column(mask, [answers.tokens[examples[row]] for row in rows])
+
+    def _rewind(self, cache: DynamicCache, rows: list[int], columns: Columns, accepted: list[int]) -> Tensor:
+        """Select rows of a cache; gives the mask [rows, cached] that hides all but `accepted` draft tokens of each."""
+        index = torch.tensor(rows, device=self._forward.device)
+        cache.batch_select_indices(index)
+        place = torch.arange(columns.ids.shape[1], device=self._forward.device) - columns.prompt_columns
+        return columns.mask[index] * (place < torch.tensor(accepted, device=self._forward.device).unsqueeze(1))
+
+    def _next_column(self, mask: Tensor, tokens: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor]:
+        """Ids, mask and positions that feed each row its last token (finished rows without one are fed anything)."""
+        last = [[row[-1] if row else 0] for row in tokens]
+        ids = torch.tensor(last, dtype=torch.int64, device=self._forward.device)
+        positions = mask.sum(dim=1, keepdim=True)
+        return ids, torch.cat((mask, torch.ones_like(ids)), dim=1), positions
+
+    def _rank_batch(self, prompts: list[Tokens], rows: list[int], choices: list[Tokens]) -> NDArray[np.float64]:
+        """Mean log-probabilities per token of choices, float64 [choices], each after the prompt of its row."""
+        columns = pad(prompts, [()] * len(prompts), self._forward.device)
+        longer = [k for k, choice in enumerate(choices) if len(choice) > 1]
+        cache = self._forward.new_cache() if longer else None
+        logits = self._forward(columns.ids, columns.mask, columns.positions, cache, 1)
+        sums = token_logprobs(logits[:, 0], rows, [choice[0] for choice in choices])
+        if cache is not None:
+            width = columns.prompt_columns + max(map(len, choices)) - 1
+            step = max(1, self._config.batch_tokens // width)
+            for start in range(0, len(longer), step):
+                part = longer[start : start + step]
+                sums[part] += self._rest_of_choices([rows[k] for k in part], [choices[k] for k in part], columns, cache)
+        return sums / [len(choice) for choice in choices]
+
+    def _rest_of_choices(
+        self, rows: list[int], choices: list[Tokens], columns: Columns, cache: DynamicCache
+    ) -> NDArray[np.float64]:
+        """Summed log-probabilities of all but the first token of choices, float64 [choices], after cached prompts."""
+        index = torch.tensor(rows, device=self._forward.device)
+        fed = pad([choice[:1] for choice in choices], [choice[1:-1] for choice in choices], self._forward.device)
+        before = columns.mask[index]
+        logits = self._forward(
+            fed.ids,
+            torch.cat((before, fed.mask), dim=1),
+            fed.positions + before.sum(dim=1, keepdim=True),
+            copy_rows(cache, index),
+            fed.ids.shape[1],
+        )
+        counts = [len(choice) - 1 for choice in choices]
+        places = [row * fed.ids.shape[1] + place for row, count in enumerate(counts) for place in range(count)]
+        targets = [token for choice in choices for token in choice[1:]]
+        return sums_by_owner(token_logprobs(logits.flatten(0, 1), places, targets), counts)
