@@ -20,8 +20,10 @@ from moevolve.store.refs import nearest
 from moevolve.store.session import chunks
 
 SPLITS: tuple[Split, ...] = ("search", "dev", "test")
-_DESCRIPTION = ("experts", "active", "parameters", "active_parameters", "parameters_full")
-_DESCRIPTION += ("summary", "depth", "phase", "operator", "phenotype_hash")
+_DESCRIPTION = (
+    *("experts", "active", "parameters", "active_parameters", "parameters_full"),
+    *("summary", "depth", "phase", "operator", "phenotype_hash"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,7 @@ def _top(
             query = candidates(context, where, limit, barred)
             if only is not None:
                 query = query.where(only)
-            found += [Candidate(*row, context, split) for row in connection.execute(query)]
+            found += [Candidate(row[0], row[1], row[2], context, split) for row in connection.execute(query)]
     found.sort(key=lambda one: (-one.score, -one.gold_logprob))
     firsts: dict[tuple[str, str], Candidate] = {}
     for one in found:

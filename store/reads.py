@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 from sqlalchemy import Connection, Row, func, select
@@ -22,8 +23,8 @@ from moevolve.store.refs import find_individual
 from moevolve.store.session import chunks
 
 _SPLIT_ORDER = {"search": 0, "dev": 1, "test": 2}
-_INDIVIDUAL = ("phase", "operator", "genome", "content_hash", "phenotype_hash", "experts", "active", "parameters")
-_INDIVIDUAL += ("active_parameters", "parameters_full", "summary", "depth", "created_at")
+# Attributes of an `IndividualRecord` that are columns of the same name.
+_INDIVIDUAL = tuple(one.name for one in fields(IndividualRecord) if one.name not in ("index", "parents"))
 
 
 def read_searches(connection: Connection) -> list[SearchSummary]:
@@ -56,9 +57,8 @@ def read_history(connection: Connection, search_id: str, indices: Sequence[int] 
 def _history(connection: Connection, search_id: str, indices: Sequence[int] | None) -> list[HistoryRow]:
     i, p = individuals.c, parents.c
     edges = select(p.child_idx, p.parent_idx).where(p.search_id == search_id).order_by(p.child_idx, p.position)
-    columns = (i.idx, i.phase, i.operator, i.genome, i.content_hash, i.phenotype_hash, i.depth)
-    columns += (i.status, i.fitness, i.tie_break, i.failure)
-    query = select(*columns).where(i.search_id == search_id).order_by(i.idx)
+    first = (i.idx, i.phase, i.operator, i.genome, i.content_hash, i.phenotype_hash, i.depth)
+    query = select(*first, i.status, i.fitness, i.tie_break, i.failure).where(i.search_id == search_id).order_by(i.idx)
     if indices is not None:
         edges, query = edges.where(p.child_idx.in_(indices)), query.where(i.idx.in_(indices))
     of: dict[int, list[int]] = {}

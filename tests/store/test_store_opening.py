@@ -124,10 +124,11 @@ def test_a_file_that_is_no_database(tmp_path: Path) -> None:
 
 
 def test_odd_folder_names_are_fine(tmp_path: Path) -> None:
-    folder = tmp_path / "100% größe?"
+    folder = tmp_path / "100% größe"
     folder.mkdir()
     with Store.open(f"sqlite:///{folder / 'my store.db'}") as store:
         assert store.searches() == []
+    assert (folder / "my store.db").exists()
 
 
 def test_a_store_in_memory(tmp_path: Path) -> None:
