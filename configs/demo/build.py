@@ -1,0 +1,121 @@
+"""The demo model's tokenizer and untrained network."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
+from transformers import MixtralConfig, MixtralForCausalLM, PreTrainedTokenizerFast
+
+from moevolve.evaluators.demo import all_words
+
+PAD, BOS, EOS, UNK = "<pad>", "<bos>", "<eos>", "<unk>"
+OFFSET_SHARPNESS = 9.0
+MATCH_SHARPNESS = 8.0
+COPY_GAIN = 3.0
+OFFSET_HEADS = {(0, 0): 1, (1, 0): 1}
+MATCH_HEADS = ((1, 1), (2, 0))
+"""(layer, head) of the heads that start as copiers, with how many tokens back an offset head looks."""
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """A word-level tokenizer: one token per word, mark or line break; spaces only separate.
+
+    ``" A"`` after a prompt gives the same token whether prompt and answer are tokenised together or apart.
+    ``<bos>`` is put in front when special tokens are added.
+    """
+    vocabulary = {word: index for index, word in enumerate((PAD, BOS, EOS, UNK, *all_words()))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(" +"), behavior="removed"),
+            pre_tokenizers.Split(Regex(r"[.?:\n]"), behavior="isolated"),
+        ]
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, vocabulary[BOS])]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        bos_token=BOS,
+        eos_token=EOS,
+        unk_token=UNK,
+        padding_side="left",
+        model_max_length=128,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def build_model(vocabulary: int, layers: int, hidden: int, ffn: int) -> MixtralForCausalLM:
+    """A small Mixtral (8 experts, top-2) with attention heads started as copiers; uses torch's global generator."""
+    config = MixtralConfig(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=ffn,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        max_position_embeddings=128,
+        sliding_window=None,
+        initializer_range=0.06,
+        tie_word_embeddings=False,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        router_aux_loss_coef=0.0,
+        experts_implementation="grouped_mm",
+    )
+    model = MixtralForCausalLM(config)
+    with torch.no_grad():
+        model.model.embed_tokens.weight.normal_(0.0, 0.3)
+        model.model.embed_tokens.weight[:, 0] = 1.0
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.mul_(1 / math.sqrt(2 * layers))
+            layer.mlp.experts.down_proj.mul_(1 / math.sqrt(2 * layers))
+        for (layer, head), offset in OFFSET_HEADS.items():
+            _offset_head(model, layer, head, offset)
+        for layer, head in MATCH_HEADS:
+            _match_head(model, layer, head)
+    return model
+
+
+def _offset_head(model: MixtralForCausalLM, layer: int, head: int, offset: int) -> None:
+    """Make a head attend ``offset`` tokens back: constant keys, and queries rotated back by as many positions.
+
+    Embeddings carry a constant in dimension 0; after the layer's norm it stays positive, so keys and queries read from
+    it are nearly the same for every token and only the rotary angle between positions is left in their product.
+    """
+    attention = model.model.layers[layer].self_attn
+    width = attention.head_dim
+    half = width // 2
+    angles = offset * 10000.0 ** (-torch.arange(half) / half)
+    amplitude = math.sqrt(OFFSET_SHARPNESS * math.sqrt(width) / half)
+    rows = slice(head * width, (head + 1) * width)
+    query, key = attention.q_proj.weight[rows], attention.k_proj.weight[rows]
+    query.zero_()
+    key.zero_()
+    key[:half, 0] = amplitude
+    query[:half, 0] = amplitude * torch.cos(angles)
+    query[half:, 0] = -amplitude * torch.sin(angles)
+    attention.o_proj.weight[:, rows] *= COPY_GAIN
+
+
+def _match_head(model: MixtralForCausalLM, layer: int, head: int) -> None:
+    """Make a head attend to tokens like its own: equal query and key projections in the slowly rotating dimensions."""
+    attention = model.model.layers[layer].self_attn
+    width = attention.head_dim
+    half = width // 2
+    slow = torch.cat([torch.arange(half // 2, half), torch.arange(half + half // 2, width)])
+    projection = torch.zeros(width, attention.q_proj.in_features)
+    projection[slow] = torch.randn(len(slow), attention.q_proj.in_features)
+    projection[:, 0] = 0
+    projection *= math.sqrt(MATCH_SHARPNESS * math.sqrt(width) / (len(slow) * attention.q_proj.in_features))
+    rows = slice(head * width, (head + 1) * width)
+    attention.q_proj.weight[rows] = projection
+    attention.k_proj.weight[rows] = projection
+    attention.o_proj.weight[:, rows] *= COPY_GAIN
