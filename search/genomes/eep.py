@@ -31,6 +31,8 @@ from moevolve.workers.messages import ModelFacts
 
 _HEADER = struct.Struct("<4sHHH")
 _MAGIC = b"EEP1"
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+_SUMMARY_DIGITS = 72
 
 
 @dataclass(frozen=True)
@@ -212,8 +214,7 @@ class EepSpace:
 
     def describe(self, genome: EepGenome) -> Description:
         if genome.one_hot:
-            content = " ".join("".join(_digit(expert) for expert in row) for row in self.kept(genome))
-            summary = f"keep {content}" if self.experts <= 36 else f"keep {self.retained} of {self.experts}"
+            summary = self._summary_of_pruning(genome)
         else:
             off = float(np.abs(genome.expert_merging - np.round(genome.expert_merging)).mean())
             summary = f"merge {self.experts}->{self.retained}, {self.groups} groups, mean |dW| {off:.3f}"
@@ -226,7 +227,8 @@ class EepSpace:
             summary=summary,
         )
 
-
-def _digit(expert: int) -> str:
-    """One character per expert up to 36 of them: 0-9, then a-z."""
-    return "0123456789abcdefghijklmnopqrstuvwxyz"[expert]
+    def _summary_of_pruning(self, genome: EepGenome) -> str:
+        """The retained experts of every group, one digit each; only their number where that gets long."""
+        if self.experts > len(_DIGITS) or self.groups * (self.retained + 1) > _SUMMARY_DIGITS:
+            return f"keep {self.retained} of {self.experts}, {self.groups} groups"
+        return "keep " + " ".join("".join(_DIGITS[expert] for expert in row) for row in self.kept(genome))
