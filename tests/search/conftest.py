@@ -1,0 +1,179 @@
+"""A tiny search: a random Mixtral, a task whose scores differ between candidates, and the command line as a subprocess."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+WORDS = ("red", "blue", "green", "cat", "dog", "bird", "is", "the", "a", "which", "Answer", ":", "A", "B", "C", "D")
+
+
+@dataclass(frozen=True)
+class TinyWorkspace:
+    """A folder with a checkpoint `model/`, a task `pick.yaml` and runs to write.
+
+    Attributes:
+        folder: where it is.
+    """
+
+    folder: Path
+
+    @property
+    def model(self) -> Path:
+        return self.folder / "model"
+
+    @property
+    def task(self) -> Path:
+        return self.folder / "pick.yaml"
+
+    def run_data(self, name: str, **changes: Any) -> dict[str, Any]:
+        """A run of 24 individuals as plain data; `changes` replace top-level settings."""
+        data = {
+            "name": name,
+            "seed": 3,
+            "model": {"path": str(self.model), "device": "cpu"},
+            "tasks": [str(self.task)],
+            "genome": {"kind": "eep", "experts": 2, "groups": 2},
+            "phases": [
+                {"kind": "prune", "evaluations": 12, "initial": 6},
+                {"kind": "merge", "evaluations": 12, "sigma": 0.2},
+            ],
+            "window": 4,
+            "workers": {"count": 1},
+            "final": {"rerank": 3, "random_draws": 4},
+        }
+        return data | changes
+
+    def write_run(self, path: Path, name: str, **changes: Any) -> Path:
+        path.write_text(yaml.safe_dump(self.run_data(name, **changes)))
+        return path
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyWorkspace:
+    folder = tmp_path_factory.mktemp("tiny")
+    _write_model(folder / "model")
+    _write_task(folder)
+    return TinyWorkspace(folder)
+
+
+def _write_model(directory: Path) -> None:
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import MixtralConfig, MixtralForCausalLM, PreTrainedTokenizerFast
+
+    names = ["<pad>", "<s>", "</s>", "<unk>", *WORDS]
+    words = Tokenizer(models.WordLevel({word: index for index, word in enumerate(names)}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    config = MixtralConfig(
+        vocab_size=len(names),
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        max_position_embeddings=64,
+        initializer_range=0.4,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(11)
+        MixtralForCausalLM(config).save_pretrained(directory)
+    PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    ).save_pretrained(directory)
+
+
+def _write_task(folder: Path) -> None:
+    colours, animals = WORDS[:3], WORDS[3:6]
+    rows = [
+        {"text": f"the {animal} is {colour} a {other}", "label": "ABCD"[(7 * i + 3 * j + k) % 4]}
+        for i, animal in enumerate(animals)
+        for j, colour in enumerate(colours)
+        for k, other in enumerate(WORDS[:9])
+    ]
+    (folder / "pick.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = {
+        "source": {"files": {"all": "pick.jsonl"}},
+        "splits": {
+            "search": {"from": "all", "seed": 1, "count": 40},
+            "dev": {"from": "all", "seed": 1, "offset": 40, "count": 20},
+            "test": {"from": "all", "seed": 1, "offset": 60},
+        },
+        "prompt": "{{ text }} which Answer :",
+        "answer": "{{ label }}",
+        "choices": ["A", "B", "C", "D"],
+        "fitness": "rank",
+    }
+    (folder / "pick.yaml").write_text(yaml.safe_dump(task))
+
+
+Moevolve = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def command_line() -> list[str]:
+    """The installed command, from the environment that runs the tests."""
+    return [str(Path(sys.executable).with_name("moevolve"))]
+
+
+@pytest.fixture
+def moevolve(tmp_path: Path) -> Moevolve:
+    """Run the command line in `tmp_path`; the result has text output."""
+
+    def run(
+        *arguments: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = 240
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command_line(), *map(str, arguments)],
+            cwd=cwd or tmp_path,
+            env={**os.environ, **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    return run
+
+
+Snapshot = Callable[[Path, str], dict[str, Any]]
+
+
+@pytest.fixture(scope="session")
+def snapshot() -> Snapshot:
+    """What two runs of the same search must have in common: everything but times, workers and attempts."""
+    import sqlite3
+
+    individuals = """
+        select idx, phase, operator, genome, content_hash, phenotype_hash, summary, depth, i.status, fitness, tie_break,
+               failure
+        from individuals i join searches s on s.id = i.search_id where s.name = ? order by idx"""
+    parents = """
+        select child_idx, position, parent_idx from parents p join searches s on s.id = p.search_id
+        where s.name = ? order by 1, 2"""
+    evaluations = """
+        select e.phenotype_hash, c.task_fingerprint, c.split, e.score, e.gold_logprob, e.outcomes, e.failure
+        from evaluations e join evaluation_contexts c on c.id = e.context_id order by 1, 2"""
+
+    def read(database: Path, name: str) -> dict[str, Any]:
+        with sqlite3.connect(f"file:{database}?mode=ro", uri=True) as connection:
+            return {
+                "individuals": connection.execute(individuals, (name,)).fetchall(),
+                "parents": connection.execute(parents, (name,)).fetchall(),
+                "evaluations": connection.execute(evaluations).fetchall(),
+            }
+
+    return read

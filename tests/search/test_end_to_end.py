@@ -1,0 +1,224 @@
+"""The command line on a tiny real search: every verb once, and what a store holds after interruptions."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+MOEVOLVE = str(Path(sys.executable).with_name("moevolve"))
+TOTAL = 24
+
+
+@pytest.fixture(scope="module")
+def finished(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `moevolve.db` after an uninterrupted launch of search `calm` with one worker."""
+    folder = tmp_path_factory.mktemp("calm")
+    run = tiny.write_run(folder / "run.yaml", "calm")
+    done = subprocess.run([MOEVOLVE, "launch", str(run)], cwd=folder, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    (folder / "out.txt").write_text(done.stdout)
+    return folder
+
+
+def test_launch_ends_with_the_table(finished: Path) -> None:
+    table = (finished / "out.txt").read_text()
+    for expected in (
+        "full model",
+        "random pruning, 4 draws",
+        "best found",
+        "moevolve best --task pick",
+        "moevolve export",
+    ):
+        assert expected in table
+
+
+def test_best_json_has_what_is_promised(finished: Path, moevolve: Any) -> None:
+    rows = json.loads(moevolve("best", "--task", "pick", "--json", "--limit", "3", cwd=finished).stdout)
+    assert 1 <= len(rows) <= 3
+    first = rows[0]
+    assert first["search"] == "calm"
+    assert first["id"].startswith("calm:")
+    assert set(first["scores"]) == {"search", "dev", "test"}
+    assert first["scores"]["dev"] is not None
+    assert first["scores"]["test"] is not None
+    assert first["ranked_by"] == "dev"
+    assert (first["experts"], first["active"]) == (2, 2)
+    assert 0 < first["parameters_kept"] < 1
+    assert first["genome"]
+    assert first["lineage_depth"] >= 0
+    assert f"best found\n{first['id']}" not in first["genome"]
+    assert first["id"] in (finished / "out.txt").read_text(), "the table's winner is the best on dev"
+    assert json.loads(moevolve("best", "--experts", "3", "--json", cwd=finished).stdout) == []
+
+
+def test_listings(finished: Path, moevolve: Any) -> None:
+    (search,) = json.loads(moevolve("searches", "--json", cwd=finished).stdout)
+    assert (search["name"], search["status"], search["individuals"]) == ("calm", "finished", TOTAL)
+    assert "calm" in moevolve("searches", cwd=finished).stdout
+    shown = json.loads(moevolve("show", "calm:20", "--json", cwd=finished).stdout)
+    assert shown["phase"] == "merge"
+    assert shown["status"] == "ok"
+    assert [item["split"] for item in shown["evaluations"]][0] == "search"
+    assert "retained" in moevolve("show", "calm:20", cwd=finished).stdout
+    graph = json.loads(moevolve("lineage", "calm:20", "--json", cwd=finished).stdout)
+    assert {node["index"] for node in graph["nodes"]} >= {20, *(parent for parent, _ in graph["edges"])}
+    dot = moevolve("lineage", "calm:20", "--dot", cwd=finished).stdout
+    assert dot.startswith("digraph")
+    assert "boolq" in moevolve("tasks", cwd=finished).stdout
+
+
+def test_evaluate_reuses_and_measures(finished: Path, moevolve: Any, tiny: Any) -> None:
+    full = json.loads(
+        moevolve("evaluate", "full", "--task", tiny.task, "--split", "test", "--json", cwd=finished).stdout
+    )
+    assert full["examples"] == 21
+    assert full["interval"][0] <= full["score"] <= full["interval"][1]
+    fresh = moevolve("evaluate", "calm:0", "--task", tiny.task, "--split", "dev", "--json", cwd=finished)
+    again = moevolve("evaluate", "calm:0", "--task", tiny.task, "--split", "dev", "--json", cwd=finished)
+    assert json.loads(fresh.stdout) == json.loads(again.stdout), "the second one comes from the store"
+
+
+def test_export_loads_without_moevolve(finished: Path, moevolve: Any, tmp_path: Path) -> None:
+    pruned = json.loads(moevolve("show", "calm:3", "--json", cwd=finished).stdout)
+    assert pruned["phase"] == "prune"
+    target = tmp_path / "pruned"
+    report = json.loads(moevolve("export", "calm:3", target, "--json", cwd=finished).stdout)
+    assert report["form"] == "stock"
+    check = (
+        "import sys; sys.modules['moevolve'] = None\n"
+        "from transformers import AutoModelForCausalLM, AutoTokenizer\n"
+        f"model = AutoModelForCausalLM.from_pretrained({str(target)!r})\n"
+        f"tokens = AutoTokenizer.from_pretrained({str(target)!r})('the cat is red', return_tensors='pt')\n"
+        "print(model.config.num_local_experts, tuple(model(**tokens).logits.shape))"
+    )
+    loaded = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert loaded.returncode == 0, loaded.stderr
+    assert loaded.stdout.split()[0] == "2"
+    assert "calm:3" in (target / "README.md").read_text()
+    assert json.loads(moevolve("show", "calm:3", "--json", cwd=finished).stdout)["exports"][0]["form"] == "stock"
+
+
+def test_coefficients_go_out_and_come_back(finished: Path, moevolve: Any, tmp_path: Path, tiny: Any) -> None:
+    out = tmp_path / "again.pth"
+    assert moevolve("export", "calm:20", out, cwd=finished).returncode == 0
+    imported = moevolve("import-eep", out, "--experts-of", tiny.model, "--json")
+    (row,) = json.loads(imported.stdout)
+    assert row["experts"] == 2
+    back = json.loads(moevolve("show", "again:0", "--json").stdout)
+    there = json.loads(moevolve("show", "calm:20", "--json", cwd=finished).stdout)
+    assert back["phenotype_hash"] == there["phenotype_hash"]
+    again = moevolve("import-eep", out, "--experts-of", tiny.model)
+    assert again.returncode == 2
+    assert "exists" in again.stderr
+
+
+def test_plot(finished: Path, moevolve: Any, tmp_path: Path) -> None:
+    picture = tmp_path / "calm.png"
+    assert moevolve("plot", "calm", "-o", picture, cwd=finished).returncode == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_launching_the_same_name_again_is_refused(finished: Path, moevolve: Any) -> None:
+    again = moevolve("launch", "run.yaml", cwd=finished)
+    assert again.returncode == 2
+    assert "calm" in again.stderr
+    assert "resume" in again.stderr
+
+
+def test_three_workers_give_the_same_store(
+    finished: Path, tiny: Any, moevolve: Any, snapshot: Any, tmp_path: Path
+) -> None:
+    run = tiny.write_run(tmp_path / "run.yaml", "calm", workers={"count": 3, "num_cpus": 0.3})
+    done = moevolve("launch", run)
+    assert done.returncode == 0, done.stderr
+    assert snapshot(tmp_path / "moevolve.db", "calm") == snapshot(finished / "moevolve.db", "calm")
+
+
+def test_sigkill_at_random_moments_changes_nothing(finished: Path, tiny: Any, snapshot: Any, tmp_path: Path) -> None:
+    """Five kills, each after a random number of further individuals, then a resume to the end."""
+    database = tmp_path / "moevolve.db"
+    run = tiny.write_run(tmp_path / "run.yaml", "calm", workers={"count": 2, "num_cpus": 0.5})
+    rng = random.Random(5)
+    goals = sorted(rng.sample(range(1, TOTAL), 5))
+    for attempt, goal in enumerate(goals):
+        command = ["launch", str(run)] if attempt == 0 else ["resume", "calm"]
+        _kill_at(command, tmp_path, database, goal, rng.uniform(0, 0.3))
+        assert _count(database) < TOTAL or attempt == len(goals) - 1
+    done = subprocess.run([MOEVOLVE, "resume", "calm"], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert snapshot(database, "calm") == snapshot(finished / "moevolve.db", "calm")
+
+
+def test_ctrl_c_leaves_a_resumable_search(
+    finished: Path, tiny: Any, snapshot: Any, moevolve: Any, tmp_path: Path
+) -> None:
+    database = tmp_path / "moevolve.db"
+    run = tiny.write_run(tmp_path / "run.yaml", "calm")
+    process = _start(["launch", str(run)], tmp_path)
+    _wait_for(database, 5, process)
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "moevolve resume calm" in output
+    assert "Traceback" not in output
+    (search,) = json.loads(moevolve("searches", "--json").stdout)
+    assert search["status"] == "interrupted"
+    assert moevolve("resume", "calm", "--set", "workers.count=2", "--set", "workers.num_cpus=0.5").returncode == 0
+    assert snapshot(database, "calm") == snapshot(finished / "moevolve.db", "calm")
+
+
+def test_resume_refuses_what_would_change_the_population(finished: Path, moevolve: Any) -> None:
+    refused = moevolve("resume", "calm", "--set", "seed=4", cwd=finished)
+    assert refused.returncode == 2
+    assert "workers" in refused.stderr
+
+
+def _start(command: list[str], folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [MOEVOLVE, *command],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def _count(database: Path) -> int:
+    try:
+        with sqlite3.connect(f"file:{database}?mode=ro", uri=True) as connection:
+            return int(connection.execute("select count(*) from individuals").fetchone()[0])
+    except sqlite3.OperationalError:
+        return 0
+
+
+def _wait_for(database: Path, goal: int, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while _count(database) < goal:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, "the search makes no progress"
+        time.sleep(0.02)
+
+
+def _kill_at(command: list[str], folder: Path, database: Path, goal: int, delay: float) -> None:
+    process = _start(command, folder)
+    _wait_for(database, goal, process)
+    time.sleep(delay)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    # What Ray left behind would only slow the next attempt down.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,161 @@
+"""The pool on a real Ray: workers that die, candidates at fault, a node that goes away, and a clean import path."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+from moevolve.evaluators.prepare import prepare_split
+from moevolve.evaluators.registry import load_task
+from moevolve.evaluators.types import PreparedSplit
+from moevolve.search.config import WorkersSection
+from moevolve.search.pool import Completion, PoolError, RayPool
+from moevolve.workers.actor import EvaluationWorker
+from moevolve.workers.config import EngineConfig, ModelConfig
+from moevolve.workers.edits.base import IdentityEdit
+from moevolve.workers.edits.eep import EepEdit
+from moevolve.workers.messages import EvaluationReply, EvaluationRequest
+
+pytestmark = pytest.mark.slow
+
+# Workers can't import this file: its classes travel by value.
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+CHECKOUT = Path(__file__).parents[2]
+
+
+class FaultyWorker(EvaluationWorker):
+    """Does what the ticket's first word says instead of evaluating; `slow` evaluates after a while."""
+
+    def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
+        match request.ticket.split()[0]:
+            case "die":
+                os._exit(1)
+            case "die-once" if not Path(request.ticket.split()[1]).exists():
+                Path(request.ticket.split()[1]).touch()
+                os._exit(1)
+            case "hang":
+                time.sleep(3600)
+            case "slow":
+                time.sleep(2)
+            case "memory":
+                raise MemoryError("no more")
+            case "spec":
+                spec = importlib.util.find_spec("kernels")
+                return EvaluationReply(request.ticket, (), str(spec), 0.0, "")
+        return super().evaluate(request, splits)
+
+
+@pytest.fixture(scope="module")
+def split(tiny: Any) -> PreparedSplit:
+    return prepare_split(load_task(tiny.task), "search")
+
+
+@pytest.fixture
+def make_pool(tiny: Any, split: PreparedSplit) -> Iterator[Callable[..., RayPool]]:
+    pools: list[RayPool] = []
+
+    def make(**settings: Any) -> RayPool:
+        workers = WorkersSection(**({"count": 2, "num_cpus": 0.5} | settings))
+        model = ModelConfig(path=str(tiny.model), device="cpu")
+        pools.append(RayPool(workers, model, EngineConfig(), {split.fingerprint: split}, worker=FaultyWorker))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        pool.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def from_the_checkout() -> Iterator[None]:
+    """Drivers run in the checkout's folder, the worst place for import paths; Ray ends with the module."""
+    with contextlib.chdir(CHECKOUT):
+        yield
+    ray.shutdown()
+
+
+def collect(pool: RayPool, count: int, timeout: float = 120) -> dict[str, Completion]:
+    done: dict[str, Completion] = {}
+    deadline = time.monotonic() + timeout
+    while len(done) < count:
+        assert time.monotonic() < deadline, f"only {sorted(done)} completed"
+        done |= {completion.reply.ticket: completion for completion in pool.poll(0.5)}
+    return done
+
+
+def request(split: PreparedSplit, ticket: str, edit: Any = None) -> EvaluationRequest:
+    return EvaluationRequest(ticket, edit or IdentityEdit(), (split.fingerprint,))
+
+
+def test_faults_stay_with_their_candidates(make_pool: Any, split: PreparedSplit, tmp_path: Path) -> None:
+    """One that kills its worker for good, one that does so once, one whose weights explode, one that does not fit."""
+    identity = np.stack([np.eye(4, dtype=np.float32)] * 4)
+    edits = {
+        "nan": EepEdit(identity, identity * np.float32(1e30), 2),
+        "misfit": EepEdit(identity[:2], identity[:2], 2),
+    }
+    pool = make_pool()
+    tickets = ["die", f"die-once {tmp_path / 'mark'}", "memory", "nan", "misfit", "good 1", "good 2"]
+    for ticket in tickets:
+        pool.submit(request(split, ticket, edits.get(ticket)))
+    done = collect(pool, len(tickets))
+    assert "killed its worker 3 times" in (done["die"].reply.failure or "")
+    assert done["die"].attempts == 3
+    assert "out of memory" in (done["memory"].reply.failure or "")
+    once = done[tickets[1]]
+    assert (once.reply.failure, once.attempts) == (None, 2)
+    assert "non-finite" in (done["nan"].reply.failure or "") or "finite" in (done["nan"].reply.failure or "")
+    assert done["misfit"].reply.failure
+    scores = {done[ticket].reply.results[0].result.gold_logprob for ticket in ("good 1", "good 2", tickets[1])}
+    assert len(scores) == 1, "the model is the same whatever was evaluated before"
+
+
+def test_a_killed_worker_is_replaced_and_its_candidate_evaluated_again(make_pool: Any, split: PreparedSplit) -> None:
+    pool = make_pool(count=1)
+    pool.submit(request(split, "good"))
+    victim = int(collect(pool, 1)["good"].reply.worker.rpartition("/")[2])
+    pool.submit(request(split, "slow"))
+    pool.poll(0.5)
+    os.kill(victim, signal.SIGKILL)
+    done = collect(pool, 1)["slow"]
+    assert (done.reply.failure, done.attempts) == (None, 2)
+    assert not done.reply.worker.endswith(f"/{victim}")
+
+
+def test_an_evaluation_past_its_time_fails(make_pool: Any, split: PreparedSplit) -> None:
+    pool = make_pool(count=1, timeout_s=1.5, max_attempts=2)
+    pool.submit(request(split, "hang"))
+    pool.submit(request(split, "good"))
+    done = collect(pool, 2)
+    assert "longer than timeout_s = 1.5" in (done["hang"].reply.failure or "")
+    assert done["good"].reply.failure is None
+
+
+def test_our_kernels_folder_is_not_importable_by_its_bare_name(make_pool: Any, split: PreparedSplit) -> None:
+    """Ray puts the driver's folder on its workers' path: the checkout, when a search is launched from there."""
+    pool = make_pool(count=1)
+    pool.submit(request(split, "spec"))
+    assert str(CHECKOUT) not in (collect(pool, 1)["spec"].reply.failure or "")
+
+
+def test_a_model_that_does_not_load_ends_the_pool(tiny: Any, split: PreparedSplit, tmp_path: Path) -> None:
+    workers = WorkersSection(count=1, num_cpus=0.5)
+    pool = RayPool(workers, ModelConfig(path=str(tmp_path)), EngineConfig(), {split.fingerprint: split})
+    try:
+        with pytest.raises(PoolError, match=r"config\.json"):
+            for _ in range(100):
+                pool.poll(1.0)
+    finally:
+        pool.close()
