@@ -1,7 +1,7 @@
 """Expert merging: `theta'_i = sum_j W_EM[i, j] theta_j`, EEP (arXiv 2407.00945, Eq. 6).
 
 Coefficients stay float32 and sums are accumulated in float32 whatever the experts' dtype, rounded once at the end.
-Which formulation runs depends on the coefficients, dtype and devices only, so equal edits give equal bits.
+Which formulation runs depends on the coefficients, shapes, dtype and devices only, so equal edits give equal bits.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from torch import Tensor
 
 _DENSE_COLUMNS = 1 << 16
 _SCRATCH_COLUMNS = 1 << 15
-_SPARSE_COLUMNS = 1 << 14
 _STAGED_COLUMNS = 1 << 22
 
-_SPARSE_DENSITY = 1 / 3
-"""Below this share of non-zero coefficients, adding scaled experts one by one beats a matrix product on a CPU."""
+_BAG_COLUMNS = 1024
+_BAG_ROWS = 32
+"""Rows of `_BAG_COLUMNS` values per step and expert: all experts' pieces (128 KiB each) stay in cache."""
 
 
 def merge_experts(coefficients: Tensor, experts: Tensor, out: Tensor) -> None:
@@ -31,25 +31,34 @@ def merge_experts(coefficients: Tensor, experts: Tensor, out: Tensor) -> None:
     source, target = experts.view(count, -1), out.view(retained, -1)
     if source.device != target.device:
         _merge_streamed(coefficients, source, target)
-    elif source.device.type == "cpu" and int(coefficients.count_nonzero()) <= _SPARSE_DENSITY * coefficients.numel():
-        _merge_sparse(coefficients, source, target)
-    else:
+    elif source.device.type != "cpu":
         _merge_dense(coefficients.to(source.device), source, target)
+    elif source.dtype == torch.float32 and source.shape[1] % _BAG_COLUMNS == 0 and _is_sparse(coefficients):
+        _merge_bags(coefficients, source, target)
+    else:
+        _merge_dense(coefficients, source, target)
+
+
+def _is_sparse(coefficients: Tensor) -> bool:
+    """Whether bags beat a matrix product.
+
+    Bags cost in proportion to the non-zero coefficients, the product whatever they are. Measured on one core, they
+    break even at about one coefficient per expert read or written (few experts), or a quarter of the matrix (many).
+    """
+    retained, count = coefficients.shape
+    return int(coefficients.count_nonzero()) <= max(retained + count, retained * count // 4)
 
 
 def _merge_dense(coefficients: Tensor, source: Tensor, target: Tensor) -> None:
-    """One matrix product, in pieces that stay in cache."""
+    """One matrix product, on a CPU in pieces that stay in cache."""
+    on_cpu = source.device.type == "cpu"
     if source.dtype == torch.float32:
-        if source.device.type != "cpu":
-            torch.mm(coefficients, source, out=target)
-            return
-        step = _DENSE_COLUMNS * torch.get_num_threads()
+        step = _DENSE_COLUMNS * torch.get_num_threads() if on_cpu else source.shape[1]
         for start in range(0, source.shape[1], step):
             piece = slice(start, start + step)
             torch.mm(coefficients, source[:, piece], out=target[:, piece])
         return
-    step = _SCRATCH_COLUMNS if source.device.type == "cpu" else _STAGED_COLUMNS
-    step = min(step, source.shape[1])
+    step = min(_SCRATCH_COLUMNS if on_cpu else _STAGED_COLUMNS, source.shape[1])
     wide = torch.empty((source.shape[0], step), dtype=torch.float32, device=source.device)
     merged = torch.empty((target.shape[0], step), dtype=torch.float32, device=source.device)
     for start in range(0, source.shape[1], step):
@@ -59,29 +68,29 @@ def _merge_dense(coefficients: Tensor, source: Tensor, target: Tensor) -> None:
         target[:, start : start + width].copy_(merged[:, :width])
 
 
-def _merge_sparse(coefficients: Tensor, source: Tensor, target: Tensor) -> None:
-    """Scaled additions of the experts with a non-zero coefficient, in pieces that stay in cache."""
-    terms = [[(j, c) for j, c in enumerate(row) if c != 0.0] for row in coefficients.tolist()]
-    step = min(_SPARSE_COLUMNS, source.shape[1])
-    exact = source.dtype == torch.float32
-    scratch = torch.empty(step, dtype=torch.float32)
-    for start in range(0, source.shape[1], step):
-        width = min(step, source.shape[1] - start)
-        inputs, outputs = source[:, start : start + width].unbind(0), target[:, start : start + width].unbind(0)
-        for row, output in zip(terms, outputs, strict=True):
-            if not row:
-                output.zero_()
-                continue
-            total = output if exact else scratch[:width]
-            (first, weight), *others = row
-            if exact and weight == 1.0:
-                total.copy_(inputs[first])
-            else:
-                torch.mul(inputs[first], weight, out=total) if exact else total.copy_(inputs[first]).mul_(weight)
-            for old, coefficient in others:
-                total.add_(inputs[old], alpha=coefficient)
-            if not exact:
-                output.copy_(total)
+def _merge_bags(coefficients: Tensor, source: Tensor, target: Tensor) -> None:
+    """Weighted sums over the non-zero coefficients only, as bags of an embedding.
+
+    The experts are read as a table of short rows; bag (i, r) sums row r of every expert that new expert i uses. The sum
+    stays in registers while each needed value is read once, and a step's rows of all experts stay in cache.
+    """
+    retained, count = coefficients.shape
+    rows = source.shape[1] // _BAG_COLUMNS
+    table = source.view(count * rows, _BAG_COLUMNS)
+    uses = [row.nonzero().flatten() for row in coefficients]
+    for start in range(0, rows, _BAG_ROWS):
+        step = min(_BAG_ROWS, rows - start)
+        if start == 0 or step < _BAG_ROWS:
+            within = torch.arange(step)[:, None]
+            indices = torch.cat([(used * rows + within).flatten() for used in uses])
+            weights = torch.cat([row[used].repeat(step) for row, used in zip(coefficients, uses, strict=True)])
+            sizes = torch.tensor([len(used) for used in uses]).repeat_interleave(step)
+            offsets = sizes.cumsum(0) - sizes
+        sums = torch.nn.functional.embedding_bag(
+            indices + start, table, offsets, mode="sum", per_sample_weights=weights
+        )
+        columns = slice(start * _BAG_COLUMNS, (start + step) * _BAG_COLUMNS)
+        target[:, columns].copy_(sums.view(retained, step * _BAG_COLUMNS))
 
 
 def _merge_streamed(coefficients: Tensor, source: Tensor, target: Tensor) -> None:

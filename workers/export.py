@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
+import uuid
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -58,6 +58,8 @@ def export_model(model: ResidentModel | ModelConfig, edit: Edit, directory: Path
         if target.exists():
             target.rmdir()
         part.rename(target)
+    except OSError as error:
+        raise UserError(f"export directory {target} can't be written: {error}; choose another place") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
@@ -78,7 +80,11 @@ def _export(resident: ResidentModel, form: CheckpointForm, part: Path, card: Exp
     del exported
     load_tokenizer(resident.config).save_pretrained(part)
     facts = _card_facts(resident, form, parameters)
-    (part / "README.md").write_text(render("model_card.md.jinja", card=card, facts=facts), encoding="utf-8")
+    readme = part / "README.md"
+    readme.write_text(render("model_card.md.jinja", card=card, facts=facts), encoding="utf-8")
+    for file in part.iterdir():
+        # Weights come out readable by their owner alone; let the umask decide, as for any other file.
+        file.chmod(readme.stat().st_mode)
     reloaded = reload(part, form, resident)
     agreement = compare(expected, logits_of(reloaded, tokens), resident.model.dtype)
     if not agreement.holds:
@@ -124,7 +130,7 @@ def _check_target(target: Path) -> None:
 
 def _part_directory(target: Path) -> Path:
     """A fresh folder beside the target, so that renaming it is atomic."""
-    part = target.with_name(f".{target.name}.part-{os.getpid()}")
+    part = target.with_name(f".{target.name}.part-{uuid.uuid4().hex[:8]}")
     try:
         part.mkdir(parents=True)
     except OSError as error:

@@ -13,6 +13,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.workers.edits.base import Edit, IdentityEdit
 from moevolve.workers.edits.eep import EepEdit
 from moevolve.workers.edits.router import EditableRouter
+from moevolve.workers.edits.tensors import host_tensor
 from moevolve.workers.layout import EXPERT_TENSORS, MoELayer
 from moevolve.workers.native import MODULE, import_native, native_names
 from moevolve.workers.resident import ResidentModel
@@ -80,7 +81,7 @@ def build_model(resident: ResidentModel, form: CheckpointForm, directory: Path) 
             state[f"{prefix}gate.weight"] = _router_rows(layer)
         else:
             mapping = _eep(resident.applied).router_mapping[ordinal]
-            state[f"{prefix}gate.router_mapping"] = torch.from_numpy(mapping).to(layer.router_weight.device)
+            state[f"{prefix}gate.router_mapping"] = host_tensor(mapping).to(layer.router_weight.device)
     model.load_state_dict(state, strict=True, assign=True)
     model.tie_weights()
     model.requires_grad_(False)
@@ -95,6 +96,7 @@ def _config(resident: ResidentModel, form: CheckpointForm, model_class: type[Pre
     config = copy.deepcopy(source.config)
     if form == "native":
         settings = {k: v for k, v in config.to_dict().items() if k not in ("model_type", "architectures")}
+        assert model_class.config_class is not None
         config = model_class.config_class(**settings)
         native_config, native_class, _ = native_names(source.config, source)
         config.router_experts = resident.layers[0].count

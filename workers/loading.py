@@ -130,7 +130,7 @@ def load_model(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenize
             "use more GPUs, a smaller dtype, or originals: host"
         )
     if config.device_map is None and config.originals == "device":
-        model.to(device)
+        torch.nn.Module.to(model, device)
     model.eval()
     model.requires_grad_(False)
     return model, tokenizer

@@ -43,12 +43,41 @@ def test_matches_the_oracle(
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("density", [0.2, 1.0])
 def test_pieces_join_without_gap(dtype: torch.dtype, density: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_DENSE_COLUMNS", "_SCRATCH_COLUMNS", "_SPARSE_COLUMNS"):
-        monkeypatch.setattr(expert_merge, name, 16)
+    for name, size in {"_DENSE_COLUMNS": 16, "_SCRATCH_COLUMNS": 16, "_BAG_COLUMNS": 5, "_BAG_ROWS": 4}.items():
+        monkeypatch.setattr(expert_merge, name, size)
     generator = torch.Generator().manual_seed(0)
     coefficients = torch.randn((4, 8), generator=generator)
     coefficients *= torch.rand((4, 8), generator=generator) < density
     check(coefficients, torch.randn((8, 5, 31), generator=generator).to(dtype))
+
+
+@pytest.mark.parametrize("rows", [1, 31, 32, 33, 70])
+def test_sparse_merging_skips_what_is_not_used(rows: int) -> None:
+    """Experts in no sum may hold anything, and a new expert without terms is zero."""
+    coefficients = torch.zeros((4, 8))
+    coefficients[0, [1, 5]] = torch.tensor([0.5, -2.0])
+    coefficients[1, 1] = 1.0
+    coefficients[3, [1, 2, 5]] = torch.tensor([1.0, 0.25, 0.125])
+    experts = torch.randn((8, rows * 16, 64), generator=torch.Generator().manual_seed(1))
+    check(coefficients, experts)
+    experts[[0, 3, 4, 6, 7]] = float("nan")
+    out = torch.empty((4, rows * 16, 64))
+    expert_merge.merge_experts(coefficients, experts, out)
+    assert torch.isfinite(out).all()
+    assert torch.equal(out[1], experts[1])
+    assert not out[2].any()
+
+
+def test_streaming_between_devices_matches_the_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expert_merge, "_STAGED_COLUMNS", 16)
+    generator = torch.Generator().manual_seed(0)
+    experts, coefficients = torch.randn((6, 50), generator=generator), torch.randn((3, 6), generator=generator)
+    coefficients[:, 2] = 0
+    out = torch.empty((3, 50))
+    expert_merge._merge_streamed(coefficients, experts, out)
+    torch.testing.assert_close(out, reference.merge_experts(coefficients, experts), atol=1e-5, rtol=0)
+    expert_merge._merge_streamed(torch.zeros((3, 6)), experts, out)
+    assert not out.any()
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))

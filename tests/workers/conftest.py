@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ WORDS = (
 )
 VOCABULARY = 97
 EXPERTS = 6
-COMMON = {
+COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
     "num_hidden_layers": 3,
@@ -47,9 +48,9 @@ COMMON = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-MIXTRAL = {"intermediate_size": 24, "num_local_experts": EXPERTS}
-QWEN = {"intermediate_size": 40, "moe_intermediate_size": 24, "num_experts": EXPERTS}
-SETTINGS = {
+MIXTRAL: dict[str, Any] = {"intermediate_size": 24, "num_local_experts": EXPERTS}
+QWEN: dict[str, Any] = {"intermediate_size": 40, "moe_intermediate_size": 24, "num_experts": EXPERTS}
+SETTINGS: dict[str, dict[str, Any]] = {
     "mixtral": MIXTRAL | {"tie_word_embeddings": True},
     "qwen2_moe": QWEN | {"shared_expert_intermediate_size": 20, "mlp_only_layers": [1]},
     "qwen3_moe": QWEN | {"norm_topk_prob": True, "head_dim": 8},
@@ -103,7 +104,7 @@ class PlainMoE(nn.Module):
     """An edited MoE block straight from the paper's equations: one token, one expert at a time, in float64."""
 
     def __init__(
-        self, block: nn.Module, mapping: NDArray[np.float32], merging: NDArray[np.float32], edit: EepEdit, rescale: bool
+        self, block: Any, mapping: NDArray[np.float32], merging: NDArray[np.float32], edit: EepEdit, rescale: bool
     ) -> None:
         super().__init__()
         self.original = block

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from moevolve.evaluators.errors import CandidateError, UserError
+from moevolve.workers.config import ModelConfig
 from moevolve.workers.edits.base import Edit, IdentityEdit
 from moevolve.workers.edits.eep import EepEdit, is_one_hot
 from moevolve.workers.resident import ResidentModel
+
+Checkpoints = Callable[[str], Path]
+Configs = Callable[..., ModelConfig]
+Edits = Callable[..., EepEdit]
+Residents = Callable[..., ResidentModel]
+PlainLogits = Callable[[Path, EepEdit, Tensor], Tensor]
 
 FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
 RESCALING = ("mixtral", "qwen3_moe")
@@ -20,7 +30,7 @@ _loaded: dict[tuple[str, str], ResidentModel] = {}
 
 
 @pytest.fixture
-def resident(model_config):
+def resident(model_config: Configs) -> Iterator[Residents]:
     """A resident model per family and settings, shared between tests: edits must leave nothing behind."""
 
     def get(family: str, **settings: str) -> ResidentModel:
@@ -48,7 +58,16 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("space", ["probs", "logits"])
-def test_edited_logits_are_the_papers(family, kind, space, resident, make_edit, plain_logits, checkpoint, tokens):
+def test_edited_logits_are_the_papers(
+    family: str,
+    kind: str,
+    space: str,
+    resident: Residents,
+    make_edit: Edits,
+    plain_logits: PlainLogits,
+    checkpoint: Checkpoints,
+    tokens: Tensor,
+) -> None:
     edit = make_edit(family, kind, space=space)
     assert_close(logits(resident(family), edit, tokens), plain_logits(checkpoint(family), edit, tokens))
 
@@ -56,15 +75,24 @@ def test_edited_logits_are_the_papers(family, kind, space, resident, make_edit, 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("retained", "active"), [(6, 2), (6, 1), (4, 1), (3, 3), (2, 1), (1, 1)])
 def test_any_number_retained_and_active(
-    family, retained, active, resident, make_edit, plain_logits, checkpoint, tokens
-):
+    family: str,
+    retained: int,
+    active: int,
+    resident: Residents,
+    make_edit: Edits,
+    plain_logits: PlainLogits,
+    checkpoint: Checkpoints,
+    tokens: Tensor,
+) -> None:
     for kind in ("prune", "both"):
         edit = make_edit(family, kind, retained, active)
         assert_close(logits(resident(family), edit, tokens), plain_logits(checkpoint(family), edit, tokens))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_identity_matrices_change_nothing(family, resident, moe_layers, tokens):
+def test_the_identity_matrices_change_nothing(
+    family: str, resident: Residents, moe_layers: Callable[[str], int], tokens: Tensor
+) -> None:
     eye = np.repeat(np.eye(6, dtype=np.float32)[None], moe_layers(family), axis=0)
     model = resident(family)
     assert_close(logits(model, EepEdit(eye, eye, 2), tokens), logits(model, IdentityEdit(), tokens))
@@ -72,7 +100,9 @@ def test_the_identity_matrices_change_nothing(family, resident, moe_layers, toke
 
 @pytest.mark.parametrize("family", RESCALING)
 @pytest.mark.parametrize("kind", ["prune", "merged"])
-def test_equals_a_physically_smaller_model(family, kind, resident, make_edit, checkpoint, tokens):
+def test_equals_a_physically_smaller_model(
+    family: str, kind: str, resident: Residents, make_edit: Edits, checkpoint: Checkpoints, tokens: Tensor
+) -> None:
     """A model of the family that has n' experts to begin with, its tensors picked or summed one by one."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -97,7 +127,9 @@ def test_equals_a_physically_smaller_model(family, kind, resident, make_edit, ch
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_router_spaces_agree_exactly_where_the_family_rescales(family, resident, make_edit, tokens):
+def test_router_spaces_agree_exactly_where_the_family_rescales(
+    family: str, resident: Residents, make_edit: Edits, tokens: Tensor
+) -> None:
     model = resident(family)
     probs = logits(model, make_edit(family, "crossed"), tokens)
     mapped = logits(model, make_edit(family, "crossed", space="logits"), tokens)
@@ -109,7 +141,9 @@ def test_router_spaces_agree_exactly_where_the_family_rescales(family, resident,
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("originals", ["device", "host"])
-def test_revert_is_exact_and_history_leaves_no_trace(family, originals, resident, make_edit, tokens):
+def test_revert_is_exact_and_history_leaves_no_trace(
+    family: str, originals: str, resident: Residents, make_edit: Edits, tokens: Tensor
+) -> None:
     model = resident(family, originals=originals)
     before = logits(model, IdentityEdit(), tokens)
     weights = [t.clone() for t in model.model.state_dict().values()] if originals == "device" else []
@@ -128,7 +162,9 @@ def test_revert_is_exact_and_history_leaves_no_trace(family, originals, resident
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_pruning_copies_no_weights_and_merging_reuses_its_buffers(family, resident, make_edit):
+def test_pruning_copies_no_weights_and_merging_reuses_its_buffers(
+    family: str, resident: Residents, make_edit: Edits
+) -> None:
     model = resident(family)
     full = model.expert_pointers()
     with model.edited(make_edit(family, "prune")):
@@ -144,7 +180,9 @@ def test_pruning_copies_no_weights_and_merging_reuses_its_buffers(family, reside
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_host_originals_give_the_same_logits(family, resident, make_edit, tokens):
+def test_host_originals_give_the_same_logits(
+    family: str, resident: Residents, make_edit: Edits, tokens: Tensor
+) -> None:
     host, device = resident(family, originals="host"), resident(family)
     for kind in KINDS:
         edit = make_edit(family, kind)
@@ -156,7 +194,9 @@ def test_host_originals_give_the_same_logits(family, resident, make_edit, tokens
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("implementation", ["eager", "batched_mm"])
-def test_experts_implementations_agree(family, implementation, resident, make_edit, tokens):
+def test_experts_implementations_agree(
+    family: str, implementation: str, resident: Residents, make_edit: Edits, tokens: Tensor
+) -> None:
     other, model = resident(family, experts_implementation=implementation), resident(family)
     for kind in ("prune", "crossed", "mixed"):
         edit = make_edit(family, kind)
@@ -165,7 +205,9 @@ def test_experts_implementations_agree(family, implementation, resident, make_ed
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_sixteen_bit_models_keep_their_dtype(family, dtype, resident, make_edit, tokens):
+def test_sixteen_bit_models_keep_their_dtype(
+    family: str, dtype: str, resident: Residents, make_edit: Edits, tokens: Tensor
+) -> None:
     model = resident(family, dtype=dtype)
     for kind in ("prune", "both"):
         for space in ("probs", "logits"):
@@ -174,13 +216,26 @@ def test_sixteen_bit_models_keep_their_dtype(family, dtype, resident, make_edit,
             assert torch.isfinite(found).all()
 
 
-def test_two_new_experts_may_be_the_same_original(resident, plain_logits, checkpoint, tokens):
+def test_two_new_experts_may_be_the_same_original(
+    resident: Residents, plain_logits: PlainLogits, checkpoint: Checkpoints, tokens: Tensor
+) -> None:
     twice = np.eye(6, dtype=np.float32)[[[2, 2, 5], [0, 1, 1], [3, 3, 3]]]
     edit = EepEdit(twice, twice, 2)
     assert_close(logits(resident("mixtral"), edit, tokens), plain_logits(checkpoint("mixtral"), edit, tokens))
 
 
-def test_an_edit_of_another_model_is_refused(resident, make_edit, tokens):
+@pytest.mark.filterwarnings("error")
+def test_read_only_arrays_are_taken(resident: Residents, make_edit: Edits, tokens: Tensor) -> None:
+    """As Ray delivers them."""
+    edit = make_edit("mixtral", "mixed")
+    expected = logits(resident("mixtral"), edit, tokens)
+    copies = edit.router_mapping.copy(), edit.expert_merging.copy()
+    for array in copies:
+        array.flags.writeable = False
+    assert torch.equal(logits(resident("mixtral"), EepEdit(*copies, edit.active), tokens), expected)
+
+
+def test_an_edit_of_another_model_is_refused(resident: Residents, make_edit: Edits, tokens: Tensor) -> None:
     model = resident("mixtral")
     before = logits(model, IdentityEdit(), tokens)
     model.apply(make_edit("mixtral", "both"))
@@ -191,7 +246,9 @@ def test_an_edit_of_another_model_is_refused(resident, make_edit, tokens):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_candidate_that_is_not_finite_is_its_own_fault(value, resident, make_edit, tokens):
+def test_a_candidate_that_is_not_finite_is_its_own_fault(
+    value: float, resident: Residents, make_edit: Edits, tokens: Tensor
+) -> None:
     model = resident("mixtral")
     edit = make_edit("mixtral", "both")
     edit.expert_merging[1, 0, 0] = value
@@ -200,7 +257,7 @@ def test_a_candidate_that_is_not_finite_is_its_own_fault(value, resident, make_e
     assert isinstance(model.applied, IdentityEdit)
 
 
-def test_an_error_inside_the_block_reverts(resident, make_edit, tokens):
+def test_an_error_inside_the_block_reverts(resident: Residents, make_edit: Edits, tokens: Tensor) -> None:
     model = resident("olmoe")
     before = logits(model, IdentityEdit(), tokens)
     with pytest.raises(KeyError), model.edited(make_edit("olmoe", "both")):
@@ -208,7 +265,7 @@ def test_an_error_inside_the_block_reverts(resident, make_edit, tokens):
     assert torch.equal(logits(model, IdentityEdit(), tokens), before)
 
 
-def test_an_unknown_kind_of_edit_is_refused(resident):
+def test_an_unknown_kind_of_edit_is_refused(resident: Residents) -> None:
     class Strange:
         phenotype_hash = "strange"
 
@@ -226,12 +283,14 @@ def test_an_unknown_kind_of_edit_is_refused(resident):
         ((2, 4, 6), (2, 4, 6), 2, "softmax", "softmax"),
     ],
 )
-def test_malformed_edits_are_refused(mapping, merging, active, space, message):
+def test_malformed_edits_are_refused(
+    mapping: tuple[int, ...], merging: tuple[int, ...], active: int, space: str, message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         EepEdit(np.ones(mapping, np.float32), np.ones(merging, np.float32), active, space)
 
 
-def test_phenotype_hash_tells_edits_apart():
+def test_phenotype_hash_tells_edits_apart() -> None:
     base = np.eye(6, dtype=np.float32)[None, [0, 2, 4]]
     other = np.eye(6, dtype=np.float32)[None, [0, 2, 5]]
     edits = [
@@ -248,7 +307,7 @@ def test_phenotype_hash_tells_edits_apart():
     assert edits[0].phenotype_hash == hashlib.sha256(head).hexdigest()
 
 
-def test_one_hot_detection():
+def test_one_hot_detection() -> None:
     eye = np.eye(4, dtype=np.float32)
     assert is_one_hot(eye[[1, 1, 3]])
     assert not is_one_hot(eye * 0.5)

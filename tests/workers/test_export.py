@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers import export
-from moevolve.workers.edits.base import IdentityEdit
+from moevolve.workers.config import ModelConfig
+from moevolve.workers.edits.base import Edit, IdentityEdit
 from moevolve.workers.edits.eep import EepEdit
 from moevolve.workers.export import ExportError, export_model
 from moevolve.workers.export_card import ExportCard, ExportScore
@@ -21,6 +25,12 @@ from moevolve.workers.export_state import checkpoint_form
 from moevolve.workers.export_verify import compare
 from moevolve.workers.facts import describe_model, parameters_after
 from moevolve.workers.resident import ResidentModel
+
+Configs = Callable[..., ModelConfig]
+Edits = Callable[..., EepEdit]
+Found = list[tuple[list[list[list[float]]], list[list[int]], str]]
+Outsider = Callable[[list[Path], Tensor], Found]
+Edited = tuple[Tensor, list[list[int]]]
 
 FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
 CARD = ExportCard(
@@ -53,10 +63,10 @@ print(json.dumps(out))
 
 
 @pytest.fixture
-def outsider(tmp_path):
+def outsider(tmp_path: Path) -> Outsider:
     """Logits, greedy tokens and module of exported directories, from one process that can't import moevolve."""
 
-    def ask(directories: list[Path], ids: torch.Tensor):
+    def ask(directories: list[Path], ids: Tensor) -> Found:
         environment = {"HF_HOME": str(tmp_path / "hf"), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
         command = [sys.executable, "-I", "-c", OUTSIDER, json.dumps([str(d) for d in directories])]
         done = subprocess.run(
@@ -74,14 +84,16 @@ def outsider(tmp_path):
 
 
 @torch.inference_mode()
-def edited(resident: ResidentModel, edit, ids: torch.Tensor):
+def edited(resident: ResidentModel, edit: Edit, ids: Tensor) -> Edited:
     prompt = resident.tokenizer("the quick brown", return_tensors="pt")
     with resident.edited(edit):
         text = resident.model.generate(**prompt, max_new_tokens=4, do_sample=False)
         return resident.model(ids).logits, text.tolist()
 
 
-def export_all(family, model_config, make_edit, tokens, folder):
+def export_all(
+    family: str, model_config: Configs, make_edit: Edits, tokens: Tensor, folder: Path
+) -> dict[Path, Edited]:
     """Export every kind of edit of one family: directories by name, with what the edited resident computes."""
     resident = ResidentModel.load(model_config(family))
     facts = describe_model(model_config(family))
@@ -95,7 +107,7 @@ def export_all(family, model_config, make_edit, tokens, folder):
         "logits-stock": make_edit(family, "both", retained=3, active=3, space="logits"),
         "full-stock": IdentityEdit(),
     }
-    expected = {}
+    expected: dict[Path, Edited] = {}
     for name, edit in cases.items():
         directory = folder / f"{family}-{name}"
         expected[directory] = edited(resident, edit, tokens)
@@ -109,8 +121,10 @@ def export_all(family, model_config, make_edit, tokens, folder):
     return expected
 
 
-def test_exports_load_and_agree_without_moevolve(model_config, make_edit, tokens, outsider, tmp_path):
-    expected = {}
+def test_exports_load_and_agree_without_moevolve(
+    model_config: Configs, make_edit: Edits, tokens: Tensor, outsider: Outsider, tmp_path: Path
+) -> None:
+    expected: dict[Path, Edited] = {}
     for family in FAMILIES:
         expected |= export_all(family, model_config, make_edit, tokens, tmp_path)
     found = outsider(list(expected), tokens)
@@ -121,7 +135,7 @@ def test_exports_load_and_agree_without_moevolve(model_config, make_edit, tokens
         assert module == ("transformers" if directory.name.endswith("stock") else "transformers_modules"), directory
 
 
-def test_a_native_export_never_loads_as_something_else(model_config, make_edit, tmp_path):
+def test_a_native_export_never_loads_as_something_else(model_config: Configs, make_edit: Edits, tmp_path: Path) -> None:
     """Without the code in the directory the mapping would be dropped silently, so loading must fail."""
     from transformers import AutoModelForCausalLM
 
@@ -132,7 +146,9 @@ def test_a_native_export_never_loads_as_something_else(model_config, make_edit, 
 
 @pytest.mark.parametrize("settings", [{"dtype": "bfloat16"}, {"originals": "host"}])
 @pytest.mark.parametrize("kind", ["prune", "both"])
-def test_exports_from_other_residents(settings, kind, model_config, make_edit, tmp_path):
+def test_exports_from_other_residents(
+    settings: dict[str, str], kind: str, model_config: Configs, make_edit: Edits, tmp_path: Path
+) -> None:
     from safetensors import safe_open
 
     report = export_model(model_config("olmoe", **settings), make_edit("olmoe", kind), tmp_path / "out", CARD)
@@ -144,14 +160,16 @@ def test_exports_from_other_residents(settings, kind, model_config, make_edit, t
         assert dtype == (torch.float32 if wide else torch.bfloat16), name
 
 
-def test_large_exports_are_sharded(model_config, make_edit, tmp_path, monkeypatch):
+def test_large_exports_are_sharded(
+    model_config: Configs, make_edit: Edits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(export, "MAX_SHARD_SIZE", "60KB")
     report = export_model(model_config("mixtral"), make_edit("mixtral", "prune"), tmp_path / "out", CARD)
     assert len(list(report.directory.glob("model-*.safetensors"))) > 1
     assert (report.directory / "model.safetensors.index.json").is_file()
 
 
-def test_the_card_tells_where_the_model_comes_from(model_config, make_edit, tmp_path):
+def test_the_card_tells_where_the_model_comes_from(model_config: Configs, make_edit: Edits, tmp_path: Path) -> None:
     edit = make_edit("mixtral", "prune")
     report = export_model(model_config("mixtral"), edit, tmp_path / "out", CARD)
     card = (report.directory / "README.md").read_text()
@@ -169,7 +187,7 @@ def test_the_card_tells_where_the_model_comes_from(model_config, make_edit, tmp_
     assert f"{report.parameters:,}" in card
 
 
-def test_a_taken_target_is_refused_and_untouched(model_config, make_edit, tmp_path):
+def test_a_taken_target_is_refused_and_untouched(model_config: Configs, make_edit: Edits, tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "note").write_text("mine")
     with pytest.raises(UserError, match="not empty"):
@@ -179,24 +197,35 @@ def test_a_taken_target_is_refused_and_untouched(model_config, make_edit, tmp_pa
     assert (tmp_path / "taken" / "note").read_text() == "mine"
 
 
-def test_an_empty_target_is_taken(model_config, make_edit, tmp_path):
+def test_an_empty_target_is_taken(model_config: Configs, make_edit: Edits, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     report = export_model(model_config("mixtral"), make_edit("mixtral", "prune"), tmp_path / "empty", CARD)
     assert report.directory == tmp_path / "empty"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["empty"]
+    assert len({file.stat().st_mode for file in report.directory.iterdir()}) == 1
 
 
-def test_a_full_disk_is_told_beforehand(model_config, make_edit, tmp_path, monkeypatch):
+def test_an_unwritable_place_is_named(model_config: Configs, make_edit: Edits, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="can't be made"):
+        export_model(model_config("mixtral"), make_edit("mixtral", "prune"), tmp_path / "file" / "out", CARD)
+
+
+def test_a_full_disk_is_told_beforehand(
+    model_config: Configs, make_edit: Edits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(export.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
     with pytest.raises(UserError, match="no room"):
         export_model(model_config("mixtral"), make_edit("mixtral", "prune"), tmp_path / "out", CARD)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_wrong_checkpoint_is_an_error_and_leaves_nothing(model_config, make_edit, tmp_path, monkeypatch):
+def test_a_wrong_checkpoint_is_an_error_and_leaves_nothing(
+    model_config: Configs, make_edit: Edits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     honest = export.build_model
 
-    def corrupt(*arguments):
+    def corrupt(*arguments: Any) -> Any:
         model = honest(*arguments)
         weight = model.model.layers[1].mlp.experts.down_proj
         model.model.layers[1].mlp.experts.down_proj = torch.nn.Parameter(weight * 1.5, requires_grad=False)
@@ -210,7 +239,7 @@ def test_a_wrong_checkpoint_is_an_error_and_leaves_nothing(model_config, make_ed
     assert isinstance(resident.applied, IdentityEdit)
 
 
-def test_forms():
+def test_forms() -> None:
     eye = np.eye(4, dtype=np.float32)[None, :2]
     prune, mapped, merged = EepEdit(eye, eye, 1), EepEdit(eye * 0.5, eye, 1), EepEdit(eye, eye * 0.5, 1)
     folded = EepEdit(eye * 0.5, eye * 0.5, 1, "logits")
@@ -228,7 +257,7 @@ def test_forms():
     ]
 
 
-def test_not_a_number_is_no_agreement():
+def test_not_a_number_is_no_agreement() -> None:
     logits = torch.zeros((10, 3))
     assert compare(logits, logits, torch.float32).holds
     broken = logits.clone()

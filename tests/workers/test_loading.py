@@ -6,10 +6,13 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers import fingerprint
@@ -20,9 +23,12 @@ from moevolve.workers.layout import FAMILIES, find_moe_layers
 from moevolve.workers.loading import load_model
 from moevolve.workers.resident import ResidentModel
 
+Checkpoints = Callable[[str], Path]
+Configs = Callable[..., ModelConfig]
+
 
 @pytest.mark.parametrize("family", list(FAMILIES))
-def test_loads_for_inference(family, model_config, tokens):
+def test_loads_for_inference(family: str, model_config: Configs, tokens: Tensor) -> None:
     config = model_config(family, dtype="bfloat16", experts_implementation="eager", attn_implementation="eager")
     model, tokenizer = load_model(config)
     assert not model.training
@@ -33,7 +39,7 @@ def test_loads_for_inference(family, model_config, tokens):
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
-def test_layout_and_facts(family, model_config, checkpoint):
+def test_layout_and_facts(family: str, model_config: Configs, checkpoint: Checkpoints) -> None:
     facts = describe_model(model_config(family))
     model, _ = load_model(model_config(family))
     layers = find_moe_layers(model, family)
@@ -55,7 +61,7 @@ def test_layout_and_facts(family, model_config, checkpoint):
     assert active_parameters(facts, 4, 4) == parameters_after(facts, 4)
 
 
-def test_tied_embeddings_count_once(checkpoint, model_config):
+def test_tied_embeddings_count_once(checkpoint: Checkpoints, model_config: Configs) -> None:
     from safetensors import safe_open
 
     with safe_open(checkpoint("mixtral") / "model.safetensors", "pt") as file:
@@ -63,13 +69,13 @@ def test_tied_embeddings_count_once(checkpoint, model_config):
     assert describe_model(model_config("mixtral")).parameters == stored
 
 
-def test_describing_loads_no_weights(checkpoint, tmp_path):
+def test_describing_loads_no_weights(checkpoint: Checkpoints, tmp_path: Path) -> None:
     directory = shutil.copytree(checkpoint("mixtral"), tmp_path / "model")
     (directory / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
     assert describe_model(ModelConfig(str(directory))).experts == 6
 
 
-def test_a_dense_model_has_nothing_to_prune(checkpoint, tmp_path):
+def test_a_dense_model_has_nothing_to_prune(checkpoint: Checkpoints, tmp_path: Path) -> None:
     directory = shutil.copytree(checkpoint("qwen2_moe"), tmp_path / "dense")
     settings = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(settings | {"mlp_only_layers": [0, 1, 2]}))
@@ -77,14 +83,14 @@ def test_a_dense_model_has_nothing_to_prune(checkpoint, tmp_path):
         describe_model(ModelConfig(str(directory)))
 
 
-def test_an_unsupported_family_is_named_with_the_supported(tmp_path):
+def test_an_unsupported_family_is_named_with_the_supported(tmp_path: Path) -> None:
     settings = {"model_type": "llama", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     (tmp_path / "config.json").write_text(json.dumps(settings))
     with pytest.raises(UserError, match=r"'llama' is not supported.*mixtral.*qwen2_moe.*qwen3_moe.*olmoe"):
         describe_model(ModelConfig(str(tmp_path)))
 
 
-def test_a_missing_path_is_named(tmp_path):
+def test_a_missing_path_is_named(tmp_path: Path) -> None:
     for path in (str(tmp_path / "nowhere"), "./nowhere", "a/b/c"):
         with pytest.raises(UserError, match="no such directory"):
             describe_model(ModelConfig(path))
@@ -92,19 +98,19 @@ def test_a_missing_path_is_named(tmp_path):
             ResidentModel.load(ModelConfig(path))
 
 
-def test_a_directory_without_config_is_named(tmp_path):
+def test_a_directory_without_config_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no config\.json"):
         ResidentModel.load(ModelConfig(str(tmp_path)))
 
 
-def test_a_broken_config_is_named(checkpoint, tmp_path):
+def test_a_broken_config_is_named(checkpoint: Checkpoints, tmp_path: Path) -> None:
     directory = shutil.copytree(checkpoint("mixtral"), tmp_path / "model")
     (directory / "config.json").write_text("{")
     with pytest.raises(UserError, match="config"):
         describe_model(ModelConfig(str(directory)))
 
 
-def test_pickled_weights_are_never_loaded(checkpoint, tmp_path):
+def test_pickled_weights_are_never_loaded(checkpoint: Checkpoints, tmp_path: Path) -> None:
     directory = shutil.copytree(checkpoint("mixtral"), tmp_path / "pickled")
     (directory / "model.safetensors").unlink()
     torch.save({}, directory / "pytorch_model.bin")
@@ -114,7 +120,7 @@ def test_pickled_weights_are_never_loaded(checkpoint, tmp_path):
         describe_model(ModelConfig(str(directory)))
 
 
-def test_remote_code_needs_consent(checkpoint, tmp_path):
+def test_remote_code_needs_consent(checkpoint: Checkpoints, tmp_path: Path) -> None:
     directory = shutil.copytree(checkpoint("mixtral"), tmp_path / "remote")
     settings = json.loads((directory / "config.json").read_text())
     settings |= {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Config"}}
@@ -125,17 +131,19 @@ def test_remote_code_needs_consent(checkpoint, tmp_path):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_cuda_without_a_device_is_refused(model_config):
+def test_cuda_without_a_device_is_refused(model_config: Configs) -> None:
     with pytest.raises(UserError, match="no CUDA device"):
         ResidentModel.load(replace(model_config("mixtral"), device="cuda"))
 
 
-def test_host_originals_and_device_map_exclude_each_other(model_config):
+def test_host_originals_and_device_map_exclude_each_other(model_config: Configs) -> None:
     with pytest.raises(UserError, match="exclude each other"):
         ResidentModel.load(model_config("mixtral", originals="host", device_map="auto"))
 
 
-def test_fingerprint_is_of_weights_and_architecture(checkpoint, tmp_path, monkeypatch):
+def test_fingerprint_is_of_weights_and_architecture(
+    checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from safetensors.torch import load_file, save_file
 
     directory = shutil.copytree(checkpoint("mixtral"), tmp_path / "model")
@@ -160,6 +168,6 @@ def test_fingerprint_is_of_weights_and_architecture(checkpoint, tmp_path, monkey
     assert model_fingerprint(config) != changed
 
 
-def test_importing_the_facts_is_cheap():
+def test_importing_the_facts_is_cheap() -> None:
     code = "import moevolve.workers.facts, sys; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -12,7 +12,8 @@ from moevolve.workers.edits.base import Edit
 from moevolve.workers.edits.eep import EepEdit
 from moevolve.workers.edits.experts import LayerExperts
 from moevolve.workers.edits.router import EditableRouter, RoutingPlan, fold
-from moevolve.workers.layout import EXPERT_TENSORS, MoELayer
+from moevolve.workers.edits.tensors import host_tensor
+from moevolve.workers.layout import MoELayer
 
 
 class Applicator(Protocol):
@@ -62,7 +63,7 @@ class EepApplicator:
         assert isinstance(edit, EepEdit)
         self._check(edit)
         plans = self._plans(edit)
-        merging = torch.from_numpy(edit.expert_merging)
+        merging = host_tensor(edit.expert_merging)
         for layer, (router, experts, plan) in enumerate(zip(self.routers, self.experts, plans, strict=True)):
             if edit.one_hot_merging[layer]:
                 if experts.on_host:
@@ -83,9 +84,9 @@ class EepApplicator:
     def _plans(self, edit: EepEdit) -> list[RoutingPlan]:
         """Routing of every layer. One transfer per device and matrix kind, however many layers there are."""
         logits_space = edit.router_space == "logits"
-        mappings = _per_layer(torch.from_numpy(edit.router_mapping), self._layers)
-        selected = _per_layer(torch.from_numpy(edit.router_mapping.argmax(axis=2)), self._layers)
-        slots = _per_layer(torch.from_numpy(edit.expert_merging.argmax(axis=2)), self._layers)
+        mappings = _per_layer(host_tensor(edit.router_mapping), self._layers)
+        selected = _per_layer(host_tensor(edit.router_mapping.argmax(axis=2)), self._layers)
+        slots = _per_layer(host_tensor(edit.expert_merging.argmax(axis=2)), self._layers)
         plans = []
         for i, (layer, experts) in enumerate(zip(self._layers, self.experts, strict=True)):
             slot = slots[i] if edit.one_hot_merging[i] and not experts.on_host else None
@@ -117,11 +118,6 @@ def _per_layer(stacked: Tensor, layers: tuple[MoELayer, ...]) -> list[Tensor]:
         if device not in moved:
             moved[device] = stacked.to(device, non_blocking=True).unbind(0)
     return [moved[layer.router_weight.device][i] for i, layer in enumerate(layers)]
-
-
-def expert_bytes(layers: tuple[MoELayer, ...]) -> int:
-    """Bytes of all experts of all MoE layers."""
-    return sum(getattr(layer.experts, name).nbytes for layer in layers for name in EXPERT_TENSORS)
 
 
 APPLICATORS: dict[type, type[EepApplicator]] = {EepEdit: EepApplicator}
