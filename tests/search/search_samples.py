@@ -14,6 +14,7 @@ from moevolve.workers.messages import ModelFacts
 
 few = settings(max_examples=20, deadline=None)
 """Fewer examples: for tests with many parameters, or slow ones."""
+many = settings(max_examples=150, deadline=None)
 PRUNE = PrunePhase(evaluations=40)
 MERGE = MergePhase(evaluations=160)
 

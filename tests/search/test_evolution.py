@@ -1,0 +1,169 @@
+"""The strategy `evolution`: whom it breeds from, and that nothing but its history matters."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from search_samples import eep_space
+
+from moevolve.search.config import MergePhase, PhaseConfig, PrunePhase, ThresholdParents, TopKParents
+from moevolve.search.genomes.eep import EepSpace
+from moevolve.search.phases import Schedule
+from moevolve.search.population import Member
+from moevolve.search.rng import generator
+from moevolve.search.strategies.base import Proposal
+from moevolve.search.strategies.evolution import Evolution
+
+PHASES: tuple[PhaseConfig, ...] = (
+    PrunePhase(evaluations=30, initial=10, parents=TopKParents(k=4)),
+    MergePhase(evaluations=30, parents=TopKParents(k=4)),
+)
+Score = Callable[[Proposal], tuple[float, float] | None]
+
+
+def by_hash(proposal: Proposal) -> tuple[float, float] | None:
+    """Coarse, so that there are ties; one in five fails."""
+    digest = hashlib.sha256(proposal.genome.content_hash.encode()).digest()
+    return None if digest[0] % 5 == 0 else (digest[1] % 8 / 8, -float(digest[2] % 4))
+
+
+def schedule_of(phases: Sequence[PhaseConfig], window: int) -> Schedule:
+    return Schedule.of([(phase.kind, phase.evaluations, phase.initial) for phase in phases], window)
+
+
+def evolve(
+    phases: tuple[PhaseConfig, ...] = PHASES,
+    window: int = 4,
+    seed: int = 0,
+    score: Score = by_hash,
+    space: EepSpace | None = None,
+) -> tuple[list[Proposal], list[Member]]:
+    """Run the strategy as its caller promises to."""
+    schedule = schedule_of(phases, window)
+    strategy = Evolution(space or eep_space(layers=4), phases, schedule, seed)
+    proposals: list[Proposal] = []
+    members: list[Member] = []
+    told = 0
+    for index in range(schedule.total):
+        while told < schedule.visible(index):
+            strategy.tell(members[told])
+            told += 1
+        proposal = strategy.ask(index)
+        fitness, tie_break = score(proposal) or (None, None)
+        genome = proposal.genome
+        proposals.append(proposal)
+        members.append(Member(index, proposal.phase, genome.to_bytes(), genome.content_hash, fitness, tie_break))
+    return proposals, members
+
+
+def best_distinct(members: Sequence[Member]) -> list[Member]:
+    first = {one.content_hash: one for one in reversed(members) if one.fitness is not None}
+    return sorted(first.values(), key=lambda one: one.key)
+
+
+@pytest.mark.parametrize("window", [1, 4, 13])
+def test_parents_are_among_the_best_of_the_visible_history(window: int) -> None:
+    proposals, members = evolve(window=window)
+    schedule = schedule_of(PHASES, window)
+    bred = 0
+    for proposal in proposals:
+        visible = members[: schedule.visible(proposal.index)]
+        own = [one for one in visible if one.phase == proposal.phase]
+        earlier = [one for one in visible if one.phase < proposal.phase]
+        allowed = {one.index for one in best_distinct(own)[:4]} | {one.index for one in best_distinct(earlier)[:1]}
+        assert set(proposal.parents) <= allowed
+        assert len(set(proposal.parents)) == len(proposal.parents)
+        bred += bool(proposal.parents)
+    assert bred >= 40 - window
+
+
+def test_a_failed_individual_is_never_a_parent() -> None:
+    proposals, members = evolve()
+    failed = {one.index for one in members if one.fitness is None}
+    assert len(failed) > 5
+    assert not failed & {parent for proposal in proposals for parent in proposal.parents}
+
+
+def test_a_search_where_everything_fails_goes_on_at_random() -> None:
+    proposals, _ = evolve(score=lambda _: None)
+    assert {proposal.operator for proposal in proposals} == {"random"}
+    assert len({proposal.genome.content_hash for proposal in proposals}) > 50
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_merge_phase_starts_from_the_best_of_the_prune_phase(seed: int) -> None:
+    proposals, members = evolve(window=1, seed=seed)
+    best = best_distinct(members[:30])[0]
+    assert proposals[30].parents == (best.index,)
+    assert proposals[30].operator == "mutation"
+
+
+@pytest.mark.parametrize("rule", [TopKParents(k=4), ThresholdParents(margin=0.2)])
+def test_pruned_individuals_that_merging_cannot_beat_stay_the_only_parent(rule: Any) -> None:
+    phases = (PHASES[0], MergePhase(evaluations=20, parents=rule))
+
+    def score(proposal: Proposal) -> tuple[float, float]:
+        return (1.0 - proposal.index / 100, -1.0) if proposal.phase == 0 else (0.1, -1.0)
+
+    proposals, _ = evolve(phases, window=1, score=score)
+    merged = [proposal.parents for proposal in proposals[30:]]
+    if isinstance(rule, ThresholdParents):
+        assert set(merged) == {(0,)}
+    else:
+        assert all(parents and (0 in parents or min(parents) >= 30) for parents in merged)
+
+
+def test_merging_without_a_prune_phase_starts_from_the_identity_or_at_random() -> None:
+    phases = (MergePhase(evaluations=12),)
+    tuned, _ = evolve(phases, space=eep_space(8, layers=4), score=lambda _: (0.5, -1.0))
+    assert [proposal.operator for proposal in tuned[:5]] == ["identity"] * 4 + ["mutation"]
+    assert tuned[4].parents == (0,)
+    pruned, _ = evolve(phases, score=lambda _: (0.5, -1.0))
+    assert [proposal.operator for proposal in pruned[:5]] == ["random"] * 4 + ["mutation"]
+
+
+def test_equal_genomes_count_once_among_the_parents() -> None:
+    phases = (MergePhase(evaluations=10, entry_rate=0.0, normalise_rate=0.0, crossover_rate=1.0),)
+    proposals, members = evolve(phases, window=1, space=eep_space(8, layers=4), score=lambda _: (0.5, -1.0))
+    assert len({one.content_hash for one in members}) == 1
+    assert all(proposal.parents == (0,) for proposal in proposals[1:])
+
+
+def test_two_runs_are_the_same_and_another_seed_is_not() -> None:
+    def trace(seed: int) -> list[Any]:
+        return [(p.genome.to_bytes(), p.operator, p.parents) for p in evolve(seed=seed)[0]]
+
+    assert trace(3) == trace(3)
+    assert trace(3) != trace(4)
+
+
+def test_skipping_what_is_stored_changes_no_later_answer() -> None:
+    proposals, members = evolve()
+    schedule = schedule_of(PHASES, 4)
+    for start in (7, 25, 41):
+        strategy = Evolution(eep_space(layers=4), PHASES, schedule, 0)
+        told = 0
+        for index in range(schedule.total):
+            while told < schedule.visible(index):
+                strategy.tell(members[told])
+                told += 1
+            if index < start:
+                strategy.skip(index)
+            else:
+                assert strategy.ask(index) == proposals[index]
+
+
+def test_generators_are_apart_by_seed_index_and_stream() -> None:
+    keys = [(seed, index, stream) for seed in (0, 1) for index in (0, 1, 2**40) for stream in ("individual", "x")]
+    draws = {key: generator(*key).integers(2**63) for key in keys}
+    assert len(set(draws.values())) == len(keys)
+    np.random.seed(0)  # noqa: NPY002 - the global generator must not matter
+    assert all(generator(*key).integers(2**63) == drawn for key, drawn in draws.items())
+
+
+def test_generators_draw_the_same_on_every_platform_and_version() -> None:
+    assert generator(7, 3).bit_generator.random_raw() == 13237616554134437946
