@@ -252,6 +252,13 @@ class RunConfig(StoredConfig):
             raise ValueError(f"tasks: a task is named twice in {', '.join(names)}")
         return self
 
+    @model_validator(mode="after")
+    def _prune_before_merge(self) -> Self:
+        kinds = [phase.kind for phase in self.phases]
+        if kinds != sorted(kinds, key=("prune", "merge").index):
+            raise ValueError("phases: a prune phase can't follow a merge phase, merged experts have no retained ones")
+        return self
+
 
 def load_run_config(path: Path, overrides: tuple[str, ...] = ()) -> RunConfig:
     """Read a YAML file and apply `a.b=c` overrides.
@@ -265,8 +272,8 @@ def load_run_config(path: Path, overrides: tuple[str, ...] = ()) -> RunConfig:
     if not path.is_file():
         raise UserError(f"{path}: no such configuration file")
     try:
-        data = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not valid YAML: {_one_line(str(error))}") from None
     if not isinstance(data, dict):
         raise UserError(f"{path}: expected a mapping of settings at the top level")
@@ -285,9 +292,17 @@ def parse_run_config(data: dict[str, Any], where: str) -> RunConfig:
 
 
 def parse_stored_config(text: str) -> StoredConfig:
-    """The configuration of a stored search: a `RunConfig`, or a plain `StoredConfig` if it was imported."""
+    """The configuration of a stored search: a `RunConfig`, or a plain `StoredConfig` if it was imported.
+
+    Raises:
+        UserError: it isn't one that this version understands; the message names the field.
+    """
     data = json.loads(text)
-    return RunConfig.model_validate(data) if "phases" in data else StoredConfig.model_validate(data)
+    try:
+        return RunConfig.model_validate(data) if "phases" in data else StoredConfig.model_validate(data)
+    except ValidationError as error:
+        name = data.get("name", "?")
+        raise UserError(f"stored configuration of search {name}: {describe_validation(error)}") from None
 
 
 def apply_override(data: dict[str, Any], override: str) -> None:
@@ -297,9 +312,9 @@ def apply_override(data: dict[str, Any], override: str) -> None:
         UserError: no `=`, or the path runs through something that is neither mapping nor list.
     """
     dotted, separator, value = override.partition("=")
-    if not separator or not dotted:
-        raise UserError(f"--set {override}: expected KEY=VALUE, for example --set genome.experts=4")
     keys = dotted.split(".")
+    if not separator or not all(keys):
+        raise UserError(f"--set {override}: expected KEY=VALUE, for example --set genome.experts=4")
     node: Any = data
     for depth, key in enumerate(keys):
         last = depth == len(keys) - 1
