@@ -17,7 +17,7 @@ rules = st.one_of(
     st.integers(1, 6).map(lambda k: TopKParents(k=k)),
     st.sampled_from([0.0, 0.05, 0.1, 0.3, 1.0]).map(lambda margin: ThresholdParents(margin=margin)),
 )
-# A genome's fitness is a function of its content: (fitness or failure, tie-break) per content hash; few values, many ties.
+# Per content hash (fitness, tie-break) or a failure: fitness is a function of the content. Few values, many ties.
 landscapes = st.lists(
     st.one_of(st.none(), st.tuples(st.integers(0, 10).map(lambda n: n / 10), st.sampled_from([-2.0, -1.0, -math.inf]))),
     min_size=1,
