@@ -92,7 +92,8 @@ def _load(path: Path) -> dict[str, NDArray[np.float32]]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise UserError(f"{path}: not a file of tensors ({str(error).splitlines()[0][:200]})") from None
+        reason = (str(error) or type(error).__name__).splitlines()[0][:200]
+        raise UserError(f"{path}: not a file of tensors ({reason})") from None
     if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
         raise UserError(f"{path}: expected a dict of tensors")
     for key, value in content.items():
@@ -114,7 +115,12 @@ def _per_layer(path: Path, tensors: dict[str, Matrices], kind: str, layers: int)
         first, last = (int(match[2]),) * 2 if match[2] else (int(match[3]), int(match[4]))
         if last >= layers:
             raise UserError(f"{path}: {key} names layer {last}, the model has {layers} MoE layers")
-        found |= dict.fromkeys(range(first, last + 1), matrix)
+        if first > last:
+            raise UserError(f"{path}: {key} names no layer")
+        for layer in range(first, last + 1):
+            if layer in found:
+                raise UserError(f"{path}: {key} names layer {layer} again")
+            found[layer] = matrix
     others = tensors.get(_OTHERS[kind])
     missing = [layer for layer in range(layers) if layer not in found]
     if missing and others is None:
