@@ -47,7 +47,7 @@ class EngineConfig:
         tail_tokens: how many closing tokens survive the truncation (question and `Answer:` stand at the end).
     """
 
-    batch_tokens: int = 8192
+    batch_tokens: int = 4096
     threads: int = 1
     max_prompt_tokens: int | None = None
     tail_tokens: int = 64

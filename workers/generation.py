@@ -234,7 +234,7 @@ class GenerationEngine:
     def _rank_batch(self, prompts: list[Tokens], rows: list[int], choices: list[Tokens]) -> NDArray[np.float64]:
         """Mean log-probabilities per token of choices, float64 [choices], each after the prompt of its row."""
         columns = pad(prompts, [()] * len(prompts), self._forward.device)
-        longer = [k for k, choice in enumerate(choices) if len(choice) > 1]
+        longer = sorted((k for k, choice in enumerate(choices) if len(choice) > 1), key=lambda k: len(choices[k]))
         cache = self._forward.new_cache() if longer else None
         logits = self._forward(columns.ids, columns.mask, columns.positions, cache, 1)
         sums = token_logprobs(logits[:, 0], rows, [choice[0] for choice in choices])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -15,6 +15,9 @@ from torch import Tensor, nn
 
 from moevolve.workers.config import ModelConfig
 from moevolve.workers.edits.eep import EepEdit
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 WORDS = (
     "the",
@@ -197,5 +200,34 @@ def make_edit(moe_layers: Callable[[str], int]) -> Callable[..., EepEdit]:
             mapping[0] = merging[0] = one_hot(1, retained, rng)[0]
             merging[-1] = one_hot(1, retained, rng)[0]
         return EepEdit(mapping, merging, active, space)  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per word `w4` ... `w96` (id 4 ... 96), words apart by spaces; adds no special tokens by itself."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    names = ["<pad>", "<s>", "</s>", "<unk>", *(f"w{i}" for i in range(4, VOCABULARY))]
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(names)}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.decoder = decoders.WordPiece(prefix="##", cleanup=False)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> Callable[..., PreTrainedModel]:
+    """Makes a tiny random model of a family, in float32; `settings` go to its config."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    def make(family: str = "mixtral", seed: int = 11, **settings: object) -> PreTrainedModel:
+        config = AutoConfig.for_model(family, **(COMMON | SETTINGS[family] | settings))
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return AutoModelForCausalLM.from_config(config).eval()
 
     return make
