@@ -36,7 +36,7 @@ class Progress:
         failed: individuals that failed.
         reused: evaluations found in the store or in this search instead of being run.
         evaluated: evaluations run since the driver started.
-        rate: evaluations per second since the first one arrived (workers take their time to load the model); None before.
+        rate: evaluations per second since the first one arrived (loading the model left out); None before.
         left: seconds left at the present pace, None while unknown.
     """
 

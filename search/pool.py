@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import tempfile
 import time
 from collections import deque
@@ -94,21 +95,18 @@ def start_ray(workers: WorkersSection) -> None:
     """
     if ray.is_initialized():
         return
-    runtime_env = {"working_dir": tempfile.mkdtemp(prefix="moevolve-"), "env_vars": dict(WORKER_ENV)}
     local: dict[str, Any] = {}
     if workers.address is None:
-        local = {
-            "num_cpus": max(1, round(workers.count * workers.num_cpus)),
-            "include_dashboard": False,
-        }
+        local = {"num_cpus": max(1, math.ceil(workers.count * workers.num_cpus)), "include_dashboard": False}
     try:
-        ray.init(
-            address=workers.address or "local",
-            runtime_env=runtime_env,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            **local,
-        )
+        with tempfile.TemporaryDirectory(prefix="moevolve-") as empty:
+            ray.init(
+                address=workers.address or "local",
+                runtime_env={"working_dir": empty, "env_vars": dict(WORKER_ENV)},
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                **local,
+            )
     except (ConnectionError, RayError, ValueError) as error:
         raise PoolError(f"workers.address {workers.address}: can't join this Ray cluster: {error}") from error
 

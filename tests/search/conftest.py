@@ -1,4 +1,4 @@
-"""A tiny search: a random Mixtral, a task whose scores differ between candidates, and the command line as a subprocess."""
+"""A tiny search: a random Mixtral, a task whose scores differ between candidates, the command as a subprocess."""
 
 from __future__ import annotations
 
@@ -48,6 +48,8 @@ class TinyWorkspace:
                 {"kind": "merge", "evaluations": 12, "sigma": 0.2},
             ],
             "window": 4,
+            # One prompt per forward pass: slow enough to be interrupted in the middle.
+            "engine": {"batch_tokens": 8},
             "workers": {"count": 1},
             "final": {"rerank": 3, "random_draws": 4},
         }

@@ -23,14 +23,24 @@ TOTAL = 24
 
 
 @pytest.fixture(scope="module")
-def finished(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `moevolve.db` after an uninterrupted launch of search `calm` with one worker."""
+def calm(tiny: Any, tmp_path_factory: pytest.TempPathFactory, snapshot: Any) -> tuple[Path, Any]:
+    """An uninterrupted launch of search `calm` with one worker: its folder, and what the store held right after."""
     folder = tmp_path_factory.mktemp("calm")
     run = tiny.write_run(folder / "run.yaml", "calm")
     done = subprocess.run([MOEVOLVE, "launch", str(run)], cwd=folder, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     (folder / "out.txt").write_text(done.stdout)
-    return folder
+    return folder, snapshot(folder / "moevolve.db", "calm")
+
+
+@pytest.fixture(scope="module")
+def finished(calm: tuple[Path, Any]) -> Path:
+    return calm[0]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(calm: tuple[Path, Any]) -> Any:
+    return calm[1]
 
 
 def test_launch_ends_with_the_table(finished: Path) -> None:
@@ -71,7 +81,7 @@ def test_listings(finished: Path, moevolve: Any) -> None:
     shown = json.loads(moevolve("show", "calm:20", "--json", cwd=finished).stdout)
     assert shown["phase"] == "merge"
     assert shown["status"] == "ok"
-    assert [item["split"] for item in shown["evaluations"]][0] == "search"
+    assert shown["evaluations"][0]["split"] == "search"
     assert "retained" in moevolve("show", "calm:20", cwd=finished).stdout
     graph = json.loads(moevolve("lineage", "calm:20", "--json", cwd=finished).stdout)
     assert {node["index"] for node in graph["nodes"]} >= {20, *(parent for parent, _ in graph["edges"])}
@@ -139,15 +149,17 @@ def test_launching_the_same_name_again_is_refused(finished: Path, moevolve: Any)
 
 
 def test_three_workers_give_the_same_store(
-    finished: Path, tiny: Any, moevolve: Any, snapshot: Any, tmp_path: Path
+    uninterrupted: Any, tiny: Any, moevolve: Any, snapshot: Any, tmp_path: Path
 ) -> None:
     run = tiny.write_run(tmp_path / "run.yaml", "calm", workers={"count": 3, "num_cpus": 0.3})
     done = moevolve("launch", run)
     assert done.returncode == 0, done.stderr
-    assert snapshot(tmp_path / "moevolve.db", "calm") == snapshot(finished / "moevolve.db", "calm")
+    assert snapshot(tmp_path / "moevolve.db", "calm") == uninterrupted
 
 
-def test_sigkill_at_random_moments_changes_nothing(finished: Path, tiny: Any, snapshot: Any, tmp_path: Path) -> None:
+def test_sigkill_at_random_moments_changes_nothing(
+    uninterrupted: Any, tiny: Any, snapshot: Any, tmp_path: Path
+) -> None:
     """Five kills, each after a random number of further individuals, then a resume to the end."""
     database = tmp_path / "moevolve.db"
     run = tiny.write_run(tmp_path / "run.yaml", "calm", workers={"count": 2, "num_cpus": 0.5})
@@ -159,11 +171,11 @@ def test_sigkill_at_random_moments_changes_nothing(finished: Path, tiny: Any, sn
         assert _count(database) < TOTAL or attempt == len(goals) - 1
     done = subprocess.run([MOEVOLVE, "resume", "calm"], cwd=tmp_path, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    assert snapshot(database, "calm") == snapshot(finished / "moevolve.db", "calm")
+    assert snapshot(database, "calm") == uninterrupted
 
 
 def test_ctrl_c_leaves_a_resumable_search(
-    finished: Path, tiny: Any, snapshot: Any, moevolve: Any, tmp_path: Path
+    uninterrupted: Any, tiny: Any, snapshot: Any, moevolve: Any, tmp_path: Path
 ) -> None:
     database = tmp_path / "moevolve.db"
     run = tiny.write_run(tmp_path / "run.yaml", "calm")
@@ -177,7 +189,7 @@ def test_ctrl_c_leaves_a_resumable_search(
     (search,) = json.loads(moevolve("searches", "--json").stdout)
     assert search["status"] == "interrupted"
     assert moevolve("resume", "calm", "--set", "workers.count=2", "--set", "workers.num_cpus=0.5").returncode == 0
-    assert snapshot(database, "calm") == snapshot(finished / "moevolve.db", "calm")
+    assert snapshot(database, "calm") == uninterrupted
 
 
 def test_resume_refuses_what_would_change_the_population(finished: Path, moevolve: Any) -> None:
