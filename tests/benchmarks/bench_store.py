@@ -76,7 +76,9 @@ def fill(store: Store, individuals: int, searches: int, batch: int) -> None:
     total = time.perf_counter() - started
     print(f"record(): {each * searches / inside:,.0f} individuals/s in batches of {batch}, 2 transactions per batch")
     print(
-        f"          ({each * searches:,} individuals; {inside:.1f} s inside the store, {busy:.1f} s of them on a core, of {total:.1f} s)"
+        print(
+            f"          ({each * searches:,} individuals; {inside:.1f} s in the store, {busy:.1f} s of them on a core)"
+        )
     )
 
 
