@@ -49,7 +49,6 @@ def main() -> None:
 
 def fill(store: Store, individuals: int, searches: int, batch: int) -> None:
     each = individuals // searches
-    started = time.perf_counter()
     inside = busy = 0.0
     for number in range(searches):
         search = SearchRecord(
@@ -73,13 +72,8 @@ def fill(store: Store, individuals: int, searches: int, batch: int) -> None:
             store.record(search.id, evaluations=rows[1], fitness=rows[2])
             inside += time.perf_counter() - before
             busy += time.process_time() - before_busy
-    total = time.perf_counter() - started
     print(f"record(): {each * searches / inside:,.0f} individuals/s in batches of {batch}, 2 transactions per batch")
-    print(
-        print(
-            f"          ({each * searches:,} individuals; {inside:.1f} s in the store, {busy:.1f} s of them on a core)"
-        )
-    )
+    print(f"          ({each * searches:,} individuals; {inside:.1f} s in the store, {busy:.1f} s of them on a core)")
 
 
 def population(
