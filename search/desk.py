@@ -77,6 +77,7 @@ class EvaluationDesk:
         self._engine = engine_fingerprint
         self._known: dict[tuple[str, str], EvaluationRecord] = {}
         self._in_flight: dict[str, Job] = {}
+        self._open_keys: set[tuple[str, tuple[str, ...]]] = set()
         self._unsaved: list[EvaluationRecord] = []
         self._tickets = 0
 
@@ -91,13 +92,12 @@ class EvaluationDesk:
         """
         self._look_up(jobs)
         settled = []
-        waiting = {job.key for job in self._in_flight.values()}
         for job in jobs:
             missing = tuple(split.fingerprint for split in job.splits if self._find(job, split) is None)
             if not missing:
                 settled.append(self._settle(job, reused=True))
-            elif job.key not in waiting:
-                waiting.add(job.key)
+            elif job.key not in self._open_keys:
+                self._open_keys.add(job.key)
                 self._tickets += 1
                 ticket = f"{job.edit.phenotype_hash[:12]}-{self._tickets}"
                 self._in_flight[ticket] = job
@@ -154,6 +154,7 @@ class EvaluationDesk:
         job = self._in_flight.pop(reply.ticket, None)
         if job is None:
             return []
+        self._open_keys.discard(job.key)
         found = {result.task_fingerprint: result for result in reply.results}
         for split in job.splits:
             if self._find(job, split) is not None:

@@ -131,7 +131,8 @@ class Driver:
     def _check_replay(self, row: HistoryRow) -> None:
         """An individual in flight when the driver died must come out of the strategy again."""
         proposal = self._strategy.ask(row.index)
-        if proposal.genome.content_hash != row.content_hash:
+        made = (proposal.genome.to_bytes(), proposal.genome.content_hash, proposal.parents)
+        if made != (row.genome, row.content_hash, row.parents):
             raise StoreError(
                 f"search {self._plan.search_id}: individual {row.index} can't be reproduced from its configuration; "
                 "the store was written by another version or changed by hand"
@@ -160,6 +161,11 @@ class Driver:
     def _tell_visible(self) -> None:
         """Tell the strategy exactly what the next child may see."""
         while self._told < self._plan.schedule.visible(self._next):
+            if self._told not in self._complete:
+                raise StoreError(
+                    f"search {self._plan.search_id}: individual {self._told} has no evaluation, though later ones were "
+                    "made from it; the store was changed by hand"
+                )
             self._strategy.tell(self._complete.pop(self._told))
             self._told += 1
 
@@ -180,9 +186,11 @@ class Driver:
                 if item.failure is not None:
                     raise StoreError(f"the unedited model can't be evaluated: {item.failure}")
                 self._full = fitness
+            waiting = self._waiting.pop(phenotype, [])
             self._evaluated += not item.reused
-            for index in self._waiting.pop(phenotype, []):
-                self._reused += item.reused
+            # Of several individuals that wait for one evaluation, one has it run.
+            self._reused += len(waiting) if item.reused else max(0, len(waiting) - 1)
+            for index in waiting:
                 row = self._pending.pop(index)
                 status = "ok" if item.failure is None else "failed"
                 self._new_fitness.append(FitnessRecord(index, status, fitness, tie_break, item.failure))  # type: ignore[arg-type]
