@@ -1,0 +1,160 @@
+"""Measures the driver and SQLite with a fitness that costs nothing. Not a test: run it by hand.
+
+    python tests/benchmarks/bench_driver.py [--individuals 5000 20000] [--window 64] [--profile]
+
+Every search is EEP's on Mixtral-8x7B's shape (4 of 8 experts, 4 groups): a fifth of the individuals prune, the others
+merge. The pool answers at most `--batch` requests per poll. Printed: individuals per second, and the seconds from opening
+a store whose last window is unfinished to the first request of the resumed search.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import pstats
+import tempfile
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from moevolve.evaluators.types import Example, Matching, PreparedSplit, SplitResult
+from moevolve.search.config import RunConfig
+from moevolve.search.desk import EvaluationDesk
+from moevolve.search.driver import Driver
+from moevolve.search.genomes.registry import make_space
+from moevolve.search.plan import Plan
+from moevolve.search.pool import Completion
+from moevolve.search.service import register
+from moevolve.search.strategies.registry import make_schedule, make_strategy
+from moevolve.store.repository import Store
+from moevolve.workers.messages import EvaluationReply, EvaluationRequest, ModelFacts, TaskResult
+
+LAYERS = 32
+FACTS = ModelFacts(
+    family="mixtral",
+    fingerprint="weights",
+    moe_layers=tuple(range(LAYERS)),
+    experts=8,
+    active=2,
+    renormalise=True,
+    parameters=46_702_792_704,
+    expert_parameters=176_160_768,
+    router_parameters_per_expert=4096,
+    dtype_bytes=2,
+)
+SPLIT = PreparedSplit("task", "search", "rank", "mean", Matching(), 1, " ", (Example("?", ("a",), ("a", "b")),))
+OUTCOMES = np.ones(100, dtype=np.float32)
+
+
+class Dispatched(Exception):
+    """The resumed search sent its first request."""
+
+
+@dataclass
+class IdlePool:
+    """Answers at once, with a score that depends on the candidate.
+
+    Attributes:
+        batch: answers per poll at most.
+        stop_after: requests after which `Dispatched` is raised; None never raises it.
+    """
+
+    batch: int
+    stop_after: int | None = None
+    requests: deque[EvaluationRequest] = field(default_factory=deque)
+    submitted: int = 0
+
+    def submit(self, request: EvaluationRequest) -> None:
+        if self.submitted == self.stop_after:
+            raise Dispatched
+        self.submitted += 1
+        self.requests.append(request)
+
+    def poll(self, timeout: float) -> list[Completion]:
+        count = min(self.batch, len(self.requests))
+        return [Completion(_reply(self.requests.popleft()), attempts=1) for _ in range(count)]
+
+    def close(self) -> None:
+        self.requests.clear()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--individuals", type=int, nargs="+", default=[5000, 20000])
+    parser.add_argument("--window", type=int, default=64)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 16], help="answers per poll")
+    parser.add_argument("--threshold", type=float, default=None, help="threshold rule with this margin, else top-k")
+    parser.add_argument("--profile", action="store_true", help="print the 25 functions that take longest")
+    options = parser.parse_args()
+    for individuals in options.individuals:
+        for batch in options.batch:
+            with tempfile.TemporaryDirectory() as folder:
+                measure(Path(folder), individuals, options.window, batch, options.threshold, options.profile)
+
+
+def measure(folder: Path, individuals: int, window: int, batch: int, threshold: float | None, profile: bool) -> None:
+    """One search up to its last window, then one resume of it."""
+    plan = make_plan(individuals, window, threshold)
+    with Store.open(f"sqlite:///{folder / 'bench.db'}") as store:
+        register(plan, store)
+        profiler = cProfile.Profile()
+        started = time.perf_counter()
+        if profile:
+            profiler.enable()
+        drive(plan, store, IdlePool(batch, stop_after=individuals - window))
+        profiler.disable()
+        seconds = time.perf_counter() - started
+        done = len(store.history(plan.search_id))
+    if profile:
+        pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
+    started = time.perf_counter()
+    with Store.open(f"sqlite:///{folder / 'bench.db'}") as store:
+        drive(plan, store, IdlePool(batch, stop_after=0))
+    resumed = time.perf_counter() - started
+    print(
+        f"{done:>7,} individuals, window {window}, {batch:>2} answers per poll: "
+        f"{done / seconds:>6,.0f} individuals/s; resume to the first request {resumed:.2f} s"
+    )
+
+
+def make_plan(individuals: int, window: int, threshold: float | None) -> Plan:
+    parents = {"rule": "top_k"} if threshold is None else {"rule": "threshold", "margin": threshold}
+    config = RunConfig.model_validate(
+        {
+            "name": "bench",
+            "model": {"path": "nowhere"},
+            "tasks": [{"name": "task"}],
+            "genome": {"experts": 4},
+            "phases": [
+                {"kind": "prune", "evaluations": individuals // 5, "parents": parents},
+                {"kind": "merge", "evaluations": individuals - individuals // 5, "parents": parents},
+            ],
+            "window": window,
+        }
+    )
+    space = make_space(config.genome, FACTS)
+    return Plan(config, "bench-1", FACTS, space, make_schedule(config), {"search": (SPLIT,)})
+
+
+def drive(plan: Plan, store: Store, pool: IdlePool) -> None:
+    desk = EvaluationDesk(store, pool, plan.facts.fingerprint, "engine")
+    driver = Driver(plan, make_strategy(plan.config, plan.space, plan.schedule), store, desk)
+    try:
+        driver.run()
+    except Dispatched:
+        return
+
+
+def _reply(request: EvaluationRequest) -> EvaluationReply:
+    score = (int(request.edit.phenotype_hash[:4], 16) if request.edit.phenotype_hash != "full" else 0) / 2**16
+    results = tuple(
+        TaskResult("task", "search", key, SplitResult(score, score - 1, OUTCOMES), 0.0) for key in request.splits
+    )
+    return EvaluationReply(request.ticket, results, None, 0.0, "bench")
+
+
+if __name__ == "__main__":
+    main()
