@@ -22,6 +22,9 @@ from moevolve.store.errors import StoreError
 from moevolve.store.records import EvaluationRecord, FitnessRecord, HistoryRow, IndividualRecord
 from moevolve.store.repository import Store
 
+# A pool that evaluates within `poll` never runs dry; this bounds how long its results stay unrecorded.
+_GATHER_S = 0.02
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -105,11 +108,19 @@ class Driver:
             while self._frontier < self._plan.schedule.total or self._full is None:
                 self._flush()
                 self._report()
-                self._take(self._desk.poll(timeout=1.0))
+                self._gather()
                 self._fill()
         finally:
             self._flush()
         self._report()
+
+    def _gather(self) -> None:
+        """Wait for evaluations, then take all that are there: one transaction and one look-up serve them together."""
+        arrived = self._desk.poll(timeout=1.0)
+        until = time.monotonic() + _GATHER_S
+        while arrived:
+            self._take(arrived)
+            arrived = self._desk.poll(timeout=0.0) if time.monotonic() < until else []
 
     def _replay(self) -> None:
         """Rebuild the state from the stored history; individuals without an evaluation are requested again."""

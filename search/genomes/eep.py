@@ -25,7 +25,7 @@ from moevolve.search.operators.random_subset import random_subset
 from moevolve.search.operators.replace_experts import replace_experts
 from moevolve.search.operators.select_groups import select_groups
 from moevolve.search.operators.subset_crossover import subset_crossover
-from moevolve.workers.edits.eep import EepEdit, RouterSpace, is_one_hot
+from moevolve.workers.edits.eep import EepEdit, RouterSpace, one_hot_layers
 from moevolve.workers.facts import active_parameters, parameters_after
 from moevolve.workers.messages import ModelFacts
 
@@ -89,16 +89,19 @@ class EepGenome:
 
     def express(self) -> EepEdit:
         """Each layer gets the matrices of its group."""
+        return self._edit
+
+    @cached_property
+    def _edit(self) -> EepEdit:
         router_mapping, expert_merging = self.canonical
         groups = list(self.space.layer_groups)
         return EepEdit(router_mapping[groups], expert_merging[groups], self.space.active, self.space.router_space)
 
-    @property
+    @cached_property
     def one_hot(self) -> bool:
         """Whether the genome only prunes."""
-        return all(
-            is_one_hot(mapping) and np.array_equal(mapping, merging)
-            for mapping, merging in zip(self.router_mapping, self.expert_merging, strict=True)
+        return np.array_equal(self.router_mapping, self.expert_merging) and bool(
+            one_hot_layers(self.expert_merging).all()
         )
 
 
