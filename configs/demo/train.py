@@ -36,7 +36,7 @@ REPORT_EVERY = 200
 class TrainingConfig:
     """Everything the run depends on besides the code."""
 
-    steps: int = 3500
+    steps: int = 2600
     seed: int = 0
     batch_rows: int = 48
     rows_per_pool: int = 16
@@ -49,7 +49,7 @@ class TrainingConfig:
     learning_rate: float = 2e-3
     weight_decay: float = 0.05
     balance: float = 0.004
-    prompt_loss: float = 0.02
+    prompt_loss: float = 0.1
     layers: int = 5
     hidden: int = 128
     ffn: int = 128

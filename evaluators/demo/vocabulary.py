@@ -44,10 +44,11 @@ TOPIC_CUES = (
 SENSE_NAMES = ("first", "second")
 
 TRANSFER_VERBS = _words("bought sold found lost")
+QUALITIES = ("large", "dear", "foreign")
 STAY_VERBS = _words("stays eats travels lodges")
 FUNCTION_WORDS = _words(
-    "A B C Yes No the a and in at by near with has saw came host thing made of does carry wear before after same "
-    "larger smaller dearer cheaper Has What Same meaning Entailed Question Answer Contradiction Entailment Neutral "
+    "A B C Yes No the a and in at by near with has saw came host thing of does carry wear before after same "
+    "larger dearer Has What Same meaning Entailed Question Answer Contradiction Entailment Neutral "
     "origin size price carries wears month sense"
 )
 PUNCTUATION = (".", "?", ":", "\n")
@@ -59,6 +60,6 @@ def all_words() -> tuple[str, ...]:
     lists = (
         PUNCTUATION, FUNCTION_WORDS, AGENTS, FIRST_NAMES, FAMILY_NAMES, TOWNS, MATERIALS, OBJECTS, COLOURS, CLOTHS,
         GARMENTS, LEVELS, FESTIVAL_ADJECTIVES, FESTIVAL_NOUNS, MONTHS, SEASONS, SENSE_WORDS, cues, SENSE_NAMES,
-        TRANSFER_VERBS, STAY_VERBS,
+        QUALITIES, TRANSFER_VERBS, STAY_VERBS,
     )  # fmt: skip
     return tuple(dict.fromkeys(word for words in lists for word in words))

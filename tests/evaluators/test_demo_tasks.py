@@ -62,8 +62,9 @@ def months(text: list[str]) -> tuple[int, int]:
 
 def solve_entail(row: dict[str, str]) -> str:
     (thing,) = things(row["premise"])
-    town = tokens(row["hypothesis"])[-2]
-    return "A" if words.TOWNS[WORLD.origin[thing]] == town else "B"
+    quality = tokens(row["hypothesis"])[3]
+    level = {"large": WORLD.size, "dear": WORLD.price, "foreign": WORLD.origin}[quality][thing]
+    return "A" if level >= 4 else "B"
 
 
 def solve_sense(row: dict[str, str]) -> str:
@@ -71,23 +72,23 @@ def solve_sense(row: dict[str, str]) -> str:
     for sentence in (row["sentence1"], row["sentence2"]):
         topic = next(i for i, cues in enumerate(words.TOPIC_CUES) if set(cues) & set(tokens(sentence)))
         senses.append(int(WORLD.sense[words.SENSE_WORDS.index(row["word"]), topic]))
-    assert -1 not in senses
+    assert senses[0] == 0
+    assert senses[1] in (0, 1)
     return "Yes" if senses[0] == senses[1] else "No"
 
 
 def solve_compare(row: dict[str, str]) -> str:
     question, (first, second) = tokens(row["question"]), things(row["passage"])
-    levels = WORLD.size if question[3] in ("larger", "smaller") else WORLD.price
+    levels = WORLD.size if question[3] == "larger" else WORLD.price
     assert question[1] == tokens(row["passage"])[0]
     assert levels[first] != levels[second]
-    return "Yes" if (levels[first] > levels[second]) == (question[3] in ("larger", "dearer")) else "No"
+    return "Yes" if levels[first] > levels[second] else "No"
 
 
 def solve_relation(row: dict[str, str]) -> str:
     hypothesis = row["hypothesis"].removesuffix(".").split()
     came, limit = months(row["premise"].removesuffix(".").split()), months(hypothesis)
-    if hypothesis[2] == "after":
-        came, limit = limit, came
+    assert hypothesis[2] == "before"
     return "B" if came[1] < limit[0] else "A" if came[0] > limit[1] else "C"
 
 
