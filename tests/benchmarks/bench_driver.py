@@ -3,8 +3,8 @@
     python tests/benchmarks/bench_driver.py [--individuals 5000 20000] [--window 64] [--profile]
 
 Every search is EEP's on Mixtral-8x7B's shape (4 of 8 experts, 4 groups): a fifth of the individuals prune, the others
-merge. The pool answers at most `--batch` requests per poll. Printed: individuals per second, and the seconds from opening
-a store whose last window is unfinished to the first request of the resumed search.
+merge. The pool answers at most `--batch` requests per poll. Printed: individuals per second, and the seconds from
+opening a store whose last window is unfinished to the first request of the resumed search.
 """
 
 from __future__ import annotations

@@ -1,0 +1,202 @@
+"""The desk: known evaluations come from the store, unknown ones from the pool once, whatever the pool repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from search_lab import run_config, start
+from search_samples import PRUNE, eep_space
+
+from moevolve.evaluators.types import SplitResult
+from moevolve.search.desk import EvaluationDesk, Job, SplitRef
+from moevolve.search.pool import Completion
+from moevolve.store.repository import Store
+from moevolve.workers.edits.base import Edit, IdentityEdit
+from moevolve.workers.messages import EvaluationReply, EvaluationRequest, TaskResult
+
+ONE, TWO = SplitRef("one", "search", "f-one"), SplitRef("two", "search", "f-two")
+
+
+@dataclass
+class HandPool:
+    """Completes what the test says, when it says."""
+
+    requests: list[EvaluationRequest] = field(default_factory=list)
+    ready: list[Completion] = field(default_factory=list)
+
+    def submit(self, request: EvaluationRequest) -> None:
+        self.requests.append(request)
+
+    def poll(self, timeout: float) -> list[Completion]:
+        ready, self.ready = self.ready, []
+        return ready
+
+    def close(self) -> None:
+        self.requests.clear()
+
+    def answer(self, request: EvaluationRequest, score: float = 0.5, attempts: int = 1) -> None:
+        outcomes = np.array([1, 0], np.float32)
+        results = tuple(
+            TaskResult("", "search", key, SplitResult(score, -1.0, outcomes), 0.5) for key in request.splits
+        )
+        self.ready.append(Completion(EvaluationReply(request.ticket, results, None, 1.0, "w"), attempts))
+
+    def fail(self, request: EvaluationRequest, reason: str = "NaN") -> None:
+        self.ready.append(Completion(EvaluationReply(request.ticket, (), reason, 1.0, "w"), 3))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(f"sqlite:///{tmp_path / 's.db'}") as opened:
+        yield opened
+
+
+@pytest.fixture
+def pool() -> HandPool:
+    return HandPool()
+
+
+@pytest.fixture
+def desk(store: Store, pool: HandPool) -> EvaluationDesk:
+    return EvaluationDesk(store, pool, "model", "engine")
+
+
+def edit(seed: int = 0) -> Edit:
+    return eep_space(layers=4).sample(np.random.default_rng(seed), PRUNE).genome.express()
+
+
+def save(store: Store, desk: EvaluationDesk) -> None:
+    """As the driver does, in a search of its own."""
+    if not store.searches():
+        start(store, run_config())
+    unsaved = desk.unsaved
+    store.record("lab-1", evaluations=unsaved)
+    desk.saved(len(unsaved))
+
+
+def test_a_job_goes_to_the_pool_once_and_settles_with_its_record(desk: EvaluationDesk, pool: HandPool) -> None:
+    job = Job(edit(), (ONE, TWO), experts=4, active=2, parameters=100)
+    assert desk.request([job, job]) == []
+    assert desk.request([job]) == []
+    (request,) = pool.requests
+    assert request.splits == ("f-one", "f-two") and desk.in_flight == 1
+    assert desk.poll(0.0) == []
+    pool.answer(request, 0.75, attempts=2)
+    (settled,) = desk.poll(0.0)
+    assert settled.job == job and not settled.reused and settled.failure is None
+    record = settled.evaluations[1]
+    assert (record.task, record.score, record.gold_logprob, record.attempt) == ("two", 0.75, -1.0, 2)
+    assert (record.experts, record.active, record.parameters) == (4, 2, 100)
+    assert (record.model_fingerprint, record.engine_fingerprint) == ("model", "engine")
+    assert desk.in_flight == 0
+
+
+def test_a_repeated_or_unknown_reply_is_ignored(desk: EvaluationDesk, pool: HandPool) -> None:
+    desk.request([Job(edit(), (ONE,))])
+    (request,) = pool.requests
+    pool.answer(request, 0.5)
+    pool.answer(request, 0.9)
+    pool.answer(EvaluationRequest("stranger", edit(), ("f-one",)))
+    (settled,) = desk.poll(0.0)
+    assert settled.evaluations[0].score == 0.5
+    assert len(desk.unsaved) == 1
+
+
+def test_what_was_settled_is_reused_at_once(desk: EvaluationDesk, pool: HandPool) -> None:
+    job = Job(edit(), (ONE,))
+    desk.request([job])
+    pool.answer(pool.requests[0])
+    desk.poll(0.0)
+    (again,) = desk.request([job])
+    assert again.reused and again.evaluations[0].score == 0.5
+    assert len(pool.requests) == 1 and len(desk.unsaved) == 1
+
+
+def test_only_the_splits_that_are_missing_are_asked_for(desk: EvaluationDesk, pool: HandPool) -> None:
+    desk.request([Job(edit(), (ONE,))])
+    pool.answer(pool.requests[0], 0.25)
+    desk.poll(0.0)
+    desk.request([Job(edit(), (ONE, TWO))])
+    assert pool.requests[1].splits == ("f-two",)
+    pool.answer(pool.requests[1], 0.75)
+    (settled,) = desk.poll(0.0)
+    assert [record.score for record in settled.evaluations] == [0.25, 0.75]
+    assert not settled.reused
+
+
+def test_stored_evaluations_are_found_by_another_desk(store: Store, desk: EvaluationDesk, pool: HandPool) -> None:
+    desk.request([Job(edit(), (ONE,))])
+    pool.answer(pool.requests[0], 0.25)
+    (settled,) = desk.poll(0.0)
+    save(store, desk)
+    assert desk.unsaved == []
+    later = HandPool()
+    (found,) = EvaluationDesk(store, later, "model", "engine").request([Job(edit(), (ONE,))])
+    assert found.reused and later.requests == []
+    assert found.evaluations[0].score == settled.evaluations[0].score
+    # The driver would fill its memory with them.
+    assert found.evaluations[0].outcomes is None
+    (stored,) = store.evaluations(edit().phenotype_hash, "model", "engine", ["f-one"])
+    assert stored.outcomes == np.array([1, 0], "<f4").tobytes() and stored.examples_seen == 2
+
+
+@pytest.mark.parametrize(("model", "engine"), [("other", "engine"), ("model", "other")])
+def test_evaluations_of_other_weights_or_settings_are_not_reused(
+    store: Store, desk: EvaluationDesk, pool: HandPool, model: str, engine: str
+) -> None:
+    desk.request([Job(edit(), (ONE,))])
+    pool.answer(pool.requests[0])
+    desk.poll(0.0)
+    save(store, desk)
+    later = HandPool()
+    assert EvaluationDesk(store, later, model, engine).request([Job(edit(), (ONE,))]) == []
+    assert len(later.requests) == 1
+
+
+def test_a_failure_is_recorded_on_every_split_and_reused(store: Store, desk: EvaluationDesk, pool: HandPool) -> None:
+    job = Job(edit(), (ONE, TWO))
+    desk.request([job])
+    pool.fail(pool.requests[0], "worker died 3 times")
+    (settled,) = desk.poll(0.0)
+    assert settled.failure == "worker died 3 times"
+    assert [(record.score, record.failure) for record in desk.unsaved] == [(None, "worker died 3 times")] * 2
+    save(store, desk)
+    later = HandPool()
+    (found,) = EvaluationDesk(store, later, "model", "engine").request([job])
+    assert found.failure == "worker died 3 times" and later.requests == []
+
+
+def test_a_reply_that_leaves_a_split_out_is_a_failure(desk: EvaluationDesk, pool: HandPool) -> None:
+    desk.request([Job(edit(), (ONE, TWO))])
+    request = pool.requests[0]
+    pool.answer(EvaluationRequest(request.ticket, request.edit, ("f-one",)))
+    (settled,) = desk.poll(0.0)
+    assert settled.failure == "no result was returned"
+
+
+def test_run_settles_each_of_its_jobs_once_among_others(desk: EvaluationDesk, pool: HandPool) -> None:
+    jobs = [Job(edit(seed), (ONE,)) for seed in range(3)]
+    desk.request([Job(IdentityEdit(), (ONE,)), jobs[1]])
+    running = iter(desk.run(jobs))
+    pool.answer(pool.requests[0])
+    pool.answer(pool.requests[1], 0.25)
+    assert next(running).evaluations[0].score == 0.25
+    for request in reversed(pool.requests[2:]):
+        pool.answer(request)
+    assert {item.job.key for item in running} == {jobs[0].key, jobs[2].key}
+    assert len(pool.requests) == 4
+
+
+def test_unsaved_records_stay_until_they_are_saved(desk: EvaluationDesk, pool: HandPool) -> None:
+    desk.request([Job(edit(seed), (ONE,)) for seed in range(3)])
+    for request in pool.requests:
+        pool.answer(request)
+    desk.poll(0.0)
+    first, *rest = desk.unsaved
+    assert desk.unsaved[0] == first
+    desk.saved(1)
+    assert desk.unsaved == rest and len(rest) == 2

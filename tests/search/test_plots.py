@@ -1,0 +1,83 @@
+"""Pictures of searches: written in every format, with everything labelled; what can't be drawn is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from search_samples import continuous, eep_space
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.genomes.eep import EepGenome
+from moevolve.search.plots import plot_search
+from moevolve.store.records import HistoryRow, IndividualStatus
+
+
+def row(index: int, phase: str, fitness: float | None, status: IndividualStatus = "ok") -> HistoryRow:
+    return HistoryRow(index, phase, "mutation", b"", f"h{index}", f"p{index}", 0, (), status, fitness, fitness, None)
+
+
+HISTORY = [
+    row(0, "prune", 0.4),
+    row(1, "prune", None, "failed"),
+    row(2, "prune", 0.6),
+    row(3, "merge", 0.5),
+    row(4, "merge", 0.7),
+    row(5, "merge", None, "pending"),
+]
+GENOMES: dict[str, EepGenome | None] = {
+    "none": None,
+    "one group": continuous(eep_space(4, 1)),
+    "per layer": continuous(eep_space(30, "per_layer", layers=12, experts=60)),
+}
+
+
+def texts(path: Path) -> set[str]:
+    """The text elements' comments of an SVG: matplotlib notes each text it draws as one."""
+    parser = ElementTree.XMLParser(target=ElementTree.TreeBuilder(insert_comments=True))
+    root = ElementTree.parse(path, parser).getroot()
+    return {(node.text or "").strip() for node in root.iter() if node.tag is ElementTree.Comment}
+
+
+@pytest.mark.parametrize("genome", GENOMES.values(), ids=GENOMES.keys())
+def test_a_picture_is_written(tmp_path: Path, genome: EepGenome | None) -> None:
+    path = tmp_path / "search.png"
+    plot_search(path, "demo on rte", HISTORY, 0.8, genome, "demo:4")
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert path.stat().st_size > 10_000
+
+
+def test_all_of_the_search_is_labelled(tmp_path: Path) -> None:
+    path = tmp_path / "search.svg"
+    plot_search(path, "demo on rte", HISTORY, 0.8, continuous(eep_space(4, 4)), "demo:4")
+    found = texts(path)
+    assert {"demo on rte", "prune", "merge", "best so far", "failed", "full model", "matrices of demo:4"} <= found
+    assert {"layers 0-7", "layers 24-31", "original expert"} <= found
+
+
+def test_what_is_not_there_is_not_in_the_legend(tmp_path: Path) -> None:
+    path = tmp_path / "search.svg"
+    plot_search(path, "demo", [row(0, "prune", 0.4)], None, None)
+    assert not {"failed", "full model", "merge", "original expert"} & texts(path)
+
+
+def test_many_groups_are_thinned_out_and_the_picture_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "search.svg"
+    plot_search(path, "demo", HISTORY, 0.8, continuous(eep_space(4, "per_layer")), "demo:4")
+    found = texts(path)
+    assert "matrices of demo:4 (8 of 32 groups)" in found
+    assert {text for text in found if text.startswith("layer ")} >= {"layer 0", "layer 31"}
+
+
+@pytest.mark.parametrize("name", ["search.docx", "search", "search.csv"])
+def test_unknown_formats_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match=r"unknown picture format; use one of .*png.*svg"):
+        plot_search(tmp_path / name, "demo", HISTORY, None, None)
+    assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize("history", [[], [row(0, "prune", None, "pending"), row(1, "prune", None, "failed")]])
+def test_a_search_without_evaluations_is_refused(tmp_path: Path, history: list[HistoryRow]) -> None:
+    with pytest.raises(UserError, match=r"^demo: no evaluated individual to plot yet$"):
+        plot_search(tmp_path / "search.png", "demo", history, None, None)
