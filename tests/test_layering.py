@@ -1,0 +1,147 @@
+"""Who may import whom, and where the big dependencies are confined to: read from the source, nothing is imported."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PARTS = ("configs", "evaluators", "kernels", "search", "store", "workers")
+MAY_IMPORT = {
+    "kernels": set(),
+    "evaluators": set(),
+    "store": set(),
+    "workers": {"kernels", "evaluators"},
+    "search": {"kernels", "evaluators", "store", "workers"},
+    # Scripts that make the demo's files; nothing imports them.
+    "configs": {"kernels", "evaluators", "workers"},
+}
+# Where a dependency may be imported: folders end in "/".
+CONFINED = {
+    "alembic": ("store/",),
+    "datasets": ("evaluators/datasets.py",),
+    "matplotlib": ("search/plots.py", "configs/"),
+    "ray": ("search/pool.py", "workers/actor.py"),
+    "sqlalchemy": ("store/",),
+    "torch": ("kernels/", "workers/", "search/coefficients.py", "configs/"),
+    "transformers": ("workers/", "configs/"),
+    "triton": ("kernels/",),
+}
+FORBIDDEN = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "random", "shelve"}
+
+
+def sources(folder: str) -> list[Path]:
+    return sorted(path for path in (ROOT / folder).rglob("*.py") if "__pycache__" not in path.parts)
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def imports(path: Path) -> Iterator[tuple[str, int]]:
+    """Every absolute import of a file, also within functions: (dotted name, line)."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
+            # `from moevolve import store` names a part as much as `import moevolve.store`.
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def where(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+ALL = [path for part in PARTS for path in sources(part)]
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(ALL) > 80
+    assert {where(path).split("/")[0] for path in ALL} == set(PARTS)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_imports_go_one_way(part: str) -> None:
+    allowed = MAY_IMPORT[part] | {part}
+    wrong = [
+        f"{where(path)}:{line} imports {name}"
+        for path in sources(part)
+        for name, line in imports(path)
+        if name.split(".")[0] == "moevolve" and name.split(".")[1] not in allowed
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("dependency", CONFINED)
+def test_big_dependencies_stay_where_they_belong(dependency: str) -> None:
+    places = CONFINED[dependency]
+    found = [(where(path), line) for path in ALL for name, line in imports(path) if name.split(".")[0] == dependency]
+    wrong = [f"{file}:{line}" for file, line in found if not any(_within(file, place) for place in places)]
+    assert not wrong, f"{dependency} is for {', '.join(places)} only, not for {', '.join(wrong)}"
+
+
+def _within(file: str, place: str) -> bool:
+    return file.startswith(place) if place.endswith("/") else file == place
+
+
+def test_nevergrad_is_in_one_file_at_most() -> None:
+    files = {where(path) for path in ALL for name, _ in imports(path) if name.split(".")[0] == "nevergrad"}
+    assert len(files) <= 1
+    assert all(file.startswith("search/strategies/") for file in files)
+
+
+def test_nothing_unpickles_or_uses_the_shared_generator() -> None:
+    wrong = [
+        f"{where(path)}:{line} imports {name}"
+        for path in ALL
+        for name, line in imports(path)
+        if name.split(".")[0] in FORBIDDEN or name.startswith("torch.serialization")
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_torch_loads_weights_only() -> None:
+    calls = [
+        (f"{where(path)}:{node.lineno}", {word.arg: word.value for word in node.keywords})
+        for path in ALL
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load"
+    ]
+    assert calls, "the coefficient files are read with torch.load; has it got another name?"
+    for place, keywords in calls:
+        value = keywords.get("weights_only")
+        assert isinstance(value, ast.Constant) and value.value is True, f"{place}: torch.load without weights_only=True"
+
+
+def test_imports_are_absolute() -> None:
+    wrong = [
+        f"{where(path)}:{node.lineno}"
+        for path in ALL
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.ImportFrom) and node.level > 0
+    ]
+    assert not wrong, ", ".join(wrong)
+
+
+def test_parts_are_imported_by_their_package_name() -> None:
+    wrong = [
+        f"{where(path)}:{line} imports {name}"
+        for path in ALL
+        for name, line in imports(path)
+        if name.split(".")[0] in set(PARTS) - {"configs"}
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_command_line_starts_without_the_big_dependencies() -> None:
+    program = "import sys, moevolve.search.cli.app; print(*sorted(m for m in sys.modules if '.' not in m))"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert "typer" in loaded
+    assert not {"torch", "transformers", "ray", "datasets", "matplotlib"} & set(loaded)

@@ -1,0 +1,131 @@
+"""The folders as one import package: the list in pyproject.toml, the wheel, and names that we must not take."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PARTS = ("configs", "evaluators", "kernels", "search", "store", "workers")
+TOP_LEVEL = {*PARTS, "tests", "pyproject.toml", "README.md", "Makefile"}
+
+
+def folders_on_disk() -> set[str]:
+    """Packages: the parts, and the folders below them with an `__init__.py`."""
+    below = {path.parent.relative_to(ROOT) for part in PARTS for path in (ROOT / part).rglob("__init__.py")}
+    return {".".join(("moevolve", *folder.parts)) for folder in below} | {f"moevolve.{part}" for part in PARTS}
+
+
+def files_on_disk() -> set[str]:
+    """What a wheel must hold of the parts: everything but the scripts that make the demo's files."""
+    found = {path for part in PARTS for path in (ROOT / part).rglob("*") if path.is_file()}
+    kept = {path for path in found if "__pycache__" not in path.parts and not path.name.startswith(".")}
+    return {
+        path.relative_to(ROOT).as_posix()
+        for path in kept
+        if not (path.suffix == ".py" and path.is_relative_to(ROOT / "configs" / "demo"))
+    }
+
+
+def settings() -> dict[str, object]:
+    setuptools: dict[str, object] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    return setuptools
+
+
+def test_every_package_is_listed() -> None:
+    listed = settings()["packages"]
+    assert isinstance(listed, list)
+    assert len(set(listed)) == len(listed)
+    assert set(listed) == folders_on_disk()
+
+
+def test_every_folder_with_modules_is_a_package() -> None:
+    with_modules = {path.parent for part in PARTS for path in (ROOT / part).rglob("*.py") if "demo" not in path.parts}
+    names = {".".join(("moevolve", *folder.relative_to(ROOT).parts)) for folder in with_modules}
+    assert names <= folders_on_disk()
+
+
+def test_every_part_is_mapped_to_its_folder() -> None:
+    assert settings()["package-dir"] == {f"moevolve.{part}": part for part in PARTS}
+
+
+@pytest.mark.skipif(shutil.which("git") is None or not (ROOT / ".git").exists(), reason="not a git checkout")
+def test_nothing_else_stands_at_the_top_of_the_repository() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    entries = {line.split("/")[0] for line in listed.splitlines()}
+    assert {entry for entry in entries if not entry.startswith(".")} <= TOP_LEVEL
+
+
+def test_kernels_is_no_regular_package() -> None:
+    # One found in the working directory would shadow the package `kernels` that transformers imports.
+    assert not (ROOT / "kernels" / "__init__.py").exists()
+    assert importlib.util.find_spec("moevolve.kernels.routing") is not None
+
+
+def run(program: str, folder: Path, path: Path | None = None) -> str:
+    env = {**os.environ, **({} if path is None else {"PYTHONPATH": str(path)})}
+    done = subprocess.run([sys.executable, "-c", program], cwd=folder, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_bare_names_are_not_ours(tmp_path: Path) -> None:
+    program = (
+        "import importlib.util as u\n"
+        f"specs = [u.find_spec(name) for name in {PARTS!r}]\n"
+        "print(*[p for s in specs if s for p in [s.origin or '', *(s.submodule_search_locations or [])]], sep='\\n')"
+    )
+    assert str(ROOT) not in run(program, tmp_path)
+
+
+def test_a_package_called_kernels_is_found_even_from_the_checkout(tmp_path: Path) -> None:
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "__init__.py").write_text("whose = 'theirs'\n")
+    program = "import kernels, moevolve.kernels.routing as ours; print(kernels.whose, ours.__name__)"
+    assert run(program, ROOT, tmp_path) == "theirs moevolve.kernels.routing"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Names in a wheel built from a copy of the checkout, so that no stale build folder gets into it."""
+    if importlib.util.find_spec("setuptools") is None or importlib.util.find_spec("pip") is None:
+        pytest.skip("setuptools and pip are needed to build a wheel here")
+    folder = tmp_path_factory.mktemp("wheel")
+    copy = folder / "checkout"
+    copy.mkdir()
+    for part in PARTS:
+        shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, copy / name)
+    command = ["pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-q", "-w", str(folder), str(copy)]
+    done = subprocess.run([sys.executable, "-m", *command], cwd=folder, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (built,) = folder.glob("*.whl")
+    with zipfile.ZipFile(built) as archive:
+        return archive.namelist()
+
+
+def test_the_wheel_installs_one_package_only(wheel: list[str]) -> None:
+    top = {name.split("/")[0] for name in wheel}
+    assert {name for name in top if not name.endswith(".dist-info")} == {"moevolve"}
+
+
+def test_the_wheel_holds_every_file_of_the_parts(wheel: list[str]) -> None:
+    held = {name.removeprefix("moevolve/") for name in wheel if name.startswith("moevolve/")}
+    assert held == files_on_disk()
+
+
+def test_what_runs_need_is_in_the_wheel(wheel: list[str]) -> None:
+    assert "moevolve/configs/tasks/rte.yaml" in wheel
+    assert any(name.startswith("moevolve/configs/runs/") and name.endswith(".yaml") for name in wheel)
+    assert "moevolve/store/migrations/env.py" in wheel
+    assert any(name.startswith("moevolve/store/migrations/versions/") for name in wheel)
+    assert any(name.endswith(".jinja") for name in wheel)
