@@ -1,4 +1,12 @@
-"""Train the shipped demo model: ``python configs/demo/train.py --output configs/demo/model``."""
+"""Train the demo model. The shipped one is two runs::
+
+    python configs/demo/train.py --output first
+    python configs/demo/train.py --start first --output configs/demo/model --seed 7 --steps 600 --learning-rate 1e-3 \\
+        --drills-first 0.05 --drills-last 0.05 --world-first 1 --thinning-from 0
+
+The first one learns the tasks and stores nearly all facts in the first layer's experts; the second one leaves some
+experts of the first two layers out at random in every step, so that later layers store facts too.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +27,8 @@ import numpy as np
 import torch
 import torch.multiprocessing
 import torch.nn.functional as F
-from build import build_model, build_tokenizer
-from knockout import exact_matches, knockout_report
+from knockout import exact_matches, knockout_report, pruned
+from network import build_model, build_tokenizer
 from torch import distributed
 from transformers import MixtralForCausalLM, PreTrainedTokenizerFast
 
@@ -30,6 +38,8 @@ from moevolve.evaluators.demo.drills import fact, probe
 WARM_UP = 0.03
 FINAL_RATE = 0.02
 REPORT_EVERY = 200
+THINNED = {0: 5, 1: 7}
+"""Experts that stay, by layer, in each thinned step: the first layers would hold nearly all facts otherwise."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +60,7 @@ class TrainingConfig:
     weight_decay: float = 0.05
     balance: float = 0.004
     prompt_loss: float = 0.1
+    thinning_from: float = 1.0
     layers: int = 5
     hidden: int = 128
     ffn: int = 128
@@ -160,6 +171,7 @@ def rate(step: int, steps: int) -> float:
 
 
 def optimizer_of(model: MixtralForCausalLM, config: TrainingConfig) -> torch.optim.AdamW:
+    """AdamW that decays matrices and leaves norms alone."""
     decayed = [p for p in model.parameters() if p.ndim >= 2]
     plain = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
@@ -176,7 +188,9 @@ def train(
     for step, batch in enumerate(islice(batches(config, tokenizer, rank), config.steps), start=1):
         for group in optimizer.param_groups:
             group["lr"] = config.learning_rate * rate(step - 1, config.steps)
-        loss, answer_loss = loss_of(model, batch, config)
+        kept = _thinned(model, config, step)
+        with pruned(model, kept):
+            loss, answer_loss = loss_of(model, batch, config)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         _average_gradients(model, config.processes)
@@ -191,6 +205,18 @@ def train(
                 scores = _progress_scores(model, tokenizer, config, step)
                 print(f"step {step} {speed} loss {last:.3f} {scores}", flush=True)
     return {"tokens": tokens, "seconds": round(time.monotonic() - began, 1), "final_answer_loss": round(last, 4)}
+
+
+def _thinned(model: MixtralForCausalLM, config: TrainingConfig, step: int) -> dict[int, list[int]]:
+    """The experts kept in one step: all at first, later a random part in the layers of ``THINNED``.
+
+    The same in all processes.
+    """
+    if step <= config.thinning_from * config.steps:
+        return {}
+    rng = np.random.default_rng([config.seed, 4, step])
+    experts = model.config.num_local_experts
+    return {layer: sorted(rng.permutation(experts)[:count].tolist()) for layer, count in THINNED.items()}
 
 
 def _progress_scores(
@@ -223,14 +249,18 @@ def save(model: MixtralForCausalLM, tokenizer: PreTrainedTokenizerFast, output: 
     return MixtralForCausalLM.from_pretrained(output, dtype=torch.float32)
 
 
-def run_process(rank: int, config: TrainingConfig, output: Path, rendezvous: str) -> None:
+def run_process(rank: int, config: TrainingConfig, start: Path | None, output: Path, rendezvous: str) -> None:
     """One of the data-parallel processes, with one thread; the first one reports, saves and analyses."""
     torch.set_num_threads(1)
     if config.processes > 1:
         distributed.init_process_group("gloo", f"file://{rendezvous}", rank=rank, world_size=config.processes)
     torch.manual_seed(config.seed)
     tokenizer = build_tokenizer()
-    model = build_model(len(tokenizer), config.layers, config.hidden, config.ffn)
+    if start is None:
+        model = build_model(len(tokenizer), config.layers, config.hidden, config.ffn)
+    else:
+        model = MixtralForCausalLM.from_pretrained(start, dtype=torch.float32)
+        model.set_experts_implementation("grouped_mm")
     run = train(model, tokenizer, config, rank)
     if rank:
         return
@@ -238,25 +268,30 @@ def run_process(rank: int, config: TrainingConfig, output: Path, rendezvous: str
     machine = {"cores": os.cpu_count(), "machine": platform.machine(), "torch": torch.__version__}
     report = {
         "parameters": model.num_parameters(),
-        "config": asdict(config),
         "machine": machine,
-        "run": run,
+        "runs": [*_earlier_runs(start), {"config": asdict(config), **run}],
         **knockout_report(model, tokenizer),
     }
     (output / "training.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
+def _earlier_runs(start: Path | None) -> list[dict[str, object]]:
+    """What the record of the model that a run starts from says about how it came to be."""
+    return [] if start is None else json.loads((start / "training.json").read_text(encoding="utf-8"))["runs"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--start", type=Path, help="a finished run's folder to go on from; default: untrained weights")
     for name, value in asdict(TrainingConfig()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
     arguments = vars(parser.parse_args())
-    output = arguments.pop("output")
+    output, start = arguments.pop("output"), arguments.pop("start")
     config = TrainingConfig(**arguments)
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(
-            run_process, args=(config, output, str(Path(folder) / "rendezvous")), nprocs=config.processes
+            run_process, args=(config, start, output, str(Path(folder) / "rendezvous")), nprocs=config.processes
         )
 
 

@@ -194,3 +194,20 @@ def test_tokenizer_reads_answers_the_same_jointly_and_apart() -> None:
             assert apart[0] == tokenizer.bos_token_id
             assert len(apart) <= 40
             assert tokenizer.decode(apart[-len(answer.split()) :]) == row["answer"]
+
+
+@pytest.mark.skipif(not (DEMO / "model" / "training.json").exists(), reason="the demo model isn't here")
+def test_shipped_model_scores_what_its_record_says() -> None:
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(DEMO / "model")
+    model = transformers.AutoModelForCausalLM.from_pretrained(DEMO / "model", dtype=torch.float32).eval()
+    record = json.loads((DEMO / "model" / "training.json").read_text("utf-8"))
+    for task in TASKS:
+        rows = shipped(task, "test")[:100]
+        inputs = tokenizer([render(task, row) for row in rows], return_tensors="pt", padding=True)
+        inputs.pop("token_type_ids", None)
+        written = model.generate(**inputs, max_new_tokens=4, do_sample=False)[:, inputs["input_ids"].shape[1] :]
+        texts = tokenizer.batch_decode(written, skip_special_tokens=True)
+        right = sum(text == row["answer"] for text, row in zip(texts, rows, strict=True)) / len(rows)
+        assert right == pytest.approx(record["accuracy"]["test"][task], abs=0.1), task
+        assert right > record["majority"][task] + 0.2, task
