@@ -191,11 +191,7 @@ class RayPool:
         """Take a slot's finished reference: a loaded worker, a reply, or a death."""
         try:
             value = ray.get(slot.pending)
-        except RayActorError as error:
-            self._bury(slot, error)
-            return []
-        except RayTaskError as error:
-            ray.kill(slot.actor)
+        except (RayActorError, RayTaskError) as error:
             self._bury(slot, error)
             return []
         if slot.info is None:
@@ -215,6 +211,8 @@ class RayPool:
                 raise PoolError(f"workers can't start: {_reason(error)}") from error
         elif slot.task is not None:
             self._charge(slot.task, slot.info, error)
+        # Harmless if it is dead; one that only can't be reached must not come back and hold resources.
+        ray.kill(slot.actor)
         fresh = self._start()
         slot.actor, slot.starting, slot.started_at = fresh.actor, fresh.starting, fresh.started_at
         slot.info = slot.task = slot.result = None
@@ -237,7 +235,6 @@ class RayPool:
         now = time.monotonic()
         for slot in self._slots:
             if slot.task is not None and now - slot.started_at > self._workers.timeout_s:
-                ray.kill(slot.actor)
                 self._bury(slot, TimeoutError(f"evaluation took longer than timeout_s = {self._workers.timeout_s:g}"))
         waited = now - min(slot.started_at for slot in self._slots)
         if not self._ever_ready and waited > self._workers.start_timeout_s:
