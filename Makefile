@@ -36,7 +36,7 @@ $(STAMP): pyproject.toml
 # mypy does not follow the import hook of an editable install: links lay the folders out as the package they are.
 .mypy_src:
 	@mkdir -p $@/moevolve
-	@for folder in search workers evaluators store kernels configs; do ln -sfn ../../$$folder $@/moevolve/$$folder; done
+	@for folder in search workers evaluators store kernels; do ln -sfn ../../$$folder $@/moevolve/$$folder; done
 
 clean:
 	rm -rf .demo .mypy_src .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

@@ -136,7 +136,7 @@ class RayPool:
         start_ray(workers)
         self._workers = workers
         self._splits = {fingerprint: ray.put(split) for fingerprint, split in splits.items()}
-        self._actor_class = ray.remote(num_cpus=workers.num_cpus, num_gpus=workers.num_gpus)(_actor_class(worker))
+        self._actor_class: Any = ray.remote(num_cpus=workers.num_cpus, num_gpus=workers.num_gpus)(_actor_class(worker))
         self._actor_args = (model, engine)
         self._queue: deque[_Task] = deque()
         self._failed: list[Completion] = []

@@ -280,7 +280,9 @@ def _rows(connection: Connection, here: Sequence[Any], held: Sequence[tuple[Cand
                 index=individual.idx,
                 gold_logprob=one.gold_logprob,
                 model_fingerprint=one.context.model_fingerprint,
-                **{f"{split}_score": by_split[split] for split in SPLITS},
+                search_score=by_split["search"],
+                dev_score=by_split["dev"],
+                test_score=by_split["test"],
                 **{name: getattr(individual, name) for name in _DESCRIPTION},
             )
         )

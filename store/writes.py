@@ -98,7 +98,7 @@ def _stored(connection: Connection, search_id: str, indices: Sequence[int]) -> d
 
 
 def _check_parents(connection: Connection, search_id: str, fresh: Mapping[int, IndividualRecord]) -> None:
-    wanted = set()
+    wanted: set[int] = set()
     for one in fresh.values():
         late = [parent for parent in one.parents if parent >= one.index]
         if late or one.index < 0:

@@ -1,4 +1,4 @@
-"""Frozen settings of model loading and evaluation; everything here can change a score, so all of it is fingerprinted."""
+"""Frozen settings of model loading and evaluation; all of them can change a score, so all are fingerprinted."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class ModelConfig:
         dtype: parameter dtype on the worker, `float32`, `bfloat16` or `float16`.
         device: `auto` (CUDA when the worker was given a GPU, else CPU), `cpu` or `cuda`.
         device_map: `transformers` device map (`auto`, `balanced` ...) to spread one model over several GPUs.
-        originals: where the original experts stay for merging: on the `device`, or in pinned `host` memory when the device
-            has room for the retained experts only.
+        originals: where the original experts stay for merging: on the `device`, or in pinned `host` memory when the
+            device has room for the retained experts only.
         experts_implementation: `transformers` experts backend (`grouped_mm`, `batched_mm`, `eager`).
         attn_implementation: `transformers` attention backend (`sdpa`, `eager` ...).
         trust_remote_code: whether modelling code in the checkpoint may run.
@@ -42,7 +42,7 @@ class EngineConfig:
 
     Attributes:
         batch_tokens: upper bound on padded prompt tokens in one forward pass; batches are filled in order of length.
-        threads: torch intra-op threads per worker (a fixed number, so that a score never depends on the machine's load).
+        threads: torch intra-op threads per worker, a fixed number: a score doesn't depend on the machine's load.
         max_prompt_tokens: longer prompts keep their head and their last `tail_tokens` tokens; None keeps all.
         tail_tokens: how many closing tokens survive the truncation (question and `Answer:` stand at the end).
     """

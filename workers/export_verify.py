@@ -55,7 +55,9 @@ def reload(directory: Path, form: CheckpointForm, resident: ResidentModel) -> Pr
         attn_implementation=resident.config.attn_implementation,
         experts_implementation=resident.config.experts_implementation,
     )
-    return model.eval() if resident.config.device_map else model.to(resident.device).eval()
+    if not resident.config.device_map:
+        model.to(resident.device)  # type: ignore[arg-type]  # transformers' decorator hides the signature
+    return model.eval()
 
 
 def compare(expected: Tensor, found: Tensor, dtype: torch.dtype) -> Agreement:

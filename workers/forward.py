@@ -41,7 +41,7 @@ class Forward:
         """
         self._model = model
         self._lean = lean
-        self.device: torch.device = model.get_input_embeddings().weight.device
+        self.device: torch.device = next(model.get_input_embeddings().parameters()).device
         self.rewinds = all(type(layer).__name__ == "DynamicLayer" for layer in self.new_cache().layers)
 
     def new_cache(self) -> DynamicCache:
@@ -109,4 +109,5 @@ def token_logprobs(logits: Tensor, rows: Sequence[int], tokens: Sequence[int]) -
 
 def sums_by_owner(values: NDArray[np.float64], counts: Sequence[int]) -> NDArray[np.float64]:
     """Sums of consecutive stretches of `counts` values, float64 [stretches]; 0 for an empty stretch."""
-    return np.bincount(np.repeat(np.arange(len(counts)), counts), weights=values, minlength=len(counts))
+    owners = np.repeat(np.arange(len(counts)), counts)
+    return np.bincount(owners, weights=values, minlength=len(counts)).astype(np.float64, copy=False)

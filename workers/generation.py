@@ -133,9 +133,9 @@ class GenerationEngine:
         scores = tuple(np.zeros(len(choices), dtype=np.float64) for choices in tokenized.choices)
         for batch in plan_batches([len(p) for p in tokenized.prompts], [0] * len(scores), self._config.batch_tokens):
             rows = [row for row, i in enumerate(batch) for _ in tokenized.choices[i]]
-            choices = [choice for i in batch for choice in tokenized.choices[i]]
-            if choices:
-                means = self._rank_batch([tokenized.prompts[i] for i in batch], rows, choices)
+            asked = [choice for i in batch for choice in tokenized.choices[i]]
+            if asked:
+                means = self._rank_batch([tokenized.prompts[i] for i in batch], rows, asked)
                 parts = np.split(means, np.cumsum([len(scores[i]) for i in batch])[:-1])
                 for i, part in zip(batch, parts, strict=True):
                     scores[i][:] = part

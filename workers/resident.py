@@ -54,7 +54,7 @@ class ResidentModel:
             kind: applicator(self.layers, device, on_host) for kind, applicator in APPLICATORS.items()
         }
         if on_host:
-            model.to(device)
+            model.to(device)  # type: ignore[arg-type]  # transformers' decorator hides the signature
         self.device: torch.device = next(model.get_input_embeddings().parameters()).device
         self._applied: Edit = IdentityEdit()
 
