@@ -25,7 +25,7 @@ from moevolve.workers.actor import EvaluationWorker
 from moevolve.workers.config import EngineConfig, ModelConfig
 from moevolve.workers.edits.base import IdentityEdit
 from moevolve.workers.edits.eep import EepEdit
-from moevolve.workers.messages import EvaluationReply, EvaluationRequest
+from moevolve.workers.messages import EvaluationReply, EvaluationRequest, TaskResult
 
 pytestmark = pytest.mark.slow
 
@@ -51,11 +51,15 @@ class FaultyWorker(EvaluationWorker):
             case "slow":
                 time.sleep(2)
             case "memory":
-                raise MemoryError("no more")
+                self._score = _out_of_memory  # type: ignore[method-assign, assignment]
             case "spec":
                 spec = importlib.util.find_spec("kernels")
                 return EvaluationReply(request.ticket, (), str(spec), 0.0, "")
         return super().evaluate(request, splits)
+
+
+def _out_of_memory(split: PreparedSplit) -> TaskResult:
+    raise MemoryError("no more")
 
 
 @pytest.fixture(scope="module")
