@@ -17,7 +17,8 @@ from moevolve.search.driver import Driver, Progress
 from moevolve.search.finalise import Finaliser, FinalReport
 from moevolve.search.genomes.registry import make_space
 from moevolve.search.plan import Plan
-from moevolve.search.pool import Pool, RayPool
+from moevolve.search.pool import Pool
+from moevolve.search.ray_pool import RayPool
 from moevolve.search.strategies.registry import make_schedule, make_strategy
 from moevolve.store.records import SearchRecord, SearchTaskRecord, new_search_id
 from moevolve.store.repository import Store

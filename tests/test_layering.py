@@ -27,7 +27,7 @@ CONFINED = {
     "alembic": ("store/",),
     "datasets": ("evaluators/datasets.py",),
     "matplotlib": ("search/plots.py", "configs/"),
-    "ray": ("search/pool.py", "workers/actor.py"),
+    "ray": ("search/cluster.py", "search/ray_pool.py", "workers/actor.py"),
     "sqlalchemy": ("store/",),
     "torch": ("kernels/", "workers/", "search/coefficients.py", "configs/"),
     "transformers": ("workers/", "configs/"),

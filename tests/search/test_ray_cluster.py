@@ -13,7 +13,8 @@ from ray.cluster_utils import Cluster
 from moevolve.evaluators.prepare import prepare_split
 from moevolve.evaluators.registry import load_task
 from moevolve.search.config import WorkersSection
-from moevolve.search.pool import Completion, PoolError, RayPool
+from moevolve.search.pool import Completion, PoolError
+from moevolve.search.ray_pool import RayPool
 from moevolve.workers.config import EngineConfig, ModelConfig
 from moevolve.workers.edits.base import IdentityEdit
 from moevolve.workers.messages import EvaluationRequest

@@ -20,7 +20,8 @@ from moevolve.evaluators.prepare import prepare_split
 from moevolve.evaluators.registry import load_task
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config import WorkersSection
-from moevolve.search.pool import Completion, PoolError, RayPool
+from moevolve.search.pool import Completion, PoolError
+from moevolve.search.ray_pool import RayPool
 from moevolve.workers.actor import EvaluationWorker
 from moevolve.workers.config import EngineConfig, ModelConfig
 from moevolve.workers.edits.base import IdentityEdit

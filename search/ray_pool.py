@@ -1,0 +1,227 @@
+"""A pool of worker actors on Ray: keeps them busy, replaces the dead, bounds every candidate's tries."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayActorError, RayError, RayTaskError
+
+from moevolve.evaluators.types import PreparedSplit
+from moevolve.search.cluster import start_ray
+from moevolve.search.config import WorkersSection
+from moevolve.search.pool import Completion, PoolError
+from moevolve.workers.actor import EvaluationWorker, WorkerInfo
+from moevolve.workers.config import EngineConfig, ModelConfig
+from moevolve.workers.messages import EvaluationReply, EvaluationRequest
+
+log = logging.getLogger(__name__)
+
+_MAX_LOSSES = 10
+"""Workers a candidate may lose to nodes that go away before it is given up."""
+
+
+@dataclass
+class _Task:
+    request: EvaluationRequest
+    deaths: int = 0
+    losses: int = 0
+
+    @property
+    def attempts(self) -> int:
+        return self.deaths + self.losses + 1
+
+
+@dataclass
+class _Slot:
+    """One worker actor and what it is doing."""
+
+    actor: Any
+    starting: Any
+    info: WorkerInfo | None = None
+    task: _Task | None = None
+    result: Any = None
+    started_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def pending(self) -> Any:
+        """The object reference this slot is waiting for, if any."""
+        return self.starting if self.info is None else self.result
+
+
+class RayPool:
+    """The pool on Ray.
+
+    A worker's death is counted against the candidate it was evaluating only if the worker's node is still alive; after
+    `max_attempts` such deaths the candidate fails with that reason. A node that is lost or out of reach counts against
+    nobody, up to a bound that only a broken cluster reaches.
+
+    Args:
+        workers: how many, and what each reserves.
+        model: checkpoint every worker loads.
+        engine: how prompts are run.
+        splits: prepared splits by fingerprint; shipped to each worker once.
+        worker: the actor's class (tests inject faults through a subclass).
+    """
+
+    def __init__(
+        self,
+        workers: WorkersSection,
+        model: ModelConfig,
+        engine: EngineConfig,
+        splits: Mapping[str, PreparedSplit],
+        worker: type[EvaluationWorker] = EvaluationWorker,
+    ) -> None:
+        start_ray(workers)
+        self._workers = workers
+        self._splits = {fingerprint: ray.put(split) for fingerprint, split in splits.items()}
+        self._actor_class: Any = ray.remote(num_cpus=workers.num_cpus, num_gpus=workers.num_gpus)(_actor_class(worker))
+        self._actor_args = (model, engine)
+        self._queue: deque[_Task] = deque()
+        self._failed: list[Completion] = []
+        self._failed_starts = 0
+        self._slots = [self._start() for _ in range(workers.count)]
+
+    def submit(self, request: EvaluationRequest) -> None:
+        self._queue.append(_Task(request))
+        self._dispatch()
+
+    def poll(self, timeout: float) -> list[Completion]:
+        pending = {slot.pending: slot for slot in self._slots if slot.pending is not None}
+        completions: list[Completion] = []
+        if pending:
+            ready, _ = ray.wait(list(pending), num_returns=1, timeout=timeout)
+            more, _ = ray.wait(list(pending), num_returns=len(pending), timeout=0) if ready else ([], [])
+            for reference in more:
+                completions += self._collect(pending[reference])
+        self._expire()
+        self._dispatch()
+        completions += self._failed
+        self._failed = []
+        return completions
+
+    @property
+    def ready(self) -> int:
+        """Workers whose model is loaded."""
+        return sum(slot.info is not None for slot in self._slots)
+
+    def close(self) -> None:
+        for slot in self._slots:
+            ray.kill(slot.actor)
+        self._slots = []
+
+    def _start(self) -> _Slot:
+        actor = self._actor_class.remote(*self._actor_args)
+        return _Slot(actor, actor.node_info.remote())
+
+    def _dispatch(self) -> None:
+        for slot in self._slots:
+            if not self._queue:
+                return
+            if slot.info is None or slot.task is not None:
+                continue
+            slot.task = self._queue.popleft()
+            request = slot.task.request
+            slot.result = slot.actor.evaluate_refs.remote(request, [self._splits[key] for key in request.splits])
+            slot.started_at = time.monotonic()
+
+    def _collect(self, slot: _Slot) -> list[Completion]:
+        """Take a slot's finished reference: a loaded worker, a reply, or a death."""
+        try:
+            value = ray.get(slot.pending)
+        except (RayActorError, RayTaskError) as error:
+            self._bury(slot, error)
+            return []
+        if slot.info is None:
+            slot.info = value
+            self._failed_starts = 0
+            return []
+        task = slot.task
+        slot.task = slot.result = None
+        return [Completion(value, task.attempts)] if task is not None else []
+
+    def _bury(self, slot: _Slot, error: Exception) -> None:
+        """Replace a dead worker and decide what becomes of its candidate."""
+        if slot.info is None:
+            self._failed_starts += 1
+            if self._failed_starts > 2 * self._workers.count:
+                raise PoolError(f"workers can't start: {_reason(error)}") from error
+        elif slot.task is not None:
+            self._charge(slot.task, slot.info, error)
+        # Harmless if it is dead; one that only can't be reached must not come back and hold resources.
+        ray.kill(slot.actor)
+        fresh = self._start()
+        slot.actor, slot.starting, slot.started_at = fresh.actor, fresh.starting, fresh.started_at
+        slot.info = slot.task = slot.result = None
+
+    def _charge(self, task: _Task, info: WorkerInfo, error: Exception) -> None:
+        # A broken connection is the first sign of a lost node, long before the cluster declares the node dead.
+        if isinstance(error, ActorUnavailableError) or not _node_alive(info.node):
+            task.losses += 1
+        else:
+            task.deaths += 1
+        log.warning("worker %s died evaluating %s: %s", info.name, task.request.ticket, _reason(error))
+        if task.deaths >= self._workers.max_attempts:
+            failure = f"killed its worker {task.deaths} times, last: {_reason(error)}"
+        elif task.losses >= _MAX_LOSSES:
+            failure = f"lost its worker {task.losses} times, last: {_reason(error)}"
+        else:
+            self._queue.appendleft(task)
+            return
+        reply = EvaluationReply(task.request.ticket, (), failure, 0.0, info.name)
+        self._failed.append(Completion(reply, task.deaths + task.losses))
+
+    def _expire(self) -> None:
+        """Kill workers whose evaluation outran its limit, and give up when no worker gets ready in time."""
+        now = time.monotonic()
+        for slot in self._slots:
+            if slot.task is not None and now - slot.started_at > self._workers.timeout_s:
+                self._bury(slot, TimeoutError(f"evaluation took longer than timeout_s = {self._workers.timeout_s:g}"))
+        waited = now - min(slot.started_at for slot in self._slots)
+        if not self.ready and waited > self._workers.start_timeout_s:
+            raise PoolError(
+                f"no worker was ready after {waited:.0f} s: the cluster has no room for "
+                f"num_cpus={self._workers.num_cpus:g}, num_gpus={self._workers.num_gpus:g}, or the model loads slowly "
+                "(workers.start_timeout_s)"
+            )
+
+
+def _actor_class(worker: type[EvaluationWorker]) -> type:
+    """The worker with what only an actor needs: its node's id, and splits fetched once from the object store."""
+
+    class Actor(worker):  # type: ignore[misc, valid-type]
+        def node_info(self) -> WorkerInfo:
+            return self.info(ray.get_runtime_context().get_node_id())
+
+        def evaluate_refs(self, request: EvaluationRequest, references: list[Any]) -> EvaluationReply:
+            known = self.__dict__.setdefault("known_splits", {})
+            missing = [(key, ref) for key, ref in zip(request.splits, references, strict=True) if key not in known]
+            for key, reference in missing:
+                known[key] = ray.get(reference)
+            return self.evaluate(request, tuple(known[key] for key in request.splits))
+
+    Actor.__name__ = worker.__name__
+    return Actor
+
+
+def _node_alive(node: str) -> bool:
+    try:
+        return any(entry["NodeID"] == node and entry["Alive"] for entry in ray.nodes())
+    except (RayError, GetTimeoutError):
+        return False
+
+
+def _reason(error: Exception) -> str:
+    """The cause in one line, without Ray's wrapping and traceback."""
+    if isinstance(error, RayTaskError):
+        cause = error.cause
+        return f"{type(cause).__name__}: {cause}" if cause is not None else str(error).strip().splitlines()[-1]
+    if isinstance(error, ActorDiedError):
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return next((line for line in reversed(lines) if "Error" in line), lines[0])[:500]
+    return f"{type(error).__name__}: {error}"
