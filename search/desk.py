@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from moevolve.search.pool import Completion, Pool
 from moevolve.store.records import EvaluationRecord
 from moevolve.store.repository import Store
-from moevolve.workers.edits.base import Edit
+from moevolve.workers.edits.base import Edit, IdentityEdit
 from moevolve.workers.messages import EvaluationRequest
 
 
@@ -179,6 +179,8 @@ class EvaluationDesk:
                 active=job.active,
                 parameters=job.parameters,
             )
-            self._unsaved.append(record)
             self._remember(record)
+            # The unedited model's failure blames no candidate: it isn't stored, so that a resume tries again.
+            if record.failure is None or not isinstance(job.edit, IdentityEdit):
+                self._unsaved.append(record)
         return [self._settle(job, reused=False)]

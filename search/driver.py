@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from moevolve.evaluators.errors import UserError
 from moevolve.search.desk import EvaluationDesk, Job, Settled
 from moevolve.search.genomes.base import Description, Genome
 from moevolve.search.plan import Plan
@@ -99,6 +100,7 @@ class Driver:
 
         Raises:
             StoreError: the stored population is not the one that this configuration gives.
+            UserError: the unedited model can't be evaluated.
             PoolError: no worker can be had.
         """
         try:
@@ -195,7 +197,8 @@ class Driver:
             fitness, tie_break = self._score(item)
             if phenotype == self._full_job.edit.phenotype_hash:
                 if item.failure is not None:
-                    raise StoreError(f"the unedited model can't be evaluated: {item.failure}")
+                    path = self._plan.config.model.path
+                    raise UserError(f"model.path {path}: the unedited model can't be evaluated: {item.failure}")
                 self._full = fitness
             waiting = self._waiting.pop(phenotype, [])
             self._evaluated += not item.reused

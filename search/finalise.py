@@ -128,15 +128,15 @@ class Finaliser:
         return Contestant("best found", self._ref(row), scores, description.parameters, description.summary)
 
     def _mean_of(self, rows: list[HistoryRow], measured: Sequence[Split]) -> Contestant:
-        settled = self._settle([self._job(row, split) for split in measured for row in rows])
+        fine = [row for row in rows if row.status == "ok"]
+        settled = self._settle([self._job(row, split) for split in measured for row in fine])
         scores = []
         for position, split in enumerate(measured):
-            items = settled[position * len(rows) : (position + 1) * len(rows)]
+            items = settled[position * len(fine) : (position + 1) * len(fine)]
             for column, reference in enumerate(self._plan.splits(split)):
                 # A random subset that breaks the model scores nothing.
-                values = np.array(
-                    [0.0 if item.failure else item.evaluations[column].score or 0.0 for item in items], dtype=np.float64
-                )
+                values = np.zeros(len(rows))
+                values[: len(fine)] = [0.0 if item.failure else item.evaluations[column].score or 0.0 for item in items]
                 mean, spread = float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else 0.0
                 scores.append(SplitScore(reference.task, split, mean, mean - spread, mean + spread))
         description = self._plan.space.describe(self._plan.space.from_bytes(rows[0].genome))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from search_lab import Stopped, UnrulyPool, drive, make_lab_plan, population, repeated, run_config, smooth, start
 
+from moevolve.evaluators.errors import UserError
 from moevolve.search.config import RunConfig
 from moevolve.search.driver import weighted_means
 from moevolve.store.errors import StoreError
@@ -155,8 +156,10 @@ def test_evolution_climbs(open_store: Opener) -> None:
 def test_the_full_models_failure_ends_the_search(open_store: Opener) -> None:
     store = open_store("s")
     pool = UnrulyPool(0, lambda edit: None if isinstance(edit, IdentityEdit) else smooth(edit))
-    with pytest.raises(StoreError, match=r"the unedited model can't be evaluated: logits are not finite"):
-        drive(store, start(store, run_config()), pool)
+    plan = start(store, run_config())
+    with pytest.raises(UserError, match=r"the unedited model can't be evaluated: logits are not finite"):
+        drive(store, plan, pool)
+    assert drive(store, plan, UnrulyPool(0))[-1].done == 60, "once it can be evaluated, the search goes on"
 
 
 def test_no_phenotype_is_submitted_twice(open_store: Opener) -> None:

@@ -174,6 +174,24 @@ def test_sigkill_at_random_moments_changes_nothing(
     assert snapshot(database, "calm") == uninterrupted
 
 
+def test_workers_killed_during_evaluation_change_nothing(
+    uninterrupted: Any, tiny: Any, snapshot: Any, tmp_path: Path
+) -> None:
+    database = tmp_path / "moevolve.db"
+    run = tiny.write_run(tmp_path / "run.yaml", "calm", workers={"count": 2, "num_cpus": 0.5})
+    process = _start(["launch", str(run)], tmp_path)
+    killed = set()
+    for goal in (5, 10, 15):
+        _wait_for(database, goal, process)
+        victim = _last_worker(database)
+        os.kill(victim, signal.SIGKILL)
+        killed.add(victim)
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    assert len(killed) == 3
+    assert snapshot(database, "calm") == uninterrupted
+
+
 def test_ctrl_c_leaves_a_resumable_search(
     uninterrupted: Any, tiny: Any, snapshot: Any, moevolve: Any, tmp_path: Path
 ) -> None:
@@ -215,6 +233,13 @@ def _count(database: Path) -> int:
             return int(connection.execute("select count(*) from individuals").fetchone()[0])
     except sqlite3.OperationalError:
         return 0
+
+
+def _last_worker(database: Path) -> int:
+    """Process id of the worker that ran the newest evaluation."""
+    with sqlite3.connect(f"file:{database}?mode=ro", uri=True) as connection:
+        worker = connection.execute("select worker from evaluations order by rowid desc limit 1").fetchone()[0]
+    return int(worker.rpartition("/")[2])
 
 
 def _wait_for(database: Path, goal: int, process: subprocess.Popen[str]) -> None:
