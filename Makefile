@@ -27,6 +27,7 @@ format: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python tests/benchmarks/bench_store.py
 	$(BIN)/python tests/benchmarks/bench_driver.py
+	$(BIN)/python tests/benchmarks/bench_edits.py
 
 $(STAMP): pyproject.toml
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)

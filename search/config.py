@@ -1,16 +1,13 @@
-"""The configuration of a search: one YAML file, checked in full before anything runs."""
+"""The configuration of a search as frozen, checked values; `config_files` reads it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Split
 from moevolve.workers import config as worker_config
 
@@ -258,119 +255,3 @@ class RunConfig(StoredConfig):
         if kinds != sorted(kinds, key=("prune", "merge").index):
             raise ValueError("phases: a prune phase can't follow a merge phase, merged experts have no retained ones")
         return self
-
-
-def load_run_config(path: Path, overrides: tuple[str, ...] = ()) -> RunConfig:
-    """Read a YAML file and apply `a.b=c` overrides.
-
-    Model and task paths that begin with `.` are taken from the YAML's folder; other existing paths from the working
-    directory.
-
-    Raises:
-        UserError: the file is missing, no YAML, has an unknown key or a bad value; the message names the field.
-    """
-    if not path.is_file():
-        raise UserError(f"{path}: no such configuration file")
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not valid YAML: {_one_line(str(error))}") from None
-    if not isinstance(data, dict):
-        raise UserError(f"{path}: expected a mapping of settings at the top level")
-    for override in overrides:
-        apply_override(data, override)
-    _resolve_paths(data, path.parent)
-    return parse_run_config(data, str(path))
-
-
-def parse_run_config(data: dict[str, Any], where: str) -> RunConfig:
-    """Validate plain data; `where` heads the error message."""
-    try:
-        return RunConfig.model_validate(data)
-    except ValidationError as error:
-        raise UserError(f"{where}: {describe_validation(error)}") from None
-
-
-def parse_stored_config(text: str) -> StoredConfig:
-    """The configuration of a stored search: a `RunConfig`, or a plain `StoredConfig` if it was imported.
-
-    Raises:
-        UserError: it isn't one that this version understands; the message names the field.
-    """
-    data = json.loads(text)
-    try:
-        return RunConfig.model_validate(data) if "phases" in data else StoredConfig.model_validate(data)
-    except ValidationError as error:
-        name = data.get("name", "?")
-        raise UserError(f"stored configuration of search {name}: {describe_validation(error)}") from None
-
-
-def apply_override(data: dict[str, Any], override: str) -> None:
-    """Set one `a.b.0.c=value` in plain configuration data; the value is read as YAML.
-
-    Raises:
-        UserError: no `=`, or the path runs through something that is neither mapping nor list.
-    """
-    dotted, separator, value = override.partition("=")
-    keys = dotted.split(".")
-    if not separator or not all(keys):
-        raise UserError(f"--set {override}: expected KEY=VALUE, for example --set genome.experts=4")
-    node: Any = data
-    for depth, key in enumerate(keys):
-        last = depth == len(keys) - 1
-        if isinstance(node, list):
-            if not key.isdigit() or int(key) >= len(node):
-                raise UserError(
-                    f"--set {override}: {'.'.join(keys[:depth])} has no entry {key!r} (0 to {len(node) - 1})"
-                )
-            slot: Any = int(key)
-        elif isinstance(node, dict):
-            slot = key
-        else:
-            raise UserError(f"--set {override}: {'.'.join(keys[:depth])} is a plain value, it has no {key!r}")
-        if last:
-            node[slot] = _yaml_value(override, value)
-        else:
-            node = node.setdefault(slot, {}) if isinstance(node, dict) else node[slot]
-
-
-def describe_validation(error: ValidationError) -> str:
-    """Pydantic's findings as one line that names every field."""
-    findings = []
-    for item in error.errors():
-        field = ".".join(str(part) for part in item["loc"] if part not in {"prune", "merge", "top_k", "threshold"})
-        message = item["msg"].removeprefix("Value error, ")
-        if item["type"] == "extra_forbidden":
-            message = "unknown key"
-        findings.append(f"{field}: {message}" if field else message)
-    return "; ".join(findings)
-
-
-def _yaml_value(override: str, value: str) -> Any:
-    try:
-        return yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise UserError(f"--set {override}: value is not valid YAML: {_one_line(str(error))}") from None
-
-
-def _resolve_paths(data: dict[str, Any], folder: Path) -> None:
-    """Make local paths absolute, so that a stored configuration works from any folder."""
-    model = data.get("model")
-    if isinstance(model, dict) and isinstance(model.get("path"), str):
-        model["path"] = _absolute(model["path"], folder)
-    tasks = data.get("tasks")
-    if isinstance(tasks, list):
-        data["tasks"] = [{"name": task} if isinstance(task, str) else task for task in tasks]
-        for task in data["tasks"]:
-            if isinstance(task, dict) and isinstance(task.get("name"), str):
-                task["name"] = _absolute(task["name"], folder)
-
-
-def _absolute(path: str, folder: Path) -> str:
-    if path.startswith("."):
-        return str((folder / path).resolve())
-    return str(Path(path).resolve()) if Path(path).exists() else path
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

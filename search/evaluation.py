@@ -12,7 +12,8 @@ from moevolve.evaluators.metrics import confidence_interval
 from moevolve.evaluators.prepare import prepare_split
 from moevolve.evaluators.registry import load_task
 from moevolve.evaluators.types import PreparedSplit, Split
-from moevolve.search.config import RunConfig, StoredConfig, parse_stored_config
+from moevolve.search.config import RunConfig, StoredConfig
+from moevolve.search.config_files import parse_stored_config
 from moevolve.search.desk import EvaluationDesk, Job, SplitRef
 from moevolve.search.driver import weighted_means
 from moevolve.search.genomes.base import Genome, GenomeSpace

@@ -60,7 +60,8 @@ class Ranking:
     """Distinct individuals of one phase, best first, cut to those that can still become parents.
 
     Members arrive in order of index. A failed one never enters; neither does a repeat of a genome that is in already.
-    With either rule a member that falls out can't come back, since the best only rises: memory stays bounded.
+    With either rule a member that falls out can't come back, since the best only rises. `top_k` keeps k members; a
+    threshold keeps all within its margin, however many they are.
     """
 
     def __init__(self, rule: TopKParents | ThresholdParents) -> None:

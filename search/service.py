@@ -11,7 +11,8 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.prepare import prepare_split
 from moevolve.evaluators.registry import load_task
 from moevolve.evaluators.types import PreparedSplit, Split
-from moevolve.search.config import RunConfig, StoredConfig, TaskSection, parse_stored_config
+from moevolve.search.config import RunConfig, StoredConfig, TaskSection
+from moevolve.search.config_files import parse_stored_config
 from moevolve.search.desk import EvaluationDesk
 from moevolve.search.driver import Driver, Progress
 from moevolve.search.finalise import Finaliser, FinalReport

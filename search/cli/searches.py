@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from moevolve.search.cli.console import DEFAULT_STORE, JsonOption, StoreOption, errors, print_json
-from moevolve.search.config import RunConfig, apply_override, load_run_config, parse_run_config
+from moevolve.search.config import RunConfig
+from moevolve.search.config_files import apply_override, load_run_config, parse_run_config
 
 if TYPE_CHECKING:
     from moevolve.search.plan import Plan

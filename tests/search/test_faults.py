@@ -15,7 +15,7 @@ import ray
 
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search import service
-from moevolve.search.config import load_run_config
+from moevolve.search.config_files import load_run_config
 from moevolve.search.plan import Plan
 from moevolve.search.pool import Pool
 from moevolve.search.ray_pool import RayPool

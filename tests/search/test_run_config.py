@@ -20,10 +20,8 @@ from moevolve.search.config import (
     RunConfig,
     StoredConfig,
     TopKParents,
-    apply_override,
-    load_run_config,
-    parse_stored_config,
 )
+from moevolve.search.config_files import apply_override, load_run_config, parse_stored_config
 
 PLAIN: dict[str, Any] = {
     "name": "rte-4",
