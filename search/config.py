@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from moevolve.evaluators.types import Split
 from moevolve.workers import config as worker_config
@@ -107,10 +107,50 @@ class ThresholdParents(Section):
 Parents = Annotated[TopKParents | ThresholdParents, Field(discriminator="rule")]
 
 
+class EvolutionSection(Section):
+    """EEP's evolutionary loop.
+
+    Attributes:
+        mode: `steady` makes a child as soon as the window allows; `generations` waits for each generation.
+        generation: individuals per generation in `generations` mode.
+    """
+
+    kind: Literal["evolution"] = "evolution"
+    mode: Literal["steady", "generations"] = "steady"
+    generation: int = Field(16, ge=1)
+
+
+class NevergradSection(Section):
+    """An optimiser of nevergrad on the flattened genome.
+
+    Attributes:
+        optimizer: its name in nevergrad's registry, `DiagonalCMA` for example.
+        sigma: standard deviation of its first steps; None takes what suits the phase.
+    """
+
+    kind: Literal["nevergrad"] = "nevergrad"
+    optimizer: str
+    sigma: float | None = Field(None, gt=0)
+
+
+def _by_name(value: Any) -> Any:
+    """`evolution` and `nevergrad:<Optimizer>` for their sections; a section without a kind is evolution's."""
+    if isinstance(value, dict):
+        return {"kind": "evolution"} | value
+    if not isinstance(value, str):
+        return value
+    kind, colon, optimizer = value.partition(":")
+    return {"kind": kind, "optimizer": optimizer} if colon else {"kind": kind}
+
+
+StrategySection = Annotated[EvolutionSection | NevergradSection, Field(discriminator="kind"), BeforeValidator(_by_name)]
+
+
 class PhaseBase(Section):
     evaluations: int = Field(ge=1)
     initial: int = Field(0, ge=0)
     parents: Parents = TopKParents()
+    strategy: StrategySection | None = None
     group_rate: float = Field(0.25, ge=0, le=1)
 
     @model_validator(mode="after")
@@ -119,12 +159,19 @@ class PhaseBase(Section):
             raise ValueError(f"initial {self.initial} is more than evaluations {self.evaluations}")
         return self
 
+    @model_validator(mode="after")
+    def _waiting_is_for_all(self) -> Self:
+        if isinstance(self.strategy, EvolutionSection) and self.strategy.mode == "generations":
+            raise ValueError("strategy: only the whole search can wait for generations, not one phase")
+        return self
+
 
 class PrunePhase(PhaseBase):
     """One-hot matrices: which experts stay.
 
     Attributes:
         evaluations: individuals of the phase, the initial ones included.
+        strategy: for this phase, if not the search's.
         initial: random individuals at the start.
         crossover_rate: probability that a child has two parents.
         group_rate: probability that mutation touches a group (at least one is).
@@ -144,6 +191,7 @@ class MergePhase(PhaseBase):
 
     Attributes:
         evaluations: individuals of the phase.
+        strategy: for this phase, if not the search's.
         crossover_rate: probability that a child has two parents.
         entry_rate: probability that an entry of a touched group's matrices is perturbed.
         sigma: standard deviation of the perturbation.
@@ -159,19 +207,6 @@ class MergePhase(PhaseBase):
 
 PhaseConfig = PrunePhase | MergePhase
 Phase = Annotated[PhaseConfig, Field(discriminator="kind")]
-
-
-class EvolutionSection(Section):
-    """EEP's evolutionary loop.
-
-    Attributes:
-        mode: `steady` makes a child as soon as the window allows; `generations` waits for each generation.
-        generation: individuals per generation in `generations` mode.
-    """
-
-    kind: Literal["evolution"] = "evolution"
-    mode: Literal["steady", "generations"] = "steady"
-    generation: int = Field(16, ge=1)
 
 
 class WorkersSection(Section):
@@ -235,7 +270,7 @@ class RunConfig(StoredConfig):
 
     seed: int = Field(0, ge=0)
     tasks: tuple[TaskSection, ...] = Field(min_length=1)
-    strategy: EvolutionSection = EvolutionSection()
+    strategy: StrategySection = EvolutionSection()
     phases: tuple[Phase, ...] = Field(min_length=1)
     window: int = Field(8, ge=1)
     workers: WorkersSection = WorkersSection()

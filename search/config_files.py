@@ -87,11 +87,15 @@ def apply_override(data: dict[str, Any], override: str) -> None:
             node = node.setdefault(slot, {}) if isinstance(node, dict) else node[slot]
 
 
+_TAGS = {"prune", "merge", "top_k", "threshold", "evolution", "nevergrad"}
+"""Kinds of sections, which pydantic puts into the path of what it found."""
+
+
 def describe_validation(error: ValidationError) -> str:
     """Pydantic's findings as one line that names every field."""
     findings = []
     for item in error.errors():
-        field = ".".join(str(part) for part in item["loc"] if part not in {"prune", "merge", "top_k", "threshold"})
+        field = ".".join(str(part) for part in item["loc"] if part not in _TAGS)
         message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
             message = "unknown key"

@@ -56,7 +56,9 @@ def make_plan(config: RunConfig, search_id: str) -> Plan:
     if config.final.test:
         names.append("test")
     prepared = {name: tuple(_prepare(task, name) for task in config.tasks) for name in names}
-    return Plan(config, search_id, facts, space, make_schedule(config), prepared)
+    schedule = make_schedule(config)
+    make_strategy(config, space, schedule)  # only to see that it can be made
+    return Plan(config, search_id, facts, space, schedule, prepared)
 
 
 def ray_pool(plan: Plan) -> Pool:

@@ -27,6 +27,7 @@ CONFINED = {
     "alembic": ("store/",),
     "datasets": ("evaluators/datasets.py",),
     "matplotlib": ("search/plots.py", "configs/"),
+    "nevergrad": ("search/strategies/nevergrad.py",),
     "ray": ("search/cluster.py", "search/ray_pool.py", "workers/actor.py"),
     "sqlalchemy": ("store/",),
     "torch": ("kernels/", "workers/", "search/coefficients.py", "configs/"),

@@ -47,3 +47,23 @@ class Strategy(Protocol):
     def skip(self, index: int) -> None:
         """Like `ask`, for an individual that is stored already: only the state changes, as if it had been asked for."""
         ...
+
+
+class PhaseStrategy(Protocol):
+    """Makes the individuals of one phase, under the same promise; it is told those of its own phase only.
+
+    `initial` says whether the individual is one of the phase's initial ones, `start` is the best visible individual of
+    the nearest earlier phase that has one.
+    """
+
+    def tell(self, member: Member) -> None:
+        """Take in one evaluated individual of this phase."""
+        ...
+
+    def ask(self, index: int, initial: bool, start: Member | None) -> Proposal:
+        """Make individual `index`."""
+        ...
+
+    def skip(self, index: int, initial: bool, start: Member | None) -> None:
+        """Like `ask`, for an individual that is stored already."""
+        ...

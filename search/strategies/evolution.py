@@ -13,59 +13,52 @@ import numpy as np
 
 from moevolve.search.config import PhaseConfig
 from moevolve.search.genomes.base import GenomeSpace
-from moevolve.search.phases import Schedule
 from moevolve.search.population import Member, Ranking, eligible
 from moevolve.search.rng import generator
 from moevolve.search.strategies.base import Proposal
 
 
 class Evolution:
-    """The strategy `evolution`.
+    """The strategy `evolution` in one phase.
 
     Args:
         space: where genomes come from.
-        phases: the phases' settings, in order.
-        schedule: index arithmetic of the same phases.
+        position: of the phase among the phases.
+        phase: its settings.
         seed: the search's seed.
     """
 
-    def __init__(self, space: GenomeSpace[Any], phases: tuple[PhaseConfig, ...], schedule: Schedule, seed: int) -> None:
+    def __init__(self, space: GenomeSpace[Any], position: int, phase: PhaseConfig, seed: int) -> None:
         self._space = space
-        self._phases = phases
-        self._schedule = schedule
+        self._position = position
+        self._phase = phase
         self._seed = seed
-        self._rankings = [Ranking(phase.parents) for phase in phases]
+        self._ranking = Ranking(phase.parents)
 
     def tell(self, member: Member) -> None:
-        self._rankings[member.phase].add(member)
+        self._ranking.add(member)
 
-    def skip(self, index: int) -> None:
+    def skip(self, index: int, initial: bool, start: Member | None) -> None:
         """Nothing to do: a proposal leaves no trace here."""
 
-    def ask(self, index: int) -> Proposal:
+    def ask(self, index: int, initial: bool, start: Member | None) -> Proposal:
         rng = generator(self._seed, index)
-        span = self._schedule.span(index)
-        phase = self._phases[span.position]
-        pool = self._pool(span.position)
-        if self._schedule.is_initial(index) or not pool:
-            offspring = self._space.sample(rng, phase)
-            return Proposal(index, span.position, offspring.genome, offspring.operator, ())
+        pool = self._pool(start)
+        if initial or not pool:
+            offspring = self._space.sample(rng, self._phase)
+            return Proposal(index, self._position, offspring.genome, offspring.operator, ())
         pair = self._draw_parents(rng, pool)
         genomes = tuple(self._space.from_bytes(parent.genome) for parent in pair)
-        offspring = self._space.breed(rng, phase, genomes)
+        offspring = self._space.breed(rng, self._phase, genomes)
         parents = tuple(pair[position].index for position in offspring.parents_used)
-        return Proposal(index, span.position, offspring.genome, offspring.operator, parents)
+        return Proposal(index, self._position, offspring.genome, offspring.operator, parents)
 
-    def _pool(self, position: int) -> list[Member]:
-        """Possible parents: the phase's own members and the best of the nearest earlier phase that has any."""
-        own = list(self._rankings[position])
-        for earlier in reversed(self._rankings[:position]):
-            if len(earlier):
-                seed = earlier[0]
-                if all(member.content_hash != seed.content_hash for member in own):
-                    own = sorted([*own, seed], key=lambda member: member.key)
-                break
-        return eligible(own, self._phases[position].parents)
+    def _pool(self, start: Member | None) -> list[Member]:
+        """Possible parents: the phase's own members and the one it started from."""
+        own = list(self._ranking)
+        if start is not None and all(member.content_hash != start.content_hash for member in own):
+            own = sorted([*own, start], key=lambda member: member.key)
+        return eligible(own, self._phase.parents)
 
     @staticmethod
     def _draw_parents(rng: np.random.Generator, pool: list[Member]) -> tuple[Member, ...]:

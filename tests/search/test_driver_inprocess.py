@@ -29,6 +29,7 @@ MODES: dict[str, dict[str, Any]] = {
             {"kind": "merge", "evaluations": 30, "parents": {"rule": "threshold", "margin": 0.02}},
         ]
     },
+    "nevergrad": {"strategy": "nevergrad:TwoPointsDE"},
     "two tasks": {"tasks": [{"name": "one", "weight": 2}, {"name": "two"}]},
     "tuning": {"genome": {"experts": 8, "active": 1}, "phases": [{"kind": "merge", "evaluations": 40}]},
 }

@@ -17,6 +17,7 @@ from moevolve.search.population import Member
 from moevolve.search.rng import generator
 from moevolve.search.strategies.base import Proposal
 from moevolve.search.strategies.evolution import Evolution
+from moevolve.search.strategies.phased import Phased
 
 PHASES: tuple[PhaseConfig, ...] = (
     PrunePhase(evaluations=30, initial=10, parents=TopKParents(k=4)),
@@ -35,6 +36,10 @@ def schedule_of(phases: Sequence[PhaseConfig], window: int) -> Schedule:
     return Schedule.of([(phase.kind, phase.evaluations, phase.initial) for phase in phases], window)
 
 
+def evolution(space: EepSpace, phases: tuple[PhaseConfig, ...], schedule: Schedule, seed: int) -> Phased:
+    return Phased([Evolution(space, position, phase, seed) for position, phase in enumerate(phases)], schedule)
+
+
 def evolve(
     phases: tuple[PhaseConfig, ...] = PHASES,
     window: int = 4,
@@ -44,7 +49,7 @@ def evolve(
 ) -> tuple[list[Proposal], list[Member]]:
     """Run the strategy as its caller promises to."""
     schedule = schedule_of(phases, window)
-    strategy = Evolution(space or eep_space(layers=4), phases, schedule, seed)
+    strategy = evolution(space or eep_space(layers=4), phases, schedule, seed)
     proposals: list[Proposal] = []
     members: list[Member] = []
     told = 0
@@ -145,7 +150,7 @@ def test_skipping_what_is_stored_changes_no_later_answer() -> None:
     proposals, members = evolve()
     schedule = schedule_of(PHASES, 4)
     for start in (7, 25, 41):
-        strategy = Evolution(eep_space(layers=4), PHASES, schedule, 0)
+        strategy = evolution(eep_space(layers=4), PHASES, schedule, 0)
         told = 0
         for index in range(schedule.total):
             while told < schedule.visible(index):
