@@ -5,25 +5,33 @@ torch and transformers are imported where they are needed, so that listings on t
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from moevolve.workers.config import ModelConfig
 from moevolve.workers.fingerprint import model_fingerprint
-from moevolve.workers.messages import ModelFacts
+from moevolve.workers.messages import DenseFacts, LinearFacts, ModelFacts
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+    from moevolve.workers.layout import MoELayer
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def describe_model(config: ModelConfig) -> ModelFacts:
-    """Facts of a mixture-of-experts checkpoint; the model is built on the meta device.
+    """Facts of a checkpoint; the model is built on the meta device.
 
     Args:
         config: the checkpoint and how a worker would hold it.
 
     Raises:
-        UserError: the checkpoint can't be read, its family isn't supported, or it has no experts.
+        UserError: the checkpoint can't be read, or its family isn't supported.
     """
     import torch
     from transformers import AutoModelForCausalLM
 
+    from moevolve.workers.dense_layout import find_linears
     from moevolve.workers.layout import EXPERT_TENSORS, family_of, find_moe_layers
     from moevolve.workers.loading import load_config
 
@@ -33,27 +41,64 @@ def describe_model(config: ModelConfig) -> ModelFacts:
         model = AutoModelForCausalLM.from_config(settings)
     model.tie_weights()
     layers = find_moe_layers(model, config.path)
-    first = layers[0]
-    notes = []
-    if not first.renormalise:
-        notes.append("the family does not rescale the top-k routing weights to sum 1")
-    if len(layers) < len(model.model.layers):
-        notes.append(f"{len(model.model.layers) - len(layers)} of {len(model.model.layers)} layers are dense")
-    if hasattr(first.block, "shared_expert"):
-        notes.append("a shared expert beside the routed ones stays as it is")
+    first = layers[0] if layers else None
+    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     return ModelFacts(
         family=family.model_type,
         fingerprint=model_fingerprint(config),
         moe_layers=tuple(layer.index for layer in layers),
-        experts=first.count,
-        active=int(settings.num_experts_per_tok),
-        renormalise=first.renormalise,
+        experts=first.count if first else 0,
+        active=int(settings.num_experts_per_tok) if first else 0,
+        renormalise=first.renormalise if first else False,
         # `parameters()` yields a tied tensor once.
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        expert_parameters=sum(getattr(first.experts, name)[0].numel() for name in EXPERT_TENSORS),
-        router_parameters_per_expert=int(first.router_weight.shape[1]),
+        expert_parameters=sum(getattr(first.experts, name)[0].numel() for name in EXPERT_TENSORS) if first else 0,
+        router_parameters_per_expert=int(first.router_weight.shape[1]) if first else 0,
         dtype_bytes=DTYPE_BYTES[config.dtype],
-        notes=tuple(notes),
+        notes=_notes(model, layers),
+        dense=_dense_facts(model, settings),
+        linears=tuple(
+            LinearFacts(name, module.out_features, module.in_features, module.bias is not None)
+            for name, module in find_linears(model).items()
+        ),
+        embedding_parameters=0 if tied else model.get_input_embeddings().weight.numel(),
+    )
+
+
+def _notes(model: PreTrainedModel, layers: tuple[MoELayer, ...]) -> tuple[str, ...]:
+    if not layers:
+        return ("a dense model",)
+    first, total = layers[0], len(model.get_decoder().layers)
+    notes = []
+    if not first.renormalise:
+        notes.append("the family does not rescale the top-k routing weights to sum 1")
+    if len(layers) < total:
+        notes.append(f"{total - len(layers)} of {total} layers are dense")
+    if hasattr(first.block, "shared_expert"):
+        notes.append("a shared expert beside the routed ones stays as it is")
+    return tuple(notes)
+
+
+def _dense_facts(model: PreTrainedModel, settings: PretrainedConfig) -> DenseFacts | None:
+    from moevolve.workers.dense_layout import find_dense_layers
+
+    layers = find_dense_layers(model)
+    if not layers:
+        return None
+    first = layers[0]
+    heads = int(settings.num_attention_heads)
+    head_dim = int(getattr(settings, "head_dim", None) or first.hidden // heads)
+    rope = getattr(settings, "rope_parameters", None)
+    return DenseFacts(
+        layers=len(layers),
+        hidden=first.hidden,
+        width=first.width,
+        gated=first.gate is not None,
+        bias=first.up.bias is not None,
+        heads=heads,
+        key_value_heads=int(getattr(settings, "num_key_value_heads", None) or heads),
+        head_dim=head_dim,
+        rotary_dim=int(head_dim * rope.get("partial_rotary_factor", 1.0)) if rope else 0,
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
+from moevolve.workers.dense_layout import DENSE_FAMILIES, DenseFamily
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -75,8 +76,8 @@ class MoELayer:
         return int(self.router_weight.shape[0])
 
 
-def family_of(config: PretrainedConfig, name: str) -> Family:
-    """The family of a model's config.
+def family_of(config: PretrainedConfig, name: str) -> Family | DenseFamily:
+    """The family of a model's config, of mixture-of-experts or of dense networks.
 
     Args:
         config: a `transformers` config.
@@ -85,9 +86,10 @@ def family_of(config: PretrainedConfig, name: str) -> Family:
     Raises:
         UserError: the model type is not supported.
     """
-    family = FAMILIES.get(config.model_type)
+    families: dict[str, Family | DenseFamily] = {**FAMILIES, **DENSE_FAMILIES}
+    family = families.get(config.model_type)
     if family is None:
-        known = ", ".join(f"{f.model_type} ({f.title})" for f in FAMILIES.values())
+        known = ", ".join(f"{f.model_type} ({f.title})" for f in families.values())
         raise UserError(
             f"model {name}: model type {config.model_type!r} is not supported; use a checkpoint of one of: {known}"
         )
@@ -97,14 +99,18 @@ def family_of(config: PretrainedConfig, name: str) -> Family:
 def find_moe_layers(model: PreTrainedModel, name: str) -> tuple[MoELayer, ...]:
     """Handles of the MoE blocks of a loaded or meta-device model, in order of depth; dense layers are passed over.
 
+    Empty for a dense family.
+
     Args:
         model: a causal language model of a supported family, not yet edited.
         name: the model as the user named it, for messages.
 
     Raises:
-        UserError: the family is not supported, or no layer holds experts.
+        UserError: the family is not supported, or it is one of experts and no layer holds any.
     """
     family = family_of(model.config, name)
+    if not isinstance(family, Family):
+        return ()
     layers = []
     for index, decoder_layer in enumerate(model.model.layers):
         block = decoder_layer.mlp

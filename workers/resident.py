@@ -10,9 +10,12 @@ import torch
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.config import ModelConfig
-from moevolve.workers.edits.apply import APPLICATORS, Applicator
+from moevolve.workers.dense_layout import DenseLayer, find_dense_layers
+from moevolve.workers.edits.applicator import Applicator, ModelParts
+from moevolve.workers.edits.applicators import APPLICATORS
 from moevolve.workers.edits.base import Edit, IdentityEdit
-from moevolve.workers.layout import EXPERT_TENSORS, find_moe_layers
+from moevolve.workers.edits.eep import EepEdit
+from moevolve.workers.layout import EXPERT_TENSORS, MoELayer, find_moe_layers
 from moevolve.workers.loading import load_model, resolve_device
 
 if TYPE_CHECKING:
@@ -30,7 +33,6 @@ class ResidentModel:
         tokenizer: its tokenizer.
         config: how it was loaded.
         device: where inputs go.
-        layers: handles of its MoE layers as loaded.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: ModelConfig) -> None:
@@ -47,13 +49,19 @@ class ResidentModel:
         self.model = model
         self.tokenizer = tokenizer
         self.config = config
-        self.layers = find_moe_layers(model, config.path)
-        on_host = config.originals == "host"
         device = resolve_device(config)
-        self._applicators: dict[type, Applicator] = {
-            kind: applicator(self.layers, device, on_host) for kind, applicator in APPLICATORS.items()
-        }
-        if on_host:
+        self._parts = ModelParts(
+            model,
+            find_moe_layers(model, config.path),
+            find_dense_layers(model),
+            device,
+            on_host=config.originals == "host",
+        )
+        self._applicators: dict[type, Applicator] = {}
+        if self.layers:
+            # Before the first edit of any kind, and before the model is placed: it takes over the experts.
+            self._applicator(EepEdit)
+        if self._parts.on_host:
             model.to(device)  # type: ignore[arg-type]  # transformers' decorator hides the signature
         self.device: torch.device = next(model.get_input_embeddings().parameters()).device
         self._applied: Edit = IdentityEdit()
@@ -71,6 +79,16 @@ class ResidentModel:
         return cls(model, tokenizer, config)
 
     @property
+    def layers(self) -> tuple[MoELayer, ...]:
+        """Handles of its MoE layers as loaded; empty for a dense model."""
+        return self._parts.moe_layers
+
+    @property
+    def dense_layers(self) -> tuple[DenseLayer, ...]:
+        """Handles of its dense feed-forward networks as loaded; empty for a model of experts."""
+        return self._parts.dense_layers
+
+    @property
     def applied(self) -> Edit:
         """The edit the model has now; `IdentityEdit` when it has none."""
         return self._applied
@@ -85,14 +103,9 @@ class ResidentModel:
         if isinstance(edit, IdentityEdit):
             self.revert()
             return
-        applicator = self._applicators.get(type(edit))
-        if applicator is None:
-            kinds = ", ".join(kind.__name__ for kind in self._applicators)
-            raise UserError(
-                f"edits of kind {type(edit).__name__} can't be made on model {self.config.path}; it takes {kinds}"
-            )
         if type(edit) is not type(self._applied):
             self.revert()
+        applicator = self._applicator(type(edit))
         try:
             applicator.apply(edit)
         except BaseException:
@@ -107,6 +120,15 @@ class ResidentModel:
         if applicator is not None:
             applicator.revert()
         self._applied = IdentityEdit()
+
+    def _applicator(self, kind: type) -> Applicator:
+        """The applicator of a kind of edits, made when it is first needed; the model is unedited then."""
+        if kind not in self._applicators:
+            if kind not in APPLICATORS:
+                known = ", ".join(sorted(each.__name__ for each in APPLICATORS))
+                raise UserError(f"edits of kind {kind.__name__} are unknown; there are {known}")
+            self._applicators[kind] = APPLICATORS[kind](self._parts)
+        return self._applicators[kind]
 
     @contextmanager
     def edited(self, edit: Edit) -> Iterator[ResidentModel]:

@@ -1,36 +1,18 @@
-"""The one place where an edit meets the model: each kind of edit has an applicator, found by type."""
+"""EEP edits on a resident model: routing over the originals, merged experts into buffers."""
 
 from __future__ import annotations
-
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import CandidateError, UserError
+from moevolve.workers.edits.applicator import ModelParts
 from moevolve.workers.edits.base import Edit
 from moevolve.workers.edits.eep import EepEdit
 from moevolve.workers.edits.experts import LayerExperts
 from moevolve.workers.edits.router import EditableRouter, RoutingPlan, fold
 from moevolve.workers.edits.tensors import host_tensor
 from moevolve.workers.layout import MoELayer
-
-
-class Applicator(Protocol):
-    """Makes one kind of edit on a resident model. Constructed once at load time, before any edit."""
-
-    def apply(self, edit: Edit) -> None:
-        """Make `edit` in place, over whatever edit of this kind was made before.
-
-        Raises:
-            CandidateError: the edit's values are at fault.
-            UserError: the edit doesn't fit this model.
-        """
-        ...
-
-    def revert(self) -> None:
-        """Bring back the unedited model, bit for bit."""
-        ...
 
 
 class EepApplicator:
@@ -40,14 +22,15 @@ class EepApplicator:
     into buffers allocated once and reused. With host-resident originals every edited layer is filled from them.
     """
 
-    def __init__(self, layers: tuple[MoELayer, ...], device: torch.device, on_host: bool) -> None:
+    def __init__(self, parts: ModelParts) -> None:
         """Install the router wrappers and take over the experts.
 
-        Args:
-            layers: the MoE layers of the model, in order of depth.
-            device: where the model runs, when it isn't spread over several devices.
-            on_host: whether the original experts stay in host memory.
+        Raises:
+            UserError: the model has no MoE layers.
         """
+        layers, device, on_host = parts.moe_layers, parts.device, parts.on_host
+        if not layers:
+            raise UserError("EEP edits need MoE layers, and this model is dense")
         self._layers = layers
         self.routers = tuple(EditableRouter(layer) for layer in layers)
         self.experts: tuple[LayerExperts, ...] = tuple(
@@ -118,7 +101,3 @@ def _per_layer(stacked: Tensor, layers: tuple[MoELayer, ...]) -> list[Tensor]:
         if device not in moved:
             moved[device] = stacked.to(device, non_blocking=True).unbind(0)
     return [moved[layer.router_weight.device][i] for i, layer in enumerate(layers)]
-
-
-APPLICATORS: dict[type, type[EepApplicator]] = {EepEdit: EepApplicator}
-"""Which applicator makes which kind of edit."""
