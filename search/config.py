@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from moevolve.evaluators.types import Split
+from moevolve.search.config_base import Section
+from moevolve.search.config_genomes import GenomeSection
+from moevolve.search.config_phases import EvolutionSection, Phase, StrategySection
 from moevolve.workers import config as worker_config
-
-
-class Section(BaseModel):
-    """Base of all sections: immutable, unknown keys refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class ModelSection(Section):
@@ -64,149 +61,7 @@ class TaskSection(Section):
 
     name: str
     weight: float = Field(1.0, gt=0)
-    counts: dict[Split, Annotated[int, Field(ge=1)]] = {}
-
-
-class EepSection(Section):
-    """The EEP genome: a router mapping and an expert merging matrix per group of layers.
-
-    Attributes:
-        experts: retained experts n' per MoE layer.
-        active: experts per token k; None keeps the model's (but at most n').
-        groups: layers share coefficients within a group: a number of equal contiguous groups, or `per_layer`.
-        router_space: `probs` (the paper) or `logits`.
-    """
-
-    kind: Literal["eep"] = "eep"
-    experts: int = Field(ge=1)
-    active: int | None = Field(None, ge=1)
-    groups: Annotated[int, Field(ge=1)] | Literal["per_layer"] = 4
-    router_space: Literal["probs", "logits"] = "probs"
-
-    @model_validator(mode="after")
-    def _active_within_experts(self) -> Self:
-        if self.active is not None and self.active > self.experts:
-            raise ValueError(f"active {self.active} is more than the {self.experts} retained experts")
-        return self
-
-
-class TopKParents(Section):
-    """Parents are the `k` best individuals so far (the paper)."""
-
-    rule: Literal["top_k"] = "top_k"
-    k: int = Field(10, ge=1)
-
-
-class ThresholdParents(Section):
-    """Parents are all individuals whose fitness is within `margin` of the best (the authors' code)."""
-
-    rule: Literal["threshold"] = "threshold"
-    margin: float = Field(0.03, ge=0)
-
-
-Parents = Annotated[TopKParents | ThresholdParents, Field(discriminator="rule")]
-
-
-class EvolutionSection(Section):
-    """EEP's evolutionary loop.
-
-    Attributes:
-        mode: `steady` makes a child as soon as the window allows; `generations` waits for each generation.
-        generation: individuals per generation in `generations` mode.
-    """
-
-    kind: Literal["evolution"] = "evolution"
-    mode: Literal["steady", "generations"] = "steady"
-    generation: int = Field(16, ge=1)
-
-
-class NevergradSection(Section):
-    """An optimiser of nevergrad on the flattened genome.
-
-    Attributes:
-        optimizer: its name in nevergrad's registry, `DiagonalCMA` for example.
-        sigma: standard deviation of its first steps; None takes what suits the phase.
-    """
-
-    kind: Literal["nevergrad"] = "nevergrad"
-    optimizer: str
-    sigma: float | None = Field(None, gt=0)
-
-
-def _by_name(value: Any) -> Any:
-    """`evolution` and `nevergrad:<Optimizer>` for their sections; a section without a kind is evolution's."""
-    if isinstance(value, dict):
-        return {"kind": "evolution"} | value
-    if not isinstance(value, str):
-        return value
-    kind, colon, optimizer = value.partition(":")
-    return {"kind": kind, "optimizer": optimizer} if colon else {"kind": kind}
-
-
-StrategySection = Annotated[EvolutionSection | NevergradSection, Field(discriminator="kind"), BeforeValidator(_by_name)]
-
-
-class PhaseBase(Section):
-    evaluations: int = Field(ge=1)
-    initial: int = Field(0, ge=0)
-    parents: Parents = TopKParents()
-    strategy: StrategySection | None = None
-    group_rate: float = Field(0.25, ge=0, le=1)
-
-    @model_validator(mode="after")
-    def _initial_fits(self) -> Self:
-        if self.initial > self.evaluations:
-            raise ValueError(f"initial {self.initial} is more than evaluations {self.evaluations}")
-        return self
-
-    @model_validator(mode="after")
-    def _waiting_is_for_all(self) -> Self:
-        if isinstance(self.strategy, EvolutionSection) and self.strategy.mode == "generations":
-            raise ValueError("strategy: only the whole search can wait for generations, not one phase")
-        return self
-
-
-class PrunePhase(PhaseBase):
-    """One-hot matrices: which experts stay.
-
-    Attributes:
-        evaluations: individuals of the phase, the initial ones included.
-        strategy: for this phase, if not the search's.
-        initial: random individuals at the start.
-        crossover_rate: probability that a child has two parents.
-        group_rate: probability that mutation touches a group (at least one is).
-        row_rate: probability that a retained expert of a touched group is replaced.
-        force_change: replace at least one expert in every touched group (off in the paper).
-    """
-
-    kind: Literal["prune"] = "prune"
-    initial: int = Field(31, ge=0)
-    crossover_rate: float = Field(0.5, ge=0, le=1)
-    row_rate: float = Field(0.15, ge=0, le=1)
-    force_change: bool = False
-
-
-class MergePhase(PhaseBase):
-    """Continuous matrices, router mapping and expert merging decoupled, from the best of the phase before.
-
-    Attributes:
-        evaluations: individuals of the phase.
-        strategy: for this phase, if not the search's.
-        crossover_rate: probability that a child has two parents.
-        entry_rate: probability that an entry of a touched group's matrices is perturbed.
-        sigma: standard deviation of the perturbation.
-        normalise_rate: probability that the rows of a touched merging matrix are scaled to sum 1.
-    """
-
-    kind: Literal["merge"] = "merge"
-    crossover_rate: float = Field(0.3, ge=0, le=1)
-    entry_rate: float = Field(0.25, ge=0, le=1)
-    sigma: float = Field(0.065, gt=0)
-    normalise_rate: float = Field(0.1, ge=0, le=1)
-
-
-PhaseConfig = PrunePhase | MergePhase
-Phase = Annotated[PhaseConfig, Field(discriminator="kind")]
+    counts: dict[Split, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
 
 
 class WorkersSection(Section):
@@ -251,7 +106,7 @@ class StoredConfig(Section):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     model: ModelSection
-    genome: EepSection
+    genome: GenomeSection
     engine: EngineSection = EngineSection()
 
     def canonical_json(self) -> str:
@@ -287,6 +142,6 @@ class RunConfig(StoredConfig):
     @model_validator(mode="after")
     def _prune_before_merge(self) -> Self:
         kinds = [phase.kind for phase in self.phases]
-        if kinds != sorted(kinds, key=("prune", "merge").index):
+        if kinds != sorted(kinds, key=("prune", "merge", "tune").index):
             raise ValueError("phases: a prune phase can't follow a merge phase, merged experts have no retained ones")
         return self

@@ -12,6 +12,7 @@ from moevolve.evaluators.metrics import confidence_interval
 from moevolve.evaluators.prepare import prepare_split
 from moevolve.evaluators.registry import load_task
 from moevolve.evaluators.types import PreparedSplit, Split
+from moevolve.search.calibrating import calibrated_space
 from moevolve.search.config import RunConfig, StoredConfig
 from moevolve.search.config_files import parse_stored_config
 from moevolve.search.desk import EvaluationDesk, Job, SplitRef
@@ -66,7 +67,7 @@ def find_subject(store: Store, reference: str, search: str | None = None) -> Sub
     facts = describe_model(config.model.to_worker())
     if facts.fingerprint != record.model_fingerprint:
         raise UserError(f"model {config.model.path}: not the weights that search {record.name} ran on")
-    space = make_space(config.genome, facts)
+    space = calibrated_space(make_space(config.genome, facts), config, store, record.id, facts.fingerprint)
     genome = None if detail is None else space.from_bytes(detail.individual.genome)
     return Subject(record, config, facts, space, detail, genome)
 

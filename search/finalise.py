@@ -54,7 +54,7 @@ class Contestant:
 
 @dataclass(frozen=True, slots=True)
 class FinalReport:
-    """The full model, the random-pruning baseline (if asked for) and the best found.
+    """The full model, the random baseline (if asked for), the method's own start (if it has one) and the best found.
 
     Attributes:
         search: its name.
@@ -88,8 +88,11 @@ class Finaliser:
         draws = self._random_draws()
         if draws:
             contestants.append(self._mean_of(draws, measured))
+        start = self._start()
+        if start is not None:
+            contestants.append(self._single("unsearched start", start, measured))
         if winner is not None:
-            contestants.append(self._best(winner, measured))
+            contestants.append(self._single("best found", winner, measured))
         return FinalReport(
             search=self._plan.config.name,
             contestants=tuple(contestants),
@@ -117,15 +120,20 @@ class Finaliser:
         rows = (row for row in self._store.history(self._plan.search_id) if row.operator == "random")
         return [row for row, _ in zip(rows, range(self._section.random_draws), strict=False)]
 
+    def _start(self) -> HistoryRow | None:
+        """The method's own start, if it has one and it didn't fail."""
+        first = next(iter(self._store.history(self._plan.search_id)), None)
+        return first if first is not None and first.operator == "start" and first.status == "ok" else None
+
     def _full(self, measured: Sequence[Split]) -> Contestant:
         jobs = [self._plan.full_job(split) for split in measured]
         return Contestant("full model", None, self._intervals(self._settle(jobs)), self._plan.facts.parameters)
 
-    def _best(self, row: HistoryRow, measured: Sequence[Split]) -> Contestant:
+    def _single(self, label: str, row: HistoryRow, measured: Sequence[Split]) -> Contestant:
         description = self._plan.space.describe(self._plan.space.from_bytes(row.genome))
         splits: list[Split] = [*measured, *(["dev"] if self._section.rerank else [])]  # type: ignore[list-item]
         scores = self._intervals(self._settle([self._job(row, split) for split in splits]))
-        return Contestant("best found", self._ref(row), scores, description.parameters, description.summary)
+        return Contestant(label, self._ref(row), scores, description.parameters, description.summary)
 
     def _mean_of(self, rows: list[HistoryRow], measured: Sequence[Split]) -> Contestant:
         fine = [row for row in rows if row.status == "ok"]
@@ -140,7 +148,7 @@ class Finaliser:
                 mean, spread = float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else 0.0
                 scores.append(SplitScore(reference.task, split, mean, mean - spread, mean + spread))
         description = self._plan.space.describe(self._plan.space.from_bytes(rows[0].genome))
-        label = f"random pruning, {len(rows)} draws"
+        label = f"{self._plan.space.random_title}, {len(rows)} draws"
         return Contestant(label, None, tuple(scores), description.parameters, draws=len(rows))
 
     def _intervals(self, settled: Sequence[Settled]) -> tuple[SplitScore, ...]:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.coefficients import group_layers, read_coefficients
-from moevolve.search.config import EepSection, EngineSection, ModelSection, StoredConfig
+from moevolve.search.config import EngineSection, ModelSection, StoredConfig
 from moevolve.search.config_files import load_run_config
+from moevolve.search.config_genomes import EepSection
 from moevolve.search.driver import individual_record
 from moevolve.search.genomes.eep import EepGenome, EepSpace
 from moevolve.search.service import search_record

@@ -6,7 +6,7 @@ from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from moevolve.search.config import ThresholdParents, TopKParents
+from moevolve.search.config_phases import ThresholdParents, TopKParents
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -12,11 +12,13 @@ from typing import Any
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayActorError, RayError, RayTaskError
 
+from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.cluster import start_ray
 from moevolve.search.config import WorkersSection
 from moevolve.search.pool import Completion, PoolError
 from moevolve.workers.actor import EvaluationWorker, WorkerInfo
+from moevolve.workers.calibration.base import CalibrationRecipe
 from moevolve.workers.config import EngineConfig, ModelConfig
 from moevolve.workers.messages import EvaluationReply, EvaluationRequest
 
@@ -189,6 +191,35 @@ class RayPool:
                 f"num_cpus={self._workers.num_cpus:g}, num_gpus={self._workers.num_gpus:g}, or the model loads slowly "
                 "(workers.start_timeout_s)"
             )
+
+
+def calibrate_on_ray(
+    workers: WorkersSection,
+    model: ModelConfig,
+    engine: EngineConfig,
+    recipe: CalibrationRecipe,
+    splits: tuple[PreparedSplit, ...],
+) -> bytes:
+    """Make a calibration on a worker of its own; see `EvaluationWorker.calibrate`.
+
+    Raises:
+        UserError: the model can't be loaded, or isn't one that the recipe is for.
+        PoolError: no worker could be had, or it died.
+    """
+    start_ray(workers)
+    actor: Any = ray.remote(num_cpus=workers.num_cpus, num_gpus=workers.num_gpus)(EvaluationWorker).remote(
+        model, engine
+    )
+    try:
+        return bytes(ray.get(actor.calibrate.remote(recipe, splits), timeout=workers.start_timeout_s))
+    except (RayActorError, RayTaskError) as error:
+        if isinstance(error, RayTaskError) and isinstance(error.cause, UserError):
+            raise UserError(str(error.cause)) from error
+        raise PoolError(f"the calibration failed: {_reason(error)}") from error
+    except GetTimeoutError as error:
+        raise PoolError(f"the calibration took longer than {workers.start_timeout_s:g} s (start_timeout_s)") from error
+    finally:
+        ray.kill(actor)
 
 
 def _actor_class(worker: type[EvaluationWorker]) -> type:

@@ -11,15 +11,17 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.prepare import prepare_split
 from moevolve.evaluators.registry import load_task
 from moevolve.evaluators.types import PreparedSplit, Split
+from moevolve.search.calibrating import calibrated_plan
 from moevolve.search.config import RunConfig, StoredConfig, TaskSection
 from moevolve.search.config_files import parse_stored_config
 from moevolve.search.desk import EvaluationDesk
 from moevolve.search.driver import Driver, Progress
 from moevolve.search.finalise import Finaliser, FinalReport
+from moevolve.search.genomes.base import GenomeSpace
 from moevolve.search.genomes.registry import make_space
 from moevolve.search.plan import Plan
 from moevolve.search.pool import Pool
-from moevolve.search.ray_pool import RayPool
+from moevolve.search.ray_pool import RayPool, calibrate_on_ray
 from moevolve.search.strategies.registry import make_schedule, make_strategy
 from moevolve.store.records import SearchRecord, SearchTaskRecord, new_search_id
 from moevolve.store.repository import Store
@@ -56,9 +58,19 @@ def make_plan(config: RunConfig, search_id: str) -> Plan:
     if config.final.test:
         names.append("test")
     prepared = {name: tuple(_prepare(task, name) for task in config.tasks) for name in names}
+    _check_phases(config, space)
     schedule = make_schedule(config)
     make_strategy(config, space, schedule)  # only to see that it can be made
     return Plan(config, search_id, facts, space, schedule, prepared)
+
+
+def _check_phases(config: RunConfig, space: GenomeSpace[Any]) -> None:
+    for position, phase in enumerate(config.phases):
+        if phase.kind not in space.phase_kinds:
+            raise UserError(
+                f"phases.{position}.kind: a {phase.kind} phase doesn't suit genome kind {config.genome.kind}; "
+                f"use {' or '.join(space.phase_kinds)}"
+            )
 
 
 def ray_pool(plan: Plan) -> Pool:
@@ -134,6 +146,9 @@ def execute(plan: Plan, store: Store, observer: Observer, make_pool: PoolFactory
 
 
 def _run(plan: Plan, store: Store, observer: Observer, make_pool: PoolFactory) -> FinalReport:
+    if plan.space.recipe is not None:
+        observer.on_stage("calibrating")
+        plan = calibrated_plan(plan, store, calibrate_on_ray)
     observer.on_stage("starting workers")
     pool = make_pool(plan)
     try:

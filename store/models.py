@@ -214,6 +214,15 @@ class Export(Base):
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
 
+class CalibrationContent(Base):
+    """What a kind of genome starts from, measured once per model and data."""
+
+    __tablename__ = "calibrations"
+    fingerprint: Mapped[str] = mapped_column(String, primary_key=True)
+    content: Mapped[bytes] = mapped_column(LargeBinary)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
 # The tables as Core sees them: the store reads and writes rows, the classes above are their typed declaration.
 searches = Base.metadata.tables["searches"]
 search_tasks = Base.metadata.tables["search_tasks"]
@@ -222,3 +231,4 @@ parents = Base.metadata.tables["parents"]
 contexts = Base.metadata.tables["evaluation_contexts"]
 evaluations = Base.metadata.tables["evaluations"]
 exports = Base.metadata.tables["exports"]
+calibrations = Base.metadata.tables["calibrations"]

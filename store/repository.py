@@ -270,6 +270,20 @@ class Store:
             search, row = find_individual(connection, ref)
             return read_exports(connection, search.id, row.idx)
 
+    def add_calibration(self, fingerprint: str, content: bytes) -> None:
+        """Keeps a calibration; one that is there already stays."""
+        c = models.calibrations.c
+        with transaction(self._engine, write=True) as connection:
+            if connection.execute(select(c.fingerprint).where(c.fingerprint == fingerprint)).first() is None:
+                row = {"fingerprint": fingerprint, "content": content, "created_at": utc_now()}
+                insert_all(connection, models.calibrations, [row])
+
+    def calibration(self, fingerprint: str) -> bytes | None:
+        """The calibration of this fingerprint, None if there is none."""
+        c = models.calibrations.c
+        with transaction(self._engine) as connection:
+            return connection.execute(select(c.content).where(c.fingerprint == fingerprint)).scalar()
+
 
 def _check_status(status: str) -> None:
     if status not in SEARCH_STATUSES:

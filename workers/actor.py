@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from moevolve.evaluators.errors import CandidateError
 from moevolve.evaluators.runner import run_split
 from moevolve.evaluators.types import PreparedSplit
+from moevolve.workers.calibration.base import CalibrationRecipe
+from moevolve.workers.calibration.calibrators import calibrate
 from moevolve.workers.config import EngineConfig, ModelConfig
 from moevolve.workers.generation import GenerationEngine, configure_runtime
 from moevolve.workers.messages import EvaluationReply, EvaluationRequest, TaskResult
@@ -44,6 +46,7 @@ class EvaluationWorker:
         configure_runtime(engine.threads)
         self._resident = ResidentModel.load(model)
         self._engine = GenerationEngine(self._resident.model, self._resident.tokenizer, engine)
+        self._settings = engine
         self._name = f"{socket.gethostname()}/{os.getpid()}"
 
     @property
@@ -83,6 +86,15 @@ class EvaluationWorker:
             seconds=time.perf_counter() - started,
             worker=self._name,
         )
+
+    def calibrate(self, recipe: CalibrationRecipe, splits: tuple[PreparedSplit, ...]) -> bytes:
+        """Make a calibration on the unedited model, as a safetensors file.
+
+        Raises:
+            UserError: the model isn't one that the recipe is for.
+        """
+        self._resident.revert()
+        return calibrate(self._resident, self._settings, recipe, splits).to_bytes()
 
     def _score(self, split: PreparedSplit) -> TaskResult:
         started = time.perf_counter()

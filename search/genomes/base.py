@@ -7,12 +7,13 @@ sees.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.search.config import PhaseConfig
+from moevolve.search.config_phases import PhaseConfig
+from moevolve.workers.calibration.base import Calibration, CalibrationRecipe
 from moevolve.workers.edits.base import Edit
 
 
@@ -21,10 +22,11 @@ class Description:
     """A genome's cost and shape, for people and for the store.
 
     Attributes:
-        experts: retained experts n' per MoE layer.
-        active: experts per token k.
+        experts: experts per layer: retained ones n' (eep), N of a split network, K blocks of a mixed linear layer.
+        active: of these, per token.
         parameters: parameters of the model that the edit describes.
         active_parameters: of these, used per token.
+        flops: floating-point operations per token in linear layers, a multiply and an add counting two.
         parameters_full: parameters of the unedited model.
         summary: one line for listings.
     """
@@ -33,6 +35,7 @@ class Description:
     active: int
     parameters: int
     active_parameters: int
+    flops: int
     parameters_full: int
     summary: str
 
@@ -73,7 +76,34 @@ class Offspring(Generic[G]):
 
 
 class GenomeSpace(Protocol[G]):
-    """All genomes of one kind for one model: what a strategy needs to sample and breed them."""
+    """All genomes of one kind for one model: what a strategy needs to sample and breed them.
+
+    A kind that starts from measured activations has a `recipe`. Its space comes without them at first, good for
+    checking a configuration, for `from_bytes` and for `describe`; `calibrated` gives the space that can do everything.
+    """
+
+    @property
+    def phase_kinds(self) -> tuple[str, ...]:
+        """Kinds of phases this space knows how to breed in."""
+        ...
+
+    @property
+    def random_title(self) -> str:
+        """What random initial individuals are, in a final table: `random pruning` for example."""
+        ...
+
+    @property
+    def recipe(self) -> CalibrationRecipe | None:
+        """How the calibration is made that this kind needs; None if it needs none."""
+        ...
+
+    def calibrated(self, calibration: Calibration) -> Self:
+        """The same space with its calibration."""
+        ...
+
+    def start(self, phase: PhaseConfig) -> Offspring[G] | None:
+        """The method's own unsearched start, which is a search's first individual; None if it starts at random."""
+        ...
 
     def sample(self, rng: np.random.Generator, phase: PhaseConfig) -> Offspring[G]:
         """An initial genome of `phase`."""

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.config import EepSection, MergePhase, PhaseConfig, PrunePhase
+from moevolve.search.config_genomes import EepSection
+from moevolve.search.config_phases import MergePhase, PhaseConfig, PrunePhase
 from moevolve.search.genomes.base import Description, Offspring
 from moevolve.search.operators.gaussian_noise import gaussian_noise
 from moevolve.search.operators.matrix_crossover import matrix_crossover
@@ -25,6 +26,7 @@ from moevolve.search.operators.random_subset import random_subset
 from moevolve.search.operators.replace_experts import replace_experts
 from moevolve.search.operators.select_groups import select_groups
 from moevolve.search.operators.subset_crossover import subset_crossover
+from moevolve.workers.calibration.base import Calibration
 from moevolve.workers.edits.eep import EepEdit, RouterSpace, one_hot_layers
 from moevolve.workers.facts import active_parameters, parameters_after
 from moevolve.workers.messages import ModelFacts
@@ -133,6 +135,8 @@ class EepSpace:
             UserError: n' > n, k > n', or more groups than MoE layers; the message names the field.
         """
         layers = len(facts.moe_layers)
+        if not layers:
+            raise UserError(f"genome.kind: eep needs MoE layers, and this model ({facts.family}) is dense")
         if section.experts > facts.experts:
             raise UserError(f"genome.experts: {section.experts} is more than the model's {facts.experts} experts")
         active = section.active if section.active is not None else min(facts.active, section.experts)
@@ -155,6 +159,24 @@ class EepSpace:
         """The experts a pruning genome retains: int64 [groups, n'], sorted."""
         return np.sort(genome.expert_merging.argmax(axis=2), axis=1).astype(np.int64)
 
+    @property
+    def phase_kinds(self) -> tuple[str, ...]:
+        return "prune", "merge"
+
+    @property
+    def random_title(self) -> str:
+        return "random pruning"
+
+    @property
+    def recipe(self) -> None:
+        return None
+
+    def calibrated(self, calibration: Calibration) -> EepSpace:
+        return self
+
+    def start(self, phase: PhaseConfig) -> None:
+        return None
+
     def sample(self, rng: np.random.Generator, phase: PhaseConfig) -> Offspring[EepGenome]:
         kept = random_subset(rng, self.groups, self.experts, self.retained)
         operator = "random" if self.retained < self.experts else "identity"
@@ -168,6 +190,7 @@ class EepSpace:
         chosen = tuple(parents[position] for position in used)
         if isinstance(phase, PrunePhase):
             return Offspring(self._breed_pruning(rng, phase, chosen), operator, used)
+        assert isinstance(phase, MergePhase)
         return Offspring(self._breed_merging(rng, phase, chosen), operator, used)
 
     def _breed_pruning(self, rng: np.random.Generator, phase: PrunePhase, parents: tuple[EepGenome, ...]) -> EepGenome:
@@ -221,11 +244,13 @@ class EepSpace:
         else:
             off = float(np.abs(genome.expert_merging - np.round(genome.expert_merging)).mean())
             summary = f"merge {self.experts}->{self.retained}, {self.groups} groups, mean |dW| {off:.3f}"
+        used = active_parameters(self.facts, self.retained, self.active)
         return Description(
             experts=self.retained,
             active=self.active,
             parameters=parameters_after(self.facts, self.retained),
-            active_parameters=active_parameters(self.facts, self.retained, self.active),
+            active_parameters=used,
+            flops=2 * (used - self.facts.embedding_parameters),
             parameters_full=self.facts.parameters,
             summary=summary,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from moevolve.search.config import EepSection
+from moevolve.search.config_genomes import EepSection
 from moevolve.search.genomes.base import GenomeSpace
 from moevolve.search.genomes.eep import EepSpace
 from moevolve.workers.messages import ModelFacts

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from moevolve.search.config import PhaseConfig
+from moevolve.search.config_phases import PhaseConfig
 from moevolve.search.genomes.base import GenomeSpace
 from moevolve.search.population import Member, Ranking, eligible
 from moevolve.search.rng import generator
 from moevolve.search.strategies.base import Proposal
+from moevolve.search.strategies.initial import initial_offspring
 
 
 class Evolution:
@@ -44,8 +45,8 @@ class Evolution:
     def ask(self, index: int, initial: bool, start: Member | None) -> Proposal:
         rng = generator(self._seed, index)
         pool = self._pool(start)
-        if initial or not pool:
-            offspring = self._space.sample(rng, self._phase)
+        offspring = initial_offspring(self._space, self._phase, rng, index, initial or not pool)
+        if offspring is not None:
             return Proposal(index, self._position, offspring.genome, offspring.operator, ())
         pair = self._draw_parents(rng, pool)
         genomes = tuple(self._space.from_bytes(parent.genome) for parent in pair)

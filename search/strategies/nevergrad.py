@@ -17,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.config import NevergradSection, PhaseConfig
+from moevolve.search.config_phases import NevergradSection, PhaseConfig
 from moevolve.search.genomes.base import GenomeSpace
 from moevolve.search.population import Member
 from moevolve.search.rng import generator
 from moevolve.search.strategies.base import Proposal
+from moevolve.search.strategies.initial import initial_offspring
 
 _TIE_BREAK = 1e-4
 """Weight of the tie-break in the loss: below one example in 10,000, so that it only decides between equal scores."""
@@ -34,9 +35,9 @@ _WORST = 1e6
 class NevergradPhase:
     """The strategy `nevergrad:<Optimizer>` in one phase.
 
-    It starts at the best individual of the phases before, or else at a random one; initial individuals are random ones
-    that the optimiser is asked to try. The loss is minus the fitness, ties broken by the gold log-probability; a failed
-    candidate is told as the worst seen so far.
+    It starts at the best individual of the phases before, or else at the method's own start or a random one. Initial
+    individuals are random ones that the optimiser is asked to try. The loss is minus the fitness, ties broken by the
+    gold log-probability; a failed candidate is told as the worst seen so far.
 
     Args:
         space: where genomes come from.
@@ -91,7 +92,7 @@ class NevergradPhase:
         rng = generator(self._seed, index)
         if self._optimizer is None:
             self._begin(rng, start)
-        sampled = self._space.sample(rng, self._phase) if initial else None
+        sampled = initial_offspring(self._space, self._phase, rng, index, initial)
         with self._calling(index, "ask"):
             if sampled is not None:
                 self._optimizer.suggest(self._space.flatten(sampled.genome, self._phase))
@@ -106,7 +107,8 @@ class NevergradPhase:
     def _begin(self, rng: np.random.Generator, start: Member | None) -> None:
         import nevergrad as ng
 
-        genome = self._space.sample(rng, self._phase).genome if start is None else self._space.from_bytes(start.genome)
+        own = self._space.start(self._phase) or self._space.sample(rng, self._phase)
+        genome = own.genome if start is None else self._space.from_bytes(start.genome)
         self._start = start
         point = ng.p.Array(init=self._space.flatten(genome, self._phase))
         point.set_mutation(sigma=self._section.sigma or _SIGMA[self._phase.kind])
@@ -124,7 +126,7 @@ class NevergradPhase:
             raise UserError(f"strategy {self._name}: {what} failed: {type(error).__name__}: {error}") from error
 
 
-_SIGMA = {"prune": 1.0, "merge": 0.1}
+_SIGMA = {"prune": 1.0, "merge": 0.1, "tune": 0.1}
 """First standard deviation per kind of phase: scores of retained experts are 1 and 0, matrix entries move less."""
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from moevolve.search.config import EvolutionSection, RunConfig
+from moevolve.search.config import RunConfig
+from moevolve.search.config_phases import EvolutionSection
 from moevolve.search.genomes.base import GenomeSpace
 from moevolve.search.phases import Schedule
 from moevolve.search.strategies.base import PhaseStrategy, Strategy

@@ -7,7 +7,8 @@ from typing import Literal
 import numpy as np
 from hypothesis import settings
 
-from moevolve.search.config import EepSection, MergePhase, PrunePhase
+from moevolve.search.config_genomes import EepSection
+from moevolve.search.config_phases import MergePhase, PrunePhase
 from moevolve.search.genomes.eep import EepGenome, EepSpace
 from moevolve.workers.edits.eep import RouterSpace
 from moevolve.workers.messages import ModelFacts

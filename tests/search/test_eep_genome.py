@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from search_samples import MERGE, PRUNE, continuous, eep_space, few, mixtral
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.config import EepSection
+from moevolve.search.config_genomes import EepSection
 from moevolve.search.genomes.eep import EepGenome, EepSpace
 from moevolve.search.genomes.registry import make_space
 from moevolve.workers.edits.eep import EepEdit

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from search_samples import eep_space
 
-from moevolve.search.config import MergePhase, PhaseConfig, PrunePhase, ThresholdParents, TopKParents
+from moevolve.search.config_phases import MergePhase, PhaseConfig, PrunePhase, ThresholdParents, TopKParents
 from moevolve.search.genomes.eep import EepSpace
 from moevolve.search.phases import Schedule
 from moevolve.search.population import Member

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from search_samples import MERGE, PRUNE, continuous, eep_space, few
 
-from moevolve.search.config import PhaseConfig
+from moevolve.search.config_phases import PhaseConfig
 from moevolve.search.genomes.base import Genome, GenomeSpace, Offspring
 from moevolve.search.genomes.eep import EepGenome
 from moevolve.workers.edits.base import Edit

@@ -11,7 +11,8 @@ from search_lab import run_config
 from search_samples import eep_space
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.config import MergePhase, NevergradSection, PrunePhase, RunConfig
+from moevolve.search.config import RunConfig
+from moevolve.search.config_phases import MergePhase, NevergradSection, PrunePhase
 from moevolve.search.genomes.eep import EepGenome
 from moevolve.search.population import Member
 from moevolve.search.strategies.base import Proposal, Strategy

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from search_samples import many
 
-from moevolve.search.config import ThresholdParents, TopKParents
+from moevolve.search.config_phases import ThresholdParents, TopKParents
 from moevolve.search.population import Member, Ranking, RankKey, eligible
 
 Rule = TopKParents | ThresholdParents

@@ -11,17 +11,10 @@ import pytest
 import yaml
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.config import (
-    EepSection,
-    EngineSection,
-    MergePhase,
-    ModelSection,
-    PrunePhase,
-    RunConfig,
-    StoredConfig,
-    TopKParents,
-)
+from moevolve.search.config import EngineSection, ModelSection, RunConfig, StoredConfig
 from moevolve.search.config_files import apply_override, load_run_config, parse_stored_config
+from moevolve.search.config_genomes import EepSection
+from moevolve.search.config_phases import MergePhase, PrunePhase, TopKParents
 
 PLAIN: dict[str, Any] = {
     "name": "rte-4",

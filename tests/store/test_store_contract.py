@@ -255,3 +255,11 @@ def test_exports_are_noted_and_replaced(store: Store) -> None:
     assert store.exports("alpha:1") == []
     with pytest.raises(StoreError, match="alpha:5"):
         store.add_export("alpha:5", first)
+
+
+def test_a_calibration_stays_as_it_was_first(store: Store) -> None:
+    assert store.calibration("f") is None
+    store.add_calibration("f", b"first")
+    store.add_calibration("f", b"second")
+    store.add_calibration("g", b"")
+    assert (store.calibration("f"), store.calibration("g")) == (b"first", b"")

@@ -86,9 +86,7 @@ def test_a_dense_model_has_nothing_to_prune(checkpoint: Checkpoints, tmp_path: P
 def test_an_unsupported_family_is_named_with_the_supported(tmp_path: Path) -> None:
     settings = {"model_type": "gpt_neox", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     (tmp_path / "config.json").write_text(json.dumps(settings))
-    with pytest.raises(
-        UserError, match=r"'gpt_neox' is not supported.*mixtral.*qwen2_moe.*qwen3_moe.*olmoe.*llama"
-    ):
+    with pytest.raises(UserError, match=r"'gpt_neox' is not supported.*mixtral.*qwen2_moe.*qwen3_moe.*olmoe.*llama"):
         describe_model(ModelConfig(str(tmp_path)))
 
 

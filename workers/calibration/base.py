@@ -1,0 +1,59 @@
+"""A calibration: arrays measured on a model and some prompts, which a kind of genome starts from.
+
+It is made once and stored, so that a resumed search and an export on other hardware start from the same numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load, save
+
+
+class CalibrationRecipe(Protocol):
+    """How a calibration is made: a frozen dataclass of plain values, one class per kind.
+
+    Attributes:
+        tokens: at most this many tokens of the search prompts and their answers are run.
+    """
+
+    @property
+    def tokens(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was measured.
+
+    Attributes:
+        arrays: by name, read-only; float32 or integers.
+    """
+
+    arrays: Mapping[str, NDArray[Any]] = field(repr=False)
+
+    def to_bytes(self) -> bytes:
+        """As a safetensors file."""
+        return save({name: np.ascontiguousarray(array) for name, array in self.arrays.items()})
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Calibration:
+        """Inverse of `to_bytes`."""
+        arrays = load(data)
+        for array in arrays.values():
+            array.flags.writeable = False
+        return cls(arrays)
+
+
+def calibration_fingerprint(
+    recipe: CalibrationRecipe, model_fingerprint: str, engine_fingerprint: str, task_fingerprints: tuple[str, ...]
+) -> str:
+    """SHA-256 (hex) of all that a calibration depends on."""
+    settings: Any = recipe
+    content = [type(recipe).__name__, asdict(settings), model_fingerprint, engine_fingerprint, task_fingerprints]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,58 @@
+"""Which calibrator makes which recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.types import PreparedSplit
+from moevolve.workers.batching import Tokens, missing_bos, tokenize_split
+from moevolve.workers.calibration.base import Calibration, CalibrationRecipe
+from moevolve.workers.config import EngineConfig
+from moevolve.workers.resident import ResidentModel
+
+Calibrator = Callable[[ResidentModel, Sequence[Tokens], Any], Calibration]
+"""Measures an unedited resident model on token sequences, as a recipe says."""
+
+CALIBRATORS: dict[type, Calibrator] = {}
+"""Calibrators by the type of recipe."""
+
+
+@torch.inference_mode()
+def calibrate(
+    resident: ResidentModel, engine: EngineConfig, recipe: CalibrationRecipe, splits: Sequence[PreparedSplit]
+) -> Calibration:
+    """Make a calibration.
+
+    Args:
+        resident: unedited.
+        engine: how prompts are tokenised and truncated.
+        recipe: what to measure.
+        splits: whose prompts and gold answers are run.
+
+    Raises:
+        UserError: unknown recipe, or the model isn't one it is for.
+    """
+    calibrator = CALIBRATORS.get(type(recipe))
+    if calibrator is None:
+        raise UserError(f"calibrations of kind {type(recipe).__name__} are unknown")
+    return calibrator(resident, token_sequences(resident, engine, splits, recipe.tokens), recipe)
+
+
+def token_sequences(
+    resident: ResidentModel, engine: EngineConfig, splits: Sequence[PreparedSplit], limit: int
+) -> list[Tokens]:
+    """Prompts with their gold answers, split by split in turn, whole ones until `limit` tokens are reached."""
+    bos = missing_bos(resident.model, resident.tokenizer)
+    tokenized = [tokenize_split(resident.tokenizer, split, engine, bos) for split in splits]
+    sequences: list[Tokens] = []
+    total = 0
+    for row in range(max((len(each.prompts) for each in tokenized), default=0)):
+        for each in tokenized:
+            if row < len(each.prompts) and total < limit:
+                sequences.append((*each.prompts[row], *each.golds[row]))
+                total += len(sequences[-1])
+    return sequences
