@@ -15,7 +15,7 @@ from moevolve.evaluators.demo import vocabulary as words
 from moevolve.evaluators.demo.tasks import Pair
 from moevolve.evaluators.demo.world import World
 
-FACT_SHARES = (0.35, 0.25, 0.15, 0.25)
+FACT_SHARES = (0.3, 0.25, 0.15, 0.3)
 
 
 def fact(world: World, rng: np.random.Generator) -> tuple[str, str]:

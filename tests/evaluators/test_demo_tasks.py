@@ -162,10 +162,10 @@ def test_every_word_is_in_the_vocabulary() -> None:
 
 def test_part_of_a_world_keeps_its_facts() -> None:
     part = WORLD.part(0.25)
-    assert part.origin.shape == (3, 4)
-    assert part.worn.shape == (4, 3, 3)
-    assert (part.origin == WORLD.origin[:3, :4]).all()
-    assert (part.sense == WORLD.sense[:8]).all()
+    assert part.origin.shape == (6, 8)
+    assert part.worn.shape == (10, 9, 3)
+    assert (part.origin == WORLD.origin[:6, :8]).all()
+    assert (part.sense == WORLD.sense[:18]).all()
     rows = islice(generate("entail", "train", 0, part), 50)
     assert {solve_entail(row) == row["answer"] for row in rows} == {True}
 
@@ -211,3 +211,16 @@ def test_shipped_model_scores_what_its_record_says() -> None:
         right = sum(text == row["answer"] for text, row in zip(texts, rows, strict=True)) / len(rows)
         assert right == pytest.approx(record["accuracy"]["test"][task], abs=0.1), task
         assert right > record["majority"][task] + 0.2, task
+
+
+@pytest.mark.skipif(not (DEMO / "model" / "training.json").exists(), reason="the demo model isn't here")
+def test_shipped_model_leaves_room_to_lose_and_to_find() -> None:
+    record = json.loads((DEMO / "model" / "training.json").read_text("utf-8"))
+    full = record["accuracy"]["test"]
+    for task in TASKS:
+        assert 0.7 <= full[task] <= 0.98, task
+        assert record["random_4_of_8"][task]["mean"] < full[task] - 0.05, task
+        assert record["random_2_of_8"][task]["mean"] < record["random_4_of_8"][task]["mean"] - 0.05, task
+    mean = {layer: np.mean(list(scores.values())) for layer, scores in record["one_layer_random_4"].items()}
+    costs = {layer: np.mean(list(record["accuracy"]["dev"].values())) - score for layer, score in mean.items()}
+    assert max(costs.values()) < 0.5 * sum(costs.values()), f"one layer carries most of the sensitivity: {costs}"
