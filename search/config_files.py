@@ -87,7 +87,19 @@ def apply_override(data: dict[str, Any], override: str) -> None:
             node = node.setdefault(slot, {}) if isinstance(node, dict) else node[slot]
 
 
-_TAGS = {"prune", "merge", "tune", "top_k", "threshold", "evolution", "nevergrad", "eep"}
+_TAGS = {
+    "prune",
+    "merge",
+    "tune",
+    "top_k",
+    "threshold",
+    "evolution",
+    "nevergrad",
+    "eep",
+    "factorllm",
+    "tomoe",
+    "nanomoe",
+}
 """Kinds of sections, which pydantic puts into the path of what it found."""
 
 

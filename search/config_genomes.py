@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from moevolve.search.config_base import Section
 
@@ -32,4 +32,87 @@ class EepSection(Section):
         return self
 
 
-GenomeSection = EepSection
+class FactorLlmSection(Section):
+    """The FactorLLM genome: every dense feed-forward network split into equal experts, and a linear router.
+
+    Attributes:
+        experts: experts N that a network's neurons are divided among, equally.
+        active: experts K per token.
+        routers: routers R per block; each chooses K experts, and their outputs are averaged.
+        partition: how neurons are grouped at the start: in order, at random, by balanced k-means on their weights, or
+            by which fire together.
+        output_scale: factor on the sum of the chosen experts' outputs: 1 (the paper) or N / K (the authors' code).
+        components: principal directions of a layer's inputs in which the router is searched.
+        ridge: regularisation of the router's closed-form start, as a share of the inputs' mean variance.
+        calibration_tokens: tokens of the search prompts that the start is measured on.
+    """
+
+    kind: Literal["factorllm"]
+    experts: int = Field(ge=2)
+    active: int = Field(ge=1)
+    routers: int = Field(1, ge=1)
+    partition: Literal["contiguous", "shuffled", "kmeans", "coactivation"] = "kmeans"
+    output_scale: Literal["one", "n_over_k"] = "one"
+    components: int = Field(8, ge=0)
+    ridge: float = Field(1e-3, gt=0)
+    calibration_tokens: int = Field(8192, ge=1)
+
+    @model_validator(mode="after")
+    def _active_within_experts(self) -> Self:
+        if self.active > self.experts:
+            raise ValueError(f"active {self.active} is more than the {self.experts} experts")
+        return self
+
+
+class ToMoeSection(Section):
+    """The ToMoE genome: overlapping expert masks on dense feed-forward networks, and masks on attention heads.
+
+    Attributes:
+        experts: experts N per layer; one is active per token.
+        budget: active parameters p of the masked parts, as a share of the original ones; met exactly by construction.
+        attention: mask the heads' dimensions too, instead of the feed-forward networks alone.
+        embedding: size of an expert's embedding.
+        latent: searched coordinates per expert, which the embedding is a fixed projection of.
+        components: principal directions of a layer's inputs in which the router is searched.
+        coverage, balance: weights of the paper's union-coverage and load-balance terms as penalties on the fitness.
+        calibration_tokens: tokens of the search prompts that saliencies and directions are measured on.
+    """
+
+    kind: Literal["tomoe"]
+    experts: int = Field(8, ge=1)
+    budget: float = Field(0.5, gt=0, le=1)
+    attention: bool = True
+    embedding: int = Field(128, ge=1)
+    latent: int = Field(8, ge=1)
+    components: int = Field(8, ge=0)
+    coverage: float = Field(0.0, ge=0)
+    balance: float = Field(0.0, ge=0)
+    calibration_tokens: int = Field(8192, ge=1)
+
+
+class NanoMoeSection(Section):
+    """The NanoMoE genome: chosen linear layers as blockdiag(U) M blockdiag(V), M searched.
+
+    Attributes:
+        variant: form of the mixing matrix's blocks: `I` scalars, `II` diagonals, `III` diagonals plus rank one;
+            `low_rank` is plain U V.
+        blocks: K blocks of inputs and of outputs.
+        rank: r, columns of every block of U and rows of every block of V.
+        layers: which linear layers: a shell pattern on names such as `layers.0.mlp.up_proj`.
+        refine: rounds of alternating least squares on U and V, given M.
+    """
+
+    kind: Literal["nanomoe"]
+    variant: Literal["I", "II", "III", "low_rank"] = "I"
+    blocks: int = Field(4, ge=1)
+    rank: int = Field(ge=1)
+    layers: str = "*.mlp.*"
+    refine: int = Field(1, ge=0)
+
+
+def _eep_unless_said(value: Any) -> Any:
+    return {"kind": "eep"} | value if isinstance(value, dict) else value
+
+
+AnyGenomeSection = EepSection | FactorLlmSection | ToMoeSection | NanoMoeSection
+GenomeSection = Annotated[AnyGenomeSection, Field(discriminator="kind"), BeforeValidator(_eep_unless_said)]
