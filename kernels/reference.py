@@ -56,3 +56,34 @@ def route_token(logits: Tensor, mapping: Tensor, active: int, renormalise: bool,
         else:
             weights[i] = mapped[i] / total if total > SUM_EPS else 1 / active
     return weights
+
+
+def block_mix_weight(u: Tensor, v: Tensor, mixing: Tensor | None) -> Tensor:
+    """The dense weight `blockdiag(U) M blockdiag(V)` of a block-mixed linear layer (NanoMoE, Eq. 1 and 2).
+
+    Args:
+        u: the blocks U_i, [K, d2 / K, r].
+        v: the blocks V_j, [K, r, d1 / K].
+        mixing: M's parameters as `moevolve.kernels.block_mix.block_mix` takes them; None for low rank (K = 1).
+
+    Returns:
+        float64 [d2, d1].
+    """
+    blocks, _, rank = u.shape
+    identity = torch.eye(rank, dtype=torch.float64, device=u.device)
+    rows = []
+    for i in range(blocks):
+        row = []
+        for j in range(blocks):
+            if mixing is None:
+                block = identity
+            elif mixing.dim() == 2:
+                block = mixing[i, j].double() * identity
+            elif mixing.dim() == 3:
+                block = torch.diag(mixing[i, j].double())
+            else:
+                diagonal, alpha, beta = mixing[:, i, j].double()
+                block = torch.diag(diagonal) + torch.outer(alpha, beta)
+            row.append(block)
+        rows.append(torch.cat(row, dim=1))
+    return torch.block_diag(*u.double()) @ torch.cat(rows) @ torch.block_diag(*v.double())

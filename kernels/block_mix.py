@@ -1,0 +1,66 @@
+"""The block-mixed linear layer `y = blockdiag(U_1..U_K) M blockdiag(V_1..V_K) x + b` of NanoMoE, Eq. 1 and 2.
+
+The blocks of M are `a_ij I` (variant I), `diag(b_ij)` (II) or `diag(c_ij) + alpha_ij beta_ij^T` (III); without M the
+layer is plain low rank, `U V x`. Neither the layer's dense weight nor M is ever built.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_FEW_BLOCKS = 4
+"""Up to here the K^2 diagonal blocks are applied one by one, which beats r small matrix products on a CPU."""
+
+
+def block_mix(x: Tensor, u: Tensor, v: Tensor, mixing: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    """Apply a block-mixed linear layer.
+
+    Args:
+        x: [..., d1].
+        u: the blocks U_i, [K, d2 / K, r].
+        v: the blocks V_j, [K, r, d1 / K].
+        mixing: M's parameters: `a` [K, K] (I); `b` [K, K, r] (II); `c`, `alpha` and `beta` [3, K, K, r] (III), where
+            [i, j] is block M_ij; None for plain low rank, which has K = 1.
+        bias: [d2], or None.
+
+    Returns:
+        [..., d2]. All tensors have one dtype and device.
+    """
+    blocks, height, _ = u.shape
+    tokens = x.reshape(-1, blocks, v.shape[2])
+    latent = torch.bmm(tokens.transpose(0, 1), v.transpose(1, 2))
+    if mixing is not None:
+        latent = _mix(mixing, latent)
+    out = x.new_empty(len(tokens), blocks * height)
+    if blocks > 1 and out.device.type == "cpu":
+        # Each product is written where it belongs, in place of a transposed copy of all of them.
+        for block, part in enumerate(out.split(height, dim=1)):
+            torch.mm(latent[block], u[block].t(), out=part)
+    else:
+        out = torch.bmm(latent, u.transpose(1, 2)).transpose(0, 1).reshape(out.shape)
+    if bias is not None:
+        out += bias
+    return out.view(*x.shape[:-1], blocks * height)
+
+
+def _mix(mixing: Tensor, latent: Tensor) -> Tensor:
+    """M times the stacked V_j x_j: [K, tokens, r] to the same shape."""
+    if mixing.dim() == 2:
+        return torch.mm(mixing, latent.reshape(len(latent), -1)).view(latent.shape)
+    if mixing.dim() == 3:
+        return _mix_diagonals(mixing, latent)
+    diagonals, alpha, beta = mixing.unbind(0)
+    # [j, tokens, i]: beta_ij . (V_j x_j)
+    weights = torch.bmm(latent, beta.permute(1, 2, 0))
+    return _mix_diagonals(diagonals, latent) + torch.bmm(weights.permute(2, 1, 0), alpha)
+
+
+def _mix_diagonals(diagonals: Tensor, latent: Tensor) -> Tensor:
+    """`out_i = sum_j diagonals_ij * latent_j`: [K, K, r] on [K, tokens, r]."""
+    if len(latent) > _FEW_BLOCKS or latent.device.type != "cpu":
+        return torch.einsum("ijk,jtk->itk", diagonals, latent)
+    mixed = diagonals[:, :1] * latent[0]
+    for block in range(1, len(latent)):
+        mixed.addcmul_(diagonals[:, block : block + 1], latent[block])
+    return mixed
