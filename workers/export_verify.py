@@ -10,6 +10,7 @@ from torch import Tensor
 
 from moevolve.workers.export_card import Agreement
 from moevolve.workers.export_state import CheckpointForm
+from moevolve.workers.loading import experts_arguments
 from moevolve.workers.native import import_native
 from moevolve.workers.resident import ResidentModel
 
@@ -53,7 +54,7 @@ def reload(directory: Path, form: CheckpointForm, resident: ResidentModel) -> Pr
         use_safetensors=True,
         device_map=resident.config.device_map,
         attn_implementation=resident.config.attn_implementation,
-        experts_implementation=resident.config.experts_implementation,
+        **experts_arguments(resident.config.experts_implementation, resident.model.config.model_type),
     )
     if not resident.config.device_map:
         model.to(resident.device)  # type: ignore[arg-type]  # transformers' decorator hides the signature

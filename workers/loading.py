@@ -10,6 +10,7 @@ import torch
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.config import ModelConfig
+from moevolve.workers.dense_layout import DENSE_FAMILIES
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -62,6 +63,11 @@ def _require_safetensors(config: ModelConfig) -> None:
 
 def _hub_arguments(config: ModelConfig) -> dict[str, Any]:
     return {"revision": config.revision or "main", "trust_remote_code": config.trust_remote_code}
+
+
+def experts_arguments(implementation: str, model_type: str) -> dict[str, Any]:
+    """The argument that sets the experts backend; dense families don't take it."""
+    return {} if model_type in DENSE_FAMILIES else {"experts_implementation": implementation}
 
 
 def _source(config: ModelConfig) -> str:
@@ -119,7 +125,7 @@ def load_model(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenize
             use_safetensors=True,
             device_map=config.device_map,
             attn_implementation=config.attn_implementation,
-            experts_implementation=config.experts_implementation,
+            **experts_arguments(config.experts_implementation, load_config(config).model_type),
             **_hub_arguments(config),
         )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
