@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.matching import MATCHERS, known_matcher
-from moevolve.evaluators.metrics import known_metric
-from moevolve.evaluators.types import FitnessKind, Matching, Split
+from moevolve.evaluators.metrics import DEFAULT_METRICS, known_metric
+from moevolve.evaluators.types import TEXT_KINDS, FitnessKind, Matching, Split
 from moevolve.evaluators.yaml_files import explain_validation
 
 Count = Annotated[int, Field(ge=1)]
@@ -73,6 +73,8 @@ class Selection(_Model):
         source: the source split (YAML key `from`).
         where: column -> accepted values.
         where_not: column -> values left out.
+        min_chars: column of text -> fewest characters a row must have there, white space at both ends not counted
+            (leaves empty lines and headings out of running text).
         seed: shuffle with this seed; None keeps the file's order.
         per: a column; `offset` and `count` then hold for each of its values (a stratified sample).
         offset: rows skipped.
@@ -83,6 +85,7 @@ class Selection(_Model):
     source: str = Field(alias="from")
     where: dict[str, tuple[Scalar, ...]] = {}
     where_not: dict[str, tuple[Scalar, ...]] = {}
+    min_chars: dict[str, Count] = {}
     seed: int | None = None
     per: str | None = None
     offset: int = Field(default=0, ge=0)
@@ -93,7 +96,8 @@ class Selection(_Model):
     def _consistent(self) -> Self:
         if self.indices is None:
             return self
-        if self.where or self.where_not or self.seed is not None or self.per or self.offset or self.count:
+        filters = self.where or self.where_not or self.min_chars
+        if filters or self.seed is not None or self.per or self.offset or self.count:
             raise ValueError("`indices` can't be combined with other ways of choosing rows")
         if not self.indices or len(set(self.indices)) != len(self.indices):
             raise ValueError("`indices` must name at least one row, and none twice")
@@ -127,12 +131,14 @@ class TaskConfig(_Model):
             exists counts (hub and original files name things differently).
         labels: column -> {value in the data: what it becomes}; keys are compared as text (`0`, `true`, `entailment`).
         prompt: Jinja2 template of the text the model is given.
-        answer: Jinja2 template of the gold answer; None when `references` gives it.
+        answer: Jinja2 template of the gold answer; None when `references` gives it, or when the fitness needs none.
         references: more accepted answers: a list of templates, or one Jinja2 expression whose value is a list.
         choices: the closed set of answers, given like `references`.
         matching: how generated text is compared.
-        metric: what turns per-example outcomes into the score.
-        fitness: `generate` or `rank`.
+        metric: what turns per-example outcomes into the score; None for the one that belongs to the fitness,
+            `geometric_mean` for `perplexity` and `kl`, else `accuracy`.
+        fitness: `generate`, `rank`, `perplexity` or `kl`; see `moevolve.evaluators.runner.run_split`. The last two read
+            the prompt, with the answer behind it if there is one, as one text, and need neither answer nor choices.
         max_new_tokens: greedy decoding stops after this many tokens.
         answer_prefix: text between prompt and answer when an answer is teacher-forced.
     """
@@ -148,7 +154,7 @@ class TaskConfig(_Model):
     references: str | tuple[str, ...] | None = None
     choices: str | tuple[str, ...] = ()
     matching: MatchingConfig = MatchingConfig()
-    metric: str = "accuracy"
+    metric: str | None = None
     fitness: FitnessKind = "generate"
     max_new_tokens: Count = 16
     answer_prefix: str = " "
@@ -164,12 +170,12 @@ class TaskConfig(_Model):
 
     @field_validator("metric")
     @classmethod
-    def _known(cls, value: str) -> str:
-        return known_metric(value)
+    def _known(cls, value: str | None) -> str | None:
+        return None if value is None else known_metric(value)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.answer is None and self.references is None:
+        if self.answer is None and self.references is None and self.fitness not in TEXT_KINDS:
             raise ValueError("give `answer` (a template) or `references` (a list), or both")
         if self.fitness == "rank" and not self.choices:
             raise ValueError("fitness `rank` compares the likelihood of choices: give `choices`")
@@ -191,6 +197,11 @@ class TaskConfig(_Model):
     def origin(self) -> str:
         """The YAML file this came from, for messages (the task's name when there is none)."""
         return self._origin or f"task {self.name}"
+
+    @property
+    def scored_by(self) -> str:
+        """The metric: its own, or the one that belongs to the fitness."""
+        return self.metric or DEFAULT_METRICS[self.fitness]
 
     @classmethod
     def from_mapping(cls, raw: Mapping[str, Any], origin: str = "") -> TaskConfig:
@@ -244,6 +255,17 @@ class TaskConfig(_Model):
             if split not in splits:
                 raise UserError(f"{self.origin}: there is no `{split}` split; it has: {', '.join(splits)}")
         return self._changed(splits=splits)
+
+    def with_fitness(self, fitness: FitnessKind) -> TaskConfig:
+        """The same data and prompts under another fitness, as a task of its own, `NAME@FITNESS`.
+
+        The metric stays if it suits the fitness as well; otherwise it becomes the one that belongs to it.
+
+        Raises:
+            UserError: the task lacks what the fitness needs.
+        """
+        suits = DEFAULT_METRICS[fitness] == DEFAULT_METRICS[self.fitness]
+        return self._changed(name=f"{self.name}@{fitness}", fitness=fitness, metric=self.metric if suits else None)
 
     def _changed(self, **changes: Any) -> TaskConfig:
         raw = self.model_dump(by_alias=True, exclude_unset=True) | changes

@@ -46,3 +46,37 @@ class Engine(Protocol):
             CandidateError: the model's logits are not finite.
         """
         ...
+
+    def text_logprobs(self, split: PreparedSplit) -> NDArray[np.float64]:
+        """Log-likelihoods of whole texts: float64 [examples], mean log-probability per token (nats).
+
+        An example's text is its prompt, followed by `answer_prefix` and the first reference if it has one. All of its
+        tokens but the first are predicted.
+
+        Raises:
+            CandidateError: the model's logits are not finite.
+            UserError: a text has fewer than two tokens.
+        """
+        ...
+
+    def remember(self, split: PreparedSplit) -> None:
+        """Keep what the model predicts on a split's texts, for `divergences`; nothing happens if it is kept already.
+
+        The caller sees to it that the model has no edit.
+
+        Raises:
+            UserError: the unedited model's predictions are not finite, or a text has fewer than two tokens.
+        """
+        ...
+
+    def divergences(self, split: PreparedSplit) -> NDArray[np.float64]:
+        """Divergences from what was remembered: float64 [examples], nats, >= 0.
+
+        Mean over the positions that predict a token of the text (see `text_logprobs`) of KL(remembered || now), over
+        the whole vocabulary.
+
+        Raises:
+            CandidateError: the model's logits are not finite.
+            ValueError: the split was not remembered.
+        """
+        ...

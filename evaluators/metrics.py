@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.types import FitnessKind
 
 Metric = Callable[[NDArray[np.float64]], float]
 
@@ -19,8 +20,21 @@ def mean(outcomes: NDArray[np.float64]) -> float:
     return math.fsum(outcomes.tolist()) / outcomes.size
 
 
-METRICS: dict[str, Metric] = {"accuracy": mean, "mean": mean}
+def geometric_mean(outcomes: NDArray[np.float64]) -> float:
+    """exp(mean(log outcomes)); 0 if any outcome is 0. Of likelihoods per token, it is 1 / perplexity."""
+    return math.exp(mean(np.log(outcomes))) if (outcomes > 0).all() else 0.0
+
+
+METRICS: dict[str, Metric] = {"accuracy": mean, "geometric_mean": geometric_mean, "mean": mean}
 """`accuracy` and `mean` are one function; the name says whether outcomes are right-or-wrong or graded (F1)."""
+
+DEFAULT_METRICS: dict[FitnessKind, str] = {
+    "generate": "accuracy",
+    "rank": "accuracy",
+    "perplexity": "geometric_mean",
+    "kl": "geometric_mean",
+}
+"""What a task of a fitness kind is scored by unless it says otherwise."""
 
 
 def known_metric(name: str) -> str:
@@ -52,16 +66,22 @@ def score(metric: str, outcomes: ArrayLike) -> float:
 
 
 def confidence_interval(
-    outcomes: ArrayLike | Sequence[float], level: float = 0.95, *, resamples: int = 2000, seed: int = 0
+    outcomes: ArrayLike | Sequence[float],
+    level: float = 0.95,
+    *,
+    metric: str = "mean",
+    resamples: int = 2000,
+    seed: int = 0,
 ) -> tuple[float, float]:
-    """A two-sided confidence interval for the mean outcome.
+    """A two-sided confidence interval for a score.
 
-    Right-or-wrong outcomes get the Wilson score interval, which stays inside [0, 1] and is honest near its ends and for
-    few examples; graded outcomes get a seeded percentile bootstrap over examples.
+    The mean of right-or-wrong outcomes gets the Wilson score interval, which stays inside [0, 1] and is honest near its
+    ends and for few examples; everything else gets a seeded percentile bootstrap over examples.
 
     Args:
         outcomes: [examples], each in [0, 1].
         level: coverage, in (0, 1).
+        metric: what made the score of the outcomes; see `metric_of`.
         resamples: bootstrap resamples.
         seed: of the bootstrap.
 
@@ -69,16 +89,39 @@ def confidence_interval(
         `(low, high)`; the same arguments give the same numbers.
 
     Raises:
-        ValueError: no outcomes, or a level outside (0, 1).
+        ValueError: no outcomes, a level outside (0, 1), or an unknown metric.
     """
     values = _checked(outcomes)
     if not 0 < level < 1:
         raise ValueError(f"confidence level must lie in (0, 1), got {level}")
-    if np.isin(values, (0.0, 1.0)).all():
+    geometric = METRICS[known_metric(metric)] is geometric_mean
+    if not geometric and np.isin(values, (0.0, 1.0)).all():
         return wilson(int(values.sum()), values.size, level)
-    means = _bootstrap_means(values, resamples, np.random.default_rng(seed))
+    rng = np.random.default_rng(seed)
+    if geometric:
+        with np.errstate(divide="ignore"):  # the logarithm of 0 is -inf, and its exponential 0 again
+            means = np.exp(_bootstrap_means(np.log(values), resamples, rng))
+    else:
+        means = _bootstrap_means(values, resamples, rng)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
+
+
+def metric_of(value: float, outcomes: ArrayLike) -> str:
+    """The metric by which outcomes make a score: stored evaluations keep both, but not its name.
+
+    Args:
+        value: the score.
+        outcomes: [examples], each in [0, 1]; may be rounded to float32.
+
+    Returns:
+        The metric that comes nearest, `mean` before others that come as near.
+
+    Raises:
+        ValueError: no outcomes.
+    """
+    values = _checked(outcomes)
+    return min(("mean", "geometric_mean"), key=lambda name: abs(METRICS[name](values) - value))
 
 
 def wilson(successes: int, n: int, level: float = 0.95) -> tuple[float, float]:

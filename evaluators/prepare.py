@@ -12,7 +12,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.matching import make_matcher
 from moevolve.evaluators.selection import check_disjoint, select_rows
 from moevolve.evaluators.templates import ExampleTemplate
-from moevolve.evaluators.types import SPLITS, Example, PreparedSplit, Split
+from moevolve.evaluators.types import SPLITS, TEXT_KINDS, Example, PreparedSplit, Split
 
 _LOG = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def _prepare(task: TaskConfig, split: Split, table: Table, template: ExampleTemp
         task=task.name,
         split=split,
         fitness=task.fitness,
-        metric=task.metric,
+        metric=task.scored_by,
         matching=task.matching.build(),
         max_new_tokens=task.max_new_tokens,
         answer_prefix=task.answer_prefix,
@@ -79,7 +79,7 @@ def _checked(task: TaskConfig, example: Example, place: str) -> Example:
     if task.fitness == "rank":
         if len(set(example.choices)) < max(2, len(example.choices)):
             problem = f"ranking needs at least two different choices, got {list(example.choices)}"
-    else:
+    elif task.fitness not in TEXT_KINDS:
         problem = make_matcher(task.matching.build()).problem(example)
     if problem:
         raise UserError(f"{task.origin}: {place}: {problem}")

@@ -1,4 +1,7 @@
-"""Finding tasks by name: a YAML path, the user's own folders, then the tasks that come with the package."""
+"""Finding tasks by name: a YAML path, the user's own folders, then the tasks that come with the package.
+
+`NAME@FITNESS` is a task under another fitness.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import Any
 
 from moevolve.evaluators.config import TaskConfig
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.types import FITNESS_KINDS
 from moevolve.evaluators.yaml_files import read_yaml
 
 FOLDERS_VARIABLE = "MOEVOLVE_TASKS"
@@ -47,14 +51,30 @@ def load_task(name: str | Path, folders: Sequence[Path | str] = ()) -> TaskConfi
     """Loads a task.
 
     Args:
-        name: a task's name, or a path ending in `.yaml`.
+        name: a task's name, or a path ending in `.yaml`; `@` and a fitness kind may follow it. `NAME@FITNESS` is a task
+            of that name, so its scores stay apart from those of `NAME`.
         folders: the user's own task folders.
 
     Raises:
-        UserError: no such task (with near names), or its file is wrong.
+        UserError: no such task (with near names), its file is wrong, or the fitness kind is unknown or doesn't suit it.
     """
-    path = _find(name, folders)
-    return TaskConfig.from_mapping(_read(path, folders, ()), str(path))
+    base, fitness = split_fitness(str(name))
+    path = _find(base, folders)
+    task = TaskConfig.from_mapping(_read(path, folders, ()), str(path))
+    if not fitness:
+        return task
+    for kind in FITNESS_KINDS:
+        if fitness == f"@{kind}":
+            return task.with_fitness(kind)
+    raise UserError(
+        f"task {name}: unknown fitness `{fitness[1:]}`; after the @ stands one of: {', '.join(FITNESS_KINDS)}"
+    )
+
+
+def split_fitness(name: str) -> tuple[str, str]:
+    """`NAME@FITNESS` as `(NAME, @FITNESS)`, and `NAME` as `(NAME, "")`; an @ within a path belongs to the path."""
+    base, at, fitness = name.rpartition("@")
+    return (base, at + fitness) if at and not name.endswith(_SUFFIX) else (name, "")
 
 
 def _find(name: str | Path, folders: Sequence[Path | str]) -> Path:
@@ -79,6 +99,8 @@ def _read(path: Path, folders: Sequence[Path | str], seen: tuple[Path, ...]) -> 
     name = raw.setdefault("name", path.stem)
     if name != path.stem:
         raise UserError(f"{path}: field name: is `{name}`, but a task is called like its file: `{path.stem}`")
+    if "@" in name:
+        raise UserError(f"{path}: an @ in a task's name sets another fitness; rename the file")
     _make_absolute(raw, path.parent)
     base = raw.pop("extends", None)
     if base is None:

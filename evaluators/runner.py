@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,20 +11,25 @@ from moevolve.evaluators.engine import Engine
 from moevolve.evaluators.errors import CandidateError
 from moevolve.evaluators.matching import make_matcher
 from moevolve.evaluators.metrics import score
-from moevolve.evaluators.types import PreparedSplit, SplitResult
+from moevolve.evaluators.types import FitnessKind, PreparedSplit, SplitResult
+
+Floats = NDArray[np.float64]
 
 
 def run_split(engine: Engine, split: PreparedSplit) -> SplitResult:
     """Scores the engine's model on a split.
 
     `generate`: greedy answers compared with the references by the task's matcher. `rank`: right when the choice of the
-    highest mean log-probability per token is an accepted answer; the first wins a tie.
+    highest mean log-probability per token is an accepted answer; the first wins a tie. `perplexity`: outcomes are
+    exp(mean log-probability per token) of the texts, so their geometric mean is the reciprocal of the perplexity in
+    which every example counts the same, however long. `kl`: outcomes are exp(-mean KL divergence per token) from the
+    unedited model, which the engine must have remembered; its own score is 1.
 
     Raises:
         CandidateError: a log-probability is not finite, which is the candidate's fault.
         ValueError: the engine did not answer every example.
     """
-    outcomes, gold = _rank(engine, split) if split.fitness == "rank" else _generate(engine, split)
+    outcomes, gold = _SCORERS[split.fitness](engine, split)
     _require_finite(gold, split)
     return SplitResult(
         score=score(split.metric, outcomes),
@@ -31,7 +38,7 @@ def run_split(engine: Engine, split: PreparedSplit) -> SplitResult:
     )
 
 
-def _generate(engine: Engine, split: PreparedSplit) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _generate(engine: Engine, split: PreparedSplit) -> tuple[Floats, Floats]:
     matcher = make_matcher(split.matching)
     examples = split.examples
     answers = engine.generate(split, lambda i, text: matcher.decided(text, examples[i]))
@@ -44,7 +51,7 @@ def _generate(engine: Engine, split: PreparedSplit) -> tuple[NDArray[np.float64]
     return np.array(matches, dtype=np.float64), np.asarray(answers.gold_logprobs, dtype=np.float64)
 
 
-def _rank(engine: Engine, split: PreparedSplit) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _rank(engine: Engine, split: PreparedSplit) -> tuple[Floats, Floats]:
     ranked = engine.rank(split)
     if [len(values) for values in ranked] != [len(example.choices) for example in split.examples]:
         raise ValueError(f"the engine did not rank every choice of every example of {split.task}/{split.split}")
@@ -58,10 +65,36 @@ def _rank(engine: Engine, split: PreparedSplit) -> tuple[NDArray[np.float64], ND
     return outcomes, gold
 
 
-def _require_finite(gold: NDArray[np.float64], split: PreparedSplit) -> None:
+def _perplexity(engine: Engine, split: PreparedSplit) -> tuple[Floats, Floats]:
+    return _likelihoods(engine.text_logprobs(split), split)
+
+
+def _kl(engine: Engine, split: PreparedSplit) -> tuple[Floats, Floats]:
+    return _likelihoods(0.0 - engine.divergences(split), split)
+
+
+def _likelihoods(logs: Floats, split: PreparedSplit) -> tuple[Floats, Floats]:
+    """Outcomes and what takes the place of gold log-probabilities, from logarithms of the former."""
+    if logs.shape != (len(split.examples),):
+        raise ValueError(
+            f"the engine scored {logs.shape[0]} of {len(split.examples)} texts of {split.task}/{split.split}"
+        )
+    return np.exp(logs), logs
+
+
+_SCORERS: dict[FitnessKind, Callable[[Engine, PreparedSplit], tuple[Floats, Floats]]] = {
+    "generate": _generate,
+    "rank": _rank,
+    "perplexity": _perplexity,
+    "kl": _kl,
+}
+
+
+def _require_finite(gold: Floats, split: PreparedSplit) -> None:
     wrong = np.flatnonzero(~np.isfinite(gold))
     if wrong.size:
+        what = "divergence" if split.fitness == "kl" else "gold log-probability"
         raise CandidateError(
-            f"{split.task}/{split.split}: gold log-probability of example {int(wrong[0])} is {gold[wrong[0]]} "
+            f"{split.task}/{split.split}: {what} of example {int(wrong[0])} is {gold[wrong[0]]} "
             f"({wrong.size} of {gold.size} not finite)"
         )

@@ -70,7 +70,21 @@ def _filtered(table: Table, selection: Selection) -> list[int]:
             if missing := keys.difference(present):
                 raise UserError(f"{table.name}: column `{column}` never holds {sorted(missing)[0]!r}; check the filter")
             keep = [kept and (value in keys) == wanted for kept, value in zip(keep, present, strict=True)]
+    for column, fewest in selection.min_chars.items():
+        lengths = _text_lengths(table, column)
+        keep = [kept and length >= fewest for kept, length in zip(keep, lengths, strict=True)]
     return [index for index, kept in enumerate(keep) if kept]
+
+
+def _text_lengths(table: Table, column: str) -> list[int]:
+    """Characters of each row's text without white space at its ends; 0 where there is none."""
+    values = table.column(column)
+    for index, value in enumerate(values):
+        if value is not None and not isinstance(value, str):
+            raise UserError(
+                f"{table.place(index)}: `min_chars` counts characters, but column `{column}` holds {value!r}"
+            )
+    return [len((value or "").strip()) for value in values]
 
 
 def _shuffle_key(seed: int | None, index: int) -> bytes:

@@ -12,8 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 Split = Literal["search", "dev", "test"]
-FitnessKind = Literal["generate", "rank"]
+FitnessKind = Literal["generate", "rank", "perplexity", "kl"]
 SPLITS: tuple[Split, ...] = ("search", "dev", "test")
+FITNESS_KINDS: tuple[FitnessKind, ...] = ("generate", "rank", "perplexity", "kl")
+TEXT_KINDS: frozenset[FitnessKind] = frozenset({"perplexity", "kl"})
+"""Fitness kinds that read a whole text and compare no answers: they need no references and no choices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,8 @@ class Example:
 
     Attributes:
         prompt: the text given to the model, without special tokens.
-        references: accepted answers; the first is the gold answer whose log-probability is kept.
+        references: accepted answers; the first is the gold answer whose log-probability is kept. May be empty for the
+            fitness kinds that need no answers (`TEXT_KINDS`); where there is one, it ends the text they read.
         choices: the closed set of answers, for `rank` fitness and for option matching; empty for open answers.
     """
 
@@ -51,8 +55,9 @@ class PreparedSplit:
     Attributes:
         task: name of the task.
         split: `search` (fitness), `dev` (re-ranking) or `test` (reported, never searched on).
-        fitness: `generate` (greedy generation and template matching, the EEP paper's protocol) or `rank`
-            (log-likelihood of the choices).
+        fitness: `generate` (greedy generation and template matching, the EEP paper's protocol), `rank`
+            (log-likelihood of the choices), `perplexity` (likelihood of the whole text) or `kl` (divergence of the
+            predictions on the text from the unedited model's).
         metric: name of the metric that turns per-example outcomes into the score.
         matching: how an answer is compared with the references.
         max_new_tokens: greedy decoding stops after this many tokens.
@@ -82,7 +87,8 @@ class SplitResult:
 
     Attributes:
         score: the metric over all examples, in [0, 1].
-        gold_logprob: mean over examples of the gold answer's log-probability per token (nats, <= 0).
+        gold_logprob: mean over examples, in nats, <= 0: the gold answer's log-probability per token; for `perplexity`
+            the whole text's; for `kl` the negative divergence.
         outcomes: float32 [examples], each example's contribution in [0, 1].
     """
 

@@ -60,7 +60,8 @@ class EvaluationWorker:
     def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
         """Apply the edit, score every split in order, revert.
 
-        Whatever the candidate itself raises becomes the reply's `failure`; the resident model is reverted either way.
+        Splits of fitness `kl` that this worker hasn't seen are run through the unedited model first. Whatever the
+        candidate itself raises becomes the reply's `failure`; the resident model is reverted either way.
 
         Raises:
             WorkerFault: memory ran out; the model may not be trusted any more.
@@ -69,6 +70,7 @@ class EvaluationWorker:
         results: list[TaskResult] = []
         failure: str | None = None
         try:
+            self._remember(splits)
             with self._resident.edited(request.edit):
                 results.extend(self._score(split) for split in splits)
         except CandidateError as error:
@@ -95,6 +97,13 @@ class EvaluationWorker:
         """
         self._resident.revert()
         return calibrate(self._resident, self._settings, recipe, splits).to_bytes()
+
+    def _remember(self, splits: tuple[PreparedSplit, ...]) -> None:
+        """Let the engine keep what the unedited model predicts, where candidates are compared with it."""
+        self._resident.revert()
+        for split in splits:
+            if split.fitness == "kl":
+                self._engine.remember(split)
 
     def _score(self, split: PreparedSplit) -> TaskResult:
         started = time.perf_counter()

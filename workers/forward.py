@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache
 
 from moevolve.evaluators.errors import CandidateError
@@ -65,6 +65,52 @@ class Forward:
             CandidateError: logits of a token are not finite.
         """
         own = mask[:, -ids.shape[1] :]
+        logits = self._run(ids, mask, positions, cache, keep)
+        # A sum is finite only if its terms are, and is far cheaper than a test of every term. Padding doesn't count.
+        finite = logits.sum(dim=-1, dtype=torch.float32).isfinite() | (own[:, -keep:] == 0).to(logits.device)
+        if not finite.all():
+            bad = int((~finite).any(dim=1).sum())
+            raise CandidateError(f"non-finite logits for {bad} of {len(ids)} prompts of a batch")
+        return logits
+
+    @property
+    def vocabulary(self) -> int:
+        """Logits per position."""
+        return int(self._model.get_output_embeddings().weight.shape[0])
+
+    def hidden_states(self, ids: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
+        """Run columns and give what goes into the output embeddings; logits are left to `logits`.
+
+        Args:
+            ids: int64 [rows, columns].
+            mask: int64 [rows, columns], 1 where there is a token.
+            positions: int64 [rows, columns], each token's place in its sequence.
+
+        Returns:
+            [rows, columns, hidden] in the model's dtype, on the output embeddings' device; what stands on padding means
+            nothing.
+        """
+        taken: list[Tensor] = []
+
+        def take(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            taken.append(args[0])
+            return (args[0][:, -1:], *args[1:])  # nobody reads these logits: one column is enough
+
+        handle = self._model.get_output_embeddings().register_forward_pre_hook(take)
+        try:
+            self._run(ids, mask, positions, None, ids.shape[1])
+        finally:
+            handle.remove()
+        return taken[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The output embeddings' logits of hidden states [positions, hidden], [positions, vocabulary]."""
+        logits: Tensor = self._model.get_output_embeddings()(hidden)
+        return logits
+
+    def _run(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache | None, keep: int) -> Tensor:
+        """One pass; see `__call__`."""
+        own = mask[:, -ids.shape[1] :]
         with lean_blocks(self._model, own, keep) if self._lean and ids.shape[1] > 1 else nullcontext():
             logits: Tensor = self._model(
                 input_ids=ids,
@@ -74,11 +120,6 @@ class Forward:
                 use_cache=cache is not None,
                 logits_to_keep=keep,
             ).logits
-        # A sum is finite only if its terms are, and is far cheaper than a test of every term. Padding doesn't count.
-        finite = logits.sum(dim=-1, dtype=torch.float32).isfinite() | (own[:, -keep:] == 0).to(logits.device)
-        if not finite.all():
-            bad = int((~finite).any(dim=1).sum())
-            raise CandidateError(f"non-finite logits for {bad} of {len(ids)} prompts of a batch")
         return logits
 
 

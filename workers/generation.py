@@ -1,4 +1,4 @@
-"""The engine: greedy answers, gold log-probabilities and choice likelihoods from the resident model."""
+"""The engine: greedy answers, gold log-probabilities and likelihoods of choices and texts from the resident model."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from moevolve.workers.batching import (
 from moevolve.workers.config import EngineConfig
 from moevolve.workers.forward import Forward, copy_rows, sums_by_owner, token_logprobs
 from moevolve.workers.runtime import WORKER_ENV, configure_runtime
+from moevolve.workers.texts import TextScorer
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
@@ -45,8 +46,8 @@ class GenerationEngine:
     (speculative decoding with the gold answer as the draft, so the tokens are the same). Only rows that left the gold
     answer and are not yet decided are decoded step by step, from the cached prompt.
 
-    Results depend on the model, the split and the config: batches are planned from the split alone, and nothing but
-    tokens and decoded texts is remembered between calls.
+    Results depend on the model, the split and the config: batches are planned from the split alone. Between calls only
+    tokens, decoded texts and what `remember` was asked for are kept.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class GenerationEngine:
                 with.
         """
         self._forward = Forward(model, lean)
+        self._scorer = TextScorer(self._forward, config.batch_tokens)
         self._tokenizer = tokenizer
         self._config = config
         self._draft = draft
@@ -140,6 +142,34 @@ class GenerationEngine:
                 for i, part in zip(batch, parts, strict=True):
                     scores[i][:] = part
         return scores
+
+    @torch.inference_mode()
+    def text_logprobs(self, split: PreparedSplit) -> NDArray[np.float64]:
+        """See `moevolve.evaluators.engine.Engine`; prompts are truncated like those of other splits."""
+        return self._scorer.logprobs(self._whole_texts(split))
+
+    @torch.inference_mode()
+    def remember(self, split: PreparedSplit) -> None:
+        """See `moevolve.evaluators.engine.Engine`; takes tokens x hidden values of host memory per split."""
+        if not self._scorer.knows(split.fingerprint):
+            self._scorer.remember(split.fingerprint, self._whole_texts(split))
+
+    @torch.inference_mode()
+    def divergences(self, split: PreparedSplit) -> NDArray[np.float64]:
+        """See `moevolve.evaluators.engine.Engine`."""
+        if not self._scorer.knows(split.fingerprint):
+            raise ValueError(f"{split.task}/{split.split}: the unedited model's predictions were not remembered")
+        return self._scorer.divergences(split.fingerprint, self._whole_texts(split))
+
+    def _whole_texts(self, split: PreparedSplit) -> list[Tokens]:
+        """Prompts with their gold answers."""
+        tokenized = self._tokens_of(split)
+        texts = [(*prompt, *gold) for prompt, gold in zip(tokenized.prompts, tokenized.golds, strict=True)]
+        for i, text in enumerate(texts):
+            if len(text) < 2:
+                where = f"task {split.task}, split {split.split}, example {i}"
+                raise UserError(f"{where}: its text has one token, so there is none to predict; leave the row out")
+        return texts
 
     def _tokens_of(self, split: PreparedSplit) -> TokenizedSplit:
         """The split's tokens, made once."""

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.metrics import confidence_interval, score, wilson
+from moevolve.evaluators.metrics import confidence_interval, metric_of, score, wilson
 
 
 def test_mean_is_correctly_rounded_in_any_order() -> None:
@@ -44,11 +44,37 @@ def test_bootstrap_agrees_with_the_normal_interval_and_repeats_itself() -> None:
     assert wide[0] < low < high < wide[1]
 
 
+def test_geometric_mean_of_likelihoods_is_the_reciprocal_of_perplexity() -> None:
+    logprobs = np.array([-0.5, -2.0, -3.5])
+    assert score("geometric_mean", np.exp(logprobs)) == pytest.approx(np.exp(-2.0))
+    assert score("geometric_mean", np.ones(3)) == 1.0
+    assert score("geometric_mean", [0.5, 0.0]) == 0.0
+
+
+def test_an_interval_is_about_the_metric_of_the_score() -> None:
+    logs = np.random.default_rng(6).normal(-3, 1.5, size=1500).clip(max=0)
+    outcomes = np.exp(logs).astype(np.float32)
+    value = score("geometric_mean", np.exp(logs))
+    assert metric_of(value, outcomes) == "geometric_mean"
+    assert metric_of(score("mean", np.exp(logs)), outcomes) == "mean"
+    assert metric_of(0.75, [1, 1, 1, 0]) == "mean"
+    low, high = confidence_interval(outcomes, metric="geometric_mean")
+    half = 1.96 * logs.std() / np.sqrt(logs.size)
+    assert (low, high) == pytest.approx((value * np.exp(-half), value * np.exp(half)), rel=half * 0.1)
+    assert confidence_interval(outcomes)[0] > high, "the mean is another number"
+    assert confidence_interval([1.0] * 9, metric="geometric_mean") == (1.0, 1.0)
+    assert confidence_interval([1.0] * 9)[0] < 1.0
+    low, high = confidence_interval([0.0, 0.5, 0.5, 0.5], metric="geometric_mean")
+    assert (low, high) == (0.0, 0.5)
+
+
 def test_bad_input() -> None:
-    with pytest.raises(UserError, match="unknown metric `bleu`; known: accuracy, mean"):
+    with pytest.raises(UserError, match="unknown metric `bleu`; known: accuracy, geometric_mean, mean"):
         score("bleu", [1.0])
     with pytest.raises(ValueError, match="no outcomes"):
         confidence_interval([])
+    with pytest.raises(ValueError, match="unknown metric"):
+        confidence_interval([1.0], metric="bleu")
     with pytest.raises(ValueError, match="level"):
         confidence_interval([1.0], level=95)
     with pytest.raises(ValueError, match="finite"):

@@ -10,7 +10,7 @@ import pytest
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.prepare import prepare_split, prepare_splits
-from moevolve.evaluators.registry import FOLDERS_VARIABLE, list_tasks, load_task
+from moevolve.evaluators.registry import FOLDERS_VARIABLE, list_tasks, load_task, split_fitness
 
 WriteTask = Callable[..., Path]
 
@@ -67,6 +67,48 @@ def test_extends_lays_a_task_over_another(write_task: WriteTask, tmp_path: Path)
     child.write_text("extends: child.yaml\n")
     with pytest.raises(UserError, match="goes round in a circle"):
         load_task(child)
+
+
+def test_any_task_under_another_fitness_is_a_task_of_its_own(
+    write_task: WriteTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_task(metric="mean")
+    monkeypatch.chdir(tmp_path)
+    plain = load_task(path)
+    for name in (f"{path}@kl", "small.yaml@kl", "./small.yaml@kl"):
+        assert load_task(name).model_dump() == load_task("small@kl", [tmp_path]).model_dump()
+    other = load_task("small@kl", [tmp_path])
+    assert (other.name, other.fitness, other.scored_by, other.origin) == ("small@kl", "kl", "geometric_mean", str(path))
+    ours, theirs = prepare_splits(plain), prepare_splits(other)
+    assert [split.examples for split in ours.values()] == [split.examples for split in theirs.values()]
+    assert not {split.fingerprint for split in ours.values()} & {split.fingerprint for split in theirs.values()}
+    assert theirs["dev"].task == "small@kl"
+    same, ranked = load_task("small.yaml@generate"), load_task("small.yaml@rank")
+    assert (same.name, same.scored_by, ranked.scored_by) == ("small@generate", "mean", "mean")
+    assert prepare_split(same, "dev").fingerprint != ours["dev"].fingerprint
+    assert load_task("small.yaml@perplexity").with_counts({"search": 2}).name == "small@perplexity"
+
+
+def test_a_fitness_that_is_unknown_or_does_not_suit_is_refused(write_task: WriteTask, tmp_path: Path) -> None:
+    path = write_task(fitness="perplexity", answer=None, choices=None, labels=None, matching=None)
+    with pytest.raises(UserError, match=r"small\.yaml@bleu: unknown fitness `bleu`; .* generate, rank, perplexity, kl"):
+        load_task(f"{path}@bleu")
+    with pytest.raises(UserError, match="unknown fitness ``"):
+        load_task("boolq@")
+    with pytest.raises(UserError, match=r"small\.yaml: give `answer`"):
+        load_task(f"{path}@generate")
+    with pytest.raises(UserError, match=r"unknown task `bolq`; did you mean boolq"):
+        load_task("bolq@kl")
+    with pytest.raises(UserError, match=r"squad2\.yaml: fitness `rank` compares the likelihood of choices"):
+        load_task("squad2@rank")
+    other = tmp_path / "mine@kl.yaml"
+    other.write_text(path.read_text())
+    with pytest.raises(UserError, match=r"mine@kl\.yaml: an @ in a task's name sets another fitness; rename the file"):
+        load_task(other)
+    (tmp_path / "a@b").mkdir()
+    (tmp_path / "a@b" / "small.yaml").write_text(path.read_text())
+    assert load_task(tmp_path / "a@b" / "small.yaml").name == "small"
+    assert split_fitness(str(tmp_path / "a@b" / "small.yaml@kl"))[1] == "@kl"
 
 
 def test_splits_are_disjoint_ordered_and_fingerprinted(write_task: WriteTask) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from moevolve.evaluators.engine import Decided, Generation
 from moevolve.evaluators.errors import CandidateError
 from moevolve.evaluators.runner import run_split
-from moevolve.evaluators.types import Example, Matching, PreparedSplit
+from moevolve.evaluators.types import Example, FitnessKind, Matching, PreparedSplit
 
 SPLIT = PreparedSplit(
     task="t",
@@ -32,6 +32,7 @@ class ScriptedEngine:
     answers: tuple[str, ...] = ()
     gold: tuple[float, ...] = ()
     choices: tuple[tuple[float, ...], ...] = ()
+    texts: tuple[float, ...] = ()
     written: list[str] = field(default_factory=list)
 
     def generate(self, split: PreparedSplit, decided: Decided) -> Generation:
@@ -46,6 +47,15 @@ class ScriptedEngine:
 
     def rank(self, split: PreparedSplit) -> tuple[NDArray[np.float64], ...]:
         return tuple(np.array(values) for values in self.choices)
+
+    def text_logprobs(self, split: PreparedSplit) -> NDArray[np.float64]:
+        return np.array(self.texts)
+
+    def remember(self, split: PreparedSplit) -> None:
+        raise AssertionError("that is the worker's task, while the model is unedited")
+
+    def divergences(self, split: PreparedSplit) -> NDArray[np.float64]:
+        return -np.array(self.texts)
 
 
 def test_generated_answers_are_matched_and_cut_short() -> None:
@@ -73,6 +83,19 @@ def test_ranking_takes_the_likeliest_choice_and_the_first_of_equals() -> None:
     assert result.gold_logprob == (-1 - 3 - 1 - 2) / 4
 
 
+@pytest.mark.parametrize("fitness", ["perplexity", "kl"])
+def test_texts_score_the_exponential_of_their_mean(fitness: FitnessKind) -> None:
+    split = replace(SPLIT, fitness=fitness, metric="geometric_mean")
+    result = run_split(ScriptedEngine(texts=(-1.0, -2.0, -3.0, -0.0)), split)
+    np.testing.assert_allclose(result.outcomes, np.exp([-1, -2, -3, 0]), rtol=1e-6)
+    assert result.score == pytest.approx(np.exp(-1.5))
+    assert result.gold_logprob == -1.5
+    assert run_split(ScriptedEngine(texts=(-0.0,) * 4), split).score == 1.0
+    assert run_split(ScriptedEngine(texts=(-2000.0,) * 4), split).score == 0.0
+    with pytest.raises(ValueError, match="scored 3 of 4 texts of t/search"):
+        run_split(ScriptedEngine(texts=(-1.0,) * 3), split)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_numbers_that_are_not_finite_are_the_candidates_fault(bad: float) -> None:
     with pytest.raises(CandidateError, match=r"t/search: gold log-probability of example 2 is .*1 of 4 not finite"):
@@ -81,6 +104,10 @@ def test_numbers_that_are_not_finite_are_the_candidates_fault(bad: float) -> Non
         run_split(
             ScriptedEngine(choices=((-1.0, -2.0), (-1.0, bad), (-1, -1), (-1, -1))), replace(SPLIT, fitness="rank")
         )
+    with pytest.raises(CandidateError, match="t/search: gold log-probability of example 3 is"):
+        run_split(ScriptedEngine(texts=(-1.0, -1.0, -1.0, bad)), replace(SPLIT, fitness="perplexity"))
+    with pytest.raises(CandidateError, match="t/search: divergence of example 3 is"):
+        run_split(ScriptedEngine(texts=(-1.0, -1.0, -1.0, bad)), replace(SPLIT, fitness="kl"))
 
 
 def test_an_engine_that_skips_examples_is_a_defect_not_a_failed_candidate() -> None:

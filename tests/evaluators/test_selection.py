@@ -30,6 +30,24 @@ def test_plain_selections() -> None:
     assert _select(where={"n": [3]}) == [3]
 
 
+def test_rows_of_too_little_text_are_left_out() -> None:
+    lines = ["", " = Title = \n", " A paragraph of some length . \n", None, "x" * 20, "x" * 19, " " * 30]
+    table = Table("lines", datasets.Dataset.from_dict({"text": lines, "n": list(range(7))}))
+
+    def select(**wanted: Any) -> list[int]:
+        return select_rows(table, Selection.model_validate({"from": "all", "min_chars": {"text": 20}} | wanted))
+
+    assert select() == [2, 4]
+    assert select(offset=1) == [4]
+    assert select(where_not={"n": [2]}) == [4]
+    with pytest.raises(UserError, match="lines, row 0: `min_chars` counts characters, but column `n` holds 0"):
+        select(min_chars={"n": 1})
+    with pytest.raises(UserError, match="no column `body`"):
+        select(min_chars={"body": 1})
+    with pytest.raises(UserError, match="can't take any rows after the first 0: only 0 rows are there"):
+        select(min_chars={"text": 99})
+
+
 def test_a_shuffle_is_fixed_for_ever() -> None:
     """These numbers must not change: a stored score belongs to these rows."""
     assert _select(seed=0) == [9, 6, 4, 5, 2, 8, 3, 1, 7, 0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -119,6 +121,10 @@ HUB_ROWS: dict[str, tuple[dict[str, Any], Example]] = {
             ("A", "B", "C", "D"),
         ),
     ),
+    "wikitext2": (
+        {"text": f" The {'very ' * 40}old <unk> was 3 @.@ 5 m high . \n"},
+        Example(f"The {'very ' * 40}old <unk> was 3 @.@ 5 m high .", ()),
+    ),
 }
 
 
@@ -166,6 +172,28 @@ def test_mmlu_searches_on_fifty_subjects_and_holds_out_seven(monkeypatch: pytest
     questions = {name: {e.prompt.split("\n")[1].split()[1] for e in split.examples} for name, split in seen.items()}
     assert all(len(found) == 50 and not found & HELD_OUT for found in questions.values())
     assert {e.prompt.split("\n")[1].split()[1] for e in held["test"].examples} == HELD_OUT
+
+
+def test_wikitext2_takes_paragraphs_only(tmp_path: Path) -> None:
+    """Files with the columns of the hub data set: one line of an article per row."""
+    lines = [
+        "",
+        " = Valkyria = \n",
+        "",
+        " Short line . \n",
+        *(f" Line {i} : {'long ' * 50}. \n" for i in range(300)),
+        "",
+    ]
+    for source in ("train", "validation", "test"):
+        rows = [{"text": line and line.replace("Line", source)} for line in lines]
+        (tmp_path / f"{source}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = {source: f"{source}.jsonl" for source in ("train", "validation", "test")}
+    (tmp_path / "mine.yaml").write_text(json.dumps({"extends": "wikitext2", "source": {"files": files}}))
+    prepared = prepare.prepare_splits(load_task(tmp_path / "mine.yaml"))
+    assert {name: len(split.examples) for name, split in prepared.items()} == {"search": 256, "dev": 256, "test": 300}
+    for split, source in (("search", "train"), ("dev", "validation"), ("test", "test")):
+        assert all(e.prompt.startswith(f"{source} ") and e.prompt.endswith("long .") for e in prepared[split].examples)
+    assert {(split.fitness, split.metric) for split in prepared.values()} == {("perplexity", "geometric_mean")}
 
 
 @pytest.mark.parametrize("name", DEMO)

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.prepare import prepare_splits
 from moevolve.evaluators.registry import load_task
+from moevolve.evaluators.types import FitnessKind
 
 WriteTask = Callable[..., Path]
 
@@ -41,6 +42,9 @@ WriteTask = Callable[..., Path]
         ({"splits": {"train": {"from": "all"}}}, "'search', 'dev' or 'test'"),
         ({"splits": {"test": {"from": "all", "indices": [1, 1]}}}, "none twice"),
         ({"splits": {"test": {"from": "all", "indices": [1], "count": 1}}}, "can't be combined"),
+        ({"splits": {"test": {"from": "all", "indices": [1], "min_chars": {"text": 9}}}}, "can't be combined"),
+        ({"splits": {"test": {"from": "all", "min_chars": {"text": 0}}}}, "min_chars.text: input should be greater"),
+        ({"fitness": "bleu"}, "field fitness: input should be 'generate', 'rank', 'perplexity' or 'kl'"),
         ({"labels": {"label": {"true": True}}}, "field labels.label.true: input should be a valid string"),
         ({"max_new_tokens": 0}, "field max_new_tokens: input should be greater than or equal to 1"),
         ({"name": "other"}, "a task is called like its file: `small`"),
@@ -85,6 +89,22 @@ def test_tasks_are_frozen(write_task: WriteTask) -> None:
     task = load_task(write_task())
     with pytest.raises(ValidationError, match="frozen"):
         task.prompt = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("fitness", ["perplexity", "kl"])
+def test_texts_need_neither_answers_nor_choices(write_task: WriteTask, fitness: FitnessKind) -> None:
+    task = load_task(
+        write_task(fitness=fitness, prompt="{{ text }}", answer=None, choices=None, labels=None, matching=None)
+    )
+    assert task.scored_by == "geometric_mean"
+    split = prepare_splits(task)["search"]
+    assert (split.fitness, split.metric) == (fitness, "geometric_mean")
+    assert {(example.references, example.choices) for example in split.examples} == {((), ())}
+    graded = load_task(write_task(fitness=fitness, metric="mean"))
+    assert prepare_splits(graded)["search"].metric == "mean"
+    assert {example.references for example in prepare_splits(graded)["search"].examples} <= {("A",), ("B",)}
+    words = load_task(write_task(fitness=fitness, answer="of the", labels=None, choices=None, matching={"kind": "em"}))
+    assert prepare_splits(words)["search"].examples[0].references == ("of the",), "nobody matches it"
 
 
 def test_counts_and_files_can_be_replaced(write_task: WriteTask, tmp_path: Path) -> None:

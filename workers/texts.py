@@ -1,0 +1,140 @@
+"""Whole texts: how likely the resident model finds them, and how far its predictions are from the unedited model's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from moevolve.evaluators.errors import CandidateError, UserError
+from moevolve.workers.batching import Tokens, pad, plan_batches
+from moevolve.workers.forward import Forward, sums_by_owner
+
+_CHUNK = 1 << 24
+"""Logits computed at once. Over a vocabulary of 150,000 that is 100 positions, 64 MB in float32: enough for the output
+embeddings to run near their full speed, little enough for a few copies of it."""
+
+
+class TextScorer:
+    """Reads texts with a model as it is now, and compares it with what it was when a split was remembered.
+
+    Every position of a text but its last predicts the next token; these positions are read, all of them. A pass keeps
+    the hidden states that go into the output embeddings; logits are made from them a chunk of positions at a time and
+    normalised in float32, so no tensor of tokens x vocabulary ever exists. The same hidden states are remembered of the
+    unedited model, tokens x hidden values in the model's dtype on the host: edits leave the output embeddings alone, so
+    its logits can be made again from them, bit for bit.
+
+    Results depend on the model, the texts and `batch_tokens`.
+    """
+
+    def __init__(self, forward: Forward, batch_tokens: int) -> None:
+        """Take a model; edits made to it later are seen.
+
+        Args:
+            forward: runs it.
+            batch_tokens: upper bound on padded tokens in one pass; a longer text has a pass to itself.
+        """
+        self._forward = forward
+        self._batch_tokens = batch_tokens
+        self._remembered: dict[str, list[Tensor]] = {}
+
+    def logprobs(self, texts: Sequence[Tokens]) -> NDArray[np.float64]:
+        """Mean log-probability of every text's tokens after the first, float64 [texts], in nats.
+
+        Args:
+            texts: of two tokens at least.
+
+        Raises:
+            CandidateError: logits are not finite.
+        """
+        means = np.zeros(len(texts), dtype=np.float64)
+        for batch, hidden in self._passes(texts):
+            targets = torch.tensor([token for i in batch for token in texts[i][1:]], device=hidden.device)
+            parts = [
+                _token_logprobs(self._forward.logits(part), tokens)
+                for part, tokens in zip(self._chunks(hidden), self._chunks(targets), strict=True)
+            ]
+            means[batch] = _text_means(parts, [len(texts[i]) - 1 for i in batch])
+        return means
+
+    def knows(self, key: str) -> bool:
+        """Whether something is remembered under a key."""
+        return key in self._remembered
+
+    def remember(self, key: str, texts: Sequence[Tokens]) -> None:
+        """Keep what the model, which must be unedited, predicts on texts.
+
+        Args:
+            key: to find it again.
+            texts: of two tokens at least.
+
+        Raises:
+            UserError: hidden states are not finite.
+        """
+        kept = []
+        for _, hidden in self._passes(texts):
+            if not hidden.sum(dtype=torch.float32).isfinite():
+                raise UserError("the unedited model's hidden states are not finite; try model.dtype: float32")
+            kept.append(hidden.cpu())
+        self._remembered[key] = kept
+
+    def divergences(self, key: str, texts: Sequence[Tokens]) -> NDArray[np.float64]:
+        """KL(remembered || now) over the vocabulary, mean over every text's positions, float64 [texts], in nats.
+
+        Args:
+            key: under which the same texts were remembered.
+            texts: of two tokens at least.
+
+        Raises:
+            CandidateError: logits are not finite.
+            KeyError: nothing is remembered under this key.
+        """
+        means = np.zeros(len(texts), dtype=np.float64)
+        for (batch, hidden), full in zip(self._passes(texts), self._remembered[key], strict=True):
+            parts = [
+                _divergence(self._forward.logits(before.to(now.device)), self._forward.logits(now))
+                for before, now in zip(self._chunks(full), self._chunks(hidden), strict=True)
+            ]
+            means[batch] = _text_means(parts, [len(texts[i]) - 1 for i in batch])
+        return means
+
+    def _passes(self, texts: Sequence[Tokens]) -> Iterator[tuple[list[int], Tensor]]:
+        """Runs all texts: indices of each pass's texts, and [positions, hidden] of their positions, text by text."""
+        lengths = [len(text) for text in texts]
+        for batch in plan_batches(lengths, [0] * len(texts), self._batch_tokens):
+            columns = pad([texts[i] for i in batch], [()] * len(batch), self._forward.device)
+            hidden = self._forward.hidden_states(columns.ids, columns.mask, columns.positions)
+            # Padding is on the left, so every text's last token, which predicts none of its own, is in the last column.
+            yield batch, hidden[:, :-1][columns.mask[:, :-1].to(hidden.device) == 1]
+
+    def _chunks(self, positions: Tensor) -> tuple[Tensor, ...]:
+        return positions.split(max(1, _CHUNK // self._forward.vocabulary))
+
+
+def _token_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Log-probability of a token per row of logits, float32 [rows]."""
+    chosen = logits.gather(1, tokens.unsqueeze(1)).squeeze(1).float()
+    return chosen - logits.float().logsumexp(dim=-1)
+
+
+def _divergence(full: Tensor, edited: Tensor) -> Tensor:
+    """KL(full || edited) per row of logits, float32 [rows]; rounding makes it no smaller than 0."""
+    before, now = full.float().log_softmax(dim=-1), edited.float().log_softmax(dim=-1)
+    difference = before - now
+    return (before.exp_() * difference).sum(dim=-1).clamp_min(0.0)
+
+
+def _text_means(parts: Sequence[Tensor], counts: Sequence[int]) -> NDArray[np.float64]:
+    """Means of consecutive stretches of `counts` values each.
+
+    Raises:
+        CandidateError: a value is not finite.
+    """
+    values = torch.cat(list(parts)).double().cpu().numpy()
+    wrong = np.count_nonzero(sums_by_owner((~np.isfinite(values)).astype(np.float64), counts))
+    if wrong:
+        raise CandidateError(f"non-finite logits for {wrong} of {len(counts)} texts of a batch")
+    return sums_by_owner(values, counts) / np.asarray(counts)
