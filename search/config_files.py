@@ -10,6 +10,7 @@ import yaml
 from pydantic import ValidationError
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.registry import split_fitness
 from moevolve.search.config import RunConfig, StoredConfig
 
 
@@ -132,7 +133,8 @@ def _resolve_paths(data: dict[str, Any], folder: Path) -> None:
         data["tasks"] = [{"name": task} if isinstance(task, str) else task for task in tasks]
         for task in data["tasks"]:
             if isinstance(task, dict) and isinstance(task.get("name"), str):
-                task["name"] = _absolute(task["name"], folder)
+                base, fitness = split_fitness(task["name"])
+                task["name"] = _absolute(base, folder) + fitness
 
 
 def _absolute(path: str, folder: Path) -> str:

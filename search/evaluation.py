@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.metrics import confidence_interval
+from moevolve.evaluators.metrics import confidence_interval, metric_of
 from moevolve.evaluators.prepare import prepare_split
 from moevolve.evaluators.registry import load_task
 from moevolve.evaluators.types import PreparedSplit, Split
@@ -101,7 +101,8 @@ def evaluate_subject(store: Store, subject: Subject, task: str, split: Split) ->
 
 def interval(record: EvaluationRecord) -> tuple[float, float]:
     """95 % confidence interval of a stored evaluation's score, from its per-example outcomes."""
-    return confidence_interval(np.frombuffer(record.outcomes or b"", dtype="<f4"))
+    outcomes = np.frombuffer(record.outcomes or b"", dtype="<f4")
+    return confidence_interval(outcomes, metric=metric_of(record.score or 0.0, outcomes))
 
 
 def _prepared(config: StoredConfig, name: str, split: Split) -> PreparedSplit:

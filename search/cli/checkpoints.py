@@ -18,7 +18,9 @@ def register(app: typer.Typer) -> None:
 
 def evaluate(
     individual: Annotated[str, typer.Argument(metavar="INDIVIDUAL|full", help="SEARCH:INDEX, or the unedited model.")],
-    task: Annotated[str, typer.Option("--task", help="Any task, also one that the search did not use.")],
+    task: Annotated[
+        str, typer.Option("--task", help="Any task, or NAME@FITNESS; also one that the search did not use.")
+    ],
     split: Annotated[Literal["search", "dev", "test"], typer.Option("--split", help="Which split.")] = "test",
     search: Annotated[str | None, typer.Option("--search", help="Whose full model (with `full`).")] = None,
     store: StoreOption = DEFAULT_STORE,

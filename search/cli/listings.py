@@ -205,7 +205,7 @@ def lineage(
 
 
 def tasks(as_json: JsonOption = False) -> None:
-    """The tasks that can be named in a configuration."""
+    """The tasks that can be named in a configuration; NAME@FITNESS is NAME under another fitness (demo-span@kl)."""
     from moevolve.evaluators.registry import list_tasks, load_task
 
     found = {name: load_task(name) for name in list_tasks()}

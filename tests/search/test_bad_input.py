@@ -49,6 +49,7 @@ def launch(tiny: Any, tmp_path: Path) -> Callable[..., str]:
         ({"genome": {"kind": "eep", "experts": 2, "groups": 9}}, ["genome.groups", "9", "4"]),
         ({"tasks": ["boolk"]}, ["boolk", "boolq"]),
         ({"tasks": ["/nowhere/task.yaml"]}, ["/nowhere/task.yaml"]),
+        ({"tasks": ["boolq@bleu"]}, ["boolq@bleu", "bleu", "perplexity, kl"]),
         ({"model": {"path": "/nowhere/model"}}, ["/nowhere/model"]),
         ({"phases": [{"kind": "prune", "evaluations": 0}]}, ["phases.0", "evaluations"]),
         ({"phases": []}, ["phases"]),

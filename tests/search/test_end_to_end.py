@@ -101,6 +101,24 @@ def test_evaluate_reuses_and_measures(finished: Path, moevolve: Any, tiny: Any) 
     assert json.loads(fresh.stdout) == json.loads(again.stdout), "the second one comes from the store"
 
 
+def test_evaluate_under_another_fitness_is_another_task(finished: Path, moevolve: Any, tiny: Any) -> None:
+    def score(individual: str, fitness: str) -> dict[str, Any]:
+        task = f"{tiny.task}@{fitness}"
+        done = moevolve("evaluate", individual, "--task", task, "--split", "dev", "--json", cwd=finished)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    full, pruned, likelihood = score("full", "kl"), score("calm:0", "kl"), score("calm:0", "perplexity")
+    assert (full["task"], likelihood["task"]) == ("pick@kl", "pick@perplexity")
+    assert full["score"] == pytest.approx(1.0, abs=1e-6)
+    assert 0 < pruned["interval"][0] <= pruned["score"] <= pruned["interval"][1] < 1
+    assert 0 < likelihood["score"] < 1
+    tasks = {
+        row["task"] for row in json.loads(moevolve("show", "calm:0", "--json", cwd=finished).stdout)["evaluations"]
+    }
+    assert {"pick", "pick@kl", "pick@perplexity"} <= tasks
+
+
 def test_export_loads_without_moevolve(finished: Path, moevolve: Any, tmp_path: Path) -> None:
     pruned = json.loads(moevolve("show", "calm:3", "--json", cwd=finished).stdout)
     assert pruned["phase"] == "prune"

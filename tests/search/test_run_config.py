@@ -171,6 +171,9 @@ def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert config.tasks[0].name == str(folder / "pick.yaml")
     assert config.model.path == str(tmp_path / "model")
     assert config.tasks[1].name == "rte", "a packaged task keeps its name"
+    (tmp_path / "near.yaml").touch()
+    other = load_run_config(written(folder, tasks=["./pick.yaml@kl", "near.yaml@kl", "rte@kl"]))
+    assert [task.name for task in other.tasks] == [f"{folder}/pick.yaml@kl", f"{tmp_path}/near.yaml@kl", "rte@kl"]
     assert load_run_config(written(folder, model={"path": "here"})).model.path == str(tmp_path / "here")
     assert load_run_config(written(folder, model={"path": "org/hub-id"})).model.path == "org/hub-id"
 
