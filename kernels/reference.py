@@ -1,6 +1,7 @@
 """Plain torch oracles: the equations as loops, for tests and for reading. Nothing on the hot path calls them.
 
-Source: Efficient Expert Pruning (arXiv 2407.00945), Eq. 5 (router mapping) and Eq. 6 (expert merging).
+Source: Efficient Expert Pruning (arXiv 2407.00945), Eq. 5 (router mapping) and Eq. 6 (expert merging); FactorLLM
+(arXiv 2408.11855), Eq. 7 (chosen experts of a divided network).
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from moevolve.kernels.expert_ffn import NetworkWeights
 from moevolve.kernels.routing import SUM_EPS
 
 
@@ -87,3 +89,44 @@ def block_mix_weight(u: Tensor, v: Tensor, mixing: Tensor | None) -> Tensor:
             row.append(block)
         rows.append(torch.cat(row, dim=1))
     return torch.block_diag(*u.double()) @ torch.cat(rows) @ torch.block_diag(*v.double())
+
+
+def factorized_ffn_token(
+    hidden: Tensor, network: NetworkWeights, experts: int, weight: Tensor, bias: Tensor, active: int, scale: float
+) -> Tensor:
+    """One token through a network divided into experts (FactorLLM, Eq. 7), neuron by neuron.
+
+    Args:
+        hidden: [hidden].
+        network: neurons in order of experts.
+        experts: N.
+        weight, bias: routers [routers, N, hidden] and [routers, N].
+        active: experts K per router.
+        scale: factor on the sum of experts.
+
+    Returns:
+        float64 [hidden].
+    """
+    hidden = hidden.double()
+    logits = [
+        [float(row.double() @ hidden + b) for row, b in zip(w, bs, strict=True)]
+        for w, bs in zip(weight, bias, strict=True)
+    ]
+    picks = [set(sorted(range(experts), key=lambda i: (-each[i], i))[:active]) for each in logits]
+    chosen = set.intersection(*picks)
+    width = len(network.up) // experts
+    total = torch.zeros_like(hidden)
+    for neuron in range(len(network.up)):
+        if neuron // width not in chosen:
+            continue
+        value = network.up[neuron].double() @ hidden
+        value = value if network.up_bias is None else value + network.up_bias[neuron]
+        if network.gate is None:
+            value = network.activation(value)
+        else:
+            gate = network.gate[neuron].double() @ hidden
+            gate = gate if network.gate_bias is None else gate + network.gate_bias[neuron]
+            value = value * network.activation(gate)
+        total += value * network.down[:, neuron].double()
+    total *= scale
+    return total if network.down_bias is None else total + network.down_bias.double()

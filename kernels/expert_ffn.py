@@ -1,0 +1,103 @@
+"""A feed-forward network whose neurons are divided into experts: every expert runs its own tokens only.
+
+Source: FactorLLM (arXiv 2408.11855), Eq. 5 to 7. The neurons lie in order of experts, so that an expert is a slice of
+the network's own matrices: nothing is copied. Outputs are summed in float32 in order of experts, the output bias is
+added once; with every expert chosen that is the dense network up to the order of the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NetworkWeights:
+    """A feed-forward network, `down(act(gate(x)) * up(x))` or `down(act(up(x)))`.
+
+    Attributes:
+        up: [width, hidden].
+        gate: [width, hidden]; None for a plain network.
+        down: [hidden, width].
+        up_bias, gate_bias: [width], or None.
+        down_bias: [hidden], or None.
+        activation: elementwise.
+    """
+
+    up: Tensor
+    gate: Tensor | None
+    down: Tensor
+    up_bias: Tensor | None
+    gate_bias: Tensor | None
+    down_bias: Tensor | None
+    activation: Callable[[Tensor], Tensor]
+
+
+def choose_experts(hidden: Tensor, weight: Tensor, bias: Tensor, active: int) -> Tensor:
+    """The experts that every router chooses for a token.
+
+    Args:
+        hidden: [tokens, hidden], any floating dtype; logits are float32.
+        weight: linear routers, float32 [routers, experts, hidden].
+        bias: float32 [routers, experts].
+        active: experts K that each router chooses, those of the largest logits.
+
+    Returns:
+        bool [tokens, experts]: chosen by all routers; K experts per token if there is one router, else at most K.
+    """
+    routers, experts, _ = weight.shape
+    logits = linear(hidden.float(), weight.flatten(0, 1), bias.flatten()).view(-1, routers, experts)
+    picks = logits.topk(active, dim=-1).indices
+    chosen = torch.zeros(logits.shape, dtype=torch.bool, device=hidden.device).scatter_(-1, picks, True)
+    return chosen.all(dim=1)
+
+
+def expert_ffn(hidden: Tensor, chosen: Tensor, network: NetworkWeights, scale: float = 1.0) -> Tensor:
+    """The unweighted sum of the chosen experts' outputs.
+
+    Args:
+        hidden: [tokens, hidden].
+        chosen: bool [tokens, experts]; expert i is the i-th of equal slices of the network's neurons.
+        network: the whole network, in the dtype of `hidden`.
+        scale: factor on the sum, not on the output bias.
+
+    Returns:
+        [tokens, hidden] in the dtype of `hidden`.
+    """
+    experts = chosen.shape[1]
+    width = network.up.shape[0] // experts
+    total = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
+    counts = chosen.sum(dim=0).tolist()
+    for expert, count in enumerate(counts):
+        if count == 0:
+            continue
+        neurons = slice(expert * width, (expert + 1) * width)
+        if count == len(hidden):
+            total += _slice_output(hidden, network, neurons)
+        else:
+            rows = chosen[:, expert].nonzero().squeeze(1)
+            # A row comes once per expert, so that the order of the sum is fixed on any device.
+            total.index_add_(0, rows, _slice_output(hidden.index_select(0, rows), network, neurons).float())
+    if scale != 1.0:
+        total *= scale
+    if network.down_bias is not None:
+        total += network.down_bias
+    return total.to(hidden.dtype)
+
+
+def _slice_output(hidden: Tensor, network: NetworkWeights, neurons: slice) -> Tensor:
+    """The output of some neurons, [tokens, hidden], without the output bias."""
+    inner = linear(hidden, network.up[neurons], _part(network.up_bias, neurons))
+    if network.gate is None:
+        inner = network.activation(inner)
+    else:
+        inner *= network.activation(linear(hidden, network.gate[neurons], _part(network.gate_bias, neurons)))
+    return linear(inner, network.down[:, neurons])
+
+
+def _part(bias: Tensor | None, neurons: slice) -> Tensor | None:
+    return None if bias is None else bias[neurons]
