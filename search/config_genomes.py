@@ -33,24 +33,31 @@ class EepSection(Section):
 
 
 class FactorLlmSection(Section):
-    """The FactorLLM genome: every dense feed-forward network split into equal experts, and a linear router.
+    """The FactorLLM genome: every dense feed-forward network divided into equal experts, and linear routers.
+
+    The paper names configurations by their numbers: 1R4E2K has one router, 4 experts and 2 of them active.
 
     Attributes:
         experts: experts N that a network's neurons are divided among, equally.
         active: experts K per token.
-        routers: routers R per block; each chooses K experts, and their outputs are averaged.
-        partition: how neurons are grouped at the start: in order, at random, by balanced k-means on their weights, or
-            by which fire together.
+        routers: routers R per network: one that chooses its experts whole (what the paper recommends), or one for each
+            of its linear layers (3 in gated networks, 2 in plain ones), each choosing K slices of its layer; a neuron
+            then works where all routers chose its expert.
+        router_bias: whether routers have a bias (the paper's have). Without it, and with output_scale one, a top-1
+            division of a Llama or Mistral is an ordinary Mixtral and can be exported as one.
+        partition: how neurons are grouped at the start: in order, at random, by balanced k-means on their input
+            weights, or by which fire together.
         output_scale: factor on the sum of the chosen experts' outputs: 1 (the paper) or N / K (the authors' code).
-        components: principal directions of a layer's inputs in which the router is searched.
-        ridge: regularisation of the router's closed-form start, as a share of the inputs' mean variance.
+        components: principal directions of a network's inputs in which its routers are searched.
+        ridge: regularisation of the routers' closed-form start, as a share of the inputs' mean variance.
         calibration_tokens: tokens of the search prompts that the start is measured on.
     """
 
     kind: Literal["factorllm"]
-    experts: int = Field(ge=2)
+    experts: int = Field(ge=2, le=256)
     active: int = Field(ge=1)
-    routers: int = Field(1, ge=1)
+    routers: int = Field(1, ge=1, le=3)
+    router_bias: bool = True
     partition: Literal["contiguous", "shuffled", "kmeans", "coactivation"] = "kmeans"
     output_scale: Literal["one", "n_over_k"] = "one"
     components: int = Field(8, ge=0)
@@ -95,18 +102,21 @@ class NanoMoeSection(Section):
 
     Attributes:
         variant: form of the mixing matrix's blocks: `I` scalars, `II` diagonals, `III` diagonals plus rank one;
-            `low_rank` is plain U V.
-        blocks: K blocks of inputs and of outputs.
+            `low_rank` is plain U V, a baseline with nothing to search.
+        blocks: K blocks of inputs and of outputs; it divides both. `low_rank` has none.
         rank: r, columns of every block of U and rows of every block of V.
         layers: which linear layers: a shell pattern on names such as `layers.0.mlp.up_proj`.
-        refine: rounds of alternating least squares on U and V, given M.
+        fit: rounds of least squares that fit U, V and M together to a layer's weight before the search, whose start
+            that is then; 0 starts at plain low rank, where M's blocks are all the identity.
+        refine: rounds of alternating least squares on U and V, given a candidate's M.
     """
 
     kind: Literal["nanomoe"]
     variant: Literal["I", "II", "III", "low_rank"] = "I"
-    blocks: int = Field(4, ge=1)
-    rank: int = Field(ge=1)
+    blocks: int = Field(4, ge=1, le=1024)
+    rank: int = Field(ge=1, le=65535)
     layers: str = "*.mlp.*"
+    fit: int = Field(0, ge=0)
     refine: int = Field(1, ge=0)
 
 

@@ -11,13 +11,17 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.workers.batching import Tokens, missing_bos, tokenize_split
 from moevolve.workers.calibration.base import Calibration, CalibrationRecipe
+from moevolve.workers.calibration.factorllm import calibrate_factorllm
+from moevolve.workers.calibration.factorllm_recipe import FactorLlmRecipe
 from moevolve.workers.config import EngineConfig
 from moevolve.workers.resident import ResidentModel
 
 Calibrator = Callable[[ResidentModel, Sequence[Tokens], Any], Calibration]
 """Measures an unedited resident model on token sequences, as a recipe says."""
 
-CALIBRATORS: dict[type, Calibrator] = {}
+CALIBRATORS: dict[type, Calibrator] = {
+    FactorLlmRecipe: calibrate_factorllm,
+}
 """Calibrators by the type of recipe."""
 
 

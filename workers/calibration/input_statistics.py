@@ -1,0 +1,98 @@
+"""Means and covariances of what goes into a layer, in a stream, and what follows from them in closed form."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+_NEGLIGIBLE = 1e-6
+"""A direction whose standard deviation is below this share of the largest doesn't vary."""
+
+
+class InputStatistics:
+    """Moments of inputs and their products with targets, in float64; memory doesn't grow with the tokens.
+
+    Args:
+        inputs: size of an input.
+        targets: size of a target.
+        device: where the inputs are.
+    """
+
+    def __init__(self, inputs: int, targets: int, device: torch.device) -> None:
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.float64, device=device)
+
+        self.count = 0
+        self._sum, self._target_sum = zeros(inputs), zeros(targets)
+        self._products, self._target_products = zeros(inputs, inputs), zeros(inputs, targets)
+
+    def add(self, inputs: Tensor, targets: Tensor) -> None:
+        """Take in tokens: inputs [tokens, inputs], targets [tokens, targets], any floating dtype."""
+        inputs, targets = inputs.double(), targets.double()
+        self.count += len(inputs)
+        self._sum += inputs.sum(dim=0)
+        self._target_sum += targets.sum(dim=0)
+        self._products += inputs.t() @ inputs
+        self._target_products += inputs.t() @ targets
+
+    @property
+    def mean(self) -> NDArray[np.float64]:
+        """Mean input, [inputs]."""
+        mean: NDArray[np.float64] = (self._sum / self.count).cpu().numpy()
+        return mean
+
+    @property
+    def covariance(self) -> NDArray[np.float64]:
+        """Of the inputs, [inputs, inputs]."""
+        return self.moment - np.outer(self.mean, self.mean)
+
+    @property
+    def moment(self) -> NDArray[np.float64]:
+        """Mean product of inputs, [inputs, inputs]."""
+        moment: NDArray[np.float64] = (self._products / self.count).cpu().numpy()
+        return moment
+
+    def ridge(self, share: float, intercept: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Linear regression of the targets on the inputs, the intercept not regularised.
+
+        Args:
+            share: regularisation, as a share of the inputs' mean variance (mean square without intercept).
+            intercept: whether there is one.
+
+        Returns:
+            Weights [targets, inputs] and intercepts [targets], zero without.
+        """
+        targets: NDArray[np.float64] = (self._target_sum / self.count).cpu().numpy()
+        products: NDArray[np.float64] = (self._target_products / self.count).cpu().numpy()
+        square = self.moment
+        if intercept:
+            square, products = self.covariance, products - np.outer(self.mean, targets)
+        penalty = share * np.trace(square) / len(square)
+        # All inputs alike: there is nothing to regress on.
+        penalty = penalty if penalty > 0 else 1.0
+        weights = np.linalg.solve(square + penalty * np.eye(len(square)), products).T.astype(np.float64)
+        return weights, targets - weights @ self.mean if intercept else np.zeros_like(targets)
+
+
+def principal_directions(square: NDArray[np.float64], count: int) -> NDArray[np.float64]:
+    """Principal directions, each divided by its standard deviation.
+
+    An input's product with such a direction varies by 1 from token to token, whatever the direction.
+
+    Args:
+        square: covariance of the inputs [inputs, inputs], or their mean products.
+        count: how many, at most `inputs`.
+
+    Returns:
+        float64 [count, inputs], largest variance first, every one's largest entry positive; zero where there are fewer
+        directions in which inputs vary.
+    """
+    variances, vectors = np.linalg.eigh(square)
+    variances, directions = variances[::-1][:count], vectors.T[::-1][:count]
+    largest = np.abs(directions).argmax(axis=1)
+    directions = directions * np.sign(np.take_along_axis(directions, largest[:, None], axis=1))
+    deviations = np.sqrt(np.maximum(variances, 0))
+    varies = deviations > _NEGLIGIBLE * deviations[:1]
+    return np.where(varies[:, None], directions / np.where(varies, deviations, 1.0)[:, None], 0.0)
