@@ -1,0 +1,104 @@
+"""The NanoMoE edit: chosen linear layers as `blockdiag(U) M blockdiag(V)`, with M's parameters given.
+
+Source: NanoMoE, Sec. 3: Eq. 1 and 2, the variants I, II and III, and Table 1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moevolve.evaluators.errors import UserError
+
+Variant = Literal["I", "II", "III", "low_rank"]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockForm:
+    """The form of a block-mixed linear layer.
+
+    Attributes:
+        variant: of M's blocks: `a_ij I` (I), `diag(b_ij)` (II), `diag(c_ij) + alpha_ij beta_ij^T` (III), or all the
+            identity, which is plain low rank.
+        blocks: K; 1 for plain low rank.
+        rank: r.
+    """
+
+    variant: Variant
+    blocks: int
+    rank: int
+
+    @property
+    def mixing_shape(self) -> tuple[int, ...]:
+        """Shape of M's parameters, as `moevolve.kernels.block_mix.block_mix` takes them; [0] for plain low rank."""
+        square = (self.blocks, self.blocks)
+        shapes = {"I": square, "II": (*square, self.rank), "III": (3, *square, self.rank), "low_rank": (0,)}
+        return shapes[self.variant]
+
+    @property
+    def unmixed(self) -> NDArray[np.float32]:
+        """M's parameters where all blocks are the identity, so that the layer is plain low rank."""
+        parameters = np.ones(self.mixing_shape, dtype=np.float32)
+        if self.variant == "III":
+            parameters[1:] = 0
+        return parameters
+
+    def parameters(self, outputs: int, inputs: int) -> int:
+        """Parameters of a layer [d2, d1] without its bias (Table 1): (d1 + d2) r, and those of M."""
+        return (inputs + outputs) * self.rank + int(np.prod(self.mixing_shape))
+
+    def flops(self, outputs: int, inputs: int) -> int:
+        """Floating-point operations of a layer per token, a multiply and an add counting two, without its bias.
+
+        Applying M takes K^2 r multiplies in variants I and II alike; the inner products with beta and the sums of alpha
+        in variant III take as many again, each.
+        """
+        passes = {"I": 1, "II": 1, "III": 3, "low_rank": 0}[self.variant]
+        return 2 * self.rank * (inputs + outputs + passes * self.blocks**2)
+
+
+@dataclass(frozen=True)
+class NanoMoeEdit:
+    """M's parameters of every chosen linear layer; U and V follow from the layer's weight and M.
+
+    Attributes:
+        form: of all layers.
+        layers: names of the linear layers, as in `layers.0.mlp.up_proj`.
+        mixing: float32 [layers, *form.mixing_shape]: M's parameters, relative to the fitted ones that the factors start
+            from: where they are `form.unmixed`, M is as fitted.
+        fit: rounds that U, V and M are fitted together before; 0 leaves all blocks of M the identity.
+        refine: rounds that U and V are refined given M.
+
+    Raises:
+        UserError: the shapes disagree.
+    """
+
+    form: BlockForm
+    layers: tuple[str, ...]
+    mixing: NDArray[np.float32] = field(repr=False)
+    fit: int = 0
+    refine: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mixing", np.ascontiguousarray(self.mixing, dtype=np.float32))
+        expected = (len(self.layers), *self.form.mixing_shape)
+        if self.mixing.shape != expected:
+            raise UserError(f"a NanoMoE edit of this form needs mixing parameters {expected}, got {self.mixing.shape}")
+
+    @cached_property
+    def finite(self) -> bool:
+        """Whether every parameter is finite."""
+        return bool(np.isfinite(self.mixing).all())
+
+    @cached_property
+    def phenotype_hash(self) -> str:
+        form = self.form
+        head = f"nanomoe/1 {form.variant} K={form.blocks} r={form.rank} fit={self.fit} refine={self.refine} "
+        digest = hashlib.sha256((head + " ".join(self.layers) + "\n").encode())
+        digest.update(self.mixing.astype("<f4").tobytes())
+        return digest.hexdigest()
