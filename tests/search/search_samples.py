@@ -8,16 +8,17 @@ import numpy as np
 from hypothesis import settings
 
 from moevolve.search.config_genomes import EepSection
-from moevolve.search.config_phases import MergePhase, PrunePhase
+from moevolve.search.config_phases import MergePhase, PrunePhase, TunePhase
 from moevolve.search.genomes.eep import EepGenome, EepSpace
 from moevolve.workers.edits.eep import RouterSpace
-from moevolve.workers.messages import ModelFacts
+from moevolve.workers.messages import DenseFacts, LinearFacts, ModelFacts
 
 few = settings(max_examples=20, deadline=None)
 """Fewer examples: for tests with many parameters, or slow ones."""
 many = settings(max_examples=150, deadline=None)
 PRUNE = PrunePhase(evaluations=40)
 MERGE = MergePhase(evaluations=160)
+TUNE = TunePhase(evaluations=100)
 
 
 def mixtral(layers: int = 32, experts: int = 8, active: int = 2) -> ModelFacts:
@@ -35,6 +36,45 @@ def mixtral(layers: int = 32, experts: int = 8, active: int = 2) -> ModelFacts:
         expert_parameters=expert,
         router_parameters_per_expert=hidden,
         dtype_bytes=2,
+    )
+
+
+def dense_model(
+    layers: int = 4, hidden: int = 16, width: int = 24, gated: bool = True, bias: bool = False, heads: int = 4
+) -> ModelFacts:
+    """Facts of a small dense model: a Llama with grouped key/value heads if gated, else an OPT; embeddings not tied."""
+    kept, vocabulary = heads // 2 if gated else heads, 50
+    head_dim = hidden // heads
+    shapes = {
+        "self_attn.q_proj": (hidden, hidden),
+        "self_attn.k_proj": (kept * head_dim, hidden),
+        "self_attn.v_proj": (kept * head_dim, hidden),
+        "self_attn.o_proj": (hidden, hidden),
+    }
+    if gated:
+        shapes |= {"mlp.gate_proj": (width, hidden), "mlp.up_proj": (width, hidden), "mlp.down_proj": (hidden, width)}
+    else:
+        shapes |= {"fc1": (width, hidden), "fc2": (hidden, width)}
+    linears = tuple(
+        LinearFacts(f"layers.{layer}.{name}", outputs, inputs, bias)
+        for layer in range(layers)
+        for name, (outputs, inputs) in shapes.items()
+    )
+    norms = (2 * layers + 1) * hidden
+    return ModelFacts(
+        family="llama" if gated else "opt",
+        fingerprint="weights",
+        moe_layers=(),
+        experts=0,
+        active=0,
+        renormalise=False,
+        parameters=2 * vocabulary * hidden + norms + sum(linear.outputs * (linear.inputs + bias) for linear in linears),
+        expert_parameters=0,
+        router_parameters_per_expert=0,
+        dtype_bytes=4,
+        dense=DenseFacts(layers, hidden, width, gated, bias, heads, kept, head_dim, head_dim if gated else 0),
+        linears=linears,
+        embedding_parameters=vocabulary * hidden,
     )
 
 
