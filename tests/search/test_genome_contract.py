@@ -11,15 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from factorllm_samples import factorllm_space
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from search_samples import MERGE, PRUNE, continuous, eep_space, few
+from search_samples import MERGE, PRUNE, TUNE, continuous, dense_model, eep_space, few
 
 from moevolve.search.config_phases import PhaseConfig
 from moevolve.search.genomes.base import Genome, GenomeSpace, Offspring
 from moevolve.search.genomes.eep import EepGenome
+from moevolve.search.genomes.factorllm import FactorLlmGenome
 from moevolve.workers.edits.base import Edit
+from moevolve.workers.messages import ModelFacts
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Kind:
         arrays: all arrays of a genome.
         permuted: the same candidate with its interchangeable parts in another order.
         check: asserts what a genome of a phase must satisfy.
+        added: most parameters that its edits add to the model, routers for example.
     """
 
     space: GenomeSpace[Any]
@@ -39,6 +43,7 @@ class Kind:
     arrays: Callable[[Any], tuple[NDArray[Any], ...]]
     permuted: Callable[[Any, np.random.Generator], Genome]
     check: Callable[[Any, PhaseConfig], None]
+    added: int = 0
 
 
 def _permute_rows(genome: EepGenome, rng: np.random.Generator) -> EepGenome:
@@ -71,12 +76,46 @@ def _eep(retained: int, groups: Any, **model: Any) -> Kind:
     )
 
 
+def _permute_experts(genome: FactorLlmGenome, rng: np.random.Generator) -> FactorLlmGenome:
+    """Only where the calibration's routers don't tell them apart."""
+    arrays = {name: getattr(genome, name).copy() for name in ("experts", "anchored", "coordinates", "biases")}
+    for layer in np.flatnonzero(genome.anchored == 0):
+        order = rng.permutation(genome.space.n)
+        arrays["experts"][layer] = np.argsort(order)[genome.experts[layer]]
+        for name in ("coordinates", "biases"):
+            arrays[name][layer] = arrays[name][layer][:, order]
+    return FactorLlmGenome(genome.space, **arrays)
+
+
+def _check_factorllm(genome: FactorLlmGenome, phase: PhaseConfig) -> None:
+    space = genome.space
+    for experts in genome.experts:
+        assert np.bincount(experts).tolist() == [space.dense.width // space.n] * space.n
+    assert np.isfinite(genome.coordinates).all() and np.isfinite(genome.biases).all()
+    assert genome.express().finite
+
+
+def _factorllm(facts: ModelFacts, **settings: Any) -> Kind:
+    space = factorllm_space(facts, **settings)
+    return Kind(
+        space,
+        (TUNE,),
+        lambda genome: (genome.experts, genome.anchored, genome.coordinates, genome.biases),
+        _permute_experts,
+        _check_factorllm,
+        added=space.dense.layers * space.routers * space.n * (space.dense.hidden + 1),
+    )
+
+
 KINDS = {
     "eep": _eep(4, 4),
     "eep-one-expert": _eep(1, 2, layers=4, experts=8),
     "eep-tuning": _eep(8, "per_layer", layers=3, active=1),
     "eep-logits": _eep(3, 3, layers=7, experts=4, router_space="logits"),
     "eep-many": _eep(30, 2, layers=5, experts=60),
+    "factorllm": _factorllm(dense_model()),
+    "factorllm-plain": _factorllm(dense_model(gated=False, bias=True), experts=8, routers=2, output_scale="n_over_k"),
+    "factorllm-whole": _factorllm(dense_model(layers=1), experts=2, active=2, components=0, router_bias=False),
 }
 PHASED = [pytest.param(kind, phase, id=f"{name}-{phase.kind}") for name, kind in KINDS.items() for phase in kind.phases]
 kinds = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
@@ -222,7 +261,8 @@ def test_any_point_is_a_genome(kind: Kind, phase: PhaseConfig, seed: int) -> Non
 def test_descriptions_add_up(kind: Kind, phase: PhaseConfig, seed: int) -> None:
     description = kind.space.describe(grown(kind, phase, seed))
     assert 1 <= description.active <= description.experts
-    assert 0 < description.active_parameters <= description.parameters <= description.parameters_full
+    assert 0 < description.active_parameters <= description.parameters
+    assert description.parameters <= description.parameters_full + kind.added
     assert description.summary and description.summary.isprintable() and len(description.summary) <= 120
 
 
