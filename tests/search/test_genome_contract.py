@@ -17,10 +17,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from search_samples import MERGE, PRUNE, TUNE, continuous, dense_model, eep_space, few
 
+from moevolve.search.config_genomes import NanoMoeSection
 from moevolve.search.config_phases import PhaseConfig
 from moevolve.search.genomes.base import Genome, GenomeSpace, Offspring
 from moevolve.search.genomes.eep import EepGenome
 from moevolve.search.genomes.factorllm import FactorLlmGenome
+from moevolve.search.genomes.nanomoe import NanoMoeGenome, NanoMoeSpace
 from moevolve.workers.edits.base import Edit
 from moevolve.workers.messages import ModelFacts
 
@@ -107,11 +109,25 @@ def _factorllm(facts: ModelFacts, **settings: Any) -> Kind:
     )
 
 
+def _check_nanomoe(genome: NanoMoeGenome, phase: PhaseConfig) -> None:
+    assert genome.mixing.shape == genome.space.shape
+    assert genome.mixing.dtype == np.float32 and np.isfinite(genome.mixing).all()
+
+
+def _nanomoe(**section: Any) -> Kind:
+    space = NanoMoeSpace.of(NanoMoeSection(kind="nanomoe", **section), dense_model())
+    return Kind(space, (TUNE,), lambda genome: (genome.mixing,), lambda genome, rng: genome, _check_nanomoe)
+
+
 KINDS = {
     "eep": _eep(4, 4),
     "eep-one-expert": _eep(1, 2, layers=4, experts=8),
     "eep-tuning": _eep(8, "per_layer", layers=3, active=1),
     "eep-logits": _eep(3, 3, layers=7, experts=4, router_space="logits"),
+    "nanomoe-I": _nanomoe(variant="I", blocks=4, rank=3),
+    "nanomoe-II": _nanomoe(variant="II", blocks=2, rank=4, layers="*_proj"),
+    "nanomoe-III": _nanomoe(variant="III", blocks=2, rank=3, layers="layers.[02].mlp.*", fit=3),
+    "nanomoe-low-rank": _nanomoe(variant="low_rank", rank=4),
     "eep-many": _eep(30, 2, layers=5, experts=60),
     "factorllm": _factorllm(dense_model()),
     "factorllm-plain": _factorllm(dense_model(gated=False, bias=True), experts=8, routers=2, output_scale="n_over_k"),
