@@ -107,21 +107,25 @@ def confidence_interval(
     return float(low), float(high)
 
 
-def metric_of(value: float, outcomes: ArrayLike) -> str:
+def metric_of(value: float, gold_logprob: float, outcomes: ArrayLike) -> str:
     """The metric by which outcomes make a score: stored evaluations keep both, but not its name.
 
     Args:
         value: the score.
+        gold_logprob: see `moevolve.evaluators.types.SplitResult`.
         outcomes: [examples], each in [0, 1]; may be rounded to float32.
 
     Returns:
-        The metric that comes nearest, `mean` before others that come as near.
+        `mean` or `geometric_mean`, whichever comes nearer to the score.
 
     Raises:
         ValueError: no outcomes.
     """
     values = _checked(outcomes)
-    return min(("mean", "geometric_mean"), key=lambda name: abs(METRICS[name](values) - value))
+    nearer = abs(mean(values) - value) - abs(geometric_mean(values) - value)
+    if abs(nearer) < 1e-9:  # all outcomes are equal: only likelihoods have their own logarithm as gold log-probability
+        nearer = 1 if math.isclose(math.exp(gold_logprob), value, rel_tol=1e-9) else -1
+    return "geometric_mean" if nearer > 0 else "mean"
 
 
 def wilson(successes: int, n: int, level: float = 0.95) -> tuple[float, float]:

@@ -102,7 +102,7 @@ def evaluate_subject(store: Store, subject: Subject, task: str, split: Split) ->
 def interval(record: EvaluationRecord) -> tuple[float, float]:
     """95 % confidence interval of a stored evaluation's score, from its per-example outcomes."""
     outcomes = np.frombuffer(record.outcomes or b"", dtype="<f4")
-    return confidence_interval(outcomes, metric=metric_of(record.score or 0.0, outcomes))
+    return confidence_interval(outcomes, metric=metric_of(record.score or 0.0, record.gold_logprob or 0.0, outcomes))
 
 
 def _prepared(config: StoredConfig, name: str, split: Split) -> PreparedSplit:

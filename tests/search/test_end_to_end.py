@@ -111,6 +111,7 @@ def test_evaluate_under_another_fitness_is_another_task(finished: Path, moevolve
     full, pruned, likelihood = score("full", "kl"), score("calm:0", "kl"), score("calm:0", "perplexity")
     assert (full["task"], likelihood["task"]) == ("pick@kl", "pick@perplexity")
     assert full["score"] == pytest.approx(1.0, abs=1e-6)
+    assert full["interval"] == pytest.approx([1.0, 1.0], abs=1e-6), "no luck is in it, however few the examples"
     assert 0 < pruned["interval"][0] <= pruned["score"] <= pruned["interval"][1] < 1
     assert 0 < likelihood["score"] < 1
     tasks = {
