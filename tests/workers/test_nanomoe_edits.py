@@ -281,3 +281,18 @@ def test_read_only_arrays_are_taken(resident: Residents, tokens: Tensor) -> None
     copied = edit.mixing.copy()
     copied.flags.writeable = False
     assert torch.equal(logits(model, NanoMoeEdit(edit.form, edit.layers, copied), tokens), expected)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("blocks", [6, 8])
+def test_counted_parameters_and_operations_are_those_of_the_module(variant: Variant, blocks: int) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    blocks = 1 if variant == "low_rank" else blocks
+    form = BlockForm(variant, blocks, 5)
+    mixing = None if variant == "low_rank" else torch.from_numpy(form.unmixed)
+    module = BlockMixedLinear(torch.ones(blocks, 48 // blocks, 5), torch.ones(blocks, 5, 24 // blocks), mixing, None)
+    assert sum(each.numel() for each in module.parameters()) == form.parameters(48, 24)
+    with FlopCounterMode(display=False) as counter, torch.inference_mode():
+        module(torch.ones(7, 24))
+    assert counter.get_total_flops() == 7 * form.flops(48, 24)
