@@ -8,18 +8,14 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-import torch
-
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.config import ModelConfig
 from moevolve.workers.edits.base import Edit
-from moevolve.workers.edits.eep import EepEdit
+from moevolve.workers.export_base import CheckpointForm, Exporter
 from moevolve.workers.export_card import CardFacts, ExportCard, ExportReport
-from moevolve.workers.export_state import CheckpointForm, build_model, checkpoint_form, exported_shape
 from moevolve.workers.export_verify import compare, logits_of, probe_tokens, reload
-from moevolve.workers.layout import family_of
+from moevolve.workers.exporters import exporter_of
 from moevolve.workers.loading import load_tokenizer
-from moevolve.workers.native import write_native_code
 from moevolve.workers.resident import ResidentModel
 from moevolve.workers.templates import render
 
@@ -33,7 +29,7 @@ class ExportError(RuntimeError):
 def export_model(model: ResidentModel | ModelConfig, edit: Edit, directory: Path, card: ExportCard) -> ExportReport:
     """Write an edited model as a checkpoint, reload it, and compare its logits before calling it done.
 
-    The `stock` form is chosen where it is exact (see `checkpoint_form`), else the `native` one. The directory appears
+    The `stock` form is chosen where it is exact (see `Exporter.form`), else the `native` one. The directory appears
     whole or not at all.
 
     Args:
@@ -50,11 +46,12 @@ def export_model(model: ResidentModel | ModelConfig, edit: Edit, directory: Path
     target = directory.expanduser().absolute()
     _check_target(target)
     resident = ResidentModel.load(model) if isinstance(model, ModelConfig) else model
-    form = checkpoint_form(edit, resident.layers[0].renormalise)
+    exporter = exporter_of(edit)
+    form = exporter.form(resident, edit)
     part = _part_directory(target)
     try:
         with resident.edited(edit):
-            report = _export(resident, form, part, card)
+            report = _export(resident, exporter, form, part, card)
         if target.exists():
             target.rmdir()
         part.rename(target)
@@ -66,20 +63,27 @@ def export_model(model: ResidentModel | ModelConfig, edit: Edit, directory: Path
     return ExportReport(target, form, report.experts, report.active, report.parameters, size, report.agreement)
 
 
-def _export(resident: ResidentModel, form: CheckpointForm, part: Path, card: ExportCard) -> ExportReport:
+def _export(
+    resident: ResidentModel, exporter: Exporter, form: CheckpointForm, part: Path, card: ExportCard
+) -> ExportReport:
     """Write, reload and compare in `part`, with the edit applied."""
     tokens = probe_tokens(resident)
     expected = logits_of(resident.model, tokens)
-    retained, active = exported_shape(resident)
-    if form == "native":
-        write_native_code(part, resident.model, resident.layers[0], retained, version("moevolve"))
-    exported = build_model(resident, form, part)
+    summary = exporter.summary(resident, form)
+    exported = exporter.build(resident, form, part)
     parameters = sum(parameter.numel() for parameter in exported.parameters())
     _check_room(part, sum(parameter.nbytes for parameter in exported.parameters()))
     exported.save_pretrained(part, max_shard_size=MAX_SHARD_SIZE)
     del exported
     load_tokenizer(resident.config).save_pretrained(part)
-    facts = _card_facts(resident, form, parameters)
+    facts = CardFacts(
+        summary=summary,
+        form=form,
+        parameters=parameters,
+        phenotype_hash=resident.applied.phenotype_hash,
+        version=version("moevolve"),
+        created=datetime.now(UTC).strftime("%Y-%m-%d"),
+    )
     readme = part / "README.md"
     readme.write_text(render("model_card.md.jinja", card=card, facts=facts), encoding="utf-8")
     for file in part.iterdir():
@@ -92,32 +96,7 @@ def _export(resident: ResidentModel, form: CheckpointForm, part: Path, card: Exp
             f"the {form} checkpoint of {card.title} computes other logits than the edited model (difference "
             f"{agreement.accepted_difference:.3g}, allowed {agreement.tolerance:.3g}); nothing was written"
         )
-    return ExportReport(part, form, retained, active, parameters, 0, agreement)
-
-
-def _card_facts(resident: ResidentModel, form: CheckpointForm, parameters: int) -> CardFacts:
-    edit = resident.applied
-    retained, active = exported_shape(resident)
-    before = sum(p.numel() for p in resident.model.parameters())
-    # The resident's expert tensors may be buffers of another size than the original's.
-    for layer in resident.layers:
-        for tensor in (layer.experts.gate_up_proj, layer.experts.down_proj):
-            assert isinstance(tensor, torch.Tensor)
-            before += (layer.count - tensor.shape[0]) * tensor[0].numel()
-    return CardFacts(
-        title=family_of(resident.model.config, resident.config.path).title,
-        form=form,
-        experts_before=resident.layers[0].count,
-        experts=retained,
-        active_before=int(resident.model.config.num_experts_per_tok),
-        active=active,
-        parameters_before=before,
-        parameters=parameters,
-        router_space=edit.router_space if isinstance(edit, EepEdit) else "-",
-        phenotype_hash=edit.phenotype_hash,
-        version=version("moevolve"),
-        created=datetime.now(UTC).strftime("%Y-%m-%d"),
-    )
+    return ExportReport(part, form, summary.experts, summary.active, parameters, 0, agreement)
 
 
 def _check_target(target: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from moevolve.workers.export_state import CheckpointForm
+from moevolve.workers.export_base import CheckpointForm, ExportSummary
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +60,9 @@ class ExportCard:
 class CardFacts:
     """The model's side of the card."""
 
-    title: str
+    summary: ExportSummary
     form: CheckpointForm
-    experts_before: int
-    experts: int
-    active_before: int
-    active: int
-    parameters_before: int
     parameters: int
-    router_space: str
     phenotype_hash: str
     version: str
     created: str
@@ -103,8 +97,8 @@ class ExportReport:
     Attributes:
         directory: the checkpoint.
         form: `stock` loads as its family anywhere; `native` brings its modelling code.
-        experts: experts n' per MoE layer.
-        active: experts per token k.
+        experts: experts per layer.
+        active: of these, per token.
         parameters: all parameters of the exported model.
         size_bytes: bytes of all its files.
         agreement: the comparison that was made after reloading it.

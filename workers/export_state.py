@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,14 +14,13 @@ from moevolve.workers.edits.base import Edit, IdentityEdit
 from moevolve.workers.edits.eep import EepEdit
 from moevolve.workers.edits.router import EditableRouter
 from moevolve.workers.edits.tensors import host_tensor
+from moevolve.workers.export_base import CheckpointForm
 from moevolve.workers.layout import EXPERT_TENSORS, MoELayer
 from moevolve.workers.native import MODULE, import_native, native_names
 from moevolve.workers.resident import ResidentModel
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
-
-CheckpointForm = Literal["stock", "native"]
 
 
 def checkpoint_form(edit: Edit, renormalise: bool) -> CheckpointForm:

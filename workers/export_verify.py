@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from moevolve.workers.export_base import CheckpointForm
 from moevolve.workers.export_card import Agreement
-from moevolve.workers.export_state import CheckpointForm
 from moevolve.workers.loading import experts_arguments
 from moevolve.workers.native import import_native
 from moevolve.workers.resident import ResidentModel

@@ -21,6 +21,7 @@ from moevolve.workers.edits.base import Edit, IdentityEdit
 from moevolve.workers.edits.eep import EepEdit
 from moevolve.workers.export import ExportError, export_model
 from moevolve.workers.export_card import ExportCard, ExportScore
+from moevolve.workers.export_eep import EepExporter
 from moevolve.workers.export_state import checkpoint_form
 from moevolve.workers.export_verify import compare
 from moevolve.workers.facts import describe_model, parameters_after
@@ -223,7 +224,7 @@ def test_a_full_disk_is_told_beforehand(
 def test_a_wrong_checkpoint_is_an_error_and_leaves_nothing(
     model_config: Configs, make_edit: Edits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = export.build_model
+    honest = EepExporter.build
 
     def corrupt(*arguments: Any) -> Any:
         model = honest(*arguments)
@@ -231,7 +232,7 @@ def test_a_wrong_checkpoint_is_an_error_and_leaves_nothing(
         model.model.layers[1].mlp.experts.down_proj = torch.nn.Parameter(weight * 1.5, requires_grad=False)
         return model
 
-    monkeypatch.setattr(export, "build_model", corrupt)
+    monkeypatch.setattr(EepExporter, "build", corrupt)
     resident = ResidentModel.load(model_config("mixtral"))
     with pytest.raises(ExportError, match="other logits"):
         export_model(resident, make_edit("mixtral", "prune"), tmp_path / "out", CARD)

@@ -1,0 +1,28 @@
+"""Which exporter makes checkpoints of which kind of edit."""
+
+from __future__ import annotations
+
+from moevolve.evaluators.errors import UserError
+from moevolve.workers.edits.base import Edit, IdentityEdit
+from moevolve.workers.edits.eep import EepEdit
+from moevolve.workers.export_base import Exporter
+from moevolve.workers.export_eep import EepExporter
+
+EXPORTERS: dict[type, Exporter] = {
+    EepEdit: EepExporter(),
+    IdentityEdit: EepExporter(),
+}
+"""Exporters by the type of edit."""
+
+
+def exporter_of(edit: Edit) -> Exporter:
+    """The exporter of an edit.
+
+    Raises:
+        UserError: there is none for its kind.
+    """
+    exporter = EXPORTERS.get(type(edit))
+    if exporter is None:
+        known = ", ".join(sorted(each.__name__ for each in EXPORTERS))
+        raise UserError(f"edits of kind {type(edit).__name__} can't be exported; export one of {known}")
+    return exporter
