@@ -76,12 +76,16 @@ class ToMoeSection(Section):
 
     Attributes:
         experts: experts N per layer; one is active per token.
-        budget: active parameters p of the masked parts, as a share of the original ones; met exactly by construction.
-        attention: mask the heads' dimensions too, instead of the feed-forward networks alone.
+        budget: active parameters p of the masked parts, as a share of the original ones, routers not counted. Every
+            candidate has at most that many, and fewer by less than one neuron's.
+        attention: mask the heads' dimensions too (Llama, Mistral, Qwen2), instead of the feed-forward networks alone.
         embedding: size of an expert's embedding.
         latent: searched coordinates per expert, which the embedding is a fixed projection of.
         components: principal directions of a layer's inputs in which the router is searched.
+        start: the first individual's experts: for the two ends of every principal direction, or all with the mask of
+            the most salient neurons.
         coverage, balance: weights of the paper's union-coverage and load-balance terms as penalties on the fitness.
+            Balance is that of calibration tokens in the unedited model.
         calibration_tokens: tokens of the search prompts that saliencies and directions are measured on.
     """
 
@@ -92,6 +96,7 @@ class ToMoeSection(Section):
     embedding: int = Field(128, ge=1)
     latent: int = Field(8, ge=1)
     components: int = Field(8, ge=0)
+    start: Literal["directions", "saliency"] = "directions"
     coverage: float = Field(0.0, ge=0)
     balance: float = Field(0.0, ge=0)
     calibration_tokens: int = Field(8192, ge=1)

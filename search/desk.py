@@ -29,6 +29,7 @@ class Job:
         edit: what to apply.
         splits: where to score it.
         experts, active, parameters: for the record; None for the full model.
+        penalty: what the search takes off its score.
     """
 
     edit: Edit
@@ -36,6 +37,7 @@ class Job:
     experts: int | None = None
     active: int | None = None
     parameters: int | None = None
+    penalty: float = 0.0
 
     @property
     def key(self) -> tuple[str, tuple[str, ...]]:

@@ -211,10 +211,11 @@ class Driver:
                 self._finish(row, fitness, tie_break)
 
     def _score(self, item: Settled) -> tuple[float | None, float | None]:
-        """Fitness and tie-break: means over the tasks, weighted; None for a failed candidate."""
+        """Fitness and tie-break: means over the tasks, weighted, the first less a penalty; None for a failed one."""
         if item.failure is not None:
             return None, None
-        return weighted_means(item.evaluations, self._plan.weights)
+        score, logprob = weighted_means(item.evaluations, self._plan.weights)
+        return score - item.job.penalty, logprob
 
     def _finish(self, row: Any, fitness: float | None, tie_break: float | None) -> None:
         position = self._plan.schedule.span(row.index).position

@@ -53,6 +53,7 @@ class Plan:
             description.experts,
             description.active,
             description.parameters,
+            description.penalty,
         )
 
     def full_job(self, split: Split) -> Job:

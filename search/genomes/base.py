@@ -29,6 +29,7 @@ class Description:
         flops: floating-point operations per token in linear layers, a multiply and an add counting two.
         parameters_full: parameters of the unedited model.
         summary: one line for listings.
+        penalty: what the search takes off the candidate's score; re-ranking and tests do not.
     """
 
     experts: int
@@ -38,6 +39,7 @@ class Description:
     flops: int
     parameters_full: int
     summary: str
+    penalty: float = 0.0
 
 
 class Genome(Protocol):

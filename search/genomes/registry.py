@@ -6,17 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.config_genomes import AnyGenomeSection, EepSection, FactorLlmSection, NanoMoeSection
+from moevolve.search.config_genomes import AnyGenomeSection, EepSection, FactorLlmSection, NanoMoeSection, ToMoeSection
 from moevolve.search.genomes.base import GenomeSpace
 from moevolve.search.genomes.eep import EepSpace
 from moevolve.search.genomes.factorllm_space import FactorLlmSpace
 from moevolve.search.genomes.nanomoe import NanoMoeSpace
+from moevolve.search.genomes.tomoe_space import ToMoeSpace
 from moevolve.workers.messages import ModelFacts
 
 SPACES: dict[type, Callable[[Any, ModelFacts], GenomeSpace[Any]]] = {
     NanoMoeSection: NanoMoeSpace.of,
     EepSection: EepSpace.of,
     FactorLlmSection: FactorLlmSpace.of,
+    ToMoeSection: ToMoeSpace.of,
 }
 """What makes the space of a `genome` section for a model."""
 

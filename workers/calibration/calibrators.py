@@ -13,6 +13,8 @@ from moevolve.workers.batching import Tokens, missing_bos, tokenize_split
 from moevolve.workers.calibration.base import Calibration, CalibrationRecipe
 from moevolve.workers.calibration.factorllm import calibrate_factorllm
 from moevolve.workers.calibration.factorllm_recipe import FactorLlmRecipe
+from moevolve.workers.calibration.tomoe import calibrate_tomoe
+from moevolve.workers.calibration.tomoe_recipe import ToMoeRecipe
 from moevolve.workers.config import EngineConfig
 from moevolve.workers.resident import ResidentModel
 
@@ -21,6 +23,7 @@ Calibrator = Callable[[ResidentModel, Sequence[Tokens], Any], Calibration]
 
 CALIBRATORS: dict[type, Calibrator] = {
     FactorLlmRecipe: calibrate_factorllm,
+    ToMoeRecipe: calibrate_tomoe,
 }
 """Calibrators by the type of recipe."""
 
