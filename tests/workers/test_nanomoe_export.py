@@ -1,0 +1,113 @@
+"""NanoMoE exports: exact, and loadable where moevolve is not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from moevolve.workers.config import ModelConfig
+from moevolve.workers.dense_layout import find_linears
+from moevolve.workers.edits.base import IdentityEdit
+from moevolve.workers.edits.nanomoe import BlockForm, NanoMoeEdit, Variant
+from moevolve.workers.export import export_model
+from moevolve.workers.export_card import ExportCard
+from moevolve.workers.facts import describe_model
+from moevolve.workers.resident import ResidentModel
+
+Configs = Callable[..., ModelConfig]
+
+CARD = ExportCard(title="A small model", base_model="someone/base", base_fingerprint="f00d")
+CASES: dict[str, tuple[str, Variant, str]] = {
+    "llama-I": ("llama", "I", "*.mlp.*"),
+    "llama-II": ("llama", "II", "layers.[12].*"),
+    "opt-III": ("opt", "III", "*.fc?"),
+    "opt-low-rank": ("opt", "low_rank", "*.fc1"),
+    "phi-II": ("phi", "II", "*"),
+    "mixtral-I": ("mixtral", "I", "*.self_attn.*"),
+}
+OUTSIDER = """
+import json, sys
+sys.modules["moevolve"] = None
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+ids = torch.tensor(json.loads(sys.argv[2]))
+out = []
+for directory in json.loads(sys.argv[1]):
+    model = AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=True).eval()
+    tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=True)
+    with torch.no_grad():
+        text = model.generate(**tokenizer("the quick brown", return_tensors="pt"), max_new_tokens=4, do_sample=False)
+        out.append([model(ids).logits.tolist(), text.tolist()])
+print(json.dumps(out))
+"""
+
+
+def make(resident: ResidentModel, variant: Variant, pattern: str) -> NanoMoeEdit:
+    names = tuple(name for name in find_linears(resident.model) if fnmatchcase(name, pattern))
+    form = BlockForm(variant, 1 if variant == "low_rank" else 4, 3)
+    steps = np.random.default_rng(0).normal(0, 0.3, (len(names), *form.mixing_shape))
+    return NanoMoeEdit(form, names, (form.unmixed + steps).astype(np.float32))
+
+
+def test_exports_load_and_agree_without_moevolve(model_config: Configs, tokens: Tensor, tmp_path: Path) -> None:
+    expected: dict[Path, tuple[Tensor, list[list[int]]]] = {}
+    for name, (family, variant, pattern) in CASES.items():
+        resident = ResidentModel.load(model_config(family))
+        edit, directory = make(resident, variant, pattern), tmp_path / name
+        sizes = {each.name: (each.outputs, each.inputs) for each in describe_model(model_config(family)).linears}
+        full = describe_model(model_config(family)).parameters
+        prompt = resident.tokenizer("the quick brown", return_tensors="pt")
+        with resident.edited(edit), torch.inference_mode():
+            text = resident.model.generate(**prompt, max_new_tokens=4, do_sample=False)
+            expected[directory] = resident.model(tokens).logits, text.tolist()
+        report = export_model(resident, edit, directory, CARD)
+        assert (report.form, report.agreement.holds) == ("native", True)
+        assert isinstance(resident.applied, IdentityEdit)
+        saved = sum(sizes[each][0] * sizes[each][1] - edit.form.parameters(*sizes[each]) for each in edit.layers)
+        assert report.parameters == full - saved
+        card = (directory / "README.md").read_text()
+        assert f"{report.parameters:,} ({full:,} before)" in card and f"| variant | {variant} |" in card
+
+    environment = {"HF_HOME": str(tmp_path / "hf"), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
+    command = [sys.executable, "-I", "-c", OUTSIDER, json.dumps([str(each) for each in expected])]
+    done = subprocess.run(
+        [*command, json.dumps(tokens.tolist())],
+        capture_output=True,
+        text=True,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    for (directory, (logits, text)), (other, other_text) in zip(
+        expected.items(), json.loads(done.stdout.splitlines()[-1]), strict=True
+    ):
+        scale = max(1.0, float(logits.abs().max()))
+        assert float((torch.tensor(other) - logits).abs().max()) <= 2e-5 * scale, directory
+        assert other_text == text, directory
+
+
+def test_a_native_export_never_loads_as_something_else(model_config: Configs, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    resident = ResidentModel.load(model_config("llama"))
+    export_model(resident, make(resident, "I", "*.mlp.*"), tmp_path / "out", CARD)
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=False)
+
+
+@pytest.mark.parametrize("settings", [{"dtype": "bfloat16"}, {"originals": "host"}])
+def test_exports_from_other_residents(settings: dict[str, str], model_config: Configs, tmp_path: Path) -> None:
+    family = "mixtral" if "originals" in settings else "llama"
+    resident = ResidentModel.load(model_config(family, **settings))
+    edit = make(resident, "II", "*.self_attn.*")
+    assert export_model(resident, edit, tmp_path / "out", CARD).agreement.holds

@@ -1,0 +1,113 @@
+"""NanoMoE edits as checkpoints: always native, no family has block-mixed linear layers."""
+
+from __future__ import annotations
+
+import copy
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from moevolve.workers.edits.apply_nanomoe import BlockMixedLinear
+from moevolve.workers.edits.base import Edit
+from moevolve.workers.edits.nanomoe import NanoMoeEdit
+from moevolve.workers.export_base import CheckpointForm, ExportSummary
+from moevolve.workers.layout import family_of
+from moevolve.workers.native import MODULE, import_native, native_names
+from moevolve.workers.resident import ResidentModel
+from moevolve.workers.templates import render
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+
+class NanoMoeExporter:
+    """See `Exporter`."""
+
+    def form(self, resident: ResidentModel, edit: Edit) -> CheckpointForm:
+        return "native"
+
+    def summary(self, resident: ResidentModel, form: CheckpointForm) -> ExportSummary:
+        edit = _edit(resident)
+        title = family_of(resident.model.config, resident.config.path).title
+        what = "low-rank" if edit.form.variant == "low_rank" else "block-mixed"
+        return ExportSummary(
+            experts=edit.form.blocks,
+            active=edit.form.blocks,
+            parameters_before=_parameters_before(resident, edit),
+            lead=f"{title} with {len(edit.layers)} of its linear layers made {what} ones of rank {edit.form.rank}",
+            method="NanoMoE (a mixture of experts within single layers)",
+            tag="low-rank",
+            form_note="The modelling code beside this card holds the layers' form; it needs\n`transformers` only.",
+            rows=(
+                ("variant", edit.form.variant),
+                ("blocks K", str(edit.form.blocks)),
+                ("rank r", str(edit.form.rank)),
+                ("layers", ", ".join(dict.fromkeys(name.split(".", 2)[-1] for name in edit.layers))),
+            ),
+        )
+
+    def build(self, resident: ResidentModel, form: CheckpointForm, directory: Path) -> PreTrainedModel:
+        source, edit = resident.model, _edit(resident)
+        _write_code(directory, resident, edit)
+        model_class = import_native(directory)
+        with torch.device("meta"):
+            model = model_class(_config(source, model_class, edit))
+        # The wrapper around the routers of models of experts is not saved.
+        state = {name.replace(".gate.inner.", ".gate."): tensor for name, tensor in source.state_dict().items()}
+        model.load_state_dict(state, strict=True, assign=True)
+        model.tie_weights()
+        model.requires_grad_(False)
+        if source.generation_config is not None:
+            model.generation_config = copy.deepcopy(source.generation_config)
+        return model.eval()
+
+
+def _edit(resident: ResidentModel) -> NanoMoeEdit:
+    edit = resident.applied
+    assert isinstance(edit, NanoMoeEdit)
+    return edit
+
+
+def _parameters_before(resident: ResidentModel, edit: NanoMoeEdit) -> int:
+    before = sum(parameter.numel() for parameter in resident.model.parameters())
+    for module in resident.model.modules():
+        if isinstance(module, BlockMixedLinear):
+            outputs, inputs = module.u.shape[:2].numel(), len(module.v) * module.v.shape[2]
+            before += outputs * inputs - edit.form.parameters(outputs, inputs)
+    return before
+
+
+def _write_code(directory: Path, resident: ResidentModel, edit: NanoMoeEdit) -> None:
+    config, model = resident.model.config, resident.model
+    native_config, native_class, native_type = native_names(config, model)
+    text = render(
+        "nanomoe_modeling.py.jinja",
+        title=family_of(config, resident.config.path).title,
+        version=version("moevolve"),
+        config_class=type(config).__name__,
+        model_class=type(model).__name__,
+        native_config=native_config,
+        native_class=native_class,
+        native_type=native_type,
+        variant=edit.form.variant,
+        blocks=edit.form.blocks,
+        rank=edit.form.rank,
+    )
+    (directory / f"{MODULE}.py").write_text(text, encoding="utf-8")
+
+
+def _config(source: PreTrainedModel, model_class: type[PreTrainedModel], edit: NanoMoeEdit) -> PretrainedConfig:
+    settings = {k: v for k, v in source.config.to_dict().items() if k not in ("model_type", "architectures")}
+    assert model_class.config_class is not None
+    config = model_class.config_class(**settings)
+    config.nanomoe_layers = list(edit.layers)
+    config.nanomoe_variant = edit.form.variant
+    config.nanomoe_blocks, config.nanomoe_rank = edit.form.blocks, edit.form.rank
+    native_config, native_class, _ = native_names(source.config, source)
+    config.auto_map = {
+        "AutoConfig": f"{MODULE}.{native_config}",
+        "AutoModelForCausalLM": f"{MODULE}.{native_class}",
+    }
+    return config
