@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from moevolve.workers.export_base import CheckpointForm
 from moevolve.workers.export_card import Agreement
 from moevolve.workers.loading import experts_arguments
-from moevolve.workers.native import import_native
+from moevolve.workers.native import NATIVE_PREFIX, import_native
 from moevolve.workers.resident import ResidentModel
 
 if TYPE_CHECKING:
@@ -54,11 +55,17 @@ def reload(directory: Path, form: CheckpointForm, resident: ResidentModel) -> Pr
         use_safetensors=True,
         device_map=resident.config.device_map,
         attn_implementation=resident.config.attn_implementation,
-        **experts_arguments(resident.config.experts_implementation, resident.model.config.model_type),
+        **experts_arguments(resident.config.experts_implementation, _family_type(directory)),
     )
     if not resident.config.device_map:
         model.to(resident.device)  # type: ignore[arg-type]  # transformers' decorator hides the signature
     return model.eval()
+
+
+def _family_type(directory: Path) -> str:
+    """Model type of the family that an export is of, or that its modelling code builds on."""
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    return str(config["model_type"]).removeprefix(NATIVE_PREFIX)
 
 
 def compare(expected: Tensor, found: Tensor, dtype: torch.dtype) -> Agreement:

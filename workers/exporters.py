@@ -5,12 +5,18 @@ from __future__ import annotations
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.edits.base import Edit, IdentityEdit
 from moevolve.workers.edits.eep import EepEdit
+from moevolve.workers.edits.factorllm import FactorLlmEdit
+from moevolve.workers.edits.nanomoe import NanoMoeEdit
 from moevolve.workers.export_base import Exporter
 from moevolve.workers.export_eep import EepExporter
+from moevolve.workers.export_factorllm import FactorLlmExporter
+from moevolve.workers.export_nanomoe import NanoMoeExporter
 
 EXPORTERS: dict[type, Exporter] = {
     EepEdit: EepExporter(),
     IdentityEdit: EepExporter(),
+    NanoMoeEdit: NanoMoeExporter(),
+    FactorLlmEdit: FactorLlmExporter(),
 }
 """Exporters by the type of edit."""
 

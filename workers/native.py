@@ -19,6 +19,10 @@ MODULE = "modeling_moevolve"
 """Name of the modelling code's file in an exported directory, without `.py`."""
 
 
+NATIVE_PREFIX = "moevolve_"
+"""What a native model type begins with, before the family's."""
+
+
 def native_names(config: PretrainedConfig, model: PreTrainedModel) -> tuple[str, str, str]:
     """Names of the native config class, model class and model type of a family's model.
 
@@ -28,7 +32,7 @@ def native_names(config: PretrainedConfig, model: PreTrainedModel) -> tuple[str,
     return (
         f"Moevolve{type(config).__name__}",
         f"Moevolve{type(model).__name__}",
-        f"moevolve_{config.model_type}",
+        f"{NATIVE_PREFIX}{config.model_type}",
     )
 
 

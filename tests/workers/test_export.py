@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,44 +41,6 @@ CARD = ExportCard(
     lineage=("trial#9 (swap)", "trial#3 (random)"),
     scores=(ExportScore("rte", "dev", 0.75, 200, 0.69, 0.81), ExportScore("rte", "search", 0.8, 300)),
 )
-OUTSIDER = """
-import json, sys
-sys.modules["moevolve"] = None
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-ids = torch.tensor(json.loads(sys.argv[2]))
-out = []
-for directory in json.loads(sys.argv[1]):
-    trust = directory.endswith("native")
-    model = AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=trust).eval()
-    tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=trust)
-    with torch.no_grad():
-        logits = model(ids).logits
-        text = model.generate(**tokenizer("the quick brown", return_tensors="pt"), max_new_tokens=4, do_sample=False)
-    out.append([logits.tolist(), text.tolist(), type(model).__module__.split(".")[0]])
-print(json.dumps(out))
-"""
-
-
-@pytest.fixture
-def outsider(tmp_path: Path) -> Outsider:
-    """Logits, greedy tokens and module of exported directories, from one process that can't import moevolve."""
-
-    def ask(directories: list[Path], ids: Tensor) -> Found:
-        environment = {"HF_HOME": str(tmp_path / "hf"), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
-        command = [sys.executable, "-I", "-c", OUTSIDER, json.dumps([str(d) for d in directories])]
-        done = subprocess.run(
-            [*command, json.dumps(ids.tolist())],
-            capture_output=True,
-            text=True,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
-        return json.loads(done.stdout.splitlines()[-1])
-
-    return ask
 
 
 @torch.inference_mode()
