@@ -27,11 +27,9 @@ Configs = Callable[..., ModelConfig]
 
 CARD = ExportCard(title="A small model", base_model="someone/base", base_fingerprint="f00d")
 CASES: dict[str, tuple[str, Variant, str]] = {
-    "llama-I": ("llama", "I", "*.mlp.*"),
     "llama-II": ("llama", "II", "layers.[12].*"),
     "opt-III": ("opt", "III", "*.fc?"),
-    "opt-low-rank": ("opt", "low_rank", "*.fc1"),
-    "phi-II": ("phi", "II", "*"),
+    "phi-low-rank": ("phi", "low_rank", "*"),
     "mixtral-I": ("mixtral", "I", "*.self_attn.*"),
 }
 OUTSIDER = """
