@@ -1,7 +1,7 @@
 """Plain torch oracles: the equations as loops, for tests and for reading. Nothing on the hot path calls them.
 
 Source: Efficient Expert Pruning (arXiv 2407.00945), Eq. 5 (router mapping) and Eq. 6 (expert merging); FactorLLM
-(arXiv 2408.11855), Eq. 7 (chosen experts of a divided network).
+(arXiv 2408.11855), Eq. 7 (chosen experts of a divided network); ToMoE (arXiv 2501.15316), Eq. 17 (a masked network).
 """
 
 from __future__ import annotations
@@ -130,3 +130,29 @@ def factorized_ffn_token(
         total += value * network.down[:, neuron].double()
     total *= scale
     return total if network.down_bias is None else total + network.down_bias.double()
+
+
+def masked_ffn_token(hidden: Tensor, network: NetworkWeights, kept: Tensor) -> Tensor:
+    """One token through a masked network, `(act(x W_G) S * x W_U S) S W_D` (ToMoE, Eq. 17), S the diagonal matrix.
+
+    Args:
+        hidden: [hidden].
+        network: the whole network.
+        kept: the token's mask, bool [width].
+
+    Returns:
+        float64 [hidden].
+    """
+    diagonal = torch.diag(kept.double())
+
+    def into(weight: Tensor, bias: Tensor | None) -> Tensor:
+        value = hidden.double() @ weight.double().t()
+        return value if bias is None else value + bias.double()
+
+    inner = into(network.up, network.up_bias)
+    if network.gate is None:
+        inner = network.activation(inner) @ diagonal
+    else:
+        inner = (network.activation(into(network.gate, network.gate_bias)) @ diagonal) * (inner @ diagonal)
+    out = inner @ diagonal @ network.down.double().t()
+    return out if network.down_bias is None else out + network.down_bias.double()
