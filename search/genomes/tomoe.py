@@ -60,7 +60,8 @@ class ToMoeGenome:
 
     def __post_init__(self) -> None:
         for name in ARRAYS:
-            array = np.array(getattr(self, name), dtype=np.float32)
+            # Adding zero turns -0.0 into 0.0: equal arrays have equal bytes.
+            array = np.array(getattr(self, name), dtype=np.float32) + np.float32(0)
             if array.shape != self.space.shapes[name]:
                 raise ValueError(f"{name} has shape {array.shape}, the space has {self.space.shapes[name]}")
             array.flags.writeable = False

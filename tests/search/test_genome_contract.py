@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from search_samples import MERGE, PRUNE, TUNE, continuous, dense_model, eep_space, few
+from tomoe_samples import tomoe_space
 
 from moevolve.search.config_genomes import NanoMoeSection
 from moevolve.search.config_phases import PhaseConfig
@@ -23,6 +24,7 @@ from moevolve.search.genomes.base import Genome, GenomeSpace, Offspring
 from moevolve.search.genomes.eep import EepGenome
 from moevolve.search.genomes.factorllm import FactorLlmGenome
 from moevolve.search.genomes.nanomoe import NanoMoeGenome, NanoMoeSpace
+from moevolve.search.genomes.tomoe import ToMoeGenome
 from moevolve.workers.edits.base import Edit
 from moevolve.workers.messages import ModelFacts
 
@@ -119,6 +121,33 @@ def _nanomoe(**section: Any) -> Kind:
     return Kind(space, (TUNE,), lambda genome: (genome.mixing,), lambda genome, rng: genome, _check_nanomoe)
 
 
+def _permute_tomoe(genome: ToMoeGenome, rng: np.random.Generator) -> ToMoeGenome:
+    arrays = {name: getattr(genome, name).copy() for name in ("shares", "latents", "routers", "heads")}
+    for layer in range(len(genome.latents)):
+        order = rng.permutation(genome.latents.shape[1])
+        for name in ("latents", "routers"):
+            arrays[name][layer] = arrays[name][layer, order]
+    return ToMoeGenome(genome.space, **arrays)
+
+
+def _check_tomoe(genome: ToMoeGenome, phase: PhaseConfig) -> None:
+    budget, edit = genome.space.budget, genome.express()
+    assert np.array_equal(edit.widths, genome.widths[:, 0]) and edit.finite
+    assert 0 <= budget.total - budget.spent(genome.widths) < budget.costs[0]
+
+
+def _tomoe(facts: ModelFacts, **settings: Any) -> Kind:
+    space = tomoe_space(facts, **settings)
+    return Kind(
+        space,
+        (TUNE,),
+        lambda genome: (genome.shares, genome.latents, genome.routers, genome.heads),
+        _permute_tomoe,
+        _check_tomoe,
+        added=space.dense.layers * (space.section.experts + 4) * (space.dense.hidden + space.dense.head_dim),
+    )
+
+
 KINDS = {
     "eep": _eep(4, 4),
     "eep-one-expert": _eep(1, 2, layers=4, experts=8),
@@ -131,6 +160,9 @@ KINDS = {
     "eep-many": _eep(30, 2, layers=5, experts=60),
     "factorllm": _factorllm(dense_model()),
     "factorllm-plain": _factorllm(dense_model(gated=False, bias=True), experts=8, routers=2, output_scale="n_over_k"),
+    "tomoe": _tomoe(dense_model()),
+    "tomoe-networks": _tomoe(dense_model(gated=False, bias=True), experts=7, budget=0.8, start="saliency"),
+    "tomoe-whole": _tomoe(dense_model(layers=1), experts=1, budget=1.0, components=0),
     "factorllm-whole": _factorllm(dense_model(layers=1), experts=2, active=2, components=0, router_bias=False),
 }
 PHASED = [pytest.param(kind, phase, id=f"{name}-{phase.kind}") for name, kind in KINDS.items() for phase in kind.phases]
