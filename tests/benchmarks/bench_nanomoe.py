@@ -5,8 +5,9 @@
 The paper fits a layer's outputs on isotropic random inputs, so its loss is, up to a factor, the squared Frobenius norm
 of the weight's error; here that is minimised itself, by alternating least squares on U, V and M from the truncated
 singular value decomposition. Two weights: a random one of the shape of OPT-13B's first fully connected layer over 20,
-with the paper's K and its r over 20, and a layer of the demo model. Forms larger than the weight are left out. The K^2 r
-multiplies of M weigh 20 times as much against (d1 + d2) r as in the paper's layer: K = 4 here costs what 18 does there.
+with the paper's K and its r over 20, and a layer of the demo model. Forms larger than the weight are left out.
+Against (d1 + d2) r, the K^2 r multiplies of M weigh 20 times as much as in the paper's layer: K = 4 costs here what 18
+does there.
 
 Every (K, r) is held against plain low rank of as many parameters, and of as many operations, at most. Then the lower
 envelopes: the best of each variant within a budget.
@@ -82,8 +83,9 @@ def layer(file: Path | None, tensor: str | None) -> tuple[str, Tensor]:
         part = "mlp.up_proj" if dense.exists() else "self_attn.o_proj"
         tensor = tensor or f"model.layers.1.{part}.weight"
     with safe_open(str(file), "pt") as tensors:
-        weight = tensors.get_tensor(tensor or next(iter(tensors.keys()))).double()
-    return f"{tensor} {list(weight.shape)}", weight
+        name = tensor or next(each for each in tensors.keys() if each.endswith("proj.weight"))  # noqa: SIM118
+        weight = tensors.get_tensor(name).double()
+    return f"{name} {list(weight.shape)}", weight
 
 
 def measure(title: str, weight: Tensor, ranks: tuple[int, ...], rounds: int) -> None:
