@@ -77,15 +77,19 @@ class FactorLlmGenome:
     @cached_property
     def _numbering(self) -> NDArray[np.int64]:
         """The experts of every layer by their first neurons: int64 [layers, N]."""
-        firsts = (self.experts[:, None, :] == np.arange(self.space.n)[:, None]).argmax(axis=2)
+        firsts = np.stack([np.unique(experts, return_index=True)[1] for experts in self.experts])
         return np.argsort(firsts, axis=1)
+
+    @cached_property
+    def _renumbered(self) -> NDArray[np.int64]:
+        """The expert of every neuron under that numbering: int64 [layers, width]."""
+        return np.take_along_axis(np.argsort(self._numbering, axis=1), self.experts.astype(np.int64), axis=1)
 
     @cached_property
     def content_hash(self) -> str:
         numbering = self._numbering
-        renumbered = np.take_along_axis(np.argsort(numbering, axis=1), self.experts.astype(np.int64), axis=1)
         digest = hashlib.sha256(MAGIC + struct.pack("<I", self.space.components))
-        digest.update(renumbered.astype(np.uint8).tobytes())
+        digest.update(self._renumbered.astype(np.uint8).tobytes())
         digest.update(self.anchored.tobytes())
         # The calibration's routers tell experts apart; without them only their neurons do.
         digest.update((numbering * self.anchored[:, None]).astype("<i8").tobytes())
@@ -109,9 +113,8 @@ class FactorLlmGenome:
         for component, steps in enumerate(np.moveaxis(self.coordinates, 3, 0)):
             weight = weight + steps[..., None] * start["directions"][:, None, None, component]
             bias = bias - steps * start["offsets"][:, None, None, component]
-        renumbered = np.take_along_axis(np.argsort(numbering, axis=1), self.experts.astype(np.int64), axis=1)
         return FactorLlmEdit(
-            order=np.argsort(renumbered, axis=1, kind="stable").astype(np.int32),
+            order=np.argsort(self._renumbered, axis=1, kind="stable").astype(np.int32),
             router_weight=_renumber(weight, numbering),
             router_bias=_renumber(bias, numbering),
             active=self.space.active,
