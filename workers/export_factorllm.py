@@ -1,8 +1,4 @@
-"""FactorLLM edits as checkpoints: an ordinary Mixtral where that is the same function, else modelling code of its own.
-
-A Mixtral weights the outputs of its experts by the softmax over those chosen: with one expert per token the weight is
-1, as FactorLLM has it. Its router has no bias, its networks are gated and have none, and its attention is a Llama's.
-"""
+"""FactorLLM edits as checkpoints: a stock Mixtral where that is the same function, else modelling code of its own."""
 
 from __future__ import annotations
 
@@ -19,6 +15,7 @@ from moevolve.workers.edits.base import Edit
 from moevolve.workers.edits.factorllm import FactorLlmEdit
 from moevolve.workers.edits.tensors import host_tensor
 from moevolve.workers.export_base import CheckpointForm, ExportSummary
+from moevolve.workers.mixtral_form import empty_mixtral, fits_mixtral
 from moevolve.workers.native import MODULE, import_native, native_names
 from moevolve.workers.resident import ResidentModel
 from moevolve.workers.templates import render
@@ -26,42 +23,14 @@ from moevolve.workers.templates import render
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-_MIXTRAL_LIKE = ("llama", "mistral")
-_SHARED_SETTINGS = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "hidden_act",
-    "max_position_embeddings",
-    "initializer_range",
-    "rms_norm_eps",
-    "use_cache",
-    "pad_token_id",
-    "bos_token_id",
-    "eos_token_id",
-    "tie_word_embeddings",
-    "sliding_window",
-    "attention_dropout",
-    "rope_parameters",
-    "dtype",
-)
-"""Settings of a Llama or Mistral that mean the same in a Mixtral."""
-
 
 class FactorLlmExporter:
     """See `Exporter`."""
 
     def form(self, resident: ResidentModel, edit: Edit) -> CheckpointForm:
         assert isinstance(edit, FactorLlmEdit)
-        config = resident.model.config
-        plain = not (getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False))
         same = edit.active == 1 and edit.routers == 1 and edit.output_scale == 1 and not edit.router_bias.any()
-        # Routers are float32; a Mixtral's has the dtype of the model.
-        exact = resident.model.dtype == torch.float32
-        return "stock" if config.model_type in _MIXTRAL_LIKE and plain and same and exact else "native"
+        return "stock" if same and fits_mixtral(resident) else "native"
 
     def summary(self, resident: ResidentModel, form: CheckpointForm) -> ExportSummary:
         edit, layers = _edit(resident), resident.dense_layers
@@ -98,17 +67,7 @@ class FactorLlmExporter:
 
 def _stock(resident: ResidentModel) -> tuple[PreTrainedModel, dict[str, Tensor]]:
     """A Mixtral on the meta device, and the tensors of its networks."""
-    from transformers import MixtralConfig, MixtralForCausalLM
-
-    edit, source = _edit(resident), resident.model.config
-    settings = {name: copy.deepcopy(getattr(source, name)) for name in _SHARED_SETTINGS if hasattr(source, name)}
-    config = MixtralConfig(
-        **settings,
-        intermediate_size=edit.width // edit.experts,
-        num_local_experts=edit.experts,
-        num_experts_per_tok=1,
-    )
-    config.architectures = ["MixtralForCausalLM"]
+    edit = _edit(resident)
     state: dict[str, Tensor] = {}
     for i, layer in enumerate(resident.dense_layers):
         assert layer.gate is not None
@@ -118,8 +77,7 @@ def _stock(resident: ResidentModel) -> tuple[PreTrainedModel, dict[str, Tensor]]
         state[f"{prefix}gate.weight"] = host_tensor(edit.router_weight[i, 0]).to(down.device)
         state[f"{prefix}experts.gate_up_proj"] = torch.cat([gate, up], dim=1)
         state[f"{prefix}experts.down_proj"] = down.transpose(0, 1).contiguous()
-    with torch.device("meta"):
-        return MixtralForCausalLM(config), state
+    return empty_mixtral(resident, edit.experts, edit.width // edit.experts), state
 
 
 def _native(resident: ResidentModel, directory: Path) -> tuple[PreTrainedModel, dict[str, Tensor]]:

@@ -7,16 +7,19 @@ from moevolve.workers.edits.base import Edit, IdentityEdit
 from moevolve.workers.edits.eep import EepEdit
 from moevolve.workers.edits.factorllm import FactorLlmEdit
 from moevolve.workers.edits.nanomoe import NanoMoeEdit
+from moevolve.workers.edits.tomoe import ToMoeEdit
 from moevolve.workers.export_base import Exporter
 from moevolve.workers.export_eep import EepExporter
 from moevolve.workers.export_factorllm import FactorLlmExporter
 from moevolve.workers.export_nanomoe import NanoMoeExporter
+from moevolve.workers.export_tomoe import ToMoeExporter
 
 EXPORTERS: dict[type, Exporter] = {
     EepEdit: EepExporter(),
     IdentityEdit: EepExporter(),
     NanoMoeEdit: NanoMoeExporter(),
     FactorLlmEdit: FactorLlmExporter(),
+    ToMoeEdit: ToMoeExporter(),
 }
 """Exporters by the type of edit."""
 

@@ -63,7 +63,8 @@ class _MaskedHeads:
         pairs = host_tensor(heads.pairs[layer])
         self._query = torch.cat((pairs, pairs)).to(device)
         self._bias = host_tensor(heads.value_bias[layer]).to(device)
-        self._router = _fold(heads.value_router[layer], heads.directions[layer]).to(device)
+        self._router = host_tensor(heads.value_router[layer]).to(device)
+        self._directions = host_tensor(heads.directions[layer]).to(device)
         self._active = int(heads.active[layer])
         self._kept: Tensor | None = None
         self._handles: list[RemovableHandle] = []
@@ -82,7 +83,8 @@ class _MaskedHeads:
         return _times(output, self._query)
 
     def _mask_value(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        scores = nn.functional.linear(args[0].float(), self._router, self._bias)
+        products = nn.functional.linear(args[0].float(), self._directions)
+        scores = nn.functional.linear(products, self._router, self._bias)
         self._kept = top_dimensions(scores, self._active).unsqueeze(-2)
         return _times(output, self._kept)
 
@@ -122,7 +124,7 @@ class ToMoeApplicator:
         for i, (layer, network) in enumerate(zip(self._layers, self.networks, strict=True)):
             device = layer.up.weight.device
             if edit.widths[i] < layer.width:
-                router = _fold(edit.router[i], edit.directions[i])
+                router = fold(edit.router[i], edit.directions[i])
                 network.set(host_tensor(edit.kept[i]).to(device), router.to(device))
                 self._replacements[i].show(network)
             if edit.heads is not None:
@@ -166,7 +168,7 @@ def balance(network: MaskedNetwork) -> float:
     return float(len(network.loads) * (network.loads / tokens) @ (network.shares / tokens))
 
 
-def _fold(coordinates: Any, directions: Any) -> Tensor:
+def fold(coordinates: Any, directions: Any) -> Tensor:
     """A router [outputs, hidden] from its coordinates on directions."""
     return host_tensor(coordinates) @ host_tensor(directions)
 
