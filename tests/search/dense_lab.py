@@ -1,0 +1,79 @@
+"""Whole searches on a tiny dense model in this process: calibrated, run, interrupted."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from moevolve.search.config import RunConfig
+from moevolve.search.config_files import load_run_config
+from moevolve.search.desk import EvaluationDesk
+from moevolve.search.driver import Driver
+from moevolve.search.local_pool import LocalPool
+from moevolve.search.plan import Plan
+from moevolve.search.strategies.registry import make_strategy
+from moevolve.store.repository import Store
+from moevolve.workers.actor import EvaluationWorker
+from moevolve.workers.config import engine_fingerprint
+
+
+def dense_run(tiny: Any, folder: Path, genome: dict[str, Any], name: str) -> RunConfig:
+    """A search of 30 individuals for `genome` on a tiny random Llama."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    directory = folder / "model"
+    shutil.copytree(tiny.model, directory)
+    (directory / "model.safetensors").unlink()
+    config = LlamaConfig(
+        vocab_size=20,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        initializer_range=0.4,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        LlamaForCausalLM(config).save_pretrained(directory)
+    changes = {
+        "model": {"path": str(directory), "device": "cpu"},
+        "genome": genome,
+        "phases": [{"kind": "tune", "evaluations": 30, "initial": 8, "sigma": 0.3}],
+        "engine": {},
+    }
+    return load_run_config(tiny.write_run(directory.parent / "run.yaml", name, **changes))
+
+
+def calibrate(workers: Any, model: Any, engine: Any, recipe: Any, splits: Any) -> bytes:
+    return EvaluationWorker(model, engine).calibrate(recipe, splits)
+
+
+def search(plan: Plan, store: Store, stop: int | None = None) -> None:
+    """Run or resume a search; `stop` ends it after so many evaluations as a lost process would."""
+    engine, model = plan.config.engine.to_worker(), plan.config.model.to_worker()
+    splits = {item.fingerprint: item for item in plan.prepared["search"]}
+    pool = LocalPool(lambda: EvaluationWorker(model, engine), splits)
+    desk = EvaluationDesk(store, pool, plan.facts.fingerprint, engine_fingerprint(model, engine))
+    polls = iter(range(stop or 10**6))
+    poll = pool.poll
+
+    def limited(timeout: float) -> Any:
+        if next(polls, None) is None:
+            raise KeyboardInterrupt
+        return poll(timeout)
+
+    pool.poll = limited  # type: ignore[method-assign]
+    Driver(plan, make_strategy(plan.config, plan.space, plan.schedule), store, desk).run()
+
+
+def population(store: Store, search_id: str) -> list[tuple[Any, ...]]:
+    rows = store.history(search_id)
+    return [(row.index, row.operator, row.parents, row.genome, row.content_hash, row.fitness) for row in rows]

@@ -1,0 +1,71 @@
+"""A whole search for masks on a tiny dense model, in this process: calibrated, run, repeated, resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dense_lab import calibrate, dense_run, population, search
+
+from moevolve.search.calibrating import calibrated_plan
+from moevolve.search.config import RunConfig
+from moevolve.search.driver import weighted_means
+from moevolve.search.evaluation import find_subject
+from moevolve.search.service import make_plan, register
+from moevolve.store.repository import Store
+
+GENOME = {"kind": "tomoe", "experts": 4, "components": 4, "latent": 4, "calibration_tokens": 300}
+
+
+@pytest.fixture(scope="module")
+def run(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    genome = GENOME | {"coverage": 0.2, "balance": 0.1}
+    return dense_run(tiny, tmp_path_factory.mktemp("dense"), genome, "masked")
+
+
+def _never(*arguments: Any) -> bytes:
+    raise AssertionError("the calibration is stored")
+
+
+def test_a_search_is_repeated_and_resumed_bit_for_bit(run: RunConfig, tmp_path: Path) -> None:
+    found = []
+    # A store each, so that no evaluation is reused.
+    for name, stop in (("whole", None), ("interrupted", 11)):
+        with Store.open(f"sqlite:///{tmp_path / name}.db") as store:
+            plan = make_plan(run, "masked-1")
+            register(plan, store)
+            plan = calibrated_plan(plan, store, calibrate)
+            if stop is not None:
+                with pytest.raises(KeyboardInterrupt):
+                    search(plan, store, stop)
+                plan = calibrated_plan(make_plan(run, "masked-1"), store, _never)
+            search(plan, store)
+            found.append(population(store, "masked-1"))
+    assert found[0] == found[1]
+    assert len(found[0]) == 30
+    assert found[0][0][1] == "start" and [row[1] for row in found[0][1:8]] == ["random"] * 7
+    assert {row[1] for row in found[0][8:]} <= {"mutation", "crossover+mutation"}
+    fitness = [row[5] for row in found[0]]
+    assert len(set(fitness)) > 3 and max(fitness) > fitness[0]
+
+
+def test_the_terms_are_taken_off_the_score(run: RunConfig, tmp_path: Path) -> None:
+    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
+        plan = make_plan(run, "masked-1")
+        register(plan, store)
+        plan = calibrated_plan(plan, store, calibrate)
+        search(plan, store)
+        tasks = [split.fingerprint for split in plan.splits("search")]
+        penalties = []
+        for row in store.history("masked-1"):
+            genome = plan.space.from_bytes(row.genome)
+            subject = find_subject(store, f"masked:{row.index}")
+            assert subject.edit.phenotype_hash == row.phenotype_hash == genome.express().phenotype_hash
+            (search_record,) = store.searches()
+            records = store.evaluations(
+                row.phenotype_hash, plan.facts.fingerprint, search_record.search.engine_fingerprint, tasks
+            )
+            penalties.append(plan.space.describe(genome).penalty)
+            assert row.fitness == pytest.approx(weighted_means(tuple(records), plan.weights)[0] - penalties[-1])
+        assert len(set(penalties)) > 20 and min(penalties) > 0
