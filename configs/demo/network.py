@@ -1,4 +1,4 @@
-"""The demo model's tokenizer and untrained network."""
+"""The demo models' tokenizer and untrained networks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ import math
 
 import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
-from transformers import MixtralConfig, MixtralForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from moevolve.evaluators.demo import all_words
 
@@ -16,7 +23,12 @@ MATCH_SHARPNESS = 8.0
 COPY_GAIN = 3.0
 OFFSET_HEADS = {(0, 0): 1, (1, 0): 1}
 MATCH_HEADS = ((1, 1), (2, 0))
-"""(layer, head) of the heads that start as copiers, with how many tokens back an offset head looks."""
+"""(layer, key-value head) of the heads that start as copiers, with how many tokens back an offset head looks.
+
+Where query heads share key-value heads, the first query head of the group becomes the copier.
+"""
+KEY_VALUE_HEADS = {"mixtral": 4, "llama": 2}
+"""The architectures, and how many key-value heads their 4 query heads share."""
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
@@ -48,35 +60,36 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def build_model(vocabulary: int, layers: int, hidden: int, ffn: int) -> MixtralForCausalLM:
-    """A small Mixtral (8 experts, top-2) with attention heads started as copiers; uses torch's global generator."""
-    config = MixtralConfig(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=ffn,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        num_local_experts=8,
-        num_experts_per_tok=2,
-        max_position_embeddings=128,
-        sliding_window=None,
-        initializer_range=0.06,
-        tie_word_embeddings=False,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        router_aux_loss_coef=0.0,
-        experts_implementation="grouped_mm",
-    )
-    model = MixtralForCausalLM(config)
+def build_model(architecture: str, vocabulary: int, layers: int, hidden: int, ffn: int) -> PreTrainedModel:
+    """A small untrained model with attention heads started as copiers; uses torch's global generator.
+
+    Args:
+        architecture: one of ``KEY_VALUE_HEADS``: a Mixtral (8 experts of width ``ffn``, top-2) or a dense Llama
+            (SwiGLU of width ``ffn``, two query heads to a key-value head).
+    """
+    common = {
+        "vocab_size": vocabulary,
+        "hidden_size": hidden,
+        "intermediate_size": ffn,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": KEY_VALUE_HEADS[architecture],
+        "max_position_embeddings": 128,
+        "initializer_range": 0.06,
+        "tie_word_embeddings": False,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    }
+    model = _mixtral(common) if architecture == "mixtral" else LlamaForCausalLM(LlamaConfig(**common))
     with torch.no_grad():
         model.model.embed_tokens.weight.normal_(0.0, 0.3)
         model.model.embed_tokens.weight[:, 0] = 1.0
         for layer in model.model.layers:
+            down = layer.mlp.experts.down_proj if architecture == "mixtral" else layer.mlp.down_proj.weight
             layer.self_attn.o_proj.weight.mul_(1 / math.sqrt(2 * layers))
-            layer.mlp.experts.down_proj.mul_(1 / math.sqrt(2 * layers))
+            down.mul_(1 / math.sqrt(2 * layers))
         for (layer, head), offset in OFFSET_HEADS.items():
             _offset_head(model, layer, head, offset)
         for layer, head in MATCH_HEADS:
@@ -84,7 +97,19 @@ def build_model(vocabulary: int, layers: int, hidden: int, ffn: int) -> MixtralF
     return model
 
 
-def _offset_head(model: MixtralForCausalLM, layer: int, head: int, offset: int) -> None:
+def _mixtral(common: dict[str, object]) -> MixtralForCausalLM:
+    config = MixtralConfig(
+        **common,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        sliding_window=None,
+        router_aux_loss_coef=0.0,
+        experts_implementation="grouped_mm",
+    )
+    return MixtralForCausalLM(config)
+
+
+def _offset_head(model: PreTrainedModel, layer: int, head: int, offset: int) -> None:
     """Make a head attend ``offset`` tokens back: constant keys, and queries rotated back by as many positions.
 
     Embeddings carry a constant in dimension 0; after the layer's norm it stays positive, so keys and queries read from
@@ -95,17 +120,17 @@ def _offset_head(model: MixtralForCausalLM, layer: int, head: int, offset: int) 
     half = width // 2
     angles = offset * 10000.0 ** (-torch.arange(half) / half)
     amplitude = math.sqrt(OFFSET_SHARPNESS * math.sqrt(width) / half)
-    rows = slice(head * width, (head + 1) * width)
-    query, key = attention.q_proj.weight[rows], attention.k_proj.weight[rows]
+    queries, keys = _rows(model, attention, head)
+    query, key = attention.q_proj.weight[queries], attention.k_proj.weight[keys]
     query.zero_()
     key.zero_()
     key[:half, 0] = amplitude
     query[:half, 0] = amplitude * torch.cos(angles)
     query[half:, 0] = -amplitude * torch.sin(angles)
-    attention.o_proj.weight[:, rows] *= COPY_GAIN
+    attention.o_proj.weight[:, queries] *= COPY_GAIN
 
 
-def _match_head(model: MixtralForCausalLM, layer: int, head: int) -> None:
+def _match_head(model: PreTrainedModel, layer: int, head: int) -> None:
     """Make a head attend to tokens like its own: equal query and key projections in the slowly rotating dimensions."""
     attention = model.model.layers[layer].self_attn
     width = attention.head_dim
@@ -115,7 +140,14 @@ def _match_head(model: MixtralForCausalLM, layer: int, head: int) -> None:
     projection[slow] = torch.randn(len(slow), attention.q_proj.in_features)
     projection[:, 0] = 0
     projection *= math.sqrt(MATCH_SHARPNESS * math.sqrt(width) / (len(slow) * attention.q_proj.in_features))
-    rows = slice(head * width, (head + 1) * width)
-    attention.q_proj.weight[rows] = projection
-    attention.k_proj.weight[rows] = projection
-    attention.o_proj.weight[:, rows] *= COPY_GAIN
+    queries, keys = _rows(model, attention, head)
+    attention.q_proj.weight[queries] = projection
+    attention.k_proj.weight[keys] = projection
+    attention.o_proj.weight[:, queries] *= COPY_GAIN
+
+
+def _rows(model: PreTrainedModel, attention: torch.nn.Module, head: int) -> tuple[slice, slice]:
+    """Where the first query head of a key-value head and that head itself stand in their projections."""
+    width = attention.head_dim
+    first = head * (model.config.num_attention_heads // model.config.num_key_value_heads)
+    return slice(first * width, (first + 1) * width), slice(head * width, (head + 1) * width)
