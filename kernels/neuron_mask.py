@@ -17,7 +17,8 @@ from torch.nn.functional import linear
 from moevolve.kernels.expert_ffn import NetworkWeights
 
 _COPY_COST = 24
-"""Copying one weight takes as long as about this many multiplications with it (measured on one CPU core)."""
+"""Copying one weight takes as long as about this many multiplications with it: on one CPU core, 12 for networks that
+fit into its cache, 32 for large ones (`tests/benchmarks/bench_tomoe.py`)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
