@@ -63,6 +63,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "olmoe": {"intermediate_size": 24, "num_experts": EXPERTS},
     "llama": {"intermediate_size": 48},
     "phi": {"intermediate_size": 48, "partial_rotary_factor": 0.5},
+    "qwen2": {"intermediate_size": 48},
     "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32, "init_std": 0.25},
 }
 
@@ -96,7 +97,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
                 for name, parameter in model.named_parameters():
                     if ".mlp.gate." in name:  # some families start their routers at zero
                         nn.init.normal_(parameter, std=0.4)
-                    elif family in ("opt", "phi") and name.endswith(".bias"):  # these start at zero
+                    elif family in ("opt", "phi", "qwen2") and name.endswith(".bias"):  # these start at zero
                         nn.init.normal_(parameter, std=0.2)
             model.save_pretrained(directory)
             write_tokenizer(directory)

@@ -95,13 +95,17 @@ class SlicedAttention(nn.Module):
         pairs = torch.tensor(heads.pairs[layer]).nonzero().squeeze(1)
         self.kept = torch.cat((pairs, pairs + HEAD_DIM // 2))
         self.rotary, self.scale = rotary, attention.scaling
-        query, key, value = (
-            getattr(attention, f"{name}_proj").weight.double().view(-1, HEAD_DIM, HIDDEN) for name in "qkv"
-        )
-        self.query, self.key, self.value = query[:, self.kept], key[:, self.kept], value
+        query, key, self.value = (self.heads(getattr(attention, f"{name}_proj")) for name in "qkv")
+        self.query, self.key = query[:, self.kept], key[:, self.kept]
         self.output = attention.o_proj.weight.double()
         self.bias, self.router = torch.tensor(heads.value_bias[layer]).double(), torch.tensor(heads.value_router[layer])
         self.directions, self.active = torch.tensor(heads.directions[layer]), int(heads.active[layer])
+
+    @staticmethod
+    def heads(linear: Any) -> Tensor:
+        """Weights and biases by head, [heads, head_dim, hidden + 1]."""
+        bias = torch.zeros(linear.out_features) if linear.bias is None else linear.bias
+        return torch.cat((linear.weight, bias[:, None]), dim=1).double().view(-1, HEAD_DIM, HIDDEN + 1)
 
     def turned(self, values: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         half = values.shape[-1] // 2
@@ -112,7 +116,7 @@ class SlicedAttention(nn.Module):
         masks = torch.zeros_like(scores)
         for row, score in zip(masks, scores, strict=True):
             row[torch.argsort(score, descending=True)[: self.active]] = 1
-        outputs = []
+        outputs, x = [], torch.cat((x, torch.ones_like(x[:, :1])), dim=1)
         for head, query in enumerate(self.query):
             group = head * len(self.key) // len(self.query)
             products = self.turned(x @ query.t(), cos, sin) @ self.turned(x @ self.key[group].t(), cos, sin).t()
@@ -176,13 +180,14 @@ def test_masked_networks_are_sliced_ones(family: str, resident: Any, checkpoint:
     ("pairs", "active"),
     [((2, 1, 4), (5, 8, 1)), ((4, 4, 4), (3, 3, 3)), ((3, 3, 3), (8, 8, 8)), ((1, 1, 1), (1, 1, 1))],
 )
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_masked_heads_are_sliced_ones(
-    pairs: tuple[int, ...], active: tuple[int, ...], resident: Any, checkpoint: Any, tokens: Tensor
+    family: str, pairs: tuple[int, ...], active: tuple[int, ...], resident: Any, checkpoint: Any, tokens: Tensor
 ) -> None:
     edit = edit_of(heads=heads_of(pairs, active))
-    found = logits(resident("llama"), edit, tokens)
-    assert_close(found, sliced_logits(checkpoint("llama"), edit, tokens))
-    assert float((found - logits(resident("llama"), edit_of(), tokens)).abs().max()) > 0.01
+    found = logits(resident(family), edit, tokens)
+    assert_close(found, sliced_logits(checkpoint(family), edit, tokens))
+    assert float((found - logits(resident(family), edit_of(), tokens)).abs().max()) > 0.01
 
 
 @pytest.mark.parametrize("family", FAMILIES)

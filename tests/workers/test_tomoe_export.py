@@ -50,6 +50,7 @@ CASES = {
     "llama-heads-native": edit_of(heads=heads_of()),
     "llama-some-native": edit_of((48, 7, 48), heads_of((4, 2, 4), (8, 8, 2))),
     "llama-tied-native": replace(edit_of(), router=np.zeros((LAYERS, EXPERTS, 5))),
+    "qwen2-heads-native": edit_of(heads=heads_of()),
     "opt-networks-native": edit_of(),
     "opt-some-native": edit_of((48, 1, 20)),
 }
@@ -63,15 +64,15 @@ def computed(resident: ResidentModel, edit: ToMoeEdit, ids: Tensor) -> tuple[Ten
         return resident.model(ids).logits, text.tolist()
 
 
-def parameters(before: int, edit: ToMoeEdit, gated: bool, form: str) -> int:
+def parameters(before: int, edit: ToMoeEdit, family: str, form: str) -> int:
     """What the model described must have: neurons once and dimensions that are left, or a Mixtral's experts."""
-    neuron = 3 * HIDDEN if gated else 2 * HIDDEN + 1
+    neuron = 2 * HIDDEN + 1 if family == "opt" else 3 * HIDDEN
     for width, kept in zip(edit.widths, edit.kept, strict=True):
         stored = EXPERTS * ((edit.widths.max() + 7) // 8 * 8) if form == "stock" else kept.any(axis=0).sum()
         before += (stored - WIDTH) * neuron
         before += EXPERTS * HIDDEN * (form == "stock" or width < WIDTH)
     if edit.heads is not None and form == "native":
-        before -= (~edit.heads.pairs).sum() * 2 * (4 + 2) * HIDDEN
+        before -= (~edit.heads.pairs).sum() * 2 * (4 + 2) * (HIDDEN + (family == "qwen2"))
         before += (edit.heads.active < HEAD_DIM).sum() * (2 * HIDDEN + HEAD_DIM * 3)
     return int(before)
 
@@ -79,7 +80,7 @@ def parameters(before: int, edit: ToMoeEdit, gated: bool, form: str) -> int:
 def test_exports_load_and_agree_without_moevolve(
     model_config: Callable[..., ModelConfig], tokens: Tensor, outsider: Any, tmp_path: Path
 ) -> None:
-    residents = {family: ResidentModel.load(model_config(family)) for family in ("llama", "opt")}
+    residents = {family: ResidentModel.load(model_config(family)) for family in ("llama", "opt", "qwen2")}
     expected = {}
     for name, edit in CASES.items():
         family, _, form = name.split("-")
@@ -90,7 +91,7 @@ def test_exports_load_and_agree_without_moevolve(
         assert report.agreement.holds and report.agreement.positions > 50
         assert isinstance(resident.applied, IdentityEdit)
         before = describe_model(model_config(family)).parameters
-        assert report.parameters == parameters(before, edit, family == "llama", form), name
+        assert report.parameters == parameters(before, edit, family, form), name
     found = outsider([tmp_path / name for name in CASES], tokens)
     for (name, (logits, text)), (other_logits, other_text, module) in zip(expected.items(), found, strict=True):
         scale = max(1.0, float(logits.abs().max()))
