@@ -22,8 +22,9 @@ def plot(
     ] = None,
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
-    """Draw a search: score over evaluations, and the best individual's matrices as heat maps."""
+    """Draw a search: score over evaluations, and the best EEP individual's matrices as heat maps."""
     from moevolve.search.evaluation import find_subject, full_fitness
+    from moevolve.search.genomes.eep import EepGenome
     from moevolve.search.plots import plot_search
     from moevolve.store.repository import Store
 
@@ -33,5 +34,7 @@ def plot(
         leaders = opened.best_of_search(record.id, 1)
         reference = individual or (f"{record.name}:{leaders[0].index}" if leaders else None)
         genome = None if reference is None else find_subject(opened, reference).genome
-        plot_search(out, record.name, history, full_fitness(opened, record), genome, reference or "")  # type: ignore[arg-type]
+        # Other kinds have no matrices of experts to look at.
+        matrices = genome if isinstance(genome, EepGenome) else None
+        plot_search(out, record.name, history, full_fitness(opened, record), matrices, reference or "")
     output.print(f"wrote {out}", highlight=False)
