@@ -97,6 +97,11 @@ class EepGenome:
         groups = list(self.space.layer_groups)
         return EepEdit(router_mapping[groups], expert_merging[groups], self.space.active, self.space.router_space)
 
+    @property
+    def one_hot_mapping(self) -> bool:
+        """Whether every row of `W_RM` is one-hot."""
+        return bool(one_hot_layers(self.router_mapping).all())
+
     @cached_property
     def one_hot(self) -> bool:
         """Whether the genome only prunes."""
@@ -221,11 +226,13 @@ class EepSpace:
         else:
             off = float(np.abs(genome.expert_merging - np.round(genome.expert_merging)).mean())
             summary = f"merge {self.experts}->{self.retained}, {self.groups} groups, mean |dW| {off:.3f}"
+        # A softmax's mapping that isn't folded into a smaller router stands beside the whole one.
+        folds = self.router_space == "logits" or (self.facts.renormalise and genome.one_hot_mapping)
         return Description(
             experts=self.retained,
             active=self.active,
-            parameters=parameters_after(self.facts, self.retained),
-            active_parameters=active_parameters(self.facts, self.retained, self.active),
+            parameters=parameters_after(self.facts, self.retained, native=not folds),
+            active_parameters=active_parameters(self.facts, self.retained, self.active, native=not folds),
             parameters_full=self.facts.parameters,
             summary=summary,
         )

@@ -222,7 +222,9 @@ def test_any_point_is_a_genome(kind: Kind, phase: PhaseConfig, seed: int) -> Non
 def test_descriptions_add_up(kind: Kind, phase: PhaseConfig, seed: int) -> None:
     description = kind.space.describe(grown(kind, phase, seed))
     assert 1 <= description.active <= description.experts
-    assert 0 < description.active_parameters <= description.parameters <= description.parameters_full
+    assert 0 < description.active_parameters <= description.parameters
+    # What is searched may itself add parameters: a mapping of the softmax does.
+    assert description.parameters <= 1.001 * description.parameters_full
     assert description.summary and description.summary.isprintable() and len(description.summary) <= 120
 
 
