@@ -16,13 +16,13 @@ test: $(STAMP) lint
 	$(BIN)/pytest
 
 lint: $(STAMP) .mypy_src
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check $(FOLDERS)
+	$(BIN)/ruff format --check $(FOLDERS)
 	MYPYPATH=.mypy_src $(BIN)/mypy -p moevolve
 
 format: $(STAMP)
-	$(BIN)/ruff check --fix .
-	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix $(FOLDERS)
+	$(BIN)/ruff format $(FOLDERS)
 
 bench: $(STAMP)
 	$(BIN)/python tests/benchmarks/bench_store.py
