@@ -13,7 +13,7 @@ demo: $(STAMP)
 	$(BIN)/moevolve launch configs/runs/demo.yaml --store $(STORE) --or-resume
 
 test: $(STAMP) lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 lint: $(STAMP) .mypy_src
 	$(BIN)/ruff check $(FOLDERS)
