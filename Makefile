@@ -13,16 +13,16 @@ demo: $(STAMP)
 	$(BIN)/moevolve launch configs/runs/demo.yaml --store $(STORE) --or-resume
 
 test: $(STAMP) lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 lint: $(STAMP) .mypy_src
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check $(FOLDERS)
+	$(BIN)/ruff format --check $(FOLDERS)
 	MYPYPATH=.mypy_src $(BIN)/mypy -p moevolve
 
 format: $(STAMP)
-	$(BIN)/ruff check --fix .
-	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix $(FOLDERS)
+	$(BIN)/ruff format $(FOLDERS)
 
 bench: $(STAMP)
 	$(BIN)/python tests/benchmarks/bench_store.py

@@ -99,6 +99,11 @@ class EepGenome:
         groups = list(self.space.layer_groups)
         return EepEdit(router_mapping[groups], expert_merging[groups], self.space.active, self.space.router_space)
 
+    @property
+    def one_hot_mapping(self) -> bool:
+        """Whether every row of `W_RM` is one-hot."""
+        return bool(one_hot_layers(self.router_mapping).all())
+
     @cached_property
     def one_hot(self) -> bool:
         """Whether the genome only prunes."""
@@ -244,11 +249,13 @@ class EepSpace:
         else:
             off = float(np.abs(genome.expert_merging - np.round(genome.expert_merging)).mean())
             summary = f"merge {self.experts}->{self.retained}, {self.groups} groups, mean |dW| {off:.3f}"
-        used = active_parameters(self.facts, self.retained, self.active)
+        # A softmax's mapping that isn't folded into a smaller router stands beside the whole one.
+        folds = self.router_space == "logits" or (self.facts.renormalise and genome.one_hot_mapping)
+        used = active_parameters(self.facts, self.retained, self.active, native=not folds)
         return Description(
             experts=self.retained,
             active=self.active,
-            parameters=parameters_after(self.facts, self.retained),
+            parameters=parameters_after(self.facts, self.retained, native=not folds),
             active_parameters=used,
             flops=2 * (used - self.facts.embedding_parameters),
             parameters_full=self.facts.parameters,

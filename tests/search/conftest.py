@@ -136,7 +136,7 @@ def moevolve(tmp_path: Path) -> Moevolve:
     """Run the command line in `tmp_path`; the result has text output."""
 
     def run(
-        *arguments: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = 240
+        *arguments: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = 400
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*command_line(), *map(str, arguments)],

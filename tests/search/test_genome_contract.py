@@ -71,12 +71,14 @@ def _check_eep(genome: EepGenome, phase: PhaseConfig) -> None:
 
 
 def _eep(retained: int, groups: Any, **model: Any) -> Kind:
+    space = eep_space(retained, groups, **model)
     return Kind(
-        eep_space(retained, groups, **model),
+        space,
         (PRUNE, MERGE),
         lambda genome: (genome.router_mapping, genome.expert_merging),
         _permute_rows,
         _check_eep,
+        added=len(space.layer_groups) * retained * space.experts,
     )
 
 

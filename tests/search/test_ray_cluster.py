@@ -63,7 +63,7 @@ def test_an_address_where_no_cluster_is(tiny: Any) -> None:
 
 
 def _wait_until_ready(pool: RayPool, workers: int) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 400
     while pool.ready < workers:
         assert time.monotonic() < deadline, "the workers do not start"
         pool.poll(0.5)
@@ -71,7 +71,7 @@ def _wait_until_ready(pool: RayPool, workers: int) -> None:
 
 def _collect(pool: RayPool, count: int) -> list[Completion]:
     done: list[Completion] = []
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 400
     while len(done) < count:
         assert time.monotonic() < deadline, f"{count - len(done)} evaluations are missing"
         done += pool.poll(0.5)

@@ -91,7 +91,7 @@ def from_the_checkout() -> Iterator[None]:
     ray.shutdown()
 
 
-def collect(pool: RayPool, count: int, timeout: float = 120) -> dict[str, Completion]:
+def collect(pool: RayPool, count: int, timeout: float = 400) -> dict[str, Completion]:
     done: dict[str, Completion] = {}
     deadline = time.monotonic() + timeout
     while len(done) < count:
