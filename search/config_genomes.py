@@ -43,11 +43,13 @@ class FactorLlmSection(Section):
         routers: routers R per network: one that chooses its experts whole (what the paper recommends), or one for each
             of its linear layers (3 in gated networks, 2 in plain ones), each choosing K slices of its layer; a neuron
             then works where all routers chose its expert.
-        router_bias: whether routers have a bias (the paper's have). Without it, and with output_scale one, a top-1
+        router_bias: whether routers have a bias (the paper's have). Without it, and with output_scale `one`, a top-1
             division of a Llama or Mistral is an ordinary Mixtral and can be exported as one.
         partition: how neurons are grouped at the start: in order, at random, by balanced k-means on their input
             weights, or by which fire together.
-        output_scale: factor on the sum of the chosen experts' outputs: 1 (the paper) or N / K (the authors' code).
+        output_scale: factor on the sum of the chosen experts' outputs: `one` (the paper) or `n_over_k` (the authors'
+            code), which measured better: a higher probability of the right answers in each of 18 comparisons on the
+            dense demo model, a higher accuracy in 14, by 1.8 points on average.
         components: principal directions of a network's inputs in which its routers are searched.
         ridge: regularisation of the routers' closed-form start, as a share of the inputs' mean variance.
         calibration_tokens: tokens of the search prompts that the start is measured on.
@@ -59,7 +61,7 @@ class FactorLlmSection(Section):
     routers: int = Field(1, ge=1, le=3)
     router_bias: bool = True
     partition: Literal["contiguous", "shuffled", "kmeans", "coactivation"] = "kmeans"
-    output_scale: Literal["one", "n_over_k"] = "one"
+    output_scale: Literal["one", "n_over_k"] = "n_over_k"
     components: int = Field(8, ge=0)
     ridge: float = Field(1e-3, gt=0)
     calibration_tokens: int = Field(8192, ge=1)
