@@ -29,6 +29,14 @@ DEMO = Path(__file__).parents[2] / "configs" / "demo"
 WORLD = World.build()
 
 
+def folders_with(name: str) -> pytest.MarkDecorator:
+    """One case for each demo model, skipped where its files aren't here."""
+    here = {folder: (DEMO / folder / name).exists() for folder in ("model", "dense")}
+    skip = pytest.mark.skipif
+    cases = [pytest.param(f, marks=skip(not found, reason=f"demo/{f} isn't here")) for f, found in here.items()]
+    return pytest.mark.parametrize("folder", cases)
+
+
 def shipped(task: str, split: str) -> list[dict[str, str]]:
     return [json.loads(line) for line in (DEMO / "data" / task / f"{split}.jsonl").read_text("utf-8").splitlines()]
 
@@ -181,10 +189,10 @@ def test_templates_and_choices_cover_the_tasks() -> None:
     assert set(TEMPLATES) == set(CHOICES) == set(TASKS)
 
 
-@pytest.mark.skipif(not (DEMO / "model" / "tokenizer.json").exists(), reason="the demo model isn't here")
-def test_tokenizer_reads_answers_the_same_jointly_and_apart() -> None:
+@folders_with("tokenizer.json")
+def test_tokenizer_reads_answers_the_same_jointly_and_apart(folder: str) -> None:
     transformers = pytest.importorskip("transformers")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(DEMO / "model")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(DEMO / folder)
     for task in TASKS:
         for row in shipped(task, "dev")[:50]:
             prompt, answer = render(task, row), " " + row["answer"]
@@ -196,12 +204,12 @@ def test_tokenizer_reads_answers_the_same_jointly_and_apart() -> None:
             assert tokenizer.decode(apart[-len(answer.split()) :]) == row["answer"]
 
 
-@pytest.mark.skipif(not (DEMO / "model" / "training.json").exists(), reason="the demo model isn't here")
-def test_shipped_model_scores_what_its_record_says() -> None:
+@folders_with("training.json")
+def test_shipped_model_scores_what_its_record_says(folder: str) -> None:
     transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(DEMO / "model")
-    model = transformers.AutoModelForCausalLM.from_pretrained(DEMO / "model", dtype=torch.float32).eval()
-    record = json.loads((DEMO / "model" / "training.json").read_text("utf-8"))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(DEMO / folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(DEMO / folder, dtype=torch.float32).eval()
+    record = json.loads((DEMO / folder / "training.json").read_text("utf-8"))
     for task in TASKS:
         rows = shipped(task, "test")[:100]
         inputs = tokenizer([render(task, row) for row in rows], return_tensors="pt", padding=True)
@@ -210,7 +218,8 @@ def test_shipped_model_scores_what_its_record_says() -> None:
         texts = tokenizer.batch_decode(written, skip_special_tokens=True)
         right = sum(text == row["answer"] for text, row in zip(texts, rows, strict=True)) / len(rows)
         assert right == pytest.approx(record["accuracy"]["test"][task], abs=0.1), task
-        assert right > record["majority"][task] + 0.2, task
+        assert right > record["majority"][task] + {"model": 0.2, "dense": 0.1}[folder], task
+    assert record["parameters"] == model.num_parameters()
 
 
 @pytest.mark.skipif(not (DEMO / "model" / "training.json").exists(), reason="the demo model isn't here")
@@ -224,3 +233,27 @@ def test_shipped_model_leaves_room_to_lose_and_to_find() -> None:
     mean = {layer: np.mean(list(scores.values())) for layer, scores in record["one_layer_random_4"].items()}
     costs = {layer: np.mean(list(record["accuracy"]["dev"].values())) - score for layer, score in mean.items()}
     assert max(costs.values()) < 0.5 * sum(costs.values()), f"one layer carries most of the sensitivity: {costs}"
+
+
+@pytest.mark.skipif(not (DEMO / "dense" / "training.json").exists(), reason="the dense demo model isn't here")
+def test_dense_model_leaves_room_to_lose_and_to_find() -> None:
+    record = json.loads((DEMO / "dense" / "training.json").read_text("utf-8"))
+    full, part = record["accuracy"]["test"], record["accuracy"]["test_300"]
+    for task in TASKS:
+        assert 0.65 <= full[task] <= 0.98, task
+        assert record["half_of_neurons"][task]["mean"] < part[task] - 0.03, task
+    layers = {
+        layer: np.mean([score["mean"] for score in table.values()]) for layer, table in record["one_layer_half"].items()
+    }
+    assert min(np.mean(list(part.values())) - score for score in layers.values()) > 0, layers
+
+
+@pytest.mark.skipif(not (DEMO / "dense" / "config.json").exists(), reason="the dense demo model isn't here")
+def test_dense_model_is_small_and_reads_like_the_moe() -> None:
+    config = json.loads((DEMO / "dense" / "config.json").read_text("utf-8"))
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert (config["num_attention_heads"], config["num_key_value_heads"]) == (4, 2)
+    assert (config["num_hidden_layers"], config["hidden_size"], config["intermediate_size"]) == (5, 128, 1024)
+    assert (DEMO / "dense" / "model.safetensors").stat().st_size < 6_000_000
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        assert (DEMO / "dense" / name).read_bytes() == (DEMO / "model" / name).read_bytes(), name
