@@ -115,7 +115,9 @@ class NanoMoeSection(Section):
         layers: which linear layers: a shell pattern on names such as `layers.0.mlp.up_proj`.
         fit: rounds of least squares that fit U, V and M together to a layer's weight before the search, whose start
             that is then; 0 starts at plain low rank, where M's blocks are all the identity.
-        refine: rounds of alternating least squares on U and V, given a candidate's M.
+        refine: rounds of alternating least squares on U and V, given a candidate's M: they bring a layer back to its
+            weight, whatever M is, and so undo much of what the search finds. On the dense demo model 60 evaluations
+            gained 0.007 with one round and 0.04 with none, in exp(-KL).
     """
 
     kind: Literal["nanomoe"]
@@ -124,7 +126,7 @@ class NanoMoeSection(Section):
     rank: int = Field(ge=1, le=65535)
     layers: str = "*.mlp.*"
     fit: int = Field(0, ge=0)
-    refine: int = Field(1, ge=0)
+    refine: int = Field(0, ge=0)
 
 
 def _eep_unless_said(value: Any) -> Any:
