@@ -23,6 +23,19 @@ def load_run_config(path: Path, overrides: tuple[str, ...] = ()) -> RunConfig:
     Raises:
         UserError: the file is missing, no YAML, has an unknown key or a bad value; the message names the field.
     """
+    data = read_mapping(path)
+    for override in overrides:
+        apply_override(data, override)
+    resolve_paths(data, path.parent)
+    return parse_run_config(data, str(path))
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """A YAML file's settings, unchecked.
+
+    Raises:
+        UserError: the file is missing, no YAML, or no mapping.
+    """
     if not path.is_file():
         raise UserError(f"{path}: no such configuration file")
     try:
@@ -31,10 +44,7 @@ def load_run_config(path: Path, overrides: tuple[str, ...] = ()) -> RunConfig:
         raise UserError(f"{path}: not valid YAML: {_one_line(str(error))}") from None
     if not isinstance(data, dict):
         raise UserError(f"{path}: expected a mapping of settings at the top level")
-    for override in overrides:
-        apply_override(data, override)
-    _resolve_paths(data, path.parent)
-    return parse_run_config(data, str(path))
+    return data
 
 
 def parse_run_config(data: dict[str, Any], where: str) -> RunConfig:
@@ -66,24 +76,30 @@ def apply_override(data: dict[str, Any], override: str) -> None:
         UserError: no `=`, or the path runs through something that is neither mapping nor list.
     """
     dotted, separator, value = override.partition("=")
-    keys = dotted.split(".")
-    if not separator or not all(keys):
+    if not separator or not all(dotted.split(".")):
         raise UserError(f"--set {override}: expected KEY=VALUE, for example --set genome.experts=4")
+    set_path(data, dotted, _yaml_value(override, value), f"--set {override}")
+
+
+def set_path(data: dict[str, Any], dotted: str, value: Any, where: str) -> None:
+    """Set `a.b.0.c` in plain configuration data; `where` heads the error message.
+
+    Raises:
+        UserError: the path runs through something that is neither mapping nor list.
+    """
+    keys = dotted.split(".")
     node: Any = data
     for depth, key in enumerate(keys):
-        last = depth == len(keys) - 1
         if isinstance(node, list):
             if not key.isdigit() or int(key) >= len(node):
-                raise UserError(
-                    f"--set {override}: {'.'.join(keys[:depth])} has no entry {key!r} (0 to {len(node) - 1})"
-                )
+                raise UserError(f"{where}: {'.'.join(keys[:depth])} has no entry {key!r} (0 to {len(node) - 1})")
             slot: Any = int(key)
         elif isinstance(node, dict):
             slot = key
         else:
-            raise UserError(f"--set {override}: {'.'.join(keys[:depth])} is a plain value, it has no {key!r}")
-        if last:
-            node[slot] = _yaml_value(override, value)
+            raise UserError(f"{where}: {'.'.join(keys[:depth])} is a plain value, it has no {key!r}")
+        if depth == len(keys) - 1:
+            node[slot] = value
         else:
             node = node.setdefault(slot, {}) if isinstance(node, dict) else node[slot]
 
@@ -123,8 +139,8 @@ def _yaml_value(override: str, value: str) -> Any:
         raise UserError(f"--set {override}: value is not valid YAML: {_one_line(str(error))}") from None
 
 
-def _resolve_paths(data: dict[str, Any], folder: Path) -> None:
-    """Make local paths absolute, so that a stored configuration works from any folder."""
+def resolve_paths(data: dict[str, Any], folder: Path) -> None:
+    """Make local model and task paths absolute, so that a stored configuration works from any folder."""
     model = data.get("model")
     if isinstance(model, dict) and isinstance(model.get("path"), str):
         model["path"] = _absolute(model["path"], folder)

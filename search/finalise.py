@@ -14,6 +14,7 @@ from moevolve.search.evaluation import interval, with_outcomes
 from moevolve.search.plan import Plan
 from moevolve.store.records import EvaluationRecord, HistoryRow
 from moevolve.store.repository import Store
+from moevolve.workers.facts import active_parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,8 @@ class Contestant:
         ref: `search:index` of an individual; None for the full model and for means over draws.
         scores: one per measured split.
         parameters: of the model it stands for.
+        active_parameters: of them, those that work on a token.
+        phenotype: hash under which its evaluations are kept; None for means over draws.
         summary: what the genome does, if it is one.
         draws: how many random individuals this is the mean of; 0 for a single model.
     """
@@ -48,6 +51,8 @@ class Contestant:
     ref: str | None
     scores: tuple[SplitScore, ...] = field(repr=False)
     parameters: int
+    active_parameters: int
+    phenotype: str | None = field(default=None, repr=False)
     summary: str = ""
     draws: int = 0
 
@@ -127,13 +132,29 @@ class Finaliser:
 
     def _full(self, measured: Sequence[Split]) -> Contestant:
         jobs = [self._plan.full_job(split) for split in measured]
-        return Contestant("full model", None, self._intervals(self._settle(jobs)), self._plan.facts.parameters)
+        facts = self._plan.facts
+        return Contestant(
+            "full model",
+            None,
+            self._intervals(self._settle(jobs)),
+            facts.parameters,
+            active_parameters(facts, facts.experts, facts.active),
+            jobs[0].edit.phenotype_hash,
+        )
 
     def _single(self, label: str, row: HistoryRow, measured: Sequence[Split]) -> Contestant:
         description = self._plan.space.describe(self._plan.space.from_bytes(row.genome))
         splits: list[Split] = [*measured, *(["dev"] if self._section.rerank else [])]  # type: ignore[list-item]
         scores = self._intervals(self._settle([self._job(row, split) for split in splits]))
-        return Contestant(label, self._ref(row), scores, description.parameters, description.summary)
+        return Contestant(
+            label,
+            self._ref(row),
+            scores,
+            description.parameters,
+            description.active_parameters,
+            row.phenotype_hash,
+            description.summary,
+        )
 
     def _mean_of(self, rows: list[HistoryRow], measured: Sequence[Split]) -> Contestant:
         fine = [row for row in rows if row.status == "ok"]
@@ -149,7 +170,9 @@ class Finaliser:
                 scores.append(SplitScore(reference.task, split, mean, mean - spread, mean + spread))
         description = self._plan.space.describe(self._plan.space.from_bytes(rows[0].genome))
         label = f"{self._plan.space.random_title}, {len(rows)} draws"
-        return Contestant(label, None, tuple(scores), description.parameters, draws=len(rows))
+        return Contestant(
+            label, None, tuple(scores), description.parameters, description.active_parameters, draws=len(rows)
+        )
 
     def _intervals(self, settled: Sequence[Settled]) -> tuple[SplitScore, ...]:
         return tuple(

@@ -28,8 +28,11 @@ class LocalPool:
     def __init__(self, make: Callable[[], Evaluator], splits: Mapping[str, PreparedSplit]) -> None:
         self._make = make
         self._evaluator: Evaluator | None = None
-        self._splits = splits
+        self._splits = dict(splits)
         self._queue: deque[EvaluationRequest] = deque()
+
+    def add_splits(self, splits: Mapping[str, PreparedSplit]) -> None:
+        self._splits.update(splits)
 
     def submit(self, request: EvaluationRequest) -> None:
         self._queue.append(request)

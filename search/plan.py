@@ -44,6 +44,11 @@ class Plan:
         """The tasks' splits of one name, in order."""
         return tuple(SplitRef(item.task, item.split, item.fingerprint) for item in self.prepared[split])
 
+    @property
+    def all_splits(self) -> dict[str, PreparedSplit]:
+        """Every prepared split by fingerprint."""
+        return {item.fingerprint: item for group in self.prepared.values() for item in group}
+
     def job(self, genome: Genome, split: Split) -> Job:
         """Score a genome on one split of every task."""
         description = self.space.describe(genome)

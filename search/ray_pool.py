@@ -81,13 +81,18 @@ class RayPool:
     ) -> None:
         start_ray(workers)
         self._workers = workers
-        self._splits = {fingerprint: ray.put(split) for fingerprint, split in splits.items()}
+        self._splits: dict[str, Any] = {}
+        self.add_splits(splits)
         self._actor_class: Any = ray.remote(num_cpus=workers.num_cpus, num_gpus=workers.num_gpus)(_actor_class(worker))
         self._actor_args = (model, engine)
         self._queue: deque[_Task] = deque()
         self._failed: list[Completion] = []
         self._failed_starts = 0
         self._slots = [self._start() for _ in range(workers.count)]
+
+    def add_splits(self, splits: Mapping[str, PreparedSplit]) -> None:
+        for fingerprint in splits.keys() - self._splits.keys():
+            self._splits[fingerprint] = ray.put(splits[fingerprint])
 
     def submit(self, request: EvaluationRequest) -> None:
         self._queue.append(_Task(request))

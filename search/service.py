@@ -11,7 +11,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.prepare import prepare_split
 from moevolve.evaluators.registry import load_task
 from moevolve.evaluators.types import PreparedSplit, Split
-from moevolve.search.calibrating import calibrated_plan
+from moevolve.search.calibrating import Calibrate, calibrated_plan
 from moevolve.search.config import RunConfig, StoredConfig, TaskSection
 from moevolve.search.config_files import parse_stored_config
 from moevolve.search.desk import EvaluationDesk
@@ -73,11 +73,10 @@ def _check_phases(config: RunConfig, space: GenomeSpace[Any]) -> None:
             )
 
 
-def ray_pool(plan: Plan) -> Pool:
+def ray_pool(plan: Plan) -> RayPool:
     """The pool of a plan's configuration on Ray."""
     config = plan.config
-    splits = {split.fingerprint: split for group in plan.prepared.values() for split in group}
-    return RayPool(config.workers, config.model.to_worker(), config.engine.to_worker(), splits)
+    return RayPool(config.workers, config.model.to_worker(), config.engine.to_worker(), plan.all_splits)
 
 
 def register(plan: Plan, store: Store) -> None:
@@ -125,7 +124,13 @@ def resume_plan(store: Store, name: str, adjust: Callable[[RunConfig], RunConfig
     return plan
 
 
-def execute(plan: Plan, store: Store, observer: Observer, make_pool: PoolFactory = ray_pool) -> FinalReport:
+def execute(
+    plan: Plan,
+    store: Store,
+    observer: Observer,
+    make_pool: PoolFactory = ray_pool,
+    calibrate: Calibrate = calibrate_on_ray,
+) -> FinalReport:
     """Run a recorded search from wherever it stands; its status in the store tells how it ended.
 
     Raises:
@@ -134,7 +139,7 @@ def execute(plan: Plan, store: Store, observer: Observer, make_pool: PoolFactory
     """
     store.set_status(plan.search_id, "running")
     try:
-        report = _run(plan, store, observer, make_pool)
+        report = _run(plan, store, observer, make_pool, calibrate)
     except KeyboardInterrupt:
         store.set_status(plan.search_id, "interrupted", "stopped by the user")
         raise
@@ -145,10 +150,10 @@ def execute(plan: Plan, store: Store, observer: Observer, make_pool: PoolFactory
     return report
 
 
-def _run(plan: Plan, store: Store, observer: Observer, make_pool: PoolFactory) -> FinalReport:
+def _run(plan: Plan, store: Store, observer: Observer, make_pool: PoolFactory, calibrate: Calibrate) -> FinalReport:
     if plan.space.recipe is not None:
         observer.on_stage("calibrating")
-        plan = calibrated_plan(plan, store, calibrate_on_ray)
+        plan = calibrated_plan(plan, store, calibrate)
     observer.on_stage("starting workers")
     pool = make_pool(plan)
     try:

@@ -9,6 +9,7 @@ from types import TracebackType
 from sqlalchemy import Engine, select, update
 
 from moevolve.store import models, queries
+from moevolve.store.costs import read_cost
 from moevolve.store.errors import StoreError
 from moevolve.store.lineage import lineage
 from moevolve.store.reads import read_evaluations, read_exports, read_history, read_individual, read_searches
@@ -22,6 +23,7 @@ from moevolve.store.records import (
     IndividualDetail,
     IndividualRecord,
     LineageGraph,
+    SearchCost,
     SearchRecord,
     SearchStatus,
     SearchSummary,
@@ -194,6 +196,11 @@ class Store:
         """All individuals of a search by index, as resume needs them. Gaps and pending rows are given as they are."""
         with transaction(self._engine) as connection:
             return read_history(connection, search_id)
+
+    def cost(self, search_id: str) -> SearchCost:
+        """What the individuals of a search took to evaluate."""
+        with transaction(self._engine) as connection:
+            return read_cost(connection, search_id)
 
     def individual(self, ref: str) -> IndividualDetail:
         """The individual `SEARCH:INDEX` (search name or id), with its evaluations and exports.

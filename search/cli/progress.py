@@ -19,7 +19,7 @@ _LINES = 10
 def watch(name: str) -> Iterator[Observer]:
     """An observer that draws a bar on a terminal, and prints a line now and then elsewhere."""
     if not errors.is_terminal:
-        yield _LineObserver(name).observer
+        yield line_observer(name)
         return
     columns = (
         SpinnerColumn(),
@@ -43,11 +43,17 @@ def watch(name: str) -> Iterator[Observer]:
         yield Observer(on_stage, on_progress)
 
 
+def line_observer(name: str, lines: int = _LINES) -> Observer:
+    """An observer that prints `lines` lines over the length of a search."""
+    return _LineObserver(name, lines).observer
+
+
 class _LineObserver:
     """Progress for logs."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, lines: int) -> None:
         self._name = name
+        self._lines = lines
         self._next = 0
         self.observer = Observer(self._stage, self._progress)
 
@@ -55,11 +61,11 @@ class _LineObserver:
         errors.print(f"{self._name}: {stage}", highlight=False, soft_wrap=True)
 
     def _progress(self, progress: SearchProgress) -> None:
-        tenth = progress.done * _LINES // progress.total
-        if tenth >= self._next and progress.full is not None:
+        part = progress.done * self._lines // progress.total
+        if part >= self._next and progress.full is not None:
             counts = f"{progress.phase} {progress.done}/{progress.total}"
             errors.print(f"{self._name}: {counts} {describe(progress)}", highlight=False, soft_wrap=True)
-            self._next = tenth + 1
+            self._next = part + 1
 
 
 def describe(progress: SearchProgress) -> str:

@@ -1,0 +1,86 @@
+"""`compare`."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from moevolve.search.cli.console import JsonOption, errors, print_json
+from moevolve.search.cli.searches import INTERRUPTED, AddressOption, SetOption
+
+if TYPE_CHECKING:
+    from moevolve.search.comparing.config import Cell, Comparison
+    from moevolve.search.service import Observer
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(compare)
+
+
+def compare(
+    config: Annotated[Path, typer.Argument(help="Comparison (YAML).")],
+    overrides: SetOption = None,
+    store: Annotated[
+        str | None, typer.Option("--store", envvar="MOEVOLVE_STORE", help="SQLAlchemy URL; default: the base's.")
+    ] = None,
+    address: AddressOption = None,
+    csv: Annotated[Path | None, typer.Option("--csv", help="Also write the rows to this CSV file.")] = None,
+    markdown: Annotated[Path | None, typer.Option("--markdown", help="Also write the tables to this file.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run searches and baselines side by side and print one table. Ctrl-C leaves it resumable: run it again."""
+    from moevolve.search.cli.comparison_tables import print_tables, write_csv, write_markdown
+    from moevolve.search.comparing.config import load_comparison
+    from moevolve.search.comparing.rows import comparison_rows
+    from moevolve.search.comparing.run import run_comparison
+    from moevolve.search.pool import PoolError
+    from moevolve.store.repository import Store
+
+    changes = {"base.store": store, "base.workers.address": address}
+    extra = tuple(f"{key}={value}" for key, value in changes.items() if value is not None)
+    comparison = load_comparison(config, (*(overrides or ()), *extra))
+    for path in (csv, markdown):
+        _check_folder(path)
+    # A cluster manager stops a driver with SIGTERM: treat it like Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    hint = "run the same command again to go on"
+    with Store.open(comparison.store) as opened:
+        try:
+            rows = comparison_rows(run_comparison(comparison, opened, _watch(comparison)), opened)
+        except KeyboardInterrupt:
+            errors.print(f"interrupted; everything evaluated so far is in the store, {hint}", soft_wrap=True)
+            raise typer.Exit(INTERRUPTED) from None
+        except PoolError as error:
+            errors.print(f"error: {error}; {hint}", markup=False, soft_wrap=True)
+            raise typer.Exit(1) from None
+    if csv is not None:
+        write_csv(rows, csv)
+    if markdown is not None:
+        write_markdown(comparison.name, rows, markdown)
+    if as_json:
+        print_json(rows)
+    else:
+        print_tables(comparison.name, rows)
+
+
+def _watch(comparison: Comparison) -> Callable[[int, Cell], Observer]:
+    """A line per search: a comparison is a matter of hours, and its log is read afterwards."""
+    from moevolve.search.cli.progress import line_observer
+
+    total = len(comparison.cells)
+
+    def observer(place: int, cell: Cell) -> Observer:
+        return line_observer(f"[{place + 1}/{total}] {cell.config.name}", 2)
+
+    return observer
+
+
+def _check_folder(path: Path | None) -> None:
+    from moevolve.evaluators.errors import UserError
+
+    if path is not None and not path.parent.is_dir():
+        raise UserError(f"{path}: the folder {path.parent} doesn't exist")

@@ -1,0 +1,1 @@
+"""Comparisons: several searches and baselines side by side, for several tasks and budgets."""

@@ -1,0 +1,225 @@
+"""The rows of a comparison: every contestant's scores over seeds, what they cost, and whether differences are real."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from statistics import fmean, stdev
+
+import numpy as np
+
+from moevolve.evaluators.metrics import metric_of
+from moevolve.evaluators.types import Split
+from moevolve.search.comparing.run import Outcome
+from moevolve.search.comparing.significance import Outcomes, Significance, paired_test, weighted_interval
+from moevolve.search.finalise import Contestant
+from moevolve.store.repository import Store
+
+FULL = "full model"
+BEST = "best found"
+_SPLITS: tuple[Split, ...] = ("search", "dev", "test")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A score in [0, 1], mean over seeds.
+
+    Attributes:
+        task: which; `` for the weighted mean over all tasks.
+        split: on which it was measured.
+        score: mean over seeds.
+        low, high: 95 % interval over examples, of outcomes averaged over seeds; None for means over random draws.
+        spread: standard deviation over seeds, or over draws; None for a single model.
+    """
+
+    task: str
+    split: Split
+    score: float
+    low: float | None
+    high: float | None
+    spread: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One contestant at one budget on one search task (or several in one fitness).
+
+    Attributes:
+        task, budget, method: labels of the comparison; method is `full model` for the unedited one.
+        contestant: `best found`, `unsearched start`, `random pruning, 20 draws` ...
+        baseline: whether it is a one-shot baseline.
+        seeds: how many searches it is a mean of.
+        scores: per split, the mean over tasks first, then (if there are several) each task's.
+        parameters, active_parameters: of the model, per token the second; means over seeds.
+        evaluations: different models evaluated on `search` or `dev`, mean over seeds; 0 for the full model.
+        seconds: workers' time for them, mean over seeds.
+        against_full, against_baseline: paired tests of `headline` against the full model, and against the best
+            baseline; None where there is nothing to pair.
+        refs: the individuals, one per seed.
+        failure: why there is nothing else, or why seeds are missing.
+        outcomes: what the paired tests are made on; empty once they are.
+    """
+
+    task: str
+    budget: str
+    method: str
+    contestant: str
+    baseline: bool
+    seeds: int = 0
+    scores: tuple[Measured, ...] = ()
+    parameters: float = 0.0
+    active_parameters: float = 0.0
+    evaluations: float = 0.0
+    seconds: float = 0.0
+    against_full: Significance | None = None
+    against_baseline: Significance | None = None
+    refs: tuple[str, ...] = ()
+    failure: str | None = None
+    outcomes: tuple[Outcomes, ...] = field(default=(), repr=False)
+
+    def score(self, split: Split, task: str = "") -> Measured | None:
+        """The score on a split; of all tasks together unless one is named."""
+        return next((each for each in self.scores if (each.split, each.task) == (split, task)), None)
+
+    @property
+    def headline(self) -> Measured | None:
+        """The score that counts: on `test`, or on `search` where that wasn't scored."""
+        return self.score("test") or self.score("search")
+
+
+def comparison_rows(outcomes: Sequence[Outcome], store: Store) -> list[Row]:
+    """Rows in the order of the comparison's cells, each (task, budget) begun by the full model."""
+    rows: list[Row] = []
+    for (task, budget), group in groupby(outcomes, key=lambda each: (each.cell.task, each.cell.budget)):
+        here = list(group)
+        methods = list(dict.fromkeys(each.cell.method for each in here))
+        found = _full(here, store)
+        for method in methods:
+            found += _method([each for each in here if each.cell.method == method], store)
+        rows += _tested([replace(row, task=task, budget=budget) for row in found])
+    return rows
+
+
+def _full(outcomes: Sequence[Outcome], store: Store) -> list[Row]:
+    """The unedited model; every search scored the same one, so the first that got so far will do."""
+    for outcome in outcomes:
+        for contestant in outcome.report.contestants if outcome.report is not None else ():
+            if contestant.label == FULL:
+                return [replace(_row([(outcome, contestant)], store), method=FULL, evaluations=0.0, seconds=0.0)]
+    return []
+
+
+def _method(outcomes: Sequence[Outcome], store: Store) -> list[Row]:
+    """A method's contestants over its seeds: random draws and its own start where they were scored, and the best."""
+    rows = []
+    cell = outcomes[0].cell
+    reported = [each for each in outcomes if each.report is not None]
+    labels = dict.fromkeys(c.label for each in reported for c in each.report.contestants)  # type: ignore[union-attr]
+    for label in labels:
+        held = [(each, c) for each in reported for c in each.report.contestants if c.label == label]  # type: ignore[union-attr]
+        # Of a baseline of random ones, the draws themselves are the result, not the best of them.
+        if label != FULL and not (cell.baseline and label == BEST and len(labels) > 2):
+            rows.append(_row(held, store))
+    failures = [f"seed {each.cell.config.seed}: {each.failure}" for each in outcomes if each.failure is not None]
+    if failures:
+        empty = Row("", "", cell.method, BEST, cell.baseline, failure="; ".join(failures))
+        best = next((row for row in rows if row.contestant == BEST), None)
+        rows = [row for row in rows if row is not best] + [replace(best or empty, failure=empty.failure)]
+    return rows
+
+
+def _row(held: Sequence[tuple[Outcome, Contestant]], store: Store) -> Row:
+    cell, first = held[0][0].cell, held[0][1]
+    splits = [split for split in _SPLITS if any(score.split == split for score in first.scores)]
+    scores: list[Measured] = []
+    outcomes: tuple[Outcomes, ...] = ()
+    for split in splits:
+        here = () if first.draws else _outcomes(held, split, store)
+        scores += _measured(held, split, here)
+        if split == "test" or ("test" not in splits and split == "search"):
+            outcomes = here
+    costs = [_cost(outcome, contestant, store) for outcome, contestant in held]
+    return Row(
+        task="",
+        budget="",
+        method=cell.method,
+        contestant=first.label,
+        baseline=cell.baseline,
+        seeds=len(held),
+        scores=tuple(scores),
+        parameters=fmean(contestant.parameters for _, contestant in held),
+        active_parameters=fmean(contestant.active_parameters for _, contestant in held),
+        evaluations=fmean(evaluations for evaluations, _ in costs),
+        seconds=fmean(seconds for _, seconds in costs),
+        refs=tuple(contestant.ref for _, contestant in held if contestant.ref is not None),
+        outcomes=outcomes,
+    )
+
+
+def _cost(outcome: Outcome, contestant: Contestant, store: Store) -> tuple[float, float]:
+    """Models evaluated and seconds; a start costs nothing to find."""
+    if contestant.label != BEST and not contestant.draws:
+        return 0.0, 0.0
+    cost = store.cost(outcome.plan.search_id)
+    share = contestant.draws / cost.phenotypes if contestant.draws and cost.phenotypes else 1.0
+    return cost.phenotypes * min(1.0, share), cost.seconds * min(1.0, share)
+
+
+def _measured(
+    held: Sequence[tuple[Outcome, Contestant]], split: Split, outcomes: Sequence[Outcomes]
+) -> Iterable[Measured]:
+    """The weighted mean over tasks, then each task where there are several."""
+    plan, draws = held[0][0].plan, held[0][1].draws
+    weights = dict(zip((each.task for each in plan.splits(split)), plan.weights, strict=True))
+    for task in ("", *weights) if len(weights) > 1 else ("",):
+        chosen = {name: weight for name, weight in weights.items() if task in ("", name)}
+        values, spreads = [], []
+        for _, contestant in held:
+            found = {score.task: score for score in contestant.scores if score.split == split and score.task in chosen}
+            total = sum(chosen.values())
+            values.append(sum(chosen[name] * score.score for name, score in found.items()) / total)
+            spreads.append(sum(chosen[name] * (score.high - score.score) for name, score in found.items()) / total)
+        pieces = [each for name, each in zip(weights, outcomes, strict=True) if name in chosen] if outcomes else []
+        low, high = weighted_interval(pieces) if pieces else (None, None)
+        spread = fmean(spreads) if draws else stdev(values) if len(values) > 1 else None
+        yield Measured(task, split, fmean(values), low, high, spread)
+
+
+def _outcomes(held: Sequence[tuple[Outcome, Contestant]], split: Split, store: Store) -> tuple[Outcomes, ...]:
+    """Per task, what the examples scored on average over seeds."""
+    plan = held[0][0].plan
+    found = []
+    for reference, weight in zip(plan.splits(split), plan.weights, strict=True):
+        per_seed, metric = [], "mean"
+        for outcome, contestant in held:
+            search = store.search(outcome.plan.search_id)
+            records = store.evaluations(
+                contestant.phenotype or "", search.model_fingerprint, search.engine_fingerprint, [reference.fingerprint]
+            )
+            for record in records:
+                values = np.frombuffer(record.outcomes or b"", dtype="<f4").astype(np.float64)
+                metric = metric_of(record.score or 0.0, record.gold_logprob or 0.0, values)
+                per_seed.append(values)
+        logs = metric == "geometric_mean" and len(per_seed) > 1
+        stacked = np.stack(per_seed)
+        values = np.exp(np.log(np.maximum(stacked, 1e-30)).mean(axis=0)) if logs else stacked.mean(axis=0)
+        found.append(Outcomes(values, metric, weight))
+    return tuple(found)
+
+
+def _tested(rows: list[Row]) -> list[Row]:
+    """The rows of one (task, budget) with their paired tests."""
+    full = next((row for row in rows if row.method == FULL and row.outcomes), None)
+    baselines = [row for row in rows if row.baseline and row.outcomes and row.headline is not None]
+    best = max(baselines, key=lambda row: row.headline.score, default=None)  # type: ignore[union-attr]
+    return [
+        replace(row, against_full=_against(row, full), against_baseline=_against(row, best), outcomes=())
+        for row in rows
+    ]
+
+
+def _against(row: Row, other: Row | None) -> Significance | None:
+    if other is None or other is row or not row.outcomes:
+        return None
+    return paired_test(row.outcomes, other.outcomes)
