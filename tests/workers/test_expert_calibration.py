@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from plain_experts import Token, change, plain_tokens
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
@@ -27,47 +27,6 @@ SEQUENCES = [tuple(np.random.default_rng(i).integers(3, 97, 5 + i).tolist()) for
 TOKENS = sum(map(len, SEQUENCES))
 FAMILIES = ("mixtral", "qwen2_moe")
 families = pytest.mark.parametrize("family", FAMILIES)
-
-
-@dataclass(frozen=True)
-class Token:
-    """One token in one layer, worked out from the weights: everything in float64.
-
-    Attributes:
-        probabilities: softmax over all experts, [n].
-        gates: routing weights as the family applies them, [n], zero where an expert isn't chosen.
-        chosen: the two chosen experts, best first.
-        outputs: every expert's own output, [n, hidden].
-    """
-
-    probabilities: Tensor
-    gates: Tensor
-    chosen: list[int]
-    outputs: Tensor
-
-
-def plain_tokens(model: Any, layer: Any) -> list[Token]:
-    """All tokens of all sequences, in order."""
-    seen: list[Tensor] = []
-    handle = layer.block.register_forward_pre_hook(lambda _, args: seen.append(args[0].reshape(-1, 32)))
-    for sequence in SEQUENCES:
-        model(torch.tensor([sequence]))
-    handle.remove()
-    gate_up, down = layer.experts.gate_up_proj.double(), layer.experts.down_proj.double()
-    tokens = []
-    for hidden in torch.cat(seen).double():
-        probabilities = torch.softmax(layer.router.weight.double() @ hidden, dim=0)
-        chosen = sorted(range(EXPERTS), key=lambda e: -float(probabilities[e]))[:2]
-        gates = torch.zeros(EXPERTS, dtype=torch.float64)
-        gates[chosen] = probabilities[chosen]
-        if layer.renormalise:
-            gates /= gates.sum()
-        outputs = []
-        for expert in range(EXPERTS):
-            gate, up = (gate_up[expert] @ hidden).chunk(2)
-            outputs.append(down[expert] @ (torch.nn.functional.silu(gate) * up))
-        tokens.append(Token(probabilities, gates, chosen, torch.stack(outputs)))
-    return tokens
 
 
 def subset_recipe(layers: int, **changes: Any) -> SubsetRecipe:
@@ -91,11 +50,10 @@ def resident(model_config: Callable[..., ModelConfig]) -> Callable[[str], Reside
 def plain(resident: Callable[[str], ResidentModel]) -> Callable[[str], list[list[Token]]]:
     made: dict[str, list[list[Token]]] = {}
 
-    @torch.inference_mode()
     def get(family: str) -> list[list[Token]]:
         if family not in made:
             model = resident(family)
-            made[family] = [plain_tokens(model.model, layer) for layer in model.layers]
+            made[family] = [plain_tokens(model, layer, SEQUENCES) for layer in model.layers]
         return made[family]
 
     return get
@@ -127,25 +85,6 @@ def test_the_stream_agrees_with_the_definitions(family: str, resident: Any, plai
         assert abs(found["ratio"][layer] - np.median(ratios)) <= 2**-17 + 1e-6
 
 
-def change(tokens: list[Token], kept: tuple[int, ...], active: int, renormalise: bool, logits_space: bool) -> float:
-    """NAEE's discrepancy: the squared Frobenius norm of the outputs' difference, relative to the outputs'."""
-    total = whole = 0.0
-    for token in tokens:
-        scores = torch.zeros(EXPERTS, dtype=torch.float64)
-        scores[list(kept)] = token.probabilities[list(kept)]
-        if logits_space:
-            scores /= scores.sum()
-        order = sorted(kept, key=lambda e: -float(scores[e]))[:active]
-        gates = torch.zeros(EXPERTS, dtype=torch.float64)
-        gates[order] = scores[order]
-        if renormalise:
-            gates /= gates.sum()
-        output = (token.gates[:, None] * token.outputs).sum(dim=0)
-        total += float((output - (gates[:, None] * token.outputs).sum(dim=0)).square().sum())
-        whole += float(output.square().sum())
-    return total / whole
-
-
 @families
 @pytest.mark.parametrize(("active", "logits_space", "sample"), [(2, False, 10_000), (1, True, 10_000), (2, True, 30)])
 def test_every_subset_is_compared_with_all_experts(
@@ -165,9 +104,7 @@ def test_every_subset_is_compared_with_all_experts(
 
 @families
 @pytest.mark.parametrize("grouped", [False, True])
-def test_above_the_limit_experts_are_dropped_one_by_one(
-    family: str, grouped: bool, resident: Any, plain: Any
-) -> None:
+def test_above_the_limit_experts_are_dropped_one_by_one(family: str, grouped: bool, resident: Any, plain: Any) -> None:
     model = resident(family)
     layers = len(model.layers)
     owners = (0, *[1] * (layers - 1)) if grouped and layers > 2 else (0,) * layers if grouped else tuple(range(layers))
@@ -178,7 +115,9 @@ def test_above_the_limit_experts_are_dropped_one_by_one(
         kept = tuple(range(EXPERTS))
         while len(kept) > 3:
             rests = [tuple(e for e in kept if e != dropped) for dropped in kept]
-            costs = [sum(change(each, rest, 2, model.layers[0].renormalise, False) for each in members) for rest in rests]
+            costs = [
+                sum(change(each, rest, 2, model.layers[0].renormalise, False) for each in members) for rest in rests
+            ]
             kept = rests[int(np.argmin(costs))]
         assert found["subset_kept"][group].tolist() == list(kept)
 

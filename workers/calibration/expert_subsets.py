@@ -55,8 +55,8 @@ class SubsetSample:
         rows = torch.arange(-self._seen % self._stride, len(routed.hidden), self._stride, device=routed.hidden.device)
         self._seen += len(routed.hidden)
         for part in rows.split(_CHUNK):
-            outputs = torch.stack([routed.run(routed.hidden[part], expert).float() for expert in range(self.count)])
-            products = torch.einsum("nth,mth->tnm", outputs, outputs)
+            outputs = routed.run_all(part).float()
+            products = torch.bmm(outputs, outputs.transpose(1, 2))
             weights = torch.zeros(len(part), self.count, device=part.device)
             weights.scatter_(1, routed.chosen[part], routed.weights[part].float())
             self._kept.append((products.cpu(), weights.cpu(), routed.logits[part].float().cpu()))

@@ -128,11 +128,14 @@ class _Saliency:
         self._counts = _zeros(layer, layer.count)
 
     def add(self, routed: Routed) -> None:
-        for expert in routed.chosen.unique().tolist():
-            rows, place = (routed.chosen == expert).nonzero(as_tuple=True)
-            lengths = routed.run(routed.hidden[rows], expert).double().norm(dim=1)
-            self._sums[expert] += (routed.weights[rows, place].double() * lengths).sum()
-            self._counts[expert] += len(rows)
+        for rows in routed.parts(routed.chosen.shape[1]):
+            lengths = routed.run_chosen(rows).double().norm(dim=2)
+            chosen = routed.chosen[rows].flatten()
+            weighted = (routed.weights[rows].double() * lengths).flatten()
+            # `bincount` adds in an order of its own on some devices; a product with one-hot rows doesn't.
+            one_hot = nn.functional.one_hot(chosen, len(self._sums)).double()
+            self._sums += weighted @ one_hot
+            self._counts += one_hot.sum(dim=0)
 
     def arrays(self) -> dict[str, Tensor]:
         return {"saliency": (self._sums / self._counts.clamp_min(1)).float()}
@@ -150,8 +153,8 @@ class _MeanOutputs:
         self._tokens = 0
 
     def add(self, routed: Routed) -> None:
-        for expert in range(len(self._sums)):
-            self._sums[expert] += routed.run(routed.hidden, expert).sum(dim=0, dtype=torch.float64)
+        for rows in routed.parts(len(self._sums)):
+            self._sums += routed.run_all(rows).sum(dim=0, dtype=torch.float64)
         self._tokens += len(routed.hidden)
 
     def arrays(self) -> dict[str, Tensor]:
