@@ -143,6 +143,18 @@ def test_host_resident_experts_are_measured_alike(
     assert all(np.array_equal(here[name], there[name]) for name in here)
 
 
+@pytest.mark.parametrize("settings", [{"dtype": "bfloat16"}, {"experts_implementation": "eager"}])
+def test_other_numbers_and_implementations_measure_the_same(
+    settings: dict[str, str], model_config: Callable[..., ModelConfig], resident: Callable[[str], ResidentModel]
+) -> None:
+    other = ResidentModel.load(model_config("qwen2_moe", **settings))
+    here, there = measured(resident("qwen2_moe"), subset_recipe(2)), measured(other, subset_recipe(2))
+    rough = 0.15 if "dtype" in settings else 1e-4
+    for name in ("soft_activation", "saliency", "output_distances", "ratio", "subset_discrepancy"):
+        assert there[name].dtype == np.float32
+        np.testing.assert_allclose(there[name], here[name], rtol=rough, atol=rough * here[name].max())
+
+
 def test_the_cost_is_noted(resident: Callable[[str], ResidentModel]) -> None:
     examples = tuple(Example(f"the {word} dog is", ("fox",), ()) for word in ("quick", "brown", "larger"))
     split = PreparedSplit("t", "search", "generate", "mean", Matching(), 4, " ", examples)

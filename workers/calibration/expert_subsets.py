@@ -14,7 +14,8 @@ least (our own fallback; the paper only tries all choices).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import combinations
 from math import comb
 
@@ -44,6 +45,7 @@ class SubsetSample:
 
     def __init__(self, layer: MoELayer, recipe: SubsetRecipe, tokens: int) -> None:
         self.count = layer.count
+        self._device = layer.router_weight.device
         self._renormalise = layer.renormalise
         self._recipe = recipe
         self._stride = -(-tokens // recipe.sample)
@@ -61,15 +63,22 @@ class SubsetSample:
             weights.scatter_(1, routed.chosen[part], routed.weights[part].float())
             self._kept.append((products.cpu(), weights.cpu(), routed.logits[part].float().cpu()))
 
-    def finish(self) -> None:
-        """All tokens were seen."""
-        self._products, self._weights, self._logits = (torch.cat(each) for each in zip(*self._kept, strict=True))
-        self._kept.clear()
+    @contextmanager
+    def loaded(self) -> Iterator[SubsetSample]:
+        """The sample on its layer's device, for the length of a `with` block; all tokens were seen."""
+        self._products, self._weights, self._logits = (
+            torch.cat(each).to(self._device) for each in zip(*self._kept, strict=True)
+        )
         self._whole = self._squares(self._weights)
+        yield self
+        del self._products, self._weights, self._logits
 
     def discrepancy(self, kept: Sequence[int]) -> float:
-        """Squared change of the outputs if only `kept` experts are there, relative to the outputs' squared length."""
-        selected, recipe = torch.tensor(kept), self._recipe
+        """Squared change of the outputs if only `kept` experts are there, relative to the outputs' squared length.
+
+        Only while it is loaded.
+        """
+        selected, recipe = torch.tensor(kept, device=self._device), self._recipe
         weights, chosen = route_selected(self._logits, selected, recipe.active, self._renormalise, recipe.logits_space)
         change = -self._weights
         change.scatter_add_(1, selected[chosen], weights)
@@ -112,12 +121,13 @@ def compare_subsets(samples: Sequence[SubsetSample], recipe: SubsetRecipe) -> di
         the limit; otherwise `subset_kept` int64 [groups, n'], what is left after dropping experts one by one.
         Discrepancies are squared and relative, see `SubsetSample.discrepancy`; those of a group's layers are added.
     """
-    for sample in samples:
-        sample.finish()
     count = samples[0].count
     if tries_all(count, recipe):
-        subsets = list(combinations(range(count), recipe.retained))
-        return {"subset_discrepancy": torch.tensor([[each.discrepancy(kept) for kept in subsets] for each in samples])}
+        subsets, rows = list(combinations(range(count), recipe.retained)), []
+        for sample in samples:
+            with sample.loaded():
+                rows.append([sample.discrepancy(kept) for kept in subsets])
+        return {"subset_discrepancy": torch.tensor(rows)}
     groups = [
         [sample for sample, owner in zip(samples, recipe.layer_groups, strict=True) if owner == group]
         for group in range(max(recipe.layer_groups) + 1)
@@ -127,7 +137,10 @@ def compare_subsets(samples: Sequence[SubsetSample], recipe: SubsetRecipe) -> di
 
 def _drop_one_by_one(samples: Sequence[SubsetSample], retained: int) -> list[int]:
     kept = list(range(samples[0].count))
-    while len(kept) > retained:
-        rests = [[other for other in kept if other != expert] for expert in kept]
-        kept = min(rests, key=lambda rest: sum(sample.discrepancy(rest) for sample in samples))
+    with ExitStack() as stack:
+        for sample in samples:
+            stack.enter_context(sample.loaded())
+        while len(kept) > retained:
+            rests = [[other for other in kept if other != expert] for expert in kept]
+            kept = min(rests, key=lambda rest: sum(sample.discrepancy(rest) for sample in samples))
     return kept

@@ -66,14 +66,14 @@ def calibrate_experts(resident: ResidentModel, sequences: Sequence[Tokens], reci
     watchers = [[*each, *samples[i : i + 1]] for i, each in enumerate(measures)]
     _run(resident, sequences, watchers, runs)
     arrays = {
-        name: torch.stack([found[name] for found in by_layer])
+        name: torch.stack([found[name].cpu() for found in by_layer])
         for by_layer in zip(*([each.arrays() for each in layer] for layer in measures), strict=True)
         for name in by_layer[0]
     }
     if recipe.subsets is not None:
         arrays |= compare_subsets(samples, recipe.subsets)
     arrays["expert_runs"] = torch.tensor(runs)
-    return Calibration({name: array.cpu().numpy() for name, array in arrays.items()})
+    return Calibration({name: array.numpy() for name, array in arrays.items()})
 
 
 def _run(
