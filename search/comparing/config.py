@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError, field_validator
 
 from moevolve.evaluators.errors import UserError
+from moevolve.search.baselines.registry import BASELINES
 from moevolve.search.config import RunConfig
 from moevolve.search.config_base import Section
 from moevolve.search.config_files import (
@@ -140,27 +141,25 @@ def _cells(section: ComparisonSection, path: Path) -> Iterator[Cell]:
             data["tasks"] = copy.deepcopy(sections)
         where = f"{path}: {' / '.join(label for label in (task, budget, method) if label)}"
         baseline = own.get(BASELINE)
-        for settings in (shared, {} if baseline is None else _one_shot(str(baseline), data), own):
+        for settings in (shared, {} if baseline is None else _one_shot(str(baseline), data, where), own):
             for key in (key for key in settings if key != BASELINE):
                 set_path(data, key, copy.deepcopy(settings[key]), where)
         resolve_paths(data, path.parent)
         yield Cell(task, budget, method, baseline is not None, parse_run_config(data, where))
 
 
-def _one_shot(name: str, data: Mapping[str, Any]) -> Overrides:
+def _one_shot(name: str, data: Mapping[str, Any], where: str) -> Overrides:
     """The settings of a search that is one individual: what the baseline gives; random ones are as many as drawn."""
     if name == "random":
         final = data.get("final")
         draws = (final.get("random_draws") if isinstance(final, dict) else None) or 20
         phase: dict[str, Any] = {"kind": "prune", "evaluations": draws, "initial": draws}
         return {"phases": [phase], "strategy": "evolution", "final.rerank": 0, "final.random_draws": draws}
-    kind = "merge" if name in MERGING_BASELINES else "prune"
+    if name not in BASELINES:
+        raise UserError(f"{where}: baseline: {name} is unknown; there are random, {', '.join(BASELINES)}")
+    kind = BASELINES[name].phases[0]
     phase = {"kind": kind, "evaluations": 1, "initial": 1, "init": [name]}
     return {"phases": [phase], "strategy": "evolution", "final.rerank": 1, "final.random_draws": 0}
-
-
-MERGING_BASELINES = ("hc_smoe",)
-"""Baselines that merge experts; the others keep a subset of them."""
 
 
 def _slug(label: str) -> str:

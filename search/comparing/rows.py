@@ -11,6 +11,7 @@ import numpy as np
 
 from moevolve.evaluators.metrics import metric_of
 from moevolve.evaluators.types import Split
+from moevolve.search.calibrating import stored_calibration
 from moevolve.search.comparing.run import Outcome
 from moevolve.search.comparing.significance import Outcomes, Significance, paired_test, weighted_interval
 from moevolve.search.finalise import Contestant
@@ -52,8 +53,8 @@ class Row:
         seeds: how many searches it is a mean of.
         scores: per split, the mean over tasks first, then (if there are several) each task's.
         parameters, active_parameters: of the model, per token the second; means over seeds.
-        evaluations: different models evaluated on `search` or `dev`, mean over seeds; 0 for the full model.
-        seconds: workers' time for them, mean over seeds.
+        evaluations: different models evaluated on `search` or `dev`, mean over seeds.
+        seconds: workers' time for them and for what the method starts from, mean over seeds.
         against_full, against_baseline: paired tests of `headline` against the full model, and against the best
             baseline; None where there is nothing to pair.
         refs: the individuals, one per seed.
@@ -106,7 +107,7 @@ def _full(outcomes: Sequence[Outcome], store: Store) -> list[Row]:
     for outcome in outcomes:
         for contestant in outcome.report.contestants if outcome.report is not None else ():
             if contestant.label == FULL:
-                return [replace(_row([(outcome, contestant)], store), method=FULL, evaluations=0.0, seconds=0.0)]
+                return [replace(_row([(outcome, contestant)], store), method=FULL)]
     return []
 
 
@@ -158,12 +159,18 @@ def _row(held: Sequence[tuple[Outcome, Contestant]], store: Store) -> Row:
 
 
 def _cost(outcome: Outcome, contestant: Contestant, store: Store) -> tuple[float, float]:
-    """Models evaluated and seconds; a start costs nothing to find."""
-    if contestant.label != BEST and not contestant.draws:
+    """Models evaluated and seconds; a method's own start takes no evaluation to find, random draws take theirs."""
+    if contestant.label == FULL:
         return 0.0, 0.0
-    cost = store.cost(outcome.plan.search_id)
-    share = contestant.draws / cost.phenotypes if contestant.draws and cost.phenotypes else 1.0
-    return cost.phenotypes * min(1.0, share), cost.seconds * min(1.0, share)
+    plan = outcome.plan
+    config, recipe, model = plan.config, plan.space.recipe, plan.facts.fingerprint
+    calibration = None if recipe is None else stored_calibration(recipe, config, store, plan.search_id, model)
+    begun = 0.0 if calibration is None else calibration.seconds
+    if contestant.label != BEST and not contestant.draws:
+        return 0.0, begun
+    cost = store.cost(plan.search_id)
+    share = min(1.0, contestant.draws / cost.phenotypes) if contestant.draws and cost.phenotypes else 1.0
+    return cost.phenotypes * share, cost.seconds * share + begun
 
 
 def _measured(

@@ -38,6 +38,7 @@ def write(tiny: Any, folder: Path, **changes: Any) -> Path:
         "budgets": {"2 of 4": {"genome.experts": 2}, "3 of 4": {"genome.experts": 3}},
         "methods": {
             "random": {"baseline": "random"},
+            "reap": {"baseline": "reap"},
             "prune": {"phases": [{"kind": "prune", "evaluations": 6, "initial": 4}]},
             "prune + merge": None,
         },
@@ -53,31 +54,40 @@ def pool(plan: Plan) -> LocalPool:
     return LocalPool(lambda: EvaluationWorker(config.model.to_worker(), config.engine.to_worker()), plan.all_splits)
 
 
+def calibrate(workers: Any, model: Any, engine: Any, recipe: Any, splits: Any) -> bytes:
+    return EvaluationWorker(model, engine).calibrate(recipe, splits)
+
+
 def no_pool(plan: Plan) -> LocalPool:
     raise AssertionError(f"{plan.config.name} starts workers")
 
 
 def run(comparison: Comparison, store: Store, make: Any = pool) -> list[Row]:
-    outcomes = run_comparison(comparison, store, lambda place, cell: Observer(), make)
+    outcomes = run_comparison(comparison, store, lambda place, cell: Observer(), make, calibrate)
     return comparison_rows(outcomes, store)
 
 
 def test_cells_are_all_combinations_in_order(tiny: Any, tmp_path: Path) -> None:
     path = write(tiny, tmp_path, tasks=[str(tiny.task), f"{tiny.task}@kl"])
     comparison = load_comparison(path, ("base.window=3", "methods.prune.phases.0.evaluations=5"))
-    assert len(comparison.cells) == 2 * 2 * 3 * 2
+    assert len(comparison.cells) == 2 * 2 * 4 * 2
     names = [cell.config.name for cell in comparison.cells]
     assert len(set(names)) == len(names)
     labels = [(cell.task, cell.budget, cell.method, cell.config.seed) for cell in comparison.cells]
-    tasks, methods = (str(tiny.task), f"{tiny.task}@kl"), ("random", "prune", "prune + merge")
+    tasks, methods = (str(tiny.task), f"{tiny.task}@kl"), ("random", "reap", "prune", "prune + merge")
     assert labels == list(product(tasks, ("2 of 4", "3 of 4"), methods, (0, 1)))
     for cell in comparison.cells:
         assert cell.config.window == 3
         assert cell.config.genome.experts == int(cell.budget[0])  # type: ignore[union-attr]
         assert [task.name for task in cell.config.tasks] == [cell.task]
-        assert cell.baseline == (cell.method == "random")
+        assert cell.baseline == (cell.method in ("random", "reap"))
         phases = [(phase.kind, phase.evaluations) for phase in cell.config.phases]
-        known = {"random": [("prune", 3)], "prune": [("prune", 5)], "prune + merge": [("prune", 6), ("merge", 4)]}
+        known = {
+            "random": [("prune", 3)],
+            "reap": [("prune", 1)],
+            "prune": [("prune", 5)],
+            "prune + merge": [("prune", 6), ("merge", 4)],
+        }
         assert phases == known[cell.method]
 
 
@@ -99,6 +109,10 @@ def test_the_base_may_be_a_run_of_its_own(tiny: Any, tmp_path: Path) -> None:
         ({"methods": {"a": {"genome.expert": 2}}}, "2 of 4 / a: genome.expert: unknown key"),
         ({"methods": {"a": {"phases.7.sigma": 2}}}, "2 of 4 / a: phases has no entry '7'"),
         ({"methods": {"a+b": {}, "a b": {}}}, "two labels give the same name both.2-of-4.a-b.s0"),
+        (
+            {"methods": {"a": {"baseline": "repa"}}},
+            "2 of 4 / a: baseline: repa is unknown; there are random, frequency",
+        ),
         ({"base": "nowhere.yaml"}, "nowhere.yaml: no such configuration file"),
     ],
 )
@@ -126,7 +140,7 @@ def finished(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Compa
 
 def test_rows_say_what_the_store_holds(finished: tuple[Comparison, Path, list[Row]]) -> None:
     _, folder, rows = finished
-    per_budget = [FULL, "random", "prune", "prune", "prune + merge", "prune + merge"]
+    per_budget = [FULL, "random", "reap", "prune", "prune", "prune + merge", "prune + merge"]
     assert [row.method for row in rows] == per_budget * 2
     with Store.open(f"sqlite:///{folder / 'store.db'}") as store:
         for row in rows:
@@ -214,7 +228,7 @@ def test_a_search_that_fails_stops_no_other(tiny: Any, tmp_path: Path) -> None:
         rows = run(comparison, store, first_fails)
     failures = {row.method: row.failure for row in rows}
     assert "the unedited model can't be evaluated: broken" in str(failures.pop("random"))
-    assert set(failures) == {FULL, "prune", "prune + merge"} and not any(failures.values())
+    assert set(failures) == {FULL, "reap", "prune", "prune + merge"} and not any(failures.values())
 
 
 def test_tables_hold_every_row(
@@ -278,7 +292,15 @@ def test_the_command_runs_and_repeats(tiny: Any, moevolve: Any, tmp_path: Path) 
     first = moevolve("compare", str(path), "--store", store, "--json", "--csv", str(tmp_path / "rows.csv"))
     assert first.returncode == 0, first.stderr
     rows = json.loads(first.stdout)
-    assert [row["method"] for row in rows] == [FULL, "random", "prune", "prune", "prune + merge", "prune + merge"]
+    assert [row["method"] for row in rows] == [
+        FULL,
+        "random",
+        "reap",
+        "prune",
+        "prune",
+        "prune + merge",
+        "prune + merge",
+    ]
     assert (tmp_path / "rows.csv").is_file()
     again = moevolve("compare", str(path), "--store", store, "--json")
     assert json.loads(again.stdout) == rows
