@@ -165,7 +165,7 @@ def _cost(outcome: Outcome, contestant: Contestant, store: Store) -> tuple[float
     plan = outcome.plan
     config, recipe, model = plan.config, plan.space.recipe, plan.facts.fingerprint
     calibration = None if recipe is None else stored_calibration(recipe, config, store, plan.search_id, model)
-    begun = 0.0 if calibration is None else calibration.seconds
+    begun = 0.0 if calibration is None else calibration.seconds or 0.0
     if contestant.label != BEST and not contestant.draws:
         return 0.0, begun
     cost = store.cost(plan.search_id)

@@ -158,6 +158,9 @@ def test_rows_say_what_the_store_holds(finished: tuple[Comparison, Path, list[Ro
                 assert measured.spread == pytest.approx(np.std(scores, ddof=1))
                 assert measured.low is not None and measured.high is not None
                 assert measured.low <= measured.score <= measured.high
+            if row.baseline:
+                assert [detail.individual.operator for detail in details] == ["reap", "reap"]
+                assert row.evaluations == 1 and row.against_baseline is None
             evaluated = [len({each.phenotype_hash for each in store.history(detail.search.id)}) for detail in details]
             assert row.evaluations == np.mean(evaluated)
             assert row.seconds > 0
