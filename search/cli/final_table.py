@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 from rich.markup import escape
 
 from moevolve.search.cli.console import millions, output, percent, print_table
 from moevolve.search.finalise import Contestant, FinalReport, SplitScore
+from moevolve.store.session import without_password
 
 _ORDER = ("search", "dev", "test")
 
@@ -37,6 +39,7 @@ def print_report(report: FinalReport, store: str) -> None:
         output.print("every individual failed; see `moevolve searches` and `moevolve show` for the reasons")
         return
     output.print("Next:", highlight=False)
+    store = shlex.quote(without_password(store))
     ranking = f"--task {tasks[0]}" if len(tasks) == 1 else f"--search {report.search}"
     for command in (
         f"moevolve best {ranking} --store {store}",

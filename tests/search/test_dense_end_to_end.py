@@ -128,10 +128,12 @@ def test_questions_to_the_store(calm: Calm) -> None:
     assert calm.json("best", "--experts", 99) == []
 
 
-def test_any_task_can_be_scored(calm: Calm) -> None:
-    arguments = ("--task", "demo-relation@kl", "--split", "dev")
+def test_any_task_can_be_scored(calm: Calm, tmp_path: Path) -> None:
+    task = {"extends": "demo-sense", "splits": {"dev": {"from": "dev", "count": 8}}}
+    (tmp_path / "few.yaml").write_text(yaml.safe_dump(task))
+    arguments = ("--task", f"{tmp_path / 'few.yaml'}@kl", "--split", "dev")
     found = calm.json("evaluate", calm.winner, *arguments)
-    assert (found["task"], found["examples"]) == ("demo-relation@kl", 8)
+    assert (found["task"], found["examples"]) == ("few@kl", 8)
     assert 0 < found["interval"][0] < found["score"] < found["interval"][1] < 1
     assert calm.json("evaluate", calm.winner, *arguments) == found, "the second one comes from the store"
     full = calm.json("evaluate", "full", *arguments)
