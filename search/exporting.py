@@ -8,7 +8,7 @@ from pathlib import Path
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.coefficients import write_coefficients
-from moevolve.search.evaluation import Subject, find_subject, interval, with_outcomes
+from moevolve.search.evaluation import FULL, find_subject, interval, with_outcomes
 from moevolve.search.genomes.eep import EepGenome
 from moevolve.store.records import ExportRecord, IndividualDetail
 from moevolve.store.repository import Store
@@ -23,8 +23,11 @@ def export_individual(store: Store, reference: str, directory: Path) -> ExportRe
         UserError: the target is taken, or the model isn't there any more.
         StoreError: no such individual.
     """
+    if reference == FULL:
+        raise UserError(f"{FULL}: the full model is a checkpoint already; name an individual as SEARCH:INDEX")
     subject = find_subject(store, reference)
-    detail = _individual(subject, reference)
+    assert subject.detail is not None
+    detail = subject.detail
     report = export_model(subject.config.model.to_worker(), subject.edit, directory, _card(store, detail))
     checks = json.dumps(asdict(report.agreement))
     store.add_export(detail.ref, ExportRecord(str(report.directory), report.form, checks))
@@ -43,12 +46,6 @@ def export_coefficients(store: Store, reference: str, path: Path) -> None:
     if path.exists():
         raise UserError(f"{path} exists already; choose another name")
     write_coefficients(path, subject.genome)
-
-
-def _individual(subject: Subject, reference: str) -> IndividualDetail:
-    if subject.detail is None:
-        raise UserError(f"{reference}: the full model is a checkpoint already")
-    return subject.detail
 
 
 def _card(store: Store, detail: IndividualDetail) -> ExportCard:

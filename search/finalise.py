@@ -41,10 +41,10 @@ class Contestant:
         ref: `search:index` of an individual; None for the full model and for means over draws.
         scores: one per measured split.
         parameters: of the model it stands for.
-        active_parameters: of them, those that work on a token.
-        phenotype: hash under which its evaluations are kept; None for means over draws.
+        active_parameters: of these, used per token.
         summary: what the genome does, if it is one.
         draws: how many random individuals this is the mean of; 0 for a single model.
+        phenotype: hash under which its evaluations are kept; None for means over draws.
     """
 
     label: str
@@ -52,9 +52,9 @@ class Contestant:
     scores: tuple[SplitScore, ...] = field(repr=False)
     parameters: int
     active_parameters: int
-    phenotype: str | None = field(default=None, repr=False)
     summary: str = ""
     draws: int = 0
+    phenotype: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,8 @@ class Finaliser:
 
     def report(self) -> FinalReport:
         """Pick the winner and score the contestants; new evaluations are recorded."""
-        winner = self._winner()
+        leaders = self._store.best_of_search(self._plan.search_id, max(1, self._section.rerank))
+        winner = self._winner(leaders)
         measured: tuple[Split, ...] = ("search", "test") if self._section.test else ("search",)
         contestants = [self._full(measured)]
         draws = self._random_draws()
@@ -95,9 +96,11 @@ class Finaliser:
             contestants.append(self._mean_of(draws, measured))
         start = self._start()
         if start is not None:
-            contestants.append(self._single("unsearched start", start, measured))
+            # Scored on dev without being one of the leaders, it could outrank the winner in listings.
+            led = any(row.index == start.index for row in leaders)
+            contestants.append(self._single("unsearched start", start, measured, led))
         if winner is not None:
-            contestants.append(self._single("best found", winner, measured))
+            contestants.append(self._single("best found", winner, measured, True))
         return FinalReport(
             search=self._plan.config.name,
             contestants=tuple(contestants),
@@ -106,9 +109,8 @@ class Finaliser:
             dtype_bytes=self._plan.facts.dtype_bytes,
         )
 
-    def _winner(self) -> HistoryRow | None:
+    def _winner(self, leaders: list[HistoryRow]) -> HistoryRow | None:
         """The best on `dev` among the best few by fitness; None if every individual failed."""
-        leaders = self._store.best_of_search(self._plan.search_id, max(1, self._section.rerank))
         if not leaders or not self._section.rerank:
             return leaders[0] if leaders else None
         ranked = []
@@ -133,28 +135,17 @@ class Finaliser:
     def _full(self, measured: Sequence[Split]) -> Contestant:
         jobs = [self._plan.full_job(split) for split in measured]
         facts = self._plan.facts
-        return Contestant(
-            "full model",
-            None,
-            self._intervals(self._settle(jobs)),
-            facts.parameters,
-            active_parameters(facts, facts.experts, facts.active),
-            jobs[0].edit.phenotype_hash,
-        )
+        active = active_parameters(facts, facts.experts, facts.active)
+        scores, phenotype = self._intervals(self._settle(jobs)), jobs[0].edit.phenotype_hash
+        return Contestant("full model", None, scores, facts.parameters, active, phenotype=phenotype)
 
-    def _single(self, label: str, row: HistoryRow, measured: Sequence[Split]) -> Contestant:
+    def _single(self, label: str, row: HistoryRow, measured: Sequence[Split], led: bool) -> Contestant:
         description = self._plan.space.describe(self._plan.space.from_bytes(row.genome))
-        splits: list[Split] = [*measured, *(["dev"] if self._section.rerank else [])]  # type: ignore[list-item]
+        splits: list[Split] = [*measured, *(["dev"] if led and self._section.rerank else [])]  # type: ignore[list-item]
         scores = self._intervals(self._settle([self._job(row, split) for split in splits]))
-        return Contestant(
-            label,
-            self._ref(row),
-            scores,
-            description.parameters,
-            description.active_parameters,
-            row.phenotype_hash,
-            description.summary,
-        )
+        size = description.parameters, description.active_parameters
+        summary, phenotype = description.summary, row.phenotype_hash
+        return Contestant(label, self._ref(row), scores, *size, summary, phenotype=phenotype)
 
     def _mean_of(self, rows: list[HistoryRow], measured: Sequence[Split]) -> Contestant:
         fine = [row for row in rows if row.status == "ok"]
@@ -170,9 +161,8 @@ class Finaliser:
                 scores.append(SplitScore(reference.task, split, mean, mean - spread, mean + spread))
         description = self._plan.space.describe(self._plan.space.from_bytes(rows[0].genome))
         label = f"{self._plan.space.random_title}, {len(rows)} draws"
-        return Contestant(
-            label, None, tuple(scores), description.parameters, description.active_parameters, draws=len(rows)
-        )
+        size = description.parameters, description.active_parameters
+        return Contestant(label, None, tuple(scores), *size, draws=len(rows))
 
     def _intervals(self, settled: Sequence[Settled]) -> tuple[SplitScore, ...]:
         return tuple(

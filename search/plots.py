@@ -42,7 +42,7 @@ def plot_search(
         genome_label: how to name it.
 
     Raises:
-        UserError: nothing was evaluated yet, or the suffix names no known format.
+        UserError: nothing was evaluated yet, the suffix names no known format, or the file can't be written.
     """
     from matplotlib.figure import Figure
 
@@ -59,7 +59,10 @@ def plot_search(
     _draw_course(course.subplots(), history, full)
     if genome is not None:
         _draw_matrices(below[0], genome, genome_label)
-    figure.savefig(path, dpi=150)
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise UserError(f"{path}: can't be written: {error.strerror or error}") from error
 
 
 def _draw_course(axes: Axes, history: Sequence[HistoryRow], full: float | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -26,6 +27,7 @@ from moevolve.search.ray_pool import RayPool, calibrate_on_ray
 from moevolve.search.strategies.registry import make_schedule, make_strategy
 from moevolve.store.records import SearchRecord, SearchTaskRecord, new_search_id
 from moevolve.store.repository import Store
+from moevolve.store.session import without_password
 from moevolve.workers.config import engine_fingerprint
 from moevolve.workers.facts import describe_model
 
@@ -89,9 +91,10 @@ def register(plan: Plan, store: Store) -> None:
     """
     config = plan.config
     if any(summary.search.name == config.name for summary in store.searches()):
+        store_url = shlex.quote(without_password(config.store))
         raise UserError(
-            f"search {config.name} exists in {config.store}: continue it with `moevolve resume {config.name} "
-            f"--store {config.store}`, or choose another name with --name"
+            f"search {config.name} exists in {store_url}: continue it with `moevolve resume {config.name} "
+            f"--store {store_url}`, or choose another name with --name"
         )
     tasks = [
         SearchTaskRecord(item.task, item.split, item.fingerprint, task.weight)

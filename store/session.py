@@ -70,6 +70,12 @@ def _engine(url: URL, **options: Any) -> Engine:
         raise StoreError(f"{url.render_as_string()} cannot be used: {one_line(error)}") from error
 
 
+def without_password(url: str) -> str:
+    """A valid URL as it may be shown: a password in it becomes ***; as it is, where there is none."""
+    parsed = make_url(url)
+    return url if parsed.password is None else parsed.render_as_string(hide_password=True)
+
+
 def file_of(url: URL) -> Path | None:
     """The file of a SQLite URL; None for other databases and for one in memory."""
     if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:"):

@@ -38,19 +38,28 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False))
 
 
-def print_table(title: str | None, columns: Sequence[tuple[str, bool]], rows: Sequence[Sequence[str]]) -> None:
+def print_table(
+    title: str | None,
+    columns: Sequence[tuple[str, bool]],
+    rows: Sequence[Sequence[str]],
+    last_of_blocks: Sequence[int] = (),
+) -> None:
     """A table on stdout.
 
     Args:
         title: above the table.
         columns: heading, and whether it holds numbers (right-aligned).
         rows: cells as text.
+        last_of_blocks: a line is drawn below these rows.
     """
-    table = Table(title=title, title_justify="left", header_style="bold")
+    if title is not None:
+        # Above the table and not part of it: rich would fold it at the table's width.
+        output.print(title, style="italic", highlight=False, soft_wrap=True)
+    table = Table(header_style="bold")
     for heading, numeric in columns:
         table.add_column(heading, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
+    for index, row in enumerate(rows):
+        table.add_row(*row, end_section=index in last_of_blocks)
     output.print(table)
 
 

@@ -142,7 +142,7 @@ def show(individual: IndividualArgument, store: StoreOption = DEFAULT_STORE, as_
         ("genome", f"{detail.search.genome_kind}: {record.summary}"),
         ("made by", f"{record.operator} in phase {record.phase}, depth {record.depth}"),
         ("parents", ", ".join(f"{detail.search.name}:{parent}" for parent in record.parents) or "none"),
-        ("experts", f"{record.experts} retained, {record.active} active"),
+        _shape(detail),
         (
             "parameters",
             f"{record.parameters:,} of {record.parameters_full:,} "
@@ -219,6 +219,16 @@ def tasks(as_json: JsonOption = False) -> None:
         return
     rows = [[name, task.fitness, ", ".join(task.splits), task.description] for name, task in found.items()]
     print_table(None, [("task", False), ("fitness", False), ("splits", False), ("description", False)], rows)
+
+
+def _shape(detail: IndividualDetail) -> tuple[str, str]:
+    """What the numbers of experts stand for depends on the kind of genome."""
+    record = detail.individual
+    if detail.search.genome_kind == "nanomoe":
+        return "blocks", f"{record.experts} of inputs and of outputs per layer"
+    if detail.search.genome_kind == "eep":
+        return "experts", f"{record.experts} retained, {record.active} active"
+    return "experts", f"{record.experts} per network, {record.active} active"
 
 
 def _best_json(row: BestRow) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -91,11 +92,12 @@ def _follow(plan: Plan, store: Store, as_json: bool) -> None:
     from moevolve.search.cli.final_table import print_report
     from moevolve.search.cli.progress import watch
     from moevolve.search.pool import PoolError
+    from moevolve.store.session import without_password
 
     # A cluster manager stops a driver with SIGTERM: treat it like Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     name = plan.config.name
-    hint = f"continue with: moevolve resume {name} --store {plan.config.store}"
+    hint = f"continue with: moevolve resume {name} --store {shlex.quote(without_password(plan.config.store))}"
     try:
         with watch(name) as observer:
             report = service.execute(plan, store, observer)

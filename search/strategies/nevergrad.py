@@ -49,7 +49,8 @@ class NevergradPhase:
         first: index of the phase's first individual.
 
     Raises:
-        UserError: nevergrad has no such optimiser, or it can't make that many candidates at once.
+        UserError: nevergrad has no such optimiser, it can't make that many candidates at once, or the genome has no
+            coordinates to search.
     """
 
     def __init__(
@@ -77,6 +78,8 @@ class NevergradPhase:
         self._start: Member | None = None
         self._open: dict[int, Any] = {}
         self._worst = -np.inf
+        if space.recipe is None:
+            self._point(generator(seed, 0), None)  # only to see that there is one
 
     def tell(self, member: Member) -> None:
         candidate = self._open.pop(member.index)
@@ -110,14 +113,24 @@ class NevergradPhase:
     def _begin(self, rng: np.random.Generator, start: Member | None) -> None:
         import nevergrad as ng
 
-        own = self._space.start(self._phase) or self._space.sample(rng, self._phase)
-        genome = own.genome if start is None else self._space.from_bytes(start.genome)
         self._start = start
-        point = ng.p.Array(init=self._space.flatten(genome, self._phase))
+        point = ng.p.Array(init=self._point(rng, start))
         point.set_mutation(sigma=self._section.sigma or _SIGMA[self._phase.kind])
         point.random_state = np.random.RandomState(_word(self._seed, self._position, "nevergrad"))
         with self._calling(self._position, "begin"):
             self._optimizer = self._factory(point, budget=self._phase.evaluations, num_workers=self._in_flight)
+
+    def _point(self, rng: np.random.Generator, start: Member | None) -> NDArray[np.float64]:
+        """Where the optimiser begins."""
+        own = self._space.start(self._phase) or self._space.sample(rng, self._phase)
+        genome = own.genome if start is None else self._space.from_bytes(start.genome)
+        point = self._space.flatten(genome, self._phase)
+        if not point.size:
+            raise UserError(
+                f"strategy {self._name}: this genome has no coordinates, so there is nothing to optimise; "
+                "use strategy evolution, which evaluates it as it is"
+            )
+        return point
 
     @contextmanager
     def _calling(self, number: int, what: str) -> Iterator[None]:

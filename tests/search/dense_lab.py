@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
+from moevolve.search.calibrating import calibrated_plan
 from moevolve.search.config import RunConfig
 from moevolve.search.config_files import load_run_config
 from moevolve.search.desk import EvaluationDesk
 from moevolve.search.driver import Driver
+from moevolve.search.finalise import Finaliser, FinalReport
 from moevolve.search.local_pool import LocalPool
 from moevolve.search.plan import Plan
 from moevolve.search.strategies.registry import make_strategy
@@ -77,3 +79,15 @@ def search(plan: Plan, store: Store, stop: int | None = None) -> None:
 def population(store: Store, search_id: str) -> list[tuple[Any, ...]]:
     rows = store.history(search_id)
     return [(row.index, row.operator, row.parents, row.genome, row.content_hash, row.fitness) for row in rows]
+
+
+def complete(plan: Plan, store: Store) -> FinalReport:
+    """All of `service.execute` but Ray: the search and its final scores."""
+    engine, model = plan.config.engine.to_worker(), plan.config.model.to_worker()
+    if plan.space.recipe is not None:
+        plan = calibrated_plan(plan, store, calibrate)
+    splits = {item.fingerprint: item for group in plan.prepared.values() for item in group}
+    pool = LocalPool(lambda: EvaluationWorker(model, engine), splits)
+    desk = EvaluationDesk(store, pool, plan.facts.fingerprint, engine_fingerprint(model, engine))
+    Driver(plan, make_strategy(plan.config, plan.space, plan.schedule), store, desk).run()
+    return Finaliser(plan, store, desk).report()

@@ -16,6 +16,11 @@ from moevolve.search.cli.app import app
 from moevolve.store.errors import StoreError
 from moevolve.store.repository import Store
 
+LOW_RANK = {
+    "genome": {"kind": "nanomoe", "variant": "low_rank", "rank": 2, "layers": "*.q_proj"},
+    "phases": [{"kind": "tune", "evaluations": 4, "initial": 2}],
+}
+
 
 def refusal(*arguments: str | Path) -> str:
     """The error that ends a command which must be refused; `main` prints it and exits with 2 (see the last test)."""
@@ -54,6 +59,7 @@ def launch(tiny: Any, tmp_path: Path) -> Callable[..., str]:
         ({"phases": [{"kind": "prune", "evaluations": 0}]}, ["phases.0", "evaluations"]),
         ({"phases": []}, ["phases"]),
         ({"window": "wide"}, ["window"]),
+        (LOW_RANK | {"strategy": "nevergrad:CMA"}, ["nevergrad:CMA", "no coordinates", "evolution"]),
     ],
 )
 def test_launch_names_what_is_wrong(launch: Callable[..., str], changes: dict[str, Any], named: list[str]) -> None:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
 import signal
-import sqlite3
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from killing import MOEVOLVE, count, kill_at, last_worker, start, wait_for
 
 pytestmark = pytest.mark.slow
 
-MOEVOLVE = str(Path(sys.executable).with_name("moevolve"))
 TOTAL = 24
 
 
@@ -186,8 +183,8 @@ def test_sigkill_at_random_moments_changes_nothing(
     goals = sorted(rng.sample(range(1, TOTAL - 6), 5))
     for attempt, goal in enumerate(goals):
         command = ["launch", str(run)] if attempt == 0 else ["resume", "calm"]
-        _kill_at(command, tmp_path, database, goal, rng.uniform(0, 0.1))
-        assert _count(database) < TOTAL
+        kill_at(command, tmp_path, database, goal, rng.uniform(0, 0.1))
+        assert count(database) < TOTAL
     done = subprocess.run([MOEVOLVE, "resume", "calm"], cwd=tmp_path, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     assert snapshot(database, "calm") == uninterrupted
@@ -198,11 +195,11 @@ def test_workers_killed_during_evaluation_change_nothing(
 ) -> None:
     database = tmp_path / "moevolve.db"
     run = tiny.write_run(tmp_path / "run.yaml", "calm", workers={"count": 2, "num_cpus": 0.5})
-    process = _start(["launch", str(run)], tmp_path)
+    process = start(["launch", str(run)], tmp_path)
     killed = set()
     for goal in (5, 10, 15):
-        _wait_for(database, goal, process)
-        victim = _last_worker(database)
+        wait_for(database, goal, process)
+        victim = last_worker(database)
         os.kill(victim, signal.SIGKILL)
         killed.add(victim)
     output, _ = process.communicate(timeout=400)
@@ -216,8 +213,8 @@ def test_ctrl_c_leaves_a_resumable_search(
 ) -> None:
     database = tmp_path / "moevolve.db"
     run = tiny.write_run(tmp_path / "run.yaml", "calm")
-    process = _start(["launch", str(run)], tmp_path)
-    _wait_for(database, 5, process)
+    process = start(["launch", str(run)], tmp_path)
+    wait_for(database, 5, process)
     os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 130
@@ -233,50 +230,3 @@ def test_resume_refuses_what_would_change_the_population(finished: Path, moevolv
     refused = moevolve("resume", "calm", "--set", "seed=4", cwd=finished)
     assert refused.returncode == 2
     assert "workers" in refused.stderr
-
-
-def _start(command: list[str], folder: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [MOEVOLVE, *command],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def _count(database: Path) -> int:
-    """Individuals whose evaluation is recorded."""
-    try:
-        with sqlite3.connect(f"file:{database}?mode=ro", uri=True) as connection:
-            query = "select count(*) from individuals where status <> 'pending'"
-            return int(connection.execute(query).fetchone()[0])
-    except sqlite3.OperationalError:
-        return 0
-
-
-def _last_worker(database: Path) -> int:
-    """Process id of the worker that ran the newest evaluation."""
-    with sqlite3.connect(f"file:{database}?mode=ro", uri=True) as connection:
-        worker = connection.execute("select worker from evaluations order by rowid desc limit 1").fetchone()[0]
-    return int(worker.rpartition("/")[2])
-
-
-def _wait_for(database: Path, goal: int, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 400
-    while _count(database) < goal:
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline, "the search makes no progress"
-        time.sleep(0.02)
-
-
-def _kill_at(command: list[str], folder: Path, database: Path, goal: int, delay: float) -> None:
-    process = _start(command, folder)
-    _wait_for(database, goal, process)
-    time.sleep(delay)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    # What Ray left behind would only slow the next attempt down.
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,40 @@
+"""What the tests of several parts share: a PostgreSQL database."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """URL of a PostgreSQL database that tests may empty: MOEVOLVE_TEST_POSTGRES, or that of a server of their own."""
+    given = os.environ.get("MOEVOLVE_TEST_POSTGRES")
+    if given:
+        yield given
+        return
+    pytest.importorskip("psycopg")
+    from postgres_server import NoServerError, running_server
+
+    with ExitStack() as stack:
+        try:
+            url = stack.enter_context(running_server())
+        except NoServerError as error:
+            pytest.skip(str(error))
+        yield url
+
+
+@pytest.fixture
+def empty_postgres(postgres: str) -> str:
+    """The URL of `postgres`, all tables of which are dropped."""
+    from sqlalchemy import MetaData, create_engine, make_url
+
+    engine = create_engine(make_url(postgres).set(drivername="postgresql+psycopg"))
+    tables = MetaData()
+    tables.reflect(engine)
+    tables.drop_all(engine)
+    engine.dispose()
+    return postgres

@@ -1,0 +1,199 @@
+"""Every dense kind as a user meets it, on the demo model: killed and resumed, then every verb on what it found."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from dense_lab import complete
+from killing import count, kill_at, last_worker, start, wait_for
+from typer.testing import CliRunner, Result
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.prepare import prepare_split
+from moevolve.evaluators.registry import load_task
+from moevolve.search.cli.app import app
+from moevolve.search.cli.final_table import print_report
+from moevolve.search.config_files import load_run_config
+from moevolve.search.finalise import FinalReport
+from moevolve.search.service import make_plan, register
+from moevolve.store.repository import Store
+
+pytestmark = pytest.mark.slow
+
+TOTAL, TEST = 20, 12
+GENOMES: dict[str, dict[str, Any]] = {
+    "factorllm": {"experts": 8, "active": 4, "calibration_tokens": 256},
+    "tomoe": {"experts": 4, "budget": 0.6, "components": 4, "latent": 4, "calibration_tokens": 256},
+    "nanomoe": {"variant": "II", "blocks": 4, "rank": 24, "layers": "*.mlp.up_proj", "fit": 1},
+}
+
+
+@dataclass(frozen=True)
+class Calm:
+    """An uninterrupted search in this process, named after its kind, and what its store held right after."""
+
+    kind: str
+    folder: Path
+    report: FinalReport
+    snapshot: Any
+
+    @property
+    def winner(self) -> str:
+        assert self.report.winner is not None
+        return self.report.winner
+
+    def ask(self, *arguments: object) -> Result:
+        """The command line on the search's store, in this process."""
+        store = f"sqlite:///{self.folder / 'moevolve.db'}"
+        return CliRunner().invoke(app, [*map(str, arguments), "--store", store])
+
+    def json(self, *arguments: object) -> Any:
+        answer = self.ask(*arguments, "--json")
+        assert answer.exit_code == 0, answer.output
+        return json.loads(answer.stdout)
+
+
+@pytest.fixture(scope="module", params=GENOMES)
+def calm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, snapshot: Any) -> Calm:
+    kind = request.param
+    folder = tmp_path_factory.mktemp(kind)
+    run = load_run_config(write_run(folder, kind))
+    with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
+        plan = make_plan(run, f"{kind}-1")
+        register(plan, store)
+        report = complete(plan, store)
+    return Calm(kind, folder, report, snapshot(folder / "moevolve.db", kind))
+
+
+def write_run(folder: Path, kind: str) -> Path:
+    data = {
+        "name": kind,
+        "seed": 5,
+        "model": {"path": str(Path(__file__).parents[2] / "configs" / "demo" / "dense"), "device": "cpu"},
+        "tasks": [{"name": "demo-relation", "counts": {"search": 16, "dev": 8, "test": TEST}}],
+        "genome": {"kind": kind, **GENOMES[kind]},
+        "phases": [{"kind": "tune", "evaluations": TOTAL, "initial": 6}],
+        "window": 4,
+        # One prompt per forward pass: slow enough to be interrupted in the middle.
+        "engine": {"batch_tokens": 8},
+        "workers": {"count": 2, "num_cpus": 0.5},
+        "final": {"rerank": 2, "random_draws": 2},
+    }
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump(data))
+    return path
+
+
+def test_a_killed_driver_and_a_killed_worker_change_nothing(calm: Calm, tmp_path: Path, snapshot: Any) -> None:
+    """Also, workers on Ray and this process find the same."""
+    database, rng = tmp_path / "moevolve.db", random.Random(calm.kind)
+    run = write_run(tmp_path, calm.kind)
+    kill_at(["launch", str(run)], tmp_path, database, rng.randrange(1, TOTAL // 2), rng.uniform(0, 0.1))
+    left_at = count(database)
+    assert left_at < TOTAL
+    process = start(["resume", calm.kind], tmp_path)
+    wait_for(database, min(left_at + 4, TOTAL - 1), process)
+    os.kill(last_worker(database), signal.SIGKILL)
+    output, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, output
+    assert "unsearched start" in output and "random" in output and "best found" in output
+    assert snapshot(database, calm.kind) == calm.snapshot
+
+
+def test_questions_to_the_store(calm: Calm) -> None:
+    (search,) = calm.json("searches")
+    assert (search["name"], search["genome"], search["individuals"], search["failed"]) == (calm.kind, calm.kind, 20, 0)
+    first = calm.json("best", "--task", "demo-relation", "--limit", 2)[0]
+    assert (first["id"], first["ranked_by"]) == (calm.winner, "dev")
+    shown = calm.json("show", calm.winner)
+    assert (shown["genome"], shown["phase"], shown["status"]) == (first["genome"], "tune", "ok")
+    assert {row["split"] for row in shown["evaluations"]} == {"search", "dev", "test"}
+    assert shown["active_parameters"] < shown["parameters_full"]
+    graph = calm.json("lineage", f"{calm.kind}:{TOTAL - 1}")
+    assert graph["edges"] and {node["phase"] for node in graph["nodes"]} == {"tune"}
+    assert calm.ask("lineage", calm.winner, "--dot").stdout.startswith("digraph")
+    for verb in ("show", "lineage"):
+        assert shown["genome"] in calm.ask(verb, calm.winner).stdout
+    assert calm.winner in calm.ask("best", "--experts", shown["experts"], "--active", shown["active"]).stdout
+    assert calm.json("best", "--experts", 99) == []
+
+
+def test_any_task_can_be_scored(calm: Calm, tmp_path: Path) -> None:
+    task = {"extends": "demo-sense", "splits": {"dev": {"from": "dev", "count": 8}}}
+    (tmp_path / "few.yaml").write_text(yaml.safe_dump(task))
+    arguments = ("--task", f"{tmp_path / 'few.yaml'}@kl", "--split", "dev")
+    found = calm.json("evaluate", calm.winner, *arguments)
+    assert (found["task"], found["examples"]) == ("few@kl", 8)
+    assert 0 < found["interval"][0] < found["score"] < found["interval"][1] < 1
+    assert calm.json("evaluate", calm.winner, *arguments) == found, "the second one comes from the store"
+    full = calm.json("evaluate", "full", *arguments)
+    assert full["score"] == pytest.approx(1.0, abs=1e-5)
+
+
+GENERATE = """
+import json, sys
+sys.modules["moevolve"] = None
+from transformers import AutoModelForCausalLM, AutoTokenizer
+folder, form, prompts = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=form == "native")
+tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=form == "native")
+answers = []
+for prompt in prompts:
+    tokens = tokenizer(prompt, return_tensors="pt")
+    made = model.generate(**tokens, max_new_tokens=4, do_sample=False)[0, tokens["input_ids"].shape[1]:]
+    answers.append(tokenizer.decode(made, skip_special_tokens=True))
+print(json.dumps([type(model).__module__, answers]))
+"""
+
+
+def test_an_export_answers_as_it_was_scored(calm: Calm, tmp_path: Path) -> None:
+    report = calm.json("export", calm.winner, tmp_path / "small")
+    assert report["form"] == "native"
+    assert report["parameters"] == calm.json("show", calm.winner)["parameters"]
+    split = prepare_split(load_task("demo-relation").with_counts({"test": TEST}), "test")
+    prompts = json.dumps([one.prompt for one in split.examples])
+    command = [sys.executable, "-c", GENERATE, report["directory"], report["form"], prompts]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    module, answers = json.loads(done.stdout.splitlines()[-1])
+    assert "moevolve" in module, "the checkpoint's own modelling code"
+    pairs = zip(answers, split.examples, strict=True)
+    right = sum(next((c for c in answer if c.isupper()), "") == one.references[0] for answer, one in pairs)
+    scores = {row["split"]: row["score"] for row in calm.json("show", calm.winner)["evaluations"]}
+    assert right / TEST == pytest.approx(scores["test"])
+    assert calm.winner in (tmp_path / "small" / "README.md").read_text()
+
+
+def test_pictures(calm: Calm, tmp_path: Path) -> None:
+    assert calm.ask("plot", calm.kind, "-o", tmp_path / "course.png").exit_code == 0
+    assert (tmp_path / "course.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_is_refused(calm: Calm, tmp_path: Path) -> None:
+    for arguments, message in (
+        (("export", calm.winner, tmp_path / "c.pth"), "only EEP"),
+        (("export", "full", tmp_path / "full"), "checkpoint already"),
+        (("export", calm.winner, calm.folder), "not empty"),
+        (("plot", calm.kind, "-o", tmp_path / "no" / "folder.png"), "can't be written"),
+    ):
+        refused = calm.ask(*arguments)
+        assert isinstance(refused.exception, UserError)
+        assert message in str(refused.exception)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_table_tells_what_a_token_uses(calm: Calm, capsys: pytest.CaptureFixture[str]) -> None:
+    print_report(calm.report, "sqlite:///moevolve.db")
+    heading = next(line for line in capsys.readouterr().out.splitlines() if "parameters" in line)
+    # A token passes through all of a block-mixed layer.
+    assert ("active" in heading) == (calm.kind != "nanomoe")
