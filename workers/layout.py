@@ -1,4 +1,4 @@
-"""Where the MoE layers of a model are, and how each supported family routes."""
+"""Where the MoE layers of a model are."""
 
 from __future__ import annotations
 
@@ -8,40 +8,12 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
+from moevolve.kernels.routing_rule import RoutingRule
 from moevolve.workers.dense_layout import DENSE_FAMILIES, DenseFamily
+from moevolve.workers.families import CORRECTION_BIAS, FAMILIES, Family
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
-
-EXPERT_TENSORS = ("gate_up_proj", "down_proj")
-"""The fused expert parameters of every supported family: [n, 2I, H] and [n, H, I]."""
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """How one `transformers` model type routes.
-
-    Attributes:
-        model_type: `model_type` of its config.
-        title: what people call it.
-        casts_weights: whether routing weights are cast to the router's dtype before the experts see them (Mixtral's
-            stay float32).
-    """
-
-    model_type: str
-    title: str
-    casts_weights: bool
-
-
-FAMILIES: dict[str, Family] = {
-    family.model_type: family
-    for family in (
-        Family("mixtral", "Mixtral", casts_weights=False),
-        Family("qwen2_moe", "Qwen1.5/2-MoE", casts_weights=True),
-        Family("qwen3_moe", "Qwen3-MoE", casts_weights=True),
-        Family("olmoe", "OLMoE", casts_weights=True),
-    )
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +22,19 @@ class MoELayer:
 
     Attributes:
         index: index of the decoder layer.
-        block: the module that holds `gate` (router) and `experts`.
+        block: the module that holds the router and `experts`.
         router: the family's own router; `weight` is [n, hidden].
-        experts: the family's fused experts; `gate_up_proj` [n, 2I, H], `down_proj` [n, H, I].
-        renormalise: whether the top-k routing weights are rescaled to sum 1.
-        casts_weights: see `Family`.
+        experts: the family's fused experts; see `Family.tensors`.
+        rule: how the router chooses and weighs.
+        family: the family.
     """
 
     index: int
     block: nn.Module
     router: nn.Module
     experts: nn.Module
-    renormalise: bool
-    casts_weights: bool
+    rule: RoutingRule
+    family: Family
 
     @property
     def router_weight(self) -> Tensor:
@@ -71,9 +43,28 @@ class MoELayer:
         return weight
 
     @property
+    def router_bias(self) -> Tensor | None:
+        """What the router adds to its logits, [n]."""
+        return getattr(self.router, "bias", None)
+
+    @property
+    def correction_bias(self) -> Tensor | None:
+        """What the router adds to its scores for choosing only, float32 [n]."""
+        return getattr(self.router, CORRECTION_BIAS, None)
+
+    @property
+    def renormalise(self) -> bool:
+        """Whether the top-k routing weights are rescaled to sum 1."""
+        return self.rule.renormalise
+
+    @property
     def count(self) -> int:
         """Experts n of the original layer."""
         return int(self.router_weight.shape[0])
+
+    def expert_tensors(self) -> dict[str, Tensor]:
+        """The fused expert parameters that the model runs on now, by name."""
+        return {name: getattr(self.experts, name) for name in self.family.tensors}
 
 
 def family_of(config: PretrainedConfig, name: str) -> Family | DenseFamily:
@@ -114,10 +105,15 @@ def find_moe_layers(model: PreTrainedModel, name: str) -> tuple[MoELayer, ...]:
     layers = []
     for index, decoder_layer in enumerate(model.model.layers):
         block = decoder_layer.mlp
-        if not (hasattr(block, "gate") and hasattr(block, "experts")):
+        if not (hasattr(block, family.router) and hasattr(block, "experts")):
             continue
-        renormalise = bool(getattr(block.gate, "norm_topk_prob", True))
-        layers.append(MoELayer(index, block, block.gate, block.experts, renormalise, family.casts_weights))
+        router = getattr(block, family.router)
+        if not all(hasattr(block.experts, tensor) for tensor in family.tensors):
+            raise UserError(
+                f"model {name}: the experts of layer {index} are packed ({type(block.experts).__name__}), and only "
+                "plain numbers can be pruned and merged; load it dequantised"
+            )
+        layers.append(MoELayer(index, block, router, block.experts, family.rule(router, model.config), family))
     if not layers:
         raise UserError(
             f"model {name}: none of its {len(model.model.layers)} layers (model type {family.model_type}) holds "
