@@ -40,7 +40,7 @@ def scores_of(logits: Tensor, rule: RoutingRule) -> Tensor:
 
 
 def top_k(
-    scores: Tensor, active: int, rule: RoutingRule, bias: Tensor | None = None, mapped: bool = False
+    scores: Tensor, active: int, rule: RoutingRule, *, bias: Tensor | None = None, mapped: bool = False
 ) -> tuple[Tensor, Tensor]:
     """The k best experts of each token and their routing weights.
 
@@ -82,7 +82,7 @@ def _within_groups(ranks: Tensor, groups: RoutingGroups) -> Tensor:
 
 
 def route_mapped(
-    logits: Tensor, mapping: Tensor, active: int, rule: RoutingRule, bias: Tensor | None = None
+    logits: Tensor, mapping: Tensor, active: int, rule: RoutingRule, *, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Routing with a continuous mapping of the scores over all n experts (Eq. 5).
 
@@ -99,11 +99,11 @@ def route_mapped(
     Raises:
         ValueError: the family has no scores over all experts.
     """
-    return top_k(scores_of(logits, rule) @ mapping.t(), active, rule, bias, mapped=True)
+    return top_k(scores_of(logits, rule) @ mapping.t(), active, rule, bias=bias, mapped=True)
 
 
 def route_selected(
-    logits: Tensor, selected: Tensor, active: int, rule: RoutingRule, logits_space: bool, bias: Tensor | None = None
+    logits: Tensor, selected: Tensor, active: int, rule: RoutingRule, logits_space: bool, *, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Routing with a one-hot mapping, `W_RM[i, selected[i]] = 1`: no matrix product, and exact.
 
@@ -124,11 +124,13 @@ def route_selected(
         Weights float32 [tokens, k] and indices of new experts int64 [tokens, k].
     """
     if rule.one_hot_folds or logits_space:
-        return route_logits(logits.index_select(-1, selected), active, rule, bias)
-    return top_k(scores_of(logits, rule).index_select(-1, selected), active, rule, bias)
+        return route_logits(logits.index_select(-1, selected), active, rule, bias=bias)
+    return top_k(scores_of(logits, rule).index_select(-1, selected), active, rule, bias=bias)
 
 
-def route_logits(logits: Tensor, active: int, rule: RoutingRule, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def route_logits(
+    logits: Tensor, active: int, rule: RoutingRule, *, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Routing on the logits of the new experts themselves: `W_RM` already folded into the router's weight.
 
     Args:
@@ -143,4 +145,4 @@ def route_logits(logits: Tensor, active: int, rule: RoutingRule, bias: Tensor | 
     if rule.scores == "softmax_of_chosen":
         values, chosen = torch.topk(logits, active, dim=-1)
         return torch.softmax(values, dim=-1, dtype=torch.float32) * rule.scale, chosen
-    return top_k(scores_of(logits, rule), active, rule, bias)
+    return top_k(scores_of(logits, rule), active, rule, bias=bias)

@@ -16,8 +16,7 @@ from moevolve.workers.edits.eep import EepEdit
 from moevolve.workers.edits.router import EditableRouter
 from moevolve.workers.edits.tensors import host_tensor
 from moevolve.workers.export_base import CheckpointForm
-from moevolve.workers.families import CORRECTION_BIAS, FAMILIES
-from moevolve.workers.layout import MoELayer
+from moevolve.workers.layout import CORRECTION_BIAS, FAMILIES, MoELayer
 from moevolve.workers.native import MODULE, import_native, native_names
 from moevolve.workers.resident import ResidentModel
 
@@ -111,6 +110,8 @@ def _config(resident: ResidentModel, form: CheckpointForm, model_class: type[Pre
     family, groups = resident.layers[0].family, resident.layers[0].rule.groups
     setattr(config, family.experts_field, retained)
     config.num_experts_per_tok = active
+    if hasattr(config, "experts_per_token"):  # GPT-OSS's published configs say k under both names
+        config.experts_per_token = active
     if groups.count == 1 and getattr(config, "n_group", None) is not None:
         # Groups that limit nothing need not divide n'.
         config.n_group = config.topk_group = 1

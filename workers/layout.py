@@ -1,4 +1,4 @@
-"""Where the MoE layers of a model are."""
+"""Where the MoE layers of a model are, and how each supported family holds its experts and routes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,75 @@ from torch import Tensor, nn
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingRule
 from moevolve.workers.dense_layout import DENSE_FAMILIES, DenseFamily
-from moevolve.workers.families import CORRECTION_BIAS, FAMILIES, Family
+from moevolve.workers.family_rules import MakesRule, deepseek_v2_rule, deepseek_v3_rule, gpt_oss_rule, softmax_rule
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
+
+
+EXPERT_TENSORS = ("gate_up_proj", "down_proj")
+"""The fused expert parameters of families without biases: [n, 2I, H] and [n, H, I]."""
+
+BIASED_EXPERT_TENSORS = ("gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias")
+"""Those of GPT-OSS: [n, H, 2I] (gates and ups alternate), [n, 2I], [n, I, H] and [n, H]."""
+
+CORRECTION_BIAS = "e_score_correction_bias"
+"""Name of the buffer [n], float32, that some routers add to their scores for choosing only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How one `transformers` model type holds its experts and routes.
+
+    Attributes:
+        model_type: `model_type` of its config.
+        title: what people call it.
+        casts_weights: whether routing weights are cast to the router's dtype before the experts see them (Mixtral's
+            stay float32).
+        rule: makes the routing rule of one router.
+        experts_field: where its config counts the experts.
+        router: name of the router in a MoE block.
+        tensors: names of the fused expert parameters.
+        float32_router: whether logits are computed in float32 whatever the router's dtype.
+        sdpa: whether `transformers` has its attention as sdpa.
+    """
+
+    model_type: str
+    title: str
+    casts_weights: bool
+    rule: MakesRule = softmax_rule
+    experts_field: str = "num_experts"
+    router: str = "gate"
+    tensors: tuple[str, ...] = EXPERT_TENSORS
+    float32_router: bool = False
+    sdpa: bool = True
+
+
+def _deepseek(model_type: str, title: str, rule: MakesRule) -> Family:
+    return Family(model_type, title, False, rule, experts_field="n_routed_experts", float32_router=True)
+
+
+FAMILIES: dict[str, Family] = {
+    family.model_type: family
+    for family in (
+        Family("mixtral", "Mixtral", casts_weights=False),
+        Family("qwen2_moe", "Qwen1.5/2-MoE", casts_weights=True),
+        Family("qwen3_moe", "Qwen3-MoE", casts_weights=True),
+        Family("olmoe", "OLMoE", casts_weights=True),
+        _deepseek("deepseek_v2", "DeepSeek-V2", deepseek_v2_rule),
+        _deepseek("deepseek_v3", "DeepSeek-V3", deepseek_v3_rule),
+        _deepseek("glm4_moe", "GLM-4-MoE", deepseek_v3_rule),
+        Family(
+            "gpt_oss",
+            "GPT-OSS",
+            casts_weights=True,
+            rule=gpt_oss_rule,
+            router="router",
+            tensors=BIASED_EXPERT_TENSORS,
+            sdpa=False,
+        ),
+    )
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import torch
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.config import ModelConfig
 from moevolve.workers.dense_layout import DENSE_FAMILIES
-from moevolve.workers.families import FAMILIES
+from moevolve.workers.layout import FAMILIES
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moevolve.kernels.routing import POSITIVE_EPS, SUM_EPS
-from moevolve.workers.families import CORRECTION_BIAS
-from moevolve.workers.layout import MoELayer, family_of
+from moevolve.workers.layout import CORRECTION_BIAS, MoELayer, family_of
 from moevolve.workers.templates import render
 
 if TYPE_CHECKING:

@@ -53,9 +53,9 @@ def test_every_rule_matches_the_oracle(
     mapped_bias = None if bias is None else mapping @ bias
     if logits_space or rule.scores == "softmax_of_chosen":
         logits_space = True
-        weights, chosen = routing.route_logits(logits @ mapping.t(), active, rule, mapped_bias)
+        weights, chosen = routing.route_logits(logits @ mapping.t(), active, rule, bias=mapped_bias)
     else:
-        weights, chosen = routing.route_mapped(logits, mapping, active, rule, mapped_bias)
+        weights, chosen = routing.route_mapped(logits, mapping, active, rule, bias=mapped_bias)
     expected = [reference.route_token(row, mapping, active, rule, logits_space, bias) for row in logits]
     torch.testing.assert_close(dense(weights, chosen, retained), torch.stack(expected), atol=2e-5, rtol=0)
 
@@ -70,11 +70,11 @@ def test_picking_experts_matches_the_oracle(
     selected = torch.tensor(data.draw(st.permutations(range(12)))[:6])
     bias = correction if rule.scores == "sigmoid" else None
     kept = None if bias is None else bias[selected]
-    weights, chosen = routing.route_selected(logits, selected, 2, rule, logits_space, kept)
+    weights, chosen = routing.route_selected(logits, selected, 2, rule, logits_space, bias=kept)
     expected = [reference.route_token(row, torch.eye(12)[selected], 2, rule, logits_space, bias) for row in logits]
     torch.testing.assert_close(dense(weights, chosen, 6), torch.stack(expected), atol=2e-6, rtol=0)
     if rule.one_hot_folds:
-        alone = routing.route_logits(logits[:, selected], 2, rule, kept)
+        alone = routing.route_logits(logits[:, selected], 2, rule, bias=kept)
         assert torch.equal(weights, alone[0]) and torch.equal(chosen, alone[1])
 
 
@@ -103,7 +103,7 @@ def test_any_finite_mapping_gives_finite_weights_in_reach(
 
 def test_the_bias_chooses_and_does_not_weigh() -> None:
     rule, logits = RoutingRule(True, "sigmoid"), torch.tensor([[2.0, 1.0, 0.0, -1.0]])
-    weights, chosen = routing.route_logits(logits, 2, rule, torch.tensor([-1.0, 0.0, 0.0, 1.0]))
+    weights, chosen = routing.route_logits(logits, 2, rule, bias=torch.tensor([-1.0, 0.0, 0.0, 1.0]))
     assert chosen.tolist() == [[3, 1]]
     picked = torch.sigmoid(torch.tensor([-1.0, 1.0]))
     torch.testing.assert_close(weights, (picked / picked.sum())[None])

@@ -111,7 +111,8 @@ def test_mxfp4_checkpoints_are_unpacked_searched_and_exported(
         blocks, scales, expected[name] = _pack_mxfp4(state.pop(name), generator)
         state |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
     save_file(state, tmp_path / "packed" / "model.safetensors", metadata={"format": "pt"})
-    config = _change(tmp_path / "packed", quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": []})
+    packed = {"quant_method": "mxfp4", "modules_to_not_convert": []}
+    config = _change(tmp_path / "packed", quantization_config=packed, experts_per_token=2)
     facts = describe_model(config)
     assert facts.notes[-1] == "unpacked from mxfp4 while it loads"
     resident = ResidentModel.load(ModelConfig(config.path, device="cpu", dtype=dtype))  # type: ignore[arg-type]
@@ -119,10 +120,12 @@ def test_mxfp4_checkpoints_are_unpacked_searched_and_exported(
     for name, values in expected.items():
         assert torch.equal(resident.model.state_dict()[name].float(), values)
     assert sum(parameter.numel() for parameter in resident.model.parameters()) == facts.parameters
-    edit = make_family_edit("gpt_oss", "prune")
+    edit = make_family_edit("gpt_oss", "prune", active=1)
     report = export_model(resident, edit, tmp_path / "out", ExportCard("t", "b", "f", "s", "1", "s:1", (), ()))
     assert (report.form, report.parameters) == ("stock", parameters_after(facts, 4))
-    assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
+    settings = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert "quantization_config" not in settings
+    assert settings["num_experts_per_tok"] == settings["experts_per_token"] == 1
     assert isinstance(resident.applied, IdentityEdit)
 
 

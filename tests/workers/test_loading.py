@@ -18,9 +18,8 @@ from moevolve.evaluators.errors import UserError
 from moevolve.workers import fingerprint
 from moevolve.workers.config import ModelConfig
 from moevolve.workers.facts import active_parameters, describe_model, parameters_after
-from moevolve.workers.families import FAMILIES
 from moevolve.workers.fingerprint import model_fingerprint
-from moevolve.workers.layout import find_moe_layers
+from moevolve.workers.layout import FAMILIES, find_moe_layers
 from moevolve.workers.loading import load_model
 from moevolve.workers.resident import ResidentModel
 

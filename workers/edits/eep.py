@@ -38,8 +38,8 @@ class EepEdit:
         router_mapping: float32 [layers, n', n], one matrix per MoE layer in order of depth.
         expert_merging: float32 [layers, n', n].
         active: experts per token k after the edit, 1 to n'.
-        router_space: `probs` maps the softmax over all n experts (the paper); `logits` maps the router's logits, so the
-            mapping folds into a smaller gate.
+        router_space: `probs` maps the scores over all n experts, the softmax (the paper) or the family's own; `logits`
+            maps the router's logits, so the mapping folds into a smaller gate. See `moevolve.kernels.routing`.
 
     Raises:
         UserError: the shapes disagree, or k or the router space is out of range.

@@ -73,12 +73,12 @@ class EditableRouter(nn.Module):
         logits = self._logits(hidden_states, plan)
         if plan.selected is not None:
             weights, chosen = route_selected(
-                logits, plan.selected, plan.active, self.rule, plan.logits_space, plan.correction
+                logits, plan.selected, plan.active, self.rule, plan.logits_space, bias=plan.correction
             )
         elif plan.mapping is not None:
-            weights, chosen = route_mapped(logits, plan.mapping, plan.active, self.rule, plan.correction)
+            weights, chosen = route_mapped(logits, plan.mapping, plan.active, self.rule, bias=plan.correction)
         else:
-            weights, chosen = route_logits(logits, plan.active, self.rule, plan.correction)
+            weights, chosen = route_logits(logits, plan.active, self.rule, bias=plan.correction)
         if plan.slots is not None:
             chosen = plan.slots[chosen]
         return logits, weights.to(logits.dtype) if self.casts_weights else weights, chosen
