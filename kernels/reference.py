@@ -1,7 +1,8 @@
 """Plain torch oracles: the equations as loops, for tests and for reading. Nothing on the hot path calls them.
 
-Source: Efficient Expert Pruning (arXiv 2407.00945), Eq. 5 (router mapping) and Eq. 6 (expert merging); FactorLLM
-(arXiv 2408.11855), Eq. 7 (chosen experts of a divided network); ToMoE (arXiv 2501.15316), Eq. 17 (a masked network).
+Source: Efficient Expert Pruning (arXiv 2407.00945), Eq. 5 (router mapping) and Eq. 6 (expert merging); Not All Experts
+are Equal (arXiv 2402.14800), Sec. 3.3 (dynamic skipping); FactorLLM (arXiv 2408.11855), Eq. 7 (chosen experts of a
+divided network); ToMoE (arXiv 2501.15316), Eq. 17 (a masked network).
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ def route_token(
     active: int,
     rule: RoutingRule,
     logits_space: bool,
+    skip_below: float | None = None,
     correction: Tensor | None = None,
 ) -> Tensor:
-    """Routing weights of one token over the n' new experts (Eq. 5), zero where an expert was not chosen.
+    """Routing weights of one token over the n' new experts (Eq. 5), zero where an expert was not chosen or is skipped.
 
     Args:
         logits: the router's logits over all n experts, [n].
@@ -47,6 +49,7 @@ def route_token(
         active: experts per token k.
         rule: how the family chooses and weighs.
         logits_space: map the logits and score n' of them, instead of mapping the scores over n.
+        skip_below: drop the second of k = 2 experts if its weight is below this times the first's (NAEE, Sec. 3.3).
         correction: the family's correction bias over n experts, used for choosing only, [n].
 
     Returns:
@@ -67,12 +70,14 @@ def route_token(
     best = sorted(range(len(groups)), key=lambda g: -worth[g])[: rule.groups.chosen]
     allowed = [i for g in best for i in groups[g]]
     order = sorted(allowed, key=lambda i: -float(ranks[i]))[:active]
+    if skip_below is not None and float(mapped[order[1]]) < skip_below * float(mapped[order[0]]):
+        order = order[:1]
     weights = torch.zeros_like(mapped)
     total = sum(float(mapped[i]) for i in order)
     for i in order:
         weights[i] = mapped[i]
         if rule.renormalise:
-            weights[i] = mapped[i] / total if total > SUM_EPS else 1 / active
+            weights[i] = mapped[i] / total if total > SUM_EPS else 1 / len(order)
     return weights * rule.scale
 
 

@@ -10,6 +10,10 @@ Mapped weights can be negative or sum to nothing when `W_RM` is continuous. They
 doesn't either): the top-k is taken of them as they are. Where the family rescales the chosen weights to sum 1, they are
 divided by their sum if it exceeds `SUM_EPS`; otherwise the k chosen experts get 1/k each, so the result is finite for
 any finite mapping. Where the family does not rescale, s' is used as it is, sign included.
+
+With dynamic skipping (NAEE, arXiv 2402.14800, Sec. 3.3) a token's second expert gets weight 0 where its weight is below
+`skip_below` times the first's, before any rescaling. The kernel leaves it in its place: what is computed is the paper's
+function, not its saving.
 """
 
 from __future__ import annotations
@@ -40,7 +44,13 @@ def scores_of(logits: Tensor, rule: RoutingRule) -> Tensor:
 
 
 def top_k(
-    scores: Tensor, active: int, rule: RoutingRule, *, bias: Tensor | None = None, mapped: bool = False
+    scores: Tensor,
+    active: int,
+    rule: RoutingRule,
+    skip_below: float | None = None,
+    *,
+    bias: Tensor | None = None,
+    mapped: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The k best experts of each token and their routing weights.
 
@@ -48,6 +58,7 @@ def top_k(
         scores: float32 [tokens, experts]; any sign.
         active: experts per token k, at most what the rule's groups let a token reach.
         rule: how the family chooses and weighs.
+        skip_below: threshold of dynamic skipping, for k = 2 only; None skips nothing.
         bias: added to the scores for choosing only, float32 [experts].
         mapped: whether scores come of a continuous mapping, so that their sums can vanish (see the module).
 
@@ -60,14 +71,24 @@ def top_k(
         ranks = scores if bias is None else scores + bias
         chosen = torch.topk(_within_groups(ranks, rule.groups), active, dim=-1).indices
         weights = scores.gather(1, chosen)
+    used = None
+    if skip_below is not None:
+        used = _used(weights, skip_below)
+        weights = weights * used
     if rule.renormalise:
         total = weights.sum(dim=-1, keepdim=True)
         if mapped:
-            uniform = torch.full_like(weights, 1.0 / active)
+            uniform = torch.full_like(weights, 1.0 / active) if used is None else used / used.sum(dim=-1, keepdim=True)
             weights = torch.where(total > SUM_EPS, weights / total.clamp_min(SUM_EPS), uniform)
         else:
             weights = weights / (total + POSITIVE_EPS)
     return weights if rule.scale == 1 else weights * rule.scale, chosen
+
+
+def _used(weights: Tensor, skip_below: float) -> Tensor:
+    """1 for experts that dynamic skipping leaves, 0 for others: like `weights` [tokens, 2]."""
+    first, second = weights.unbind(dim=-1)
+    return torch.stack([torch.ones_like(first), (second >= skip_below * first).to(first.dtype)], dim=-1)
 
 
 def _within_groups(ranks: Tensor, groups: RoutingGroups) -> Tensor:
@@ -82,7 +103,13 @@ def _within_groups(ranks: Tensor, groups: RoutingGroups) -> Tensor:
 
 
 def route_mapped(
-    logits: Tensor, mapping: Tensor, active: int, rule: RoutingRule, *, bias: Tensor | None = None
+    logits: Tensor,
+    mapping: Tensor,
+    active: int,
+    rule: RoutingRule,
+    skip_below: float | None = None,
+    *,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Routing with a continuous mapping of the scores over all n experts (Eq. 5).
 
@@ -91,6 +118,7 @@ def route_mapped(
         mapping: `W_RM`, float32 [n', n], finite.
         active: experts per token k <= n'.
         rule: how the family chooses and weighs.
+        skip_below: see `top_k`.
         bias: the new experts' correction bias, float32 [n'].
 
     Returns:
@@ -99,11 +127,18 @@ def route_mapped(
     Raises:
         ValueError: the family has no scores over all experts.
     """
-    return top_k(scores_of(logits, rule) @ mapping.t(), active, rule, bias=bias, mapped=True)
+    return top_k(scores_of(logits, rule) @ mapping.t(), active, rule, skip_below, bias=bias, mapped=True)
 
 
 def route_selected(
-    logits: Tensor, selected: Tensor, active: int, rule: RoutingRule, logits_space: bool, *, bias: Tensor | None = None
+    logits: Tensor,
+    selected: Tensor,
+    active: int,
+    rule: RoutingRule,
+    logits_space: bool,
+    skip_below: float | None = None,
+    *,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Routing with a one-hot mapping, `W_RM[i, selected[i]] = 1`: no matrix product, and exact.
 
@@ -118,18 +153,19 @@ def route_selected(
         active: experts per token k <= n'.
         rule: how the family chooses and weighs.
         logits_space: whether the mapping acts on the logits.
+        skip_below: see `top_k`.
         bias: the new experts' correction bias, float32 [n'].
 
     Returns:
         Weights float32 [tokens, k] and indices of new experts int64 [tokens, k].
     """
     if rule.one_hot_folds or logits_space:
-        return route_logits(logits.index_select(-1, selected), active, rule, bias=bias)
-    return top_k(scores_of(logits, rule).index_select(-1, selected), active, rule, bias=bias)
+        return route_logits(logits.index_select(-1, selected), active, rule, skip_below, bias=bias)
+    return top_k(scores_of(logits, rule).index_select(-1, selected), active, rule, skip_below, bias=bias)
 
 
 def route_logits(
-    logits: Tensor, active: int, rule: RoutingRule, *, bias: Tensor | None = None
+    logits: Tensor, active: int, rule: RoutingRule, skip_below: float | None = None, *, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Routing on the logits of the new experts themselves: `W_RM` already folded into the router's weight.
 
@@ -137,6 +173,7 @@ def route_logits(
         logits: router logits over the n' new experts, [tokens, n'], any floating dtype.
         active: experts per token k <= n'.
         rule: how the family chooses and weighs.
+        skip_below: see `top_k`.
         bias: the new experts' correction bias, float32 [n'].
 
     Returns:
@@ -144,5 +181,9 @@ def route_logits(
     """
     if rule.scores == "softmax_of_chosen":
         values, chosen = torch.topk(logits, active, dim=-1)
-        return torch.softmax(values, dim=-1, dtype=torch.float32) * rule.scale, chosen
-    return top_k(scores_of(logits, rule), active, rule, bias=bias)
+        weights = torch.softmax(values, dim=-1, dtype=torch.float32)
+        if skip_below is not None:
+            weights = weights * _used(weights, skip_below)
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return weights * rule.scale, chosen
+    return top_k(scores_of(logits, rule), active, rule, skip_below, bias=bias)

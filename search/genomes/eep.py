@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -27,6 +27,7 @@ from moevolve.search.operators.matrix_crossover import matrix_crossover
 from moevolve.search.operators.normalise_rows import normalise_rows
 from moevolve.search.operators.select_groups import select_groups
 from moevolve.workers.calibration.base import Calibration
+from moevolve.workers.calibration.experts_recipe import ExpertsRecipe
 from moevolve.workers.edits.eep import EepEdit, RouterSpace, one_hot_layers
 from moevolve.workers.facts import active_parameters, parameters_after
 from moevolve.workers.messages import ModelFacts
@@ -101,7 +102,10 @@ class EepGenome:
     def _edit(self) -> EepEdit:
         router_mapping, expert_merging = self.canonical
         groups = list(self.space.layer_groups)
-        return EepEdit(router_mapping[groups], expert_merging[groups], self.space.active, self.space.router_space)
+        space = self.space
+        return EepEdit(
+            router_mapping[groups], expert_merging[groups], space.active, space.router_space, space.skip_below
+        )
 
     @property
     def one_hot_mapping(self) -> bool:
@@ -127,6 +131,9 @@ class EepSpace:
         layer_groups: group of every MoE layer, in order of depth.
         router_space: see `EepEdit`.
         facts: the model, for accounting.
+        dynamic_skipping: whether candidates skip a token's second expert; see `EepSection`.
+        recipe: what must be measured for that, and for baselines.
+        calibration: what was measured.
     """
 
     experts: int
@@ -135,6 +142,9 @@ class EepSpace:
     layer_groups: tuple[int, ...]
     router_space: RouterSpace
     facts: ModelFacts = field(repr=False)
+    dynamic_skipping: bool = False
+    recipe: ExpertsRecipe | None = None
+    calibration: Calibration | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def of(cls, section: EepSection, facts: ModelFacts) -> EepSpace:
@@ -155,7 +165,10 @@ class EepSpace:
         if groups > layers:
             raise UserError(f"genome.groups: {groups} is more than the model's {layers} MoE layers")
         layer_groups = tuple(layer * groups // layers for layer in range(layers))
-        return cls(facts.experts, section.experts, active, layer_groups, section.router_space, facts)
+        if section.dynamic_skipping and active != 2:
+            raise UserError(f"genome.dynamic_skipping: it is defined for 2 active experts per token, not {active}")
+        space, skips = section.router_space, section.dynamic_skipping
+        return cls(facts.experts, section.experts, active, layer_groups, space, facts, skips)
 
     @property
     def groups(self) -> int:
@@ -189,12 +202,16 @@ class EepSpace:
     def random_title(self) -> str:
         return "random pruning"
 
-    @property
-    def recipe(self) -> None:
-        return None
-
     def calibrated(self, calibration: Calibration) -> EepSpace:
-        return self
+        return replace(self, calibration=calibration)
+
+    @property
+    def skip_below(self) -> NDArray[np.float32] | None:
+        """Thresholds of dynamic skipping, float32 [layers]; None without."""
+        if not self.dynamic_skipping:
+            return None
+        assert self.calibration is not None, "the space is not calibrated"
+        return self.calibration.arrays["ratio"]
 
     def start(self, phase: PhaseConfig) -> None:
         return None
@@ -265,6 +282,8 @@ class EepSpace:
         else:
             off = float(np.abs(genome.expert_merging - np.round(genome.expert_merging)).mean())
             summary = f"merge {self.experts}->{self.retained}, {self.groups} groups, mean |dW| {off:.3f}"
+        if self.dynamic_skipping:
+            summary += ", the second of 2 skipped at times"
         # A mapping that isn't folded into a smaller router stands beside the whole one.
         folds = self.router_space == "logits" or (self.facts.rule.one_hot_folds and genome.one_hot_mapping)
         used = active_parameters(self.facts, self.retained, self.active, native=not folds)

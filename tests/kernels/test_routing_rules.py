@@ -56,7 +56,7 @@ def test_every_rule_matches_the_oracle(
         weights, chosen = routing.route_logits(logits @ mapping.t(), active, rule, bias=mapped_bias)
     else:
         weights, chosen = routing.route_mapped(logits, mapping, active, rule, bias=mapped_bias)
-    expected = [reference.route_token(row, mapping, active, rule, logits_space, bias) for row in logits]
+    expected = [reference.route_token(row, mapping, active, rule, logits_space, correction=bias) for row in logits]
     torch.testing.assert_close(dense(weights, chosen, retained), torch.stack(expected), atol=2e-5, rtol=0)
 
 
@@ -71,7 +71,9 @@ def test_picking_experts_matches_the_oracle(
     bias = correction if rule.scores == "sigmoid" else None
     kept = None if bias is None else bias[selected]
     weights, chosen = routing.route_selected(logits, selected, 2, rule, logits_space, bias=kept)
-    expected = [reference.route_token(row, torch.eye(12)[selected], 2, rule, logits_space, bias) for row in logits]
+    expected = [
+        reference.route_token(row, torch.eye(12)[selected], 2, rule, logits_space, correction=bias) for row in logits
+    ]
     torch.testing.assert_close(dense(weights, chosen, 6), torch.stack(expected), atol=2e-6, rtol=0)
     if rule.one_hot_folds:
         alone = routing.route_logits(logits[:, selected], 2, rule, bias=kept)

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from dense_lab import population, search
+from dense_lab import calibrate, population, search
 from family_samples import SETTINGS, randomise
 
 from moevolve.evaluators.errors import UserError
+from moevolve.search.calibrating import calibrated_plan
 from moevolve.search.config import RunConfig
 from moevolve.search.config_files import load_run_config
 from moevolve.search.exporting import export_individual
@@ -51,7 +52,7 @@ def family_run(tiny: Any, folder: Path, variant: str, **genome: Any) -> RunConfi
         model.save_pretrained(directory)
     changes = {
         "model": {"path": str(directory), "device": "cpu"},
-        "genome": {"kind": "eep"} | GENOMES[variant] | genome,
+        "genome": {"kind": "eep"} | GENOMES.get(variant, {"experts": 4, "groups": 2}) | genome,
         "engine": {},
     }
     return load_run_config(tiny.write_run(folder / "run.yaml", variant, **changes))
@@ -114,3 +115,28 @@ def test_a_search_that_the_family_cannot_express_never_starts(tiny: Any, tmp_pat
     run = family_run(tiny, tmp_path, "gpt_oss", router_space="probs")
     with pytest.raises(UserError, match=r"genome\.router_space \(gpt_oss model\)"):
         make_plan(run, "family-1")
+
+
+@pytest.mark.parametrize("variant", ["deepseek_v3-grouped", "deepseek_v3-unscaled", "gpt_oss"])
+def test_baselines_of_these_families(tiny: Any, tmp_path: Path, variant: str) -> None:
+    """Calibrated starts see the families' own scores, biases and routing groups."""
+    grouped = variant == "deepseek_v3-grouped"
+    names = ["frequency", "soft_activation", "reap", *([] if grouped else ["naee"])]
+    phases = [{"kind": "prune", "evaluations": 8, "initial": 6, "init": names}]
+    run = family_run(tiny, tmp_path, variant)
+    run = RunConfig.model_validate(run.model_dump() | {"phases": phases})
+    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
+        plan = make_plan(run, "family-1")
+        register(plan, store)
+        plan = calibrated_plan(plan, store, calibrate)
+        search(plan, store)
+        rows = store.history("family-1")
+        assert [row.operator for row in rows[: len(names)]] == names
+        assert isinstance(plan.space, EepSpace)
+        for row in rows:
+            assert row.failure is None
+            assert plan.space.subsets.holds(plan.space.kept(plan.space.from_bytes(row.genome)))
+    if grouped:
+        phases[0]["init"] = ["naee"]
+        with pytest.raises(UserError, match=r"init: naee .* 2 routing groups"):
+            make_plan(RunConfig.model_validate(run.model_dump() | {"phases": phases}), "family-1")

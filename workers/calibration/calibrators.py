@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.workers.batching import Tokens, missing_bos, tokenize_split
 from moevolve.workers.calibration.base import Calibration, CalibrationRecipe
+from moevolve.workers.calibration.experts import calibrate_experts
+from moevolve.workers.calibration.experts_recipe import ExpertsRecipe
 from moevolve.workers.calibration.factorllm import calibrate_factorllm
 from moevolve.workers.calibration.factorllm_recipe import FactorLlmRecipe
 from moevolve.workers.calibration.tomoe import calibrate_tomoe
@@ -22,6 +25,7 @@ Calibrator = Callable[[ResidentModel, Sequence[Tokens], Any], Calibration]
 """Measures an unedited resident model on token sequences, as a recipe says."""
 
 CALIBRATORS: dict[type, Calibrator] = {
+    ExpertsRecipe: calibrate_experts,
     FactorLlmRecipe: calibrate_factorllm,
     ToMoeRecipe: calibrate_tomoe,
 }
@@ -32,7 +36,7 @@ CALIBRATORS: dict[type, Calibrator] = {
 def calibrate(
     resident: ResidentModel, engine: EngineConfig, recipe: CalibrationRecipe, splits: Sequence[PreparedSplit]
 ) -> Calibration:
-    """Make a calibration.
+    """Make a calibration and note what it cost.
 
     Args:
         resident: unedited.
@@ -46,7 +50,10 @@ def calibrate(
     calibrator = CALIBRATORS.get(type(recipe))
     if calibrator is None:
         raise UserError(f"calibrations of kind {type(recipe).__name__} are unknown")
-    return calibrator(resident, token_sequences(resident, engine, splits, recipe.tokens), recipe)
+    sequences = token_sequences(resident, engine, splits, recipe.tokens)
+    started = time.perf_counter()
+    made = calibrator(resident, sequences, recipe)
+    return made.with_cost(sum(len(each) for each in sequences), time.perf_counter() - started)
 
 
 def token_sequences(

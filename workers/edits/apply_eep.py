@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -75,9 +77,12 @@ class EepApplicator:
         for i, (layer, experts) in enumerate(zip(self._layers, self.experts, strict=True)):
             slot = slots[i] if edit.one_hot_merging[i] and not experts.on_host else None
             if edit.one_hot_mapping[i]:
-                plans.append(_selecting(layer, edit.active, slot, selected[i], logits_space))
+                plan = _selecting(layer, edit.active, slot, selected[i], logits_space)
             else:
-                plans.append(_mapping(layer, edit.active, slot, mappings[i], logits_space))
+                plan = _mapping(layer, edit.active, slot, mappings[i], logits_space)
+            if edit.skip_below is not None:
+                plan = replace(plan, skip_below=float(edit.skip_below[i]))
+            plans.append(plan)
         return plans
 
     def _check(self, edit: EepEdit) -> None:

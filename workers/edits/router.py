@@ -25,6 +25,7 @@ class RoutingPlan:
         folded_bias: with `folded`, `W_RM b` of a router whose logits have a bias, [n'].
         correction: `W_RM b` of a router that chooses with a correction bias, float32 [n'].
         logits_space: whether the mapping acts on the logits.
+        skip_below: threshold of dynamic skipping; see `moevolve.kernels.routing.top_k`.
     """
 
     active: int
@@ -35,6 +36,7 @@ class RoutingPlan:
     folded_bias: Tensor | None = None
     correction: Tensor | None = None
     logits_space: bool = False
+    skip_below: float | None = None
 
 
 class EditableRouter(nn.Module):
@@ -73,12 +75,14 @@ class EditableRouter(nn.Module):
         logits = self._logits(hidden_states, plan)
         if plan.selected is not None:
             weights, chosen = route_selected(
-                logits, plan.selected, plan.active, self.rule, plan.logits_space, bias=plan.correction
+                logits, plan.selected, plan.active, self.rule, plan.logits_space, plan.skip_below, bias=plan.correction
             )
         elif plan.mapping is not None:
-            weights, chosen = route_mapped(logits, plan.mapping, plan.active, self.rule, bias=plan.correction)
+            weights, chosen = route_mapped(
+                logits, plan.mapping, plan.active, self.rule, plan.skip_below, bias=plan.correction
+            )
         else:
-            weights, chosen = route_logits(logits, plan.active, self.rule, bias=plan.correction)
+            weights, chosen = route_logits(logits, plan.active, self.rule, plan.skip_below, bias=plan.correction)
         if plan.slots is not None:
             chosen = plan.slots[chosen]
         return logits, weights.to(logits.dtype) if self.casts_weights else weights, chosen
