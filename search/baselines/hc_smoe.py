@@ -1,6 +1,6 @@
 """Merge experts whose mean outputs are alike.
 
-Source: HC-SMoE (https://arxiv.org/abs/2410.08589), Sec. 3.2: hierarchical clustering of the experts by their outputs,
+Source: HC-SMoE (https://arxiv.org/abs/2410.08589), Sec. 3: hierarchical clustering of the experts by their outputs,
 averaged over the calibration's tokens, with average linkage on Euclidean distances, down to n' clusters; a cluster's
 experts are averaged, weighted by how often each is chosen (uniformly if none ever is).
 

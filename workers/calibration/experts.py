@@ -145,7 +145,7 @@ class _Saliency:
 class _MeanOutputs:
     """Distances between the experts' mean outputs, every expert run on every token, chosen or not.
 
-    Source: HC-SMoE (arXiv 2410.08589), Sec. 3.2.1: the similarity metric is over expert outputs averaged over all
+    Source: HC-SMoE (arXiv 2410.08589), Sec. 3: the similarity metric is over expert outputs averaged over all
     tokens of the calibration data, so that routing doesn't come into it.
     """
 
