@@ -102,6 +102,13 @@ class MoELayer:
     family: Family
 
     @property
+    def gate(self) -> nn.Module:
+        """What stands where the router stood: itself, or the wrapper that edits put around it."""
+        gate = getattr(self.block, self.family.router)
+        assert isinstance(gate, nn.Module)
+        return gate
+
+    @property
     def router_weight(self) -> Tensor:
         weight = self.router.weight
         assert isinstance(weight, Tensor)
