@@ -142,9 +142,9 @@ def _eep(edit: Edit) -> EepEdit:
 
 
 def _router(layer: MoELayer) -> EditableRouter:
-    router = getattr(layer.block, layer.family.router)
-    assert isinstance(router, EditableRouter)
-    return router
+    gate = layer.gate
+    assert isinstance(gate, EditableRouter)
+    return gate
 
 
 def _experts(layer: MoELayer) -> dict[str, Tensor]:
