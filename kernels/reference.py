@@ -12,6 +12,7 @@ from torch import Tensor
 
 from moevolve.kernels.expert_ffn import NetworkWeights
 from moevolve.kernels.routing import SUM_EPS
+from moevolve.kernels.routing_rule import RoutingRule
 
 
 def merge_experts(coefficients: Tensor, experts: Tensor) -> Tensor:
@@ -35,9 +36,10 @@ def route_token(
     logits: Tensor,
     mapping: Tensor,
     active: int,
-    renormalise: bool,
+    rule: RoutingRule,
     logits_space: bool,
     skip_below: float | None = None,
+    correction: Tensor | None = None,
 ) -> Tensor:
     """Routing weights of one token over the n' new experts (Eq. 5), zero where an expert was not chosen or is skipped.
 
@@ -45,30 +47,43 @@ def route_token(
         logits: the router's logits over all n experts, [n].
         mapping: `W_RM`, [n', n].
         active: experts per token k.
-        renormalise: whether the chosen weights are rescaled to sum 1.
-        logits_space: map the logits and take the softmax over n' instead of mapping the softmax over n.
+        rule: how the family chooses and weighs.
+        logits_space: map the logits and score n' of them, instead of mapping the scores over n.
         skip_below: drop the second of k = 2 experts if its weight is below this times the first's (NAEE, Sec. 3.3).
+        correction: the family's correction bias over n experts, used for choosing only, [n].
 
     Returns:
         float64 [n'].
     """
     logits, mapping = logits.double(), mapping.double()
     if logits_space:
-        mapped = torch.softmax(torch.stack([(row * logits).sum() for row in mapping]), dim=0)
+        mapped = _scores(torch.stack([(row * logits).sum() for row in mapping]), rule)
     else:
-        probabilities = torch.softmax(logits, dim=0)
-        mapped = torch.stack([(row * probabilities).sum() for row in mapping])
-    order = sorted(range(len(mapped)), key=lambda i: -float(mapped[i]))[:active]
+        scores = _scores(logits, rule)
+        mapped = torch.stack([(row * scores).sum() for row in mapping])
+    ranks = (
+        mapped if correction is None else mapped + torch.stack([(row * correction.double()).sum() for row in mapping])
+    )
+    size = len(mapped) // rule.groups.count
+    groups = [list(range(start, start + size)) for start in range(0, len(mapped), size)]
+    worth = [sum(sorted((float(ranks[i]) for i in group), reverse=True)[: rule.groups.best]) for group in groups]
+    best = sorted(range(len(groups)), key=lambda g: -worth[g])[: rule.groups.chosen]
+    allowed = [i for g in best for i in groups[g]]
+    order = sorted(allowed, key=lambda i: -float(ranks[i]))[:active]
     if skip_below is not None and float(mapped[order[1]]) < skip_below * float(mapped[order[0]]):
         order = order[:1]
     weights = torch.zeros_like(mapped)
     total = sum(float(mapped[i]) for i in order)
     for i in order:
-        if not renormalise:
-            weights[i] = mapped[i]
-        else:
+        weights[i] = mapped[i]
+        if rule.renormalise:
             weights[i] = mapped[i] / total if total > SUM_EPS else 1 / len(order)
-    return weights
+    return weights * rule.scale
+
+
+def _scores(logits: Tensor, rule: RoutingRule) -> Tensor:
+    """The softmax, of which the chosen part is rescaled where only the chosen logits have one, or the sigmoid."""
+    return 1 / (1 + torch.exp(-logits)) if rule.scores == "sigmoid" else torch.softmax(logits, dim=0)
 
 
 def block_mix_weight(u: Tensor, v: Tensor, mixing: Tensor | None) -> Tensor:

@@ -13,8 +13,8 @@ class EepSection(Section):
     """The EEP genome: a router mapping and an expert merging matrix per group of layers.
 
     Attributes:
-        experts: retained experts n' per MoE layer.
-        active: experts per token k; None keeps the model's (but at most n').
+        experts: retained experts n' per MoE layer; as many in every routing group, in families that have such.
+        active: experts per token k; None keeps the model's (but at most what a token can choose from).
         groups: layers share coefficients within a group: a number of equal contiguous groups, or `per_layer`.
         router_space: `probs` (the paper) or `logits`.
         dynamic_skipping: every candidate skips a token's second expert where its routing weight is below the layer's

@@ -6,8 +6,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.edits.base import Edit
 from moevolve.workers.edits.eep import EepEdit
@@ -27,7 +25,7 @@ class EepExporter:
     def form(self, resident: ResidentModel, edit: Edit) -> CheckpointForm:
         if not resident.layers:
             raise UserError("only an edited dense model can be exported; the full one is a checkpoint already")
-        return checkpoint_form(edit, resident.layers[0].renormalise)
+        return checkpoint_form(edit, resident.layers[0].rule)
 
     def summary(self, resident: ResidentModel, form: CheckpointForm) -> ExportSummary:
         edit, count = resident.applied, resident.layers[0].count
@@ -44,7 +42,7 @@ class EepExporter:
             method="Efficient Expert Pruning (arXiv 2407.00945)",
             tag="expert-pruning",
             form_note=(
-                "The modelling code beside this card keeps the whole router and maps its softmax onto the experts that "
+                "The modelling code beside this card keeps the whole router and maps its scores onto the experts that "
                 "are left; it needs\n`transformers` only."
                 if form == "native"
                 else "A stock checkpoint of its family: no custom code."
@@ -63,7 +61,6 @@ def _parameters_before(resident: ResidentModel) -> int:
     before = sum(p.numel() for p in resident.model.parameters())
     # The resident's expert tensors may be buffers of another size than the original's.
     for layer in resident.layers:
-        for tensor in (layer.experts.gate_up_proj, layer.experts.down_proj):
-            assert isinstance(tensor, torch.Tensor)
+        for tensor in layer.expert_tensors().values():
             before += (layer.count - tensor.shape[0]) * tensor[0].numel()
     return before

@@ -13,6 +13,7 @@ from moevolve.workers.edits.apply_nanomoe import BlockMixedLinear
 from moevolve.workers.edits.base import Edit
 from moevolve.workers.edits.nanomoe import NanoMoeEdit
 from moevolve.workers.export_base import CheckpointForm, ExportSummary
+from moevolve.workers.export_state import unwrapped_state
 from moevolve.workers.layout import family_of
 from moevolve.workers.native import MODULE, import_native, native_names
 from moevolve.workers.resident import ResidentModel
@@ -54,9 +55,7 @@ class NanoMoeExporter:
         model_class = import_native(directory)
         with torch.device("meta"):
             model = model_class(_config(source, model_class, edit))
-        # The wrapper around the routers of models of experts is not saved.
-        state = {name.replace(".gate.inner.", ".gate."): tensor for name, tensor in source.state_dict().items()}
-        model.load_state_dict(state, strict=True, assign=True)
+        model.load_state_dict(unwrapped_state(source), strict=True, assign=True)
         model.tie_weights()
         model.requires_grad_(False)
         if source.generation_config is not None:

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
+from moevolve.kernels.routing_rule import RoutingRule
 from moevolve.workers.edits.base import Edit, IdentityEdit
 from moevolve.workers.edits.eep import EepEdit
 from moevolve.workers.edits.router import EditableRouter
 from moevolve.workers.edits.tensors import host_tensor
 from moevolve.workers.export_base import CheckpointForm
-from moevolve.workers.layout import EXPERT_TENSORS, MoELayer
+from moevolve.workers.layout import CORRECTION_BIAS, FAMILIES, MoELayer
 from moevolve.workers.native import MODULE, import_native, native_names
 from moevolve.workers.resident import ResidentModel
 
@@ -23,15 +24,16 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 
-def checkpoint_form(edit: Edit, renormalise: bool) -> CheckpointForm:
+def checkpoint_form(edit: Edit, rule: RoutingRule) -> CheckpointForm:
     """Which form of checkpoint expresses an edit exactly.
 
     A mapping of the logits folds into a smaller router. A one-hot mapping of the softmax does so too where the family
-    rescales the top-k, because the softmax's scale cancels. Anything else needs the native form.
+    rescales the top-k, because the softmax's scale cancels, and one of sigmoids always does. Anything else needs the
+    native form.
 
     Args:
         edit: what was done to the model.
-        renormalise: whether the family rescales the top-k routing weights to sum 1.
+        rule: how the family chooses and weighs experts.
 
     Raises:
         UserError: this kind of edit has no checkpoint form.
@@ -45,7 +47,7 @@ def checkpoint_form(edit: Edit, renormalise: bool) -> CheckpointForm:
             "dynamic skipping has no checkpoint form: no stock router skips experts; export an individual of a search "
             "without genome.dynamic_skipping"
         )
-    folds = edit.router_space == "logits" or (renormalise and bool(edit.one_hot_mapping.all()))
+    folds = edit.router_space == "logits" or (rule.one_hot_folds and bool(edit.one_hot_mapping.all()))
     return "stock" if folds else "native"
 
 
@@ -72,20 +74,18 @@ def build_model(resident: ResidentModel, form: CheckpointForm, directory: Path) 
     model_class: type[PreTrainedModel] = type(source) if form == "stock" else import_native(directory)
     with torch.device("meta"):
         model = model_class(_config(resident, form, model_class))
-    state = {
-        name.replace(".gate.inner.", ".gate."): tensor
-        for name, tensor in source.state_dict().items()
-        if ".mlp.experts." not in name
-    }
+    state = {name: tensor for name, tensor in unwrapped_state(source).items() if ".mlp.experts." not in name}
     for ordinal, layer in enumerate(resident.layers):
         prefix = f"model.layers.{layer.index}.mlp."
+        router = f"{prefix}{layer.family.router}."
         for name, tensor in _experts(layer).items():
             state[f"{prefix}experts.{name}"] = tensor
         if form == "stock":
-            state[f"{prefix}gate.weight"] = _router_rows(layer)
+            for name, tensor in _router_tensors(layer).items():
+                state[router + name] = tensor
         else:
             mapping = _eep(resident.applied).router_mapping[ordinal]
-            state[f"{prefix}gate.router_mapping"] = host_tensor(mapping).to(layer.router_weight.device)
+            state[f"{router}router_mapping"] = host_tensor(mapping).to(layer.router_weight.device)
     model.load_state_dict(state, strict=True, assign=True)
     model.tie_weights()
     model.requires_grad_(False)
@@ -112,9 +112,28 @@ def _config(resident: ResidentModel, form: CheckpointForm, model_class: type[Pre
             "AutoConfig": f"{MODULE}.{native_config}",
             "AutoModelForCausalLM": f"{MODULE}.{native_class}",
         }
-    config.num_experts = retained
+    family, groups = resident.layers[0].family, resident.layers[0].rule.groups
+    setattr(config, family.experts_field, retained)
     config.num_experts_per_tok = active
+    if hasattr(config, "experts_per_token"):  # GPT-OSS's published configs say k under both names
+        config.experts_per_token = active
+    if groups.count == 1 and getattr(config, "n_group", None) is not None:
+        # Groups that limit nothing need not divide n'.
+        config.n_group = config.topk_group = 1
+    if getattr(config, "num_nextn_predict_layers", 0):
+        config.num_nextn_predict_layers = 0  # layers for speculative decoding are never loaded, so not exported
     return config
+
+
+def unwrapped_state(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The model's state under the names its family gives: without the wrappers around routers of experts."""
+    wrapped = tuple(f".{router}.inner." for router in {family.router for family in FAMILIES.values()})
+    state = {}
+    for name, tensor in model.state_dict().items():
+        for infix in wrapped:
+            name = name.replace(infix, infix.removesuffix("inner."))
+        state[name] = tensor
+    return state
 
 
 def _eep(edit: Edit) -> EepEdit:
@@ -123,7 +142,7 @@ def _eep(edit: Edit) -> EepEdit:
 
 
 def _router(layer: MoELayer) -> EditableRouter:
-    gate = layer.block.gate
+    gate = layer.gate
     assert isinstance(gate, EditableRouter)
     return gate
 
@@ -131,18 +150,21 @@ def _router(layer: MoELayer) -> EditableRouter:
 def _experts(layer: MoELayer) -> dict[str, Tensor]:
     """The layer's n' experts as the edit has them now, in the edit's order."""
     plan = _router(layer).plan
-    tensors = {name: getattr(layer.experts, name).data for name in EXPERT_TENSORS}
+    tensors = {name: tensor.data for name, tensor in layer.expert_tensors().items()}
     if plan is None or plan.slots is None:
         return tensors
     return {name: tensor.index_select(0, plan.slots) for name, tensor in tensors.items()}
 
 
-def _router_rows(layer: MoELayer) -> Tensor:
-    """The rows of a stock router: `W_RM W_G`."""
+def _router_tensors(layer: MoELayer) -> dict[str, Tensor]:
+    """A stock router's tensors: `W_RM W_G`, and `W_RM b` of the biases the family has."""
     plan = _router(layer).plan
-    if plan is None:
-        return layer.router_weight.data
-    if plan.folded is not None:
-        return plan.folded
-    assert plan.selected is not None
-    return layer.router_weight.data.index_select(0, plan.selected)
+    weight, bias, correction = layer.router_weight.data, layer.router_bias, layer.correction_bias
+    if plan is not None and plan.folded is not None:
+        weight, bias, correction = plan.folded, plan.folded_bias, plan.correction
+    elif plan is not None:
+        assert plan.selected is not None
+        weight, correction = weight.index_select(0, plan.selected), plan.correction
+        bias = None if bias is None else bias.index_select(0, plan.selected)
+    tensors = {"weight": weight, "bias": bias, CORRECTION_BIAS: correction}
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from moevolve.workers.export_base import CheckpointForm
 from moevolve.workers.export_card import Agreement
-from moevolve.workers.loading import experts_arguments
+from moevolve.workers.loading import attention, experts_arguments
 from moevolve.workers.native import NATIVE_PREFIX, import_native
 from moevolve.workers.resident import ResidentModel
 
@@ -48,14 +48,15 @@ def reload(directory: Path, form: CheckpointForm, resident: ResidentModel) -> Pr
     """Load an export the way the resident model was loaded, from nothing but its files."""
     from transformers import AutoModelForCausalLM
 
+    family = _family_type(directory)
     loader = AutoModelForCausalLM if form == "stock" else import_native(directory)
     model = loader.from_pretrained(
         str(directory),
         dtype=resident.model.dtype,
         use_safetensors=True,
         device_map=resident.config.device_map,
-        attn_implementation=resident.config.attn_implementation,
-        **experts_arguments(resident.config.experts_implementation, _family_type(directory)),
+        attn_implementation=attention(resident.config.attn_implementation, family),
+        **experts_arguments(resident.config.experts_implementation, family),
     )
     if not resident.config.device_map:
         model.to(resident.device)  # type: ignore[arg-type]  # transformers' decorator hides the signature

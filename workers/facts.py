@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from moevolve.evaluators.errors import UserError
 from moevolve.workers.config import ModelConfig
 from moevolve.workers.fingerprint import model_fingerprint
 from moevolve.workers.messages import DenseFacts, LinearFacts, ModelFacts
@@ -32,11 +33,12 @@ def describe_model(config: ModelConfig) -> ModelFacts:
     from transformers import AutoModelForCausalLM
 
     from moevolve.workers.dense_layout import find_linears
-    from moevolve.workers.layout import EXPERT_TENSORS, family_of, find_moe_layers
-    from moevolve.workers.loading import load_config
+    from moevolve.workers.layout import family_of, find_moe_layers
+    from moevolve.workers.loading import load_config, packed_format
 
     settings = load_config(config)
     family = family_of(settings, config.path)
+    packed = packed_format(settings, config.path)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(settings)
     model.tie_weights()
@@ -48,33 +50,54 @@ def describe_model(config: ModelConfig) -> ModelFacts:
         fingerprint=model_fingerprint(config),
         moe_layers=tuple(layer.index for layer in layers),
         experts=first.count if first else 0,
-        active=int(settings.num_experts_per_tok) if first else 0,
+        active=_active(settings, config) if first else 0,
         renormalise=first.renormalise if first else False,
         # `parameters()` yields a tied tensor once.
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        expert_parameters=sum(getattr(first.experts, name)[0].numel() for name in EXPERT_TENSORS) if first else 0,
-        router_parameters_per_expert=int(first.router_weight.shape[1]) if first else 0,
+        expert_parameters=sum(tensor[0].numel() for tensor in first.expert_tensors().values()) if first else 0,
+        router_parameters_per_expert=_router_parameters_per_expert(first) if first else 0,
         dtype_bytes=DTYPE_BYTES[config.dtype],
-        notes=_notes(model, layers),
+        notes=_notes(model, layers) + ((f"unpacked from {packed} while it loads",) if packed else ()),
         dense=_dense_facts(model, settings),
         linears=tuple(
             LinearFacts(name, module.out_features, module.in_features, module.bias is not None)
             for name, module in find_linears(model).items()
         ),
         embedding_parameters=0 if tied else model.get_input_embeddings().weight.numel(),
+        routing=first.rule if first else None,
     )
+
+
+def _active(settings: PretrainedConfig, config: ModelConfig) -> int:
+    if settings.num_experts_per_tok is None:
+        raise UserError(f"model {config.path}: its config doesn't say num_experts_per_tok; add it to config.json")
+    return int(settings.num_experts_per_tok)
+
+
+def _router_parameters_per_expert(layer: MoELayer) -> int:
+    """A row of the router's weight, and an entry of its bias. A correction bias is a buffer, which isn't counted."""
+    return int(layer.router_weight.shape[1]) + (layer.router_bias is not None)
 
 
 def _notes(model: PreTrainedModel, layers: tuple[MoELayer, ...]) -> tuple[str, ...]:
     if not layers:
         return ("a dense model",)
     first, total = layers[0], len(model.get_decoder().layers)
-    notes = []
+    rule, notes = first.rule, []
     if not first.renormalise:
         notes.append("the family does not rescale the top-k routing weights to sum 1")
+    if rule.scores == "sigmoid":
+        notes.append("experts are scored by sigmoids and chosen with a correction bias")
+    elif rule.scores == "softmax_of_chosen":
+        notes.append("the top-k is taken of the logits, before the softmax")
+    if rule.groups.count > 1:
+        notes.append(
+            f"a token chooses from {rule.groups.chosen} of {rule.groups.count} groups of experts: "
+            "every group keeps as many"
+        )
     if len(layers) < total:
         notes.append(f"{total - len(layers)} of {total} layers are dense")
-    if hasattr(first.block, "shared_expert"):
+    if hasattr(first.block, "shared_expert") or hasattr(first.block, "shared_experts"):
         notes.append("a shared expert beside the routed ones stays as it is")
     return tuple(notes)
 

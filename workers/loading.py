@@ -11,11 +11,16 @@ import torch
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.config import ModelConfig
 from moevolve.workers.dense_layout import DENSE_FAMILIES
+from moevolve.workers.layout import FAMILIES
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+UNPACKED = {"mxfp4": "Mxfp4Config", "fp8": "FineGrainedFP8Config"}
+"""Formats of quantised checkpoints that `transformers` turns into plain numbers while it loads (GPT-OSS, DeepSeek-V3),
+and its settings of each."""
 
 
 def resolve_device(config: ModelConfig) -> torch.device:
@@ -70,6 +75,38 @@ def experts_arguments(implementation: str, model_type: str) -> dict[str, Any]:
     return {} if model_type in DENSE_FAMILIES else {"experts_implementation": implementation}
 
 
+def attention(implementation: str, model_type: str) -> str:
+    """The attention backend to ask for: `eager` in place of `sdpa` for families that `transformers` has none for."""
+    family = FAMILIES.get(model_type)
+    return "eager" if implementation == "sdpa" and family is not None and not family.sdpa else implementation
+
+
+def packed_format(settings: PretrainedConfig, name: str) -> str | None:
+    """The format that a checkpoint's weights are quantised in; None for plain numbers.
+
+    Raises:
+        UserError: one that can't be turned into plain numbers, which experts are pruned and merged as.
+    """
+    packed = getattr(settings, "quantization_config", None)
+    if packed is None:
+        return None
+    method = packed.get("quant_method") if isinstance(packed, dict) else packed.quant_method
+    method = str(getattr(method, "value", method))
+    if method not in UNPACKED:
+        raise UserError(
+            f"model {name}: its weights are packed as {method!r}, and only plain numbers can be pruned and merged; "
+            f"use its bfloat16 checkpoint, or one packed as {' or '.join(UNPACKED)}, which are unpacked while they load"
+        )
+    return method
+
+
+def _unpacking_arguments(settings: PretrainedConfig, name: str) -> dict[str, Any]:
+    import transformers
+
+    method = packed_format(settings, name)
+    return {} if method is None else {"quantization_config": getattr(transformers, UNPACKED[method])(dequantize=True)}
+
+
 def _source(config: ModelConfig) -> str:
     return str(local_directory(config) or config.path)
 
@@ -106,7 +143,8 @@ def load_model(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenize
     """Load a causal language model for inference, and its tokenizer.
 
     With `originals="host"` the weights are left on the host: `ResidentModel` places them. With a `device_map` they are
-    spread over the GPUs (needs `accelerate`). Otherwise they are on `resolve_device(config)`.
+    spread over the GPUs (needs `accelerate`). Otherwise they are on `resolve_device(config)`. Quantised checkpoints are
+    unpacked to `config.dtype`, or refused: see `packed_format`.
 
     Raises:
         UserError: the checkpoint is missing, has no safetensors, or doesn't load with these settings.
@@ -116,6 +154,8 @@ def load_model(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenize
 
     device = resolve_device(config)
     _require_safetensors(config)
+    settings = load_config(config)
+    unpacking = _unpacking_arguments(settings, config.path)
     tokenizer = load_tokenizer(config)
     transformers_logging.disable_progress_bar()
     try:
@@ -124,8 +164,9 @@ def load_model(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenize
             dtype=DTYPES[config.dtype],
             use_safetensors=True,
             device_map=config.device_map,
-            attn_implementation=config.attn_implementation,
-            **experts_arguments(config.experts_implementation, load_config(config).model_type),
+            attn_implementation=attention(config.attn_implementation, settings.model_type),
+            **experts_arguments(config.experts_implementation, settings.model_type),
+            **unpacking,
             **_hub_arguments(config),
         )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from moevolve.evaluators.types import Split, SplitResult
+from moevolve.kernels.routing_rule import RoutingRule
 from moevolve.workers.edits.base import Edit
 
 
@@ -106,6 +107,7 @@ class ModelFacts:
         dense: its dense feed-forward networks; None for a family where they aren't known.
         linears: its linear layers within decoder layers, in order of depth.
         embedding_parameters: of `parameters`, those that are only looked up.
+        routing: how its routers choose and weigh; None is short for softmax and top-k.
     """
 
     family: str
@@ -122,3 +124,9 @@ class ModelFacts:
     dense: DenseFacts | None = None
     linears: tuple[LinearFacts, ...] = field(default=(), repr=False)
     embedding_parameters: int = 0
+    routing: RoutingRule | None = None
+
+    @property
+    def rule(self) -> RoutingRule:
+        """How its routers choose and weigh experts."""
+        return self.routing or RoutingRule(self.renormalise)

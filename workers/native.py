@@ -8,8 +8,8 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moevolve.kernels.routing import SUM_EPS
-from moevolve.workers.layout import MoELayer, family_of
+from moevolve.kernels.routing import POSITIVE_EPS, SUM_EPS
+from moevolve.workers.layout import CORRECTION_BIAS, MoELayer, family_of
 from moevolve.workers.templates import render
 
 if TYPE_CHECKING:
@@ -62,8 +62,11 @@ def write_native_code(directory: Path, model: PreTrainedModel, layer: MoELayer, 
         native_class=native_class,
         native_type=native_type,
         sum_eps=SUM_EPS,
-        renormalise=layer.renormalise,
-        casts_weights=layer.casts_weights,
+        rule=layer.rule,
+        family=layer.family,
+        corrects=layer.correction_bias is not None,
+        correction=CORRECTION_BIAS,
+        positive_eps=POSITIVE_EPS,
     )
     file = directory / f"{MODULE}.py"
     file.write_text(text, encoding="utf-8")

@@ -15,7 +15,7 @@ from moevolve.workers.edits.applicator import Applicator, ModelParts
 from moevolve.workers.edits.applicators import APPLICATORS
 from moevolve.workers.edits.base import Edit, IdentityEdit
 from moevolve.workers.edits.eep import EepEdit
-from moevolve.workers.layout import EXPERT_TENSORS, MoELayer, find_moe_layers
+from moevolve.workers.layout import MoELayer, find_moe_layers
 from moevolve.workers.loading import load_model, resolve_device
 
 if TYPE_CHECKING:
@@ -146,4 +146,4 @@ class ResidentModel:
 
     def expert_pointers(self) -> tuple[int, ...]:
         """Addresses of the expert tensors the model runs on now: equal addresses mean that no weights were copied."""
-        return tuple(getattr(layer.experts, name).data_ptr() for layer in self.layers for name in EXPERT_TENSORS)
+        return tuple(tensor.data_ptr() for layer in self.layers for tensor in layer.expert_tensors().values())

@@ -7,7 +7,7 @@ of layers keeps the experts of the highest mean share.
 
 from __future__ import annotations
 
-from moevolve.search.baselines.group_scores import group_shares, highest
+from moevolve.search.baselines.group_scores import group_shares
 from moevolve.search.genomes.base import Offspring
 from moevolve.search.genomes.eep import EepGenome, EepSpace
 from moevolve.workers.calibration.base import Calibration
@@ -16,4 +16,4 @@ from moevolve.workers.calibration.base import Calibration
 def frequency(space: EepSpace, calibration: Calibration) -> Offspring[EepGenome]:
     """The pruning genome of the most frequent experts, from `counts`."""
     shares = group_shares(calibration.arrays["counts"], space.layer_groups)
-    return Offspring(space.from_kept(highest(shares, space.retained)), "frequency", ())
+    return Offspring(space.from_kept(space.subsets.best(shares)), "frequency", ())

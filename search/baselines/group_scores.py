@@ -27,17 +27,3 @@ def group_shares(scores: NDArray[np.floating | np.integer], layer_groups: Sequen
     shares = values / np.where(totals > 0, totals, 1.0)
     owners = np.array(layer_groups)
     return np.stack([shares[owners == group].mean(axis=0) for group in range(owners.max() + 1)])
-
-
-def highest(scores: NDArray[np.float64], retained: int) -> NDArray[np.int64]:
-    """The experts of the highest scores.
-
-    Args:
-        scores: [groups, n].
-        retained: experts n' to keep.
-
-    Returns:
-        int64 [groups, n'], sorted; of equal scores the lower index.
-    """
-    order = np.argsort(-scores, axis=1, kind="stable")
-    return np.sort(order[:, :retained], axis=1).astype(np.int64)

@@ -7,7 +7,7 @@ are the weights that the layer applies. A group of layers keeps the experts of t
 
 from __future__ import annotations
 
-from moevolve.search.baselines.group_scores import group_shares, highest
+from moevolve.search.baselines.group_scores import group_shares
 from moevolve.search.genomes.base import Offspring
 from moevolve.search.genomes.eep import EepGenome, EepSpace
 from moevolve.workers.calibration.base import Calibration
@@ -16,4 +16,4 @@ from moevolve.workers.calibration.base import Calibration
 def reap(space: EepSpace, calibration: Calibration) -> Offspring[EepGenome]:
     """The pruning genome of the most salient experts, from `saliency`."""
     shares = group_shares(calibration.arrays["saliency"], space.layer_groups)
-    return Offspring(space.from_kept(highest(shares, space.retained)), "reap", ())
+    return Offspring(space.from_kept(space.subsets.best(shares)), "reap", ())

@@ -29,12 +29,14 @@ class Baseline:
         phases: kinds of phases that it can begin.
         statistics: what must be measured.
         subsets: whether subsets of experts must be compared.
+        by_part: whether it can keep as many experts in every routing group.
     """
 
     make: Callable[[EepSpace, Calibration], Offspring[EepGenome]]
     phases: tuple[str, ...]
     statistics: tuple[Statistic, ...]
     subsets: bool = False
+    by_part: bool = True
 
 
 _PRUNING = ("prune", "merge")
@@ -42,8 +44,8 @@ BASELINES: dict[str, Baseline] = {
     "frequency": Baseline(frequency, _PRUNING, ("usage",)),
     "soft_activation": Baseline(soft_activation, _PRUNING, ("usage",)),
     "reap": Baseline(reap, _PRUNING, ("saliency",)),
-    "naee": Baseline(naee, _PRUNING, (), subsets=True),
-    "hc_smoe": Baseline(hc_smoe, ("merge",), ("mean_outputs", "usage")),
+    "naee": Baseline(naee, _PRUNING, (), subsets=True, by_part=False),
+    "hc_smoe": Baseline(hc_smoe, ("merge",), ("mean_outputs", "usage"), by_part=False),
 }
 """All but `random`, which is any space's `sample`."""
 
@@ -85,6 +87,12 @@ def check_baselines(phases: Sequence[PhaseConfig], space: object) -> None:
                 raise UserError(f"{where} is unknown; a {phase.kind} phase can begin with {', '.join(suited)}")
             if name not in suited:
                 raise UserError(f"{where} can't begin a {phase.kind} phase; use {', '.join(suited)}")
+            parts = space.subsets.parts
+            if parts > 1 and name in BASELINES and not BASELINES[name].by_part:
+                raise UserError(
+                    f"{where} chooses among all experts at once, and this {space.facts.family} model has {parts} "
+                    "routing groups that must keep as many each; use another"
+                )
 
 
 def baseline_offspring(name: str, space: Any) -> Offspring[EepGenome]:

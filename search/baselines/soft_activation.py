@@ -8,7 +8,7 @@ experts of the highest mean share.
 
 from __future__ import annotations
 
-from moevolve.search.baselines.group_scores import group_shares, highest
+from moevolve.search.baselines.group_scores import group_shares
 from moevolve.search.genomes.base import Offspring
 from moevolve.search.genomes.eep import EepGenome, EepSpace
 from moevolve.workers.calibration.base import Calibration
@@ -17,4 +17,4 @@ from moevolve.workers.calibration.base import Calibration
 def soft_activation(space: EepSpace, calibration: Calibration) -> Offspring[EepGenome]:
     """The pruning genome of the experts with most routing weight, from `soft_activation`."""
     shares = group_shares(calibration.arrays["soft_activation"], space.layer_groups)
-    return Offspring(space.from_kept(highest(shares, space.retained)), "soft_activation", ())
+    return Offspring(space.from_kept(space.subsets.best(shares)), "soft_activation", ())

@@ -2,7 +2,8 @@
 
 Source: Efficient Expert Pruning (arXiv 2407.00945), Sec. 4.2 (parameter space), Sec. 4.3 and App. C (operators),
 App. A.1 (groups). Rows are interchangeable: new expert i is row i of both matrices. A genome keeps its own row order,
-so that crossover mixes rows that descend from the same expert; hash and edit use a canonical order.
+so that crossover mixes rows that descend from the same expert; hash and edit use a canonical order. In families with
+routing groups a row's place says which group its expert is in, so only rows within one are interchangeable.
 """
 
 from __future__ import annotations
@@ -16,16 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
+from moevolve.kernels.routing_rule import NO_SCORES
 from moevolve.search.config_genomes import EepSection
 from moevolve.search.config_phases import MergePhase, PhaseConfig, PrunePhase
 from moevolve.search.genomes.base import Description, Offspring
+from moevolve.search.genomes.eep_subsets import Subsets
 from moevolve.search.operators.gaussian_noise import gaussian_noise
 from moevolve.search.operators.matrix_crossover import matrix_crossover
 from moevolve.search.operators.normalise_rows import normalise_rows
-from moevolve.search.operators.random_subset import random_subset
-from moevolve.search.operators.replace_experts import replace_experts
 from moevolve.search.operators.select_groups import select_groups
-from moevolve.search.operators.subset_crossover import subset_crossover
 from moevolve.workers.calibration.base import Calibration
 from moevolve.workers.calibration.experts_recipe import ExpertsRecipe
 from moevolve.workers.edits.eep import EepEdit, RouterSpace, one_hot_layers
@@ -74,9 +74,13 @@ class EepGenome:
 
     @cached_property
     def canonical(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Both tensors with the rows of every group in canonical order: by `W_EM` descending, then by `W_RM`."""
+        """Both tensors with interchangeable rows in canonical order: by `W_EM` descending, then by `W_RM`."""
         keys = np.concatenate([self.expert_merging, self.router_mapping], axis=2)
-        orders = np.stack([np.lexsort(-group.T[::-1]) for group in keys])[:, :, None]
+        groups, retained, _ = keys.shape
+        size = retained // self.space.subsets.parts
+        parts = keys.reshape(-1, size, keys.shape[2])
+        within = np.stack([np.lexsort(-part.T[::-1]) for part in parts]).reshape(groups, -1, size)
+        orders = (within + np.arange(0, retained, size)[:, None]).reshape(groups, retained, 1)
         # Adding zero turns -0.0 into 0.0: equal matrices have equal bytes.
         return (
             np.take_along_axis(self.router_mapping, orders, axis=1) + np.float32(0),
@@ -147,14 +151,16 @@ class EepSpace:
         """Build the space of a configuration for a model.
 
         Raises:
-            UserError: n' > n, k > n', or more groups than MoE layers; the message names the field.
+            UserError: n' > n, k > n', more groups than MoE layers, or what the model's family can't express; the
+                message names the field.
         """
         layers = len(facts.moe_layers)
         if not layers:
             raise UserError(f"genome.kind: eep needs MoE layers, and this model ({facts.family}) is dense")
         if section.experts > facts.experts:
             raise UserError(f"genome.experts: {section.experts} is more than the model's {facts.experts} experts")
-        active = section.active if section.active is not None else min(facts.active, section.experts)
+        reach = _check_family(section, facts)
+        active = section.active if section.active is not None else min(facts.active, reach)
         groups = layers if section.groups == "per_layer" else section.groups
         if groups > layers:
             raise UserError(f"genome.groups: {groups} is more than the model's {layers} MoE layers")
@@ -168,8 +174,19 @@ class EepSpace:
     def groups(self) -> int:
         return self.layer_groups[-1] + 1
 
+    @property
+    def subsets(self) -> Subsets:
+        """What the prune phase chooses from."""
+        return Subsets(self.experts, self.retained, self.facts.rule.groups.count)
+
     def from_kept(self, kept: NDArray[np.int64]) -> EepGenome:
-        """The pruning genome that retains `kept`: int64 [groups, n'], distinct per row."""
+        """The pruning genome that retains `kept`: int64 [groups, n'], distinct per row.
+
+        Raises:
+            ValueError: the model has routing groups, and `kept` does not keep as many experts of each, in order.
+        """
+        if self.subsets.parts > 1 and not self.subsets.holds(kept):
+            raise ValueError(f"{self.facts.family} needs as many experts kept in each of {self.subsets.parts} groups")
         one_hot = np.eye(self.experts, dtype=np.float32)[kept]
         return EepGenome(self, one_hot, one_hot)
 
@@ -200,7 +217,7 @@ class EepSpace:
         return None
 
     def sample(self, rng: np.random.Generator, phase: PhaseConfig) -> Offspring[EepGenome]:
-        kept = random_subset(rng, self.groups, self.experts, self.retained)
+        kept = self.subsets.sample(rng, self.groups)
         operator = "random" if self.retained < self.experts else "identity"
         return Offspring(self.from_kept(kept), operator, ())
 
@@ -219,9 +236,9 @@ class EepSpace:
         sets = [self.kept(parent) for parent in parents]
         child = sets[0].copy()
         if len(sets) == 2:
-            child = np.stack([subset_crossover(rng, one, two) for one, two in zip(*sets, strict=True)])
+            child = np.stack([self.subsets.cross(rng, one, two) for one, two in zip(*sets, strict=True)])
         for group in select_groups(rng, self.groups, phase.group_rate):
-            child[group] = replace_experts(rng, child[group], self.experts, phase.row_rate, phase.force_change)
+            child[group] = self.subsets.mutate(rng, child[group], phase.row_rate, phase.force_change)
         return self.from_kept(child)
 
     def _breed_merging(self, rng: np.random.Generator, phase: MergePhase, parents: tuple[EepGenome, ...]) -> EepGenome:
@@ -253,10 +270,9 @@ class EepSpace:
         return both.astype(np.float64)
 
     def unflatten(self, vector: NDArray[np.float64], phase: PhaseConfig) -> EepGenome:
-        """Prune: the n' highest scores of every group are retained (ties: lower index). Merge: entries as they are."""
+        """Prune: the highest scores of every group are retained, as `Subsets.best` has it. Merge: the entries."""
         if isinstance(phase, PrunePhase):
-            scores = vector.reshape(self.groups, self.experts)
-            return self.from_kept(np.sort(np.argsort(-scores, axis=1, kind="stable")[:, : self.retained], axis=1))
+            return self.from_kept(self.subsets.best(vector.reshape(self.groups, self.experts)))
         halves = vector.astype(np.float32).reshape(2, self.groups, self.retained, self.experts)
         return EepGenome(self, halves[0], halves[1])
 
@@ -268,8 +284,8 @@ class EepSpace:
             summary = f"merge {self.experts}->{self.retained}, {self.groups} groups, mean |dW| {off:.3f}"
         if self.dynamic_skipping:
             summary += ", the second of 2 skipped at times"
-        # A softmax's mapping that isn't folded into a smaller router stands beside the whole one.
-        folds = self.router_space == "logits" or (self.facts.renormalise and genome.one_hot_mapping)
+        # A mapping that isn't folded into a smaller router stands beside the whole one.
+        folds = self.router_space == "logits" or (self.facts.rule.one_hot_folds and genome.one_hot_mapping)
         used = active_parameters(self.facts, self.retained, self.active, native=not folds)
         return Description(
             experts=self.retained,
@@ -286,3 +302,24 @@ class EepSpace:
         if self.experts > len(_DIGITS) or self.groups * (self.retained + 1) > _SUMMARY_DIGITS:
             return f"keep {self.retained} of {self.experts}, {self.groups} groups"
         return "keep " + " ".join("".join(_DIGITS[expert] for expert in row) for row in self.kept(genome))
+
+
+def _check_family(section: EepSection, facts: ModelFacts) -> int:
+    """How many of n' experts a token can choose from.
+
+    Raises:
+        UserError: the model's family can't express what the section asks for.
+    """
+    groups = facts.rule.groups
+    fault = groups.fault(section.experts)
+    if fault is not None:
+        raise UserError(f"genome.experts: {section.experts} experts of a {facts.family} model {fault}")
+    reach = groups.reach(section.experts)
+    if section.active is not None and section.active > reach:
+        raise UserError(
+            f"genome.active: {section.active} is more than the {reach} experts that a token of this {facts.family} "
+            f"model can choose from (those of {groups.chosen} of its {groups.count} routing groups)"
+        )
+    if facts.rule.scores == "softmax_of_chosen" and section.router_space == "probs":
+        raise UserError(f"genome.router_space ({facts.family} model): {NO_SCORES}")
+    return reach

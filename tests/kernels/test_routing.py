@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moevolve.kernels import reference, routing
+from moevolve.kernels.routing_rule import RoutingRule
 
 
 def dense(weights: torch.Tensor, chosen: torch.Tensor, experts: int) -> torch.Tensor:
@@ -31,8 +32,10 @@ def test_continuous_mapping_matches_the_oracle(
     logits = torch.randn((tokens, count), generator=generator) * 3
     # Positive sums: where they nearly vanish the quotient amplifies rounding; that case has its own test.
     mapping = torch.rand((retained, count), generator=generator) + 0.05
-    weights, chosen = routing.route_mapped(logits, mapping, active, renormalise)
-    expected = torch.stack([reference.route_token(row, mapping, active, renormalise, False) for row in logits])
+    weights, chosen = routing.route_mapped(logits, mapping, active, RoutingRule(renormalise))
+    expected = torch.stack(
+        [reference.route_token(row, mapping, active, RoutingRule(renormalise), False) for row in logits]
+    )
     torch.testing.assert_close(dense(weights, chosen, retained), expected, atol=1e-5, rtol=0)
 
 
@@ -43,8 +46,10 @@ def test_one_hot_mapping_matches_the_oracle(renormalise: bool, logits_space: boo
     logits = torch.randn((50, 8), generator=generator) * 3
     selected = torch.tensor([6, 1, 3])
     mapping = torch.eye(8)[selected]
-    weights, chosen = routing.route_selected(logits, selected, 2, renormalise, logits_space)
-    expected = torch.stack([reference.route_token(row, mapping, 2, renormalise, logits_space) for row in logits])
+    weights, chosen = routing.route_selected(logits, selected, 2, RoutingRule(renormalise), logits_space)
+    expected = torch.stack(
+        [reference.route_token(row, mapping, 2, RoutingRule(renormalise), logits_space) for row in logits]
+    )
     torch.testing.assert_close(dense(weights, chosen, 3), expected, atol=1e-6, rtol=0)
 
 
@@ -52,8 +57,8 @@ def test_one_hot_mapping_matches_the_oracle(renormalise: bool, logits_space: boo
 def test_one_hot_with_rescaling_is_routing_among_the_kept_experts(logits_space: bool) -> None:
     logits = torch.randn((50, 8), generator=torch.Generator().manual_seed(0)) * 30
     selected = torch.tensor([6, 1, 3])
-    weights, chosen = routing.route_selected(logits, selected, 2, True, logits_space)
-    alone_weights, alone_chosen = routing.route_logits(logits[:, selected], 2, True)
+    weights, chosen = routing.route_selected(logits, selected, 2, RoutingRule(True), logits_space)
+    alone_weights, alone_chosen = routing.route_logits(logits[:, selected], 2, RoutingRule(True))
     assert torch.equal(weights, alone_weights)
     assert torch.equal(chosen, alone_chosen)
 
@@ -71,13 +76,15 @@ def test_any_finite_mapping_gives_finite_weights(
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn((20, 6), generator=generator) * logit_scale
     mapping = torch.randn((4, 6), generator=generator) * scale
-    weights, _ = routing.route_mapped(logits, mapping, 2, renormalise)
+    weights, _ = routing.route_mapped(logits, mapping, 2, RoutingRule(renormalise))
     assert torch.isfinite(weights).all()
 
 
 def test_negative_sums_share_evenly_and_negative_weights_stay() -> None:
     logits = torch.zeros((1, 4))
     mapping = -torch.eye(4)[:3]
-    assert routing.route_mapped(logits, mapping, 2, True)[0].tolist() == [[0.5, 0.5]]
-    assert routing.route_mapped(logits, mapping, 2, False)[0].tolist() == [[-0.25, -0.25]]
-    assert routing.route_mapped(logits, torch.zeros((3, 4)), 3, True)[0].tolist() == [[pytest.approx(1 / 3)] * 3]
+    assert routing.route_mapped(logits, mapping, 2, RoutingRule(True))[0].tolist() == [[0.5, 0.5]]
+    assert routing.route_mapped(logits, mapping, 2, RoutingRule(False))[0].tolist() == [[-0.25, -0.25]]
+    assert routing.route_mapped(logits, torch.zeros((3, 4)), 3, RoutingRule(True))[0].tolist() == [
+        [pytest.approx(1 / 3)] * 3
+    ]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 from hypothesis import settings
 
+from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
 from moevolve.search.config_genomes import EepSection
 from moevolve.search.config_phases import MergePhase, PrunePhase, TunePhase
 from moevolve.search.genomes.eep import EepGenome, EepSpace
@@ -37,6 +39,17 @@ def mixtral(layers: int = 32, experts: int = 8, active: int = 2) -> ModelFacts:
         router_parameters_per_expert=hidden,
         dtype_bytes=2,
     )
+
+
+def deepseek(layers: int = 6, experts: int = 16, groups: int = 4, chosen: int = 2) -> ModelFacts:
+    """Facts of a model that routes like DeepSeek-V3, with Mixtral's sizes."""
+    rule = RoutingRule(True, "sigmoid", RoutingGroups(groups, chosen, best=2), scale=2.5)
+    return replace(mixtral(layers, experts), family="deepseek_v3", routing=rule)
+
+
+def gpt_oss(layers: int = 6, experts: int = 8) -> ModelFacts:
+    """Facts of a model that routes like GPT-OSS, with Mixtral's sizes."""
+    return replace(mixtral(layers, experts), family="gpt_oss", routing=RoutingRule(True, "softmax_of_chosen"))
 
 
 def dense_model(
@@ -86,9 +99,11 @@ def eep_space(
     experts: int = 8,
     active: int | None = None,
     router_space: RouterSpace = "probs",
+    facts: ModelFacts | None = None,
 ) -> EepSpace:
+    """A space for `facts`, or else for a Mixtral of that many layers and experts."""
     section = EepSection(experts=retained, active=active, groups=groups, router_space=router_space)
-    return EepSpace.of(section, mixtral(layers, experts))
+    return EepSpace.of(section, facts or mixtral(layers, experts))
 
 
 def continuous(space: EepSpace, seed: int = 0) -> EepGenome:

@@ -15,7 +15,7 @@ from factorllm_samples import factorllm_space
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from search_samples import MERGE, PRUNE, TUNE, continuous, dense_model, eep_space, few
+from search_samples import MERGE, PRUNE, TUNE, continuous, deepseek, dense_model, eep_space, few, gpt_oss
 from tomoe_samples import tomoe_space
 
 from moevolve.search.config_genomes import NanoMoeSection
@@ -51,7 +51,11 @@ class Kind:
 
 
 def _permute_rows(genome: EepGenome, rng: np.random.Generator) -> EepGenome:
-    orders = np.stack([rng.permutation(genome.space.retained) for _ in range(genome.space.groups)])[:, :, None]
+    """Within routing groups: a row's place says which one its expert is in."""
+    parts = np.split(np.arange(genome.space.retained), genome.space.subsets.parts)
+    orders = np.stack([np.concatenate([rng.permutation(part) for part in parts]) for _ in range(genome.space.groups)])[
+        :, :, None
+    ]
     return EepGenome(
         genome.space,
         np.take_along_axis(genome.router_mapping, orders, axis=1),
@@ -68,6 +72,8 @@ def _check_eep(genome: EepGenome, phase: PhaseConfig) -> None:
         assert genome.one_hot
         assert np.array_equal(genome.router_mapping, genome.expert_merging)
         assert (genome.expert_merging.sum(axis=1) <= 1).all(), "an expert is retained twice"
+        per_part = genome.expert_merging.sum(axis=1).reshape(space.groups, space.subsets.parts, -1).sum(axis=2)
+        assert (per_part == space.retained // space.subsets.parts).all(), "routing groups keep unequal numbers"
 
 
 def _eep(retained: int, groups: Any, **model: Any) -> Kind:
@@ -159,6 +165,9 @@ KINDS = {
     "nanomoe-II": _nanomoe(variant="II", blocks=2, rank=4, layers="*_proj"),
     "nanomoe-III": _nanomoe(variant="III", blocks=2, rank=3, layers="layers.[02].mlp.*", fit=3),
     "nanomoe-low-rank": _nanomoe(variant="low_rank", rank=4),
+    "eep-routing-groups": _eep(8, 3, facts=deepseek()),
+    "eep-routing-groups-full": _eep(12, 2, facts=deepseek(3, 12, 3, 1), active=2),
+    "eep-top-k-first": _eep(5, 3, facts=gpt_oss(), router_space="logits"),
     "eep-many": _eep(30, 2, layers=5, experts=60),
     "factorllm": _factorllm(dense_model()),
     "factorllm-plain": _factorllm(dense_model(gated=False, bias=True), experts=8, routers=2, output_scale="n_over_k"),

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from family_samples import SETTINGS as MORE_SETTINGS
+from family_samples import randomise
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -64,6 +66,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "llama": {"intermediate_size": 48},
     "phi": {"intermediate_size": 48, "partial_rotary_factor": 0.5},
     "qwen2": {"intermediate_size": 48},
+    **MORE_SETTINGS,
     "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32, "init_std": 0.25},
 }
 
@@ -90,12 +93,17 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     def make(family: str) -> Path:
         if family not in made:
             directory = tmp_path_factory.mktemp(family)
-            config = AutoConfig.for_model(family, **(COMMON | SETTINGS[family]))
+            config = AutoConfig.for_model(family.split("-")[0], **(COMMON | SETTINGS[family]))
             with torch.random.fork_rng():
                 torch.manual_seed(7)
                 model = AutoModelForCausalLM.from_config(config)
+                if family in MORE_SETTINGS:
+                    for name, tensor in model.state_dict().items():
+                        randomise(name, tensor)
                 for name, parameter in model.named_parameters():
-                    if ".mlp.gate." in name:  # some families start their routers at zero
+                    if (
+                        ".mlp.gate." in name and family not in MORE_SETTINGS
+                    ):  # some families start their routers at zero
                         nn.init.normal_(parameter, std=0.4)
                     elif family in ("opt", "phi", "qwen2") and name.endswith(".bias"):  # these start at zero
                         nn.init.normal_(parameter, std=0.2)
@@ -284,9 +292,13 @@ def tiny_model() -> Callable[..., PreTrainedModel]:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     def make(family: str = "mixtral", seed: int = 11, **settings: object) -> PreTrainedModel:
-        config = AutoConfig.for_model(family, **(COMMON | SETTINGS[family] | settings))
+        config = AutoConfig.for_model(family.split("-")[0], **(COMMON | SETTINGS[family] | settings))
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            return AutoModelForCausalLM.from_config(config).eval()
+            model = AutoModelForCausalLM.from_config(config).eval()
+            if family in MORE_SETTINGS:
+                for name, tensor in model.state_dict().items():
+                    randomise(name, tensor)
+            return model
 
     return make

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
+from moevolve.kernels.routing_rule import RoutingRule
 from moevolve.workers import export
 from moevolve.workers.config import ModelConfig
 from moevolve.workers.edits.base import Edit, IdentityEdit
@@ -203,13 +204,13 @@ def test_forms() -> None:
     eye = np.eye(4, dtype=np.float32)[None, :2]
     prune, mapped, merged = EepEdit(eye, eye, 1), EepEdit(eye * 0.5, eye, 1), EepEdit(eye, eye * 0.5, 1)
     folded = EepEdit(eye * 0.5, eye * 0.5, 1, "logits")
-    assert [checkpoint_form(edit, True) for edit in (prune, mapped, merged, folded)] == [
+    assert [checkpoint_form(edit, RoutingRule(True)) for edit in (prune, mapped, merged, folded)] == [
         "stock",
         "native",
         "stock",
         "stock",
     ]
-    assert [checkpoint_form(edit, False) for edit in (prune, mapped, merged, folded)] == [
+    assert [checkpoint_form(edit, RoutingRule(False)) for edit in (prune, mapped, merged, folded)] == [
         "native",
         "native",
         "native",

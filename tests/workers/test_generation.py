@@ -30,6 +30,9 @@ VARIANTS = {
     "mixtral": {},
     "qwen2_moe": {"vocab_size": 97},
     "mixtral-window": {"sliding_window": 6},
+    "deepseek_v2": {},
+    "deepseek_v3": {},
+    "gpt_oss": {},
 }
 
 

@@ -38,7 +38,7 @@ def test_loads_for_inference(family: str, model_config: Configs, tokens: Tensor)
     assert tokenizer("the quick brown fox")["input_ids"]
 
 
-@pytest.mark.parametrize("family", list(FAMILIES))
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe"])
 def test_layout_and_facts(family: str, model_config: Configs, checkpoint: Checkpoints) -> None:
     facts = describe_model(model_config(family))
     model, _ = load_model(model_config(family))

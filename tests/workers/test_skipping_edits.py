@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
+from moevolve.kernels.routing_rule import RoutingRule
 from moevolve.workers.config import ModelConfig
 from moevolve.workers.edits.eep import EepEdit
 from moevolve.workers.export_state import checkpoint_form
@@ -62,4 +63,4 @@ def test_what_cannot_skip_is_refused(make_edit: Callable[..., EepEdit]) -> None:
     with pytest.raises(UserError, match="defined for 2 active experts, this EEP edit has 1"):
         replace(edit, active=1, skip_below=np.full(3, 0.5, dtype=np.float32))
     with pytest.raises(UserError, match="has no checkpoint form"):
-        checkpoint_form(replace(edit, skip_below=np.full(3, 0.5, dtype=np.float32)), renormalise=True)
+        checkpoint_form(replace(edit, skip_below=np.full(3, 0.5, dtype=np.float32)), RoutingRule(True))

@@ -46,7 +46,7 @@ class SubsetSample:
     def __init__(self, layer: MoELayer, recipe: SubsetRecipe, tokens: int) -> None:
         self.count = layer.count
         self._device = layer.router_weight.device
-        self._renormalise = layer.renormalise
+        self._rule, self._bias = layer.rule, layer.correction_bias
         self._recipe = recipe
         self._stride = -(-tokens // recipe.sample)
         self._seen = 0
@@ -79,7 +79,10 @@ class SubsetSample:
         Only while it is loaded.
         """
         selected, recipe = torch.tensor(kept, device=self._device), self._recipe
-        weights, chosen = route_selected(self._logits, selected, recipe.active, self._renormalise, recipe.logits_space)
+        bias = None if self._bias is None else self._bias[selected]
+        weights, chosen = route_selected(
+            self._logits, selected, recipe.active, self._rule, recipe.logits_space, bias=bias
+        )
         change = -self._weights
         change.scatter_add_(1, selected[chosen], weights)
         return self._squares(change) / self._whole if self._whole > 0 else 0.0

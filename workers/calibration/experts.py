@@ -81,9 +81,7 @@ def _run(
 ) -> None:
     with ExitStack() as stack:
         for layer, measures in zip(resident.layers, watchers, strict=True):
-            gate = layer.block.gate
-            assert isinstance(gate, nn.Module)
-            stack.callback(gate.register_forward_hook(_tell(layer, measures, runs)).remove)
+            stack.callback(layer.gate.register_forward_hook(_tell(layer, measures, runs)).remove)
         decoder = resident.model.get_decoder()
         for tokens in sequences:
             decoder(input_ids=torch.tensor([tokens], device=resident.device), use_cache=False)
@@ -108,10 +106,13 @@ class _Usage:
     def __init__(self, layer: MoELayer) -> None:
         self._counts = _zeros(layer, layer.count).long()
         self._soft = _zeros(layer, layer.count)
+        self._rule = layer.rule
 
     def add(self, routed: Routed) -> None:
         self._counts += routed.chosen.flatten().bincount(minlength=len(self._counts))
-        self._soft += routed.logits.float().softmax(dim=-1).sum(dim=0, dtype=torch.float64)
+        sigmoids = self._rule.scores == "sigmoid"
+        scores = routed.logits.float().sigmoid() if sigmoids else routed.logits.float().softmax(dim=-1)
+        self._soft += scores.sum(dim=0, dtype=torch.float64)
 
     def arrays(self) -> dict[str, Tensor]:
         return {"counts": self._counts, "soft_activation": self._soft.float()}

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import CandidateError, UserError
+from moevolve.kernels.routing_rule import NO_SCORES, RoutingRule
 from moevolve.workers.edits.applicator import ModelParts
 from moevolve.workers.edits.base import Edit
 from moevolve.workers.edits.eep import EepEdit
@@ -39,7 +40,7 @@ class EepApplicator:
             LayerExperts(layer, device if on_host else layer.router_weight.device, on_host) for layer in layers
         )
         for layer, router, experts in zip(layers, self.routers, self.experts, strict=True):
-            layer.block.gate = router
+            setattr(layer.block, layer.family.router, router)
             if on_host:
                 router.before_unedited = experts.show_originals
 
@@ -76,11 +77,9 @@ class EepApplicator:
         for i, (layer, experts) in enumerate(zip(self._layers, self.experts, strict=True)):
             slot = slots[i] if edit.one_hot_merging[i] and not experts.on_host else None
             if edit.one_hot_mapping[i]:
-                plan = RoutingPlan(edit.active, slot, selected=selected[i], logits_space=logits_space)
-            elif logits_space:
-                plan = RoutingPlan(edit.active, slot, folded=fold(mappings[i], layer.router_weight), logits_space=True)
+                plan = _selecting(layer, edit.active, slot, selected[i], logits_space)
             else:
-                plan = RoutingPlan(edit.active, slot, mapping=mappings[i])
+                plan = _mapping(layer, edit.active, slot, mappings[i], logits_space)
             if edit.skip_below is not None:
                 plan = replace(plan, skip_below=float(edit.skip_below[i]))
             plans.append(plan)
@@ -93,8 +92,49 @@ class EepApplicator:
                 f"the edit is for {edit.layers} MoE layers of {edit.experts} experts, the model "
                 f"has {len(self._layers)} of {count}; use the model it was searched on"
             )
+        fault = eep_fault(self._layers[0].rule, edit)
+        if fault is not None:
+            raise UserError(f"{self._layers[0].family.model_type} models can't have this edit: {fault}")
         if not edit.finite:
             raise CandidateError("a router mapping or expert merging entry is not finite")
+
+
+def eep_fault(rule: RoutingRule, edit: EepEdit) -> str | None:
+    """Why a family's routers can't have this edit; None if they can."""
+    groups = rule.groups
+    fault = groups.fault(edit.retained)
+    if fault is not None:
+        return f"{edit.retained} experts {fault}"
+    if edit.active > groups.reach(edit.retained):
+        return (
+            f"{edit.active} active experts of {edit.retained} are more than the {groups.reach(edit.retained)} in the "
+            f"{groups.chosen} of {groups.count} routing groups that a token may choose from; use fewer"
+        )
+    if rule.scores == "softmax_of_chosen" and edit.router_space == "probs" and not edit.one_hot_mapping.all():
+        return f"router_space {NO_SCORES}"
+    return None
+
+
+def _selecting(layer: MoELayer, active: int, slots: Tensor | None, selected: Tensor, logits_space: bool) -> RoutingPlan:
+    """Routing with a one-hot mapping."""
+    bias = layer.correction_bias
+    correction = None if bias is None else bias.index_select(0, selected)
+    return RoutingPlan(active, slots, selected=selected, correction=correction, logits_space=logits_space)
+
+
+def _mapping(layer: MoELayer, active: int, slots: Tensor | None, mapping: Tensor, logits_space: bool) -> RoutingPlan:
+    """Routing with a continuous mapping."""
+    correction = None if layer.correction_bias is None else fold(mapping, layer.correction_bias)
+    if not logits_space:
+        return RoutingPlan(active, slots, mapping=mapping, correction=correction)
+    return RoutingPlan(
+        active,
+        slots,
+        folded=fold(mapping, layer.router_weight),
+        folded_bias=None if layer.router_bias is None else fold(mapping, layer.router_bias),
+        correction=correction,
+        logits_space=True,
+    )
 
 
 def _per_layer(stacked: Tensor, layers: tuple[MoELayer, ...]) -> list[Tensor]:

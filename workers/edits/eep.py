@@ -38,8 +38,8 @@ class EepEdit:
         router_mapping: float32 [layers, n', n], one matrix per MoE layer in order of depth.
         expert_merging: float32 [layers, n', n].
         active: experts per token k after the edit, 1 to n'.
-        router_space: `probs` maps the softmax over all n experts (the paper); `logits` maps the router's logits, so the
-            mapping folds into a smaller gate.
+        router_space: `probs` maps the scores over all n experts, the softmax (the paper) or the family's own; `logits`
+            maps the router's logits, so the mapping folds into a smaller gate. See `moevolve.kernels.routing`.
         skip_below: float32 [layers], thresholds of dynamic skipping (NAEE, arXiv 2402.14800, Sec. 3.3): of k = 2 chosen
             experts the second is skipped where its weight is below this times the first's. None skips nothing.
 

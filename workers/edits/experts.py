@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.expert_merge import merge_experts
-from moevolve.workers.layout import EXPERT_TENSORS, MoELayer
+from moevolve.workers.layout import MoELayer
 
 
 class LayerExperts:
@@ -31,7 +31,7 @@ class LayerExperts:
         self._index = layer.index
         self.on_host = on_host
         self.count = layer.count
-        parameters = {name: getattr(layer.experts, name) for name in EXPERT_TENSORS}
+        parameters: dict[str, nn.Parameter] = {name: getattr(layer.experts, name) for name in layer.family.tensors}
         self.originals: dict[str, Tensor] = {
             name: _to_host(parameter.data, pin=device.type == "cuda") if on_host else parameter.data
             for name, parameter in parameters.items()

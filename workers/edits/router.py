@@ -22,6 +22,8 @@ class RoutingPlan:
         selected: one-hot `W_RM`: the original expert whose routing weight new expert i takes, int64 [n'].
         mapping: continuous `W_RM` on the softmax over n, float32 [n', n].
         folded: `W_RM W_G`, the router's weight with the mapping in it (logits space), [n', hidden].
+        folded_bias: with `folded`, `W_RM b` of a router whose logits have a bias, [n'].
+        correction: `W_RM b` of a router that chooses with a correction bias, float32 [n'].
         logits_space: whether the mapping acts on the logits.
         skip_below: threshold of dynamic skipping; see `moevolve.kernels.routing.top_k`.
     """
@@ -31,6 +33,8 @@ class RoutingPlan:
     selected: Tensor | None = None
     mapping: Tensor | None = None
     folded: Tensor | None = None
+    folded_bias: Tensor | None = None
+    correction: Tensor | None = None
     logits_space: bool = False
     skip_below: float | None = None
 
@@ -47,8 +51,9 @@ class EditableRouter(nn.Module):
     def __init__(self, layer: MoELayer) -> None:
         super().__init__()
         self.inner = layer.router
-        self.renormalise = layer.renormalise
-        self.casts_weights = layer.casts_weights
+        self.rule = layer.rule
+        self.casts_weights = layer.family.casts_weights
+        self.float32 = layer.family.float32_router
         self.plan: RoutingPlan | None = None
         self.before_unedited: Callable[[], None] | None = None
 
@@ -67,29 +72,41 @@ class EditableRouter(nn.Module):
             if self.before_unedited is not None:
                 self.before_unedited()
             return self.inner(hidden_states)
-        weight = self.inner.weight if plan.folded is None else plan.folded
-        assert isinstance(weight, Tensor)
-        logits = nn.functional.linear(hidden_states.reshape(-1, weight.shape[1]), weight)
-        active, rescale, skip = plan.active, self.renormalise, plan.skip_below
+        logits = self._logits(hidden_states, plan)
         if plan.selected is not None:
-            weights, chosen = route_selected(logits, plan.selected, active, rescale, plan.logits_space, skip)
+            weights, chosen = route_selected(
+                logits, plan.selected, plan.active, self.rule, plan.logits_space, plan.skip_below, bias=plan.correction
+            )
         elif plan.mapping is not None:
-            weights, chosen = route_mapped(logits, plan.mapping, active, rescale, skip)
+            weights, chosen = route_mapped(
+                logits, plan.mapping, plan.active, self.rule, plan.skip_below, bias=plan.correction
+            )
         else:
-            weights, chosen = route_logits(logits, active, rescale, skip)
+            weights, chosen = route_logits(logits, plan.active, self.rule, plan.skip_below, bias=plan.correction)
         if plan.slots is not None:
             chosen = plan.slots[chosen]
         return logits, weights.to(logits.dtype) if self.casts_weights else weights, chosen
 
+    def _logits(self, hidden_states: Tensor, plan: RoutingPlan) -> Tensor:
+        """Of all n experts, or of n' where the mapping is folded in: [tokens, n or n']."""
+        weight, bias = self.inner.weight, getattr(self.inner, "bias", None)
+        if plan.folded is not None:
+            weight, bias = plan.folded, plan.folded_bias
+        assert isinstance(weight, Tensor)
+        hidden = hidden_states.reshape(-1, weight.shape[1])
+        if self.float32:
+            hidden, weight = hidden.float(), weight.float()
+        return nn.functional.linear(hidden, weight, bias)
 
-def fold(mapping: Tensor, router_weight: Tensor) -> Tensor:
-    """`W_RM W_G`: the router's weight with a logits-space mapping in it.
+
+def fold(mapping: Tensor, original: Tensor) -> Tensor:
+    """`W_RM W_G` or `W_RM b`: a router's weight or bias with a mapping in it.
 
     Args:
         mapping: `W_RM`, float32 [n', n].
-        router_weight: `W_G`, [n, hidden].
+        original: `W_G` or b, [n, hidden] or [n].
 
     Returns:
-        [n', hidden] in the dtype of `router_weight`, accumulated in float32.
+        [n', hidden] or [n'] in the dtype of `original`, accumulated in float32.
     """
-    return (mapping @ router_weight.to(torch.float32)).to(router_weight.dtype)
+    return (mapping @ original.to(torch.float32)).to(original.dtype)
