@@ -107,7 +107,7 @@ def _full(outcomes: Sequence[Outcome], store: Store) -> list[Row]:
     for outcome in outcomes:
         for contestant in outcome.report.contestants if outcome.report is not None else ():
             if contestant.label == FULL:
-                return [replace(_row([(outcome, contestant)], store), method=FULL)]
+                return [replace(_row([(outcome, contestant)], store), method=FULL, baseline=False)]
     return []
 
 
