@@ -9,6 +9,7 @@ from types import TracebackType
 from sqlalchemy import Engine, select, update
 
 from moevolve.store import models, queries
+from moevolve.store.costs import IndividualSize, SearchCosts, read_costs, read_sizes
 from moevolve.store.errors import StoreError
 from moevolve.store.lineage import lineage
 from moevolve.store.reads import read_evaluations, read_exports, read_history, read_individual, read_searches
@@ -194,6 +195,16 @@ class Store:
         """All individuals of a search by index, as resume needs them. Gaps and pending rows are given as they are."""
         with transaction(self._engine) as connection:
             return read_history(connection, search_id)
+
+    def sizes(self, search_id: str) -> list[IndividualSize]:
+        """Parameters of all individuals of a search, by index."""
+        with transaction(self._engine) as connection:
+            return read_sizes(connection, search_id)
+
+    def costs(self, search: SearchRecord) -> SearchCosts:
+        """What a search's evaluations cost."""
+        with transaction(self._engine) as connection:
+            return read_costs(connection, search)
 
     def individual(self, ref: str) -> IndividualDetail:
         """The individual `SEARCH:INDEX` (search name or id), with its evaluations and exports.
