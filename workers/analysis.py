@@ -104,7 +104,7 @@ def _routes(counter: _Counter) -> Hook:
         assert isinstance(router, EditableRouter)
         plan = router.plan
         if plan is not None and plan.slots is not None:
-            # Slots are places in the layer's tensors, and two new experts may share one: ask for the experts themselves.
+            # Slots are places in the tensors, and two new experts may share one: ask for the experts themselves.
             router.plan = replace(plan, slots=None)
             output = router.forward(*args)
             router.plan = plan

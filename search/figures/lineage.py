@@ -1,0 +1,84 @@
+"""Where an individual comes from, as a picture: ancestors by the time they were made and the score they had."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from moevolve.search.figures.course import legend_above
+from moevolve.search.figures.style import GREY, INK, PHASE_COLOURS, RED, drawing
+from moevolve.store.records import LineageGraph, LineageNode
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_NAMED = 12
+"""Individuals of the main line that are named, at most."""
+
+
+def main_line(graph: LineageGraph) -> list[int]:
+    """The individual's better parent, that one's better parent, and so on back to one without: indices, oldest first.
+
+    Of two parents the one with the higher fitness counts, the younger one where they tie.
+    """
+    nodes = {node.index: node for node in graph.nodes}
+    parents: dict[int, list[LineageNode]] = {}
+    for parent, child in graph.edges:
+        parents.setdefault(child, []).append(nodes[parent])
+    line = [graph.root]
+    while line[-1] in parents:
+        line.append(max(parents[line[-1]], key=lambda node: (node.fitness or 0.0, node.index)).index)
+    return line[::-1]
+
+
+def lineage_figure(graph: LineageGraph) -> Figure:
+    """Ancestors as dots over the order of creation, an edge to each child, and the main line in bold."""
+    nodes = {node.index: node for node in graph.nodes if node.fitness is not None}
+    line = main_line(graph)
+    with drawing(3.2) as figure:
+        axes = figure.subplots()
+        for parent, child in graph.edges:
+            if parent in nodes and child in nodes:
+                ends = [nodes[parent], nodes[child]]
+                scores = [100 * (node.fitness or 0) for node in ends]
+                axes.plot([node.index for node in ends], scores, color=GREY, linewidth=0.6, alpha=0.6, zorder=1)
+        phases = list(dict.fromkeys(node.phase for node in graph.nodes))
+        for phase, colour in zip(phases, PHASE_COLOURS, strict=False):
+            some = [node for node in nodes.values() if node.phase == phase]
+            scores = [100 * (node.fitness or 0) for node in some]
+            axes.scatter([node.index for node in some], scores, s=16, color=colour, label=phase, zorder=3)
+        known = [nodes[index] for index in line if index in nodes]
+        scores = [100 * (node.fitness or 0) for node in known]
+        axes.plot([n.index for n in known], scores, color=INK, linewidth=1.4, zorder=2, label="better parents")
+        if graph.root in nodes:
+            root = nodes[graph.root]
+            axes.plot(
+                root.index, 100 * (root.fitness or 0), "*", markersize=11, color=RED, zorder=4, label="best found"
+            )
+        for node in _thinned(known):
+            axes.annotate(
+                str(node.index),
+                (node.index, 100 * (node.fitness or 0)),
+                xytext=(0, 5),
+                textcoords="offset points",
+                ha="center",
+                fontsize=7,
+                zorder=5,
+            )
+        axes.margins(x=0.06, y=0.14)
+        axes.set_xlabel("individual (in order of creation)")
+        axes.set_ylabel("score on the search split [%]")
+        axes.grid(alpha=0.25)
+        legend_above(axes)
+        return figure
+
+
+def _thinned(line: list[LineageNode]) -> list[LineageNode]:
+    """Those of a line that are far enough apart for their names: the youngest first, then back."""
+    if not line:
+        return []
+    reach = max(1, line[-1].index - line[0].index)
+    chosen = [line[-1]]
+    for node in reversed(line[:-1]):
+        if chosen[-1].index - node.index >= reach / _NAMED:
+            chosen.append(node)
+    return chosen
