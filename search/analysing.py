@@ -101,11 +101,11 @@ def figures_of(analysis: Analysis) -> dict[str, tuple[Figure, str]]:
             "Share of the tokens that chose each expert, in every layer"
             + ("; grey experts are gone." if before else "."),
         )
-        weights = {"eep": "routing weights, summed", "tomoe": "router's softmax, summed"}.get(analysis.kind)
+        weights = {"eep": "routing weights", "tomoe": "router's softmax"}.get(analysis.kind)
         found["activations"] = (
             draw.bars_figure(before, after, weights),
             "How many tokens chose each expert"
-            + ("" if weights is None else f", and {weights} over them" if before else f", and {weights} over all")
+            + ("" if weights is None else f", and the {weights} summed over " + ("them" if before else "all tokens"))
             + (". New experts stand at the original one that they mostly consist of." if before else "."),
         )
         if any((layer.together.sum(axis=1) > layer.counts).any() for layer in after.routed):

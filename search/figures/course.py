@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _LEGEND_WIDTH = 1.35
 """Inches that an entry of a legend takes."""
+_LEAST_SPAN = 4.0
+"""Percentage points that an axis of sizes spans at least."""
 
 
 def course_figure(history: Sequence[HistoryRow], full: float | None) -> Figure:
@@ -36,7 +38,7 @@ def draw_course(axes: Axes, history: Sequence[HistoryRow], full: float | None) -
             [100 * (row.fitness or 0) for row in rows],
             s=9,
             color=colour,
-            alpha=0.6,
+            alpha=0.75,
             label=phase,
         )
     scored = [(row.index, 100 * row.fitness) for row in history if row.fitness is not None]
@@ -106,19 +108,20 @@ def size_figure(
 
 
 def _draw_sizes(axes: Axes, points: list[tuple[float, float]], best: int | None, full: float | None) -> None:
-    axes.scatter(*zip(*points, strict=True), s=9, color=BLUE, alpha=0.5, label="individuals")
+    axes.scatter(*zip(*points, strict=True), s=9, color=BLUE, alpha=0.75, label="individuals")
     edge = front(points)
     axes.plot(
         *zip(*edge, strict=True), color=GREEN, linewidth=1.3, marker="o", markersize=3, label="not beaten in both"
     )
     if best is not None:
         axes.plot(*points[best], marker="*", markersize=10, color=RED, linestyle="", label="best found")
-    sizes = {size for size, _ in points}
+    sizes = [size for size, _ in points]
     if full is not None:
         axes.plot(100, full, marker="D", color=GREY, linestyle="", label="full model")
-    elif max(sizes) - min(sizes) < 1:
-        # All alike: a scale of thousandths would only look like a trade-off.
-        middle = (max(sizes) + min(sizes)) / 2
-        axes.set_xlim(middle - 2, middle + 2)
+        sizes.append(100)
     axes.margins(x=0.1, y=0.1)
+    if max(sizes) - min(sizes) < _LEAST_SPAN:
+        # All about alike: a scale of thousandths would only look like a trade-off.
+        middle = (max(sizes) + min(sizes)) / 2
+        axes.set_xlim(middle - _LEAST_SPAN / 2, middle + _LEAST_SPAN / 2)
     axes.grid(alpha=0.25)

@@ -55,13 +55,15 @@ def lineage_figure(graph: LineageGraph) -> Figure:
                 root.index, 100 * (root.fitness or 0), "*", markersize=11, color=RED, zorder=4, label="best found"
             )
         for node in _thinned(known):
+            below = _valley(known, node)
             axes.annotate(
                 str(node.index),
                 (node.index, 100 * (node.fitness or 0)),
-                xytext=(0, 5),
+                xytext=(0, -5 if below else 8 if node.index == graph.root else 5),
                 textcoords="offset points",
                 ha="center",
-                fontsize=7,
+                va="top" if below else "bottom",
+                fontsize=7.5,
                 zorder=5,
             )
         axes.margins(x=0.06, y=0.14)
@@ -70,6 +72,13 @@ def lineage_figure(graph: LineageGraph) -> Figure:
         axes.grid(alpha=0.25)
         legend_above(axes)
         return figure
+
+
+def _valley(line: list[LineageNode], node: LineageNode) -> bool:
+    """Whether the line goes down to a node and up again, so that there is room for its name below it only."""
+    place = line.index(node)
+    around = [line[other].fitness or 0.0 for other in (place - 1, place + 1) if 0 <= other < len(line)]
+    return all(fitness > (node.fitness or 0.0) for fitness in around)
 
 
 def _thinned(line: list[LineageNode]) -> list[LineageNode]:

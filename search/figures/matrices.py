@@ -110,13 +110,13 @@ def blocks_figure(names: Sequence[str], blocks: NDArray[np.float64], neutral: fl
     bounds: dict[str, Any] = {"vmin": 0.0, "vmax": reach, "cmap": SEQUENTIAL}
     if neutral is not None:
         bounds = {"vmin": neutral - reach, "vmax": neutral + reach, "cmap": DIVERGING}
-    with drawing(0.9 + 1.6 * rows) as figure:
+    with drawing(0.85 + 1.42 * rows, squares=True) as figure:
         grid = figure.subplots(rows, 3, squeeze=False, sharex=True, sharey=True)
         for axes in grid.ravel()[len(picked) :]:
             axes.set_axis_off()
         for axes, layer in zip(grid.ravel(), picked, strict=False):
             image = axes.imshow(blocks[layer], interpolation="none", **bounds)
-            axes.set_title(short_name(names[layer]), fontsize=7.5)
+            axes.set_title(short_name(names[layer]), fontsize=8)
             _ticks(axes, blocks.shape[2], blocks.shape[1])
         for axes in grid[:, 0]:
             axes.set_ylabel("output block")
@@ -146,7 +146,7 @@ def division_figure(edit: FactorLlmEdit, start: FactorLlmEdit) -> Figure:
     moved = neurons_moved(edit, start)
     picked = spread(len(moved), 2 * _MAX_ROWS)
     rows = -(-len(picked) // 2)
-    with drawing(0.9 + 2.0 * rows) as figure:
+    with drawing(0.85 + 2.0 * rows, squares=True) as figure:
         grid = figure.subplots(rows, 2, squeeze=False, sharex=True, sharey=True)
         for axes in grid.ravel()[len(picked) :]:
             axes.set_axis_off()
@@ -190,7 +190,6 @@ def _limit(*arrays: NDArray[Any]) -> float:
 
 
 def _ticks(axes: Axes, columns: int, rows: int) -> None:
-    axes.tick_params(labelsize="x-small")
     axes.set_xticks(range(0, columns, -(-columns // 8)))
     axes.set_yticks(range(0, rows, -(-rows // 8)))
 

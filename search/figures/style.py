@@ -15,7 +15,7 @@ from moevolve.evaluators.errors import UserError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-WIDTH = 4.7
+WIDTH = 4.1
 """Inches. Shown at a phone's width, letters are then as large as the text around them."""
 INK = "#0b0c0d"
 """Text and axes; on a page they take its colour, so that they are seen in light and in dark."""
@@ -47,13 +47,13 @@ _STYLE = {
 
 
 @contextmanager
-def drawing(height: float, width: float = WIDTH) -> Iterator[Figure]:
-    """A figure to draw on, `width` x `height` inches, in our style."""
+def drawing(height: float, width: float = WIDTH, *, squares: bool = False) -> Iterator[Figure]:
+    """A figure to draw on, `width` x `height` inches, in our style; `squares` for panels of a fixed shape."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     with rc_context(_STYLE):
-        yield Figure(figsize=(width, height), layout="constrained")
+        yield Figure(figsize=(width, height), layout="compressed" if squares else "constrained")
 
 
 def scale_below(figure: Figure, image: Any, panels: Any, label: str) -> None:
@@ -100,14 +100,14 @@ def to_svg(figure: Figure, name: str, description: str) -> str:
 
     buffer = StringIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+        figure.savefig(buffer, format="svg", facecolor="none", metadata={"Date": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = re.sub(r"url\(#", f"url(#{name}-", text)
     text = re.sub(r'(xlink:href|href)="#', rf'\1="#{name}-', text)
-    text = text.replace(INK, "currentColor")
+    text = text.replace(INK, "currentColor").replace(BLUE.lower(), f"var(--figure-blue, {BLUE})")
     opening, rest = text.split(">", 1)
     # The page chooses the size; the view box keeps the shape.
     opening = re.sub(r'\s(width|height|version)="[^"]*"', "", opening)

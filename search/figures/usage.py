@@ -117,7 +117,7 @@ def together_figure(before: Usage | None, after: Usage) -> Figure:
         for usage, each in zip(shown, row, strict=True)
     ]
     rows = -(-len(panels) // 2)
-    with drawing(0.9 + 2.1 * rows) as figure:
+    with drawing(0.85 + 2.15 * rows, squares=True) as figure:
         grid = figure.subplots(rows, 2, squeeze=False)
         for axes in grid.ravel()[len(panels) :]:
             axes.set_axis_off()
