@@ -12,7 +12,7 @@ import numpy as np
 
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.types import Split
-from moevolve.search.evaluation import find_subject, prepared_split
+from moevolve.search.evaluation import FULL, find_subject, prepared_split
 from moevolve.store.repository import Store
 from moevolve.workers.edits.base import IdentityEdit
 from moevolve.workers.usage import MixedLayer, RoutedLayer, Usage, UsageRequest
@@ -64,12 +64,11 @@ def analyse_individual(store: Store, reference: str, task: str, split: Split, to
     """
     from moevolve.workers.actor import EvaluationWorker
 
+    if reference == FULL:
+        raise UserError(f"{FULL}: an analysis compares an individual with the full model; name one as SEARCH:INDEX")
     subject = find_subject(store, reference)
     detail = subject.detail
-    if detail is None:
-        raise UserError(
-            f"{reference}: an analysis compares an individual with the full model; name one as SEARCH:INDEX"
-        )
+    assert detail is not None
     prepared = prepared_split(subject.config, task, split)
     worker = EvaluationWorker(subject.config.model.to_worker(), subject.config.engine.to_worker())
     try:

@@ -82,7 +82,10 @@ def read_costs(connection: Connection, search: SearchRecord) -> SearchCosts:
         .group_by(t.task, t.split, t.position)
         .order_by(t.position)
     )
-    found = [SplitCost(row[0], row[1], *map(int, row[2:6]), float(row[6])) for row in connection.execute(query)]
+    found = [
+        SplitCost(task, split, int(count), int(earlier), int(failed), int(examples), float(seconds))
+        for task, split, count, earlier, failed, examples, seconds in connection.execute(query)
+    ]
     order = {task: place for place, task in enumerate(dict.fromkeys(one.task for one in found))}
     splits = ("search", "dev", "test")
     found.sort(key=lambda one: (order[one.task], splits.index(one.split)))

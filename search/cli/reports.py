@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +25,9 @@ def report(
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
     """Write a page about a search: scores, figures, lineage, cost, how to do it again. Evaluates nothing."""
+    # A report needs a model's config at most, for the searched matrices, and must not go online for it.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
     from moevolve.search.analysing import read_analysis
     from moevolve.search.reporting.contents import gather
     from moevolve.search.reporting.page import write_page

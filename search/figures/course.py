@@ -108,7 +108,8 @@ def size_figure(
 
 
 def _draw_sizes(axes: Axes, points: list[tuple[float, float]], best: int | None, full: float | None) -> None:
-    axes.scatter(*zip(*points, strict=True), s=9, color=BLUE, alpha=0.75, label="individuals")
+    xs, ys = zip(*points, strict=True)
+    axes.scatter(xs, ys, s=9, color=BLUE, alpha=0.75, label="individuals")
     edge = front(points)
     axes.plot(
         *zip(*edge, strict=True), color=GREEN, linewidth=1.3, marker="o", markersize=3, label="not beaten in both"

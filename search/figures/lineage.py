@@ -55,7 +55,7 @@ def lineage_figure(graph: LineageGraph) -> Figure:
                 root.index, 100 * (root.fitness or 0), "*", markersize=11, color=RED, zorder=4, label="best found"
             )
         for node in _thinned(known):
-            below = _valley(known, node)
+            below = node.index != graph.root and _valley(known, node)
             axes.annotate(
                 str(node.index),
                 (node.index, 100 * (node.fitness or 0)),

@@ -26,7 +26,7 @@ PHASE_COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
 GREY = "#8a8a8a"
 DIVERGING, SEQUENTIAL = "RdBu_r", "viridis"
 
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "font.size": 9.0,
     "axes.titlesize": 9.0,
     "axes.labelsize": 9.0,
@@ -104,6 +104,8 @@ def to_svg(figure: Figure, name: str, description: str) -> str:
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)
+    # Equal images get equal ids, which nothing refers to.
+    text = re.sub(r'(<image [^>]*?) id="[^"]*"', r"\1", text)
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = re.sub(r"url\(#", f"url(#{name}-", text)
     text = re.sub(r'(xlink:href|href)="#', rf'\1="#{name}-', text)

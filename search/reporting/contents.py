@@ -26,7 +26,7 @@ from moevolve.store.repository import Store
 
 _RANDOM_TITLES = {
     "eep": "random pruning",
-    "factorllm": "random division",
+    "factorllm": "random divisions and routers",
     "tomoe": "random masks and routers",
     "nanomoe": "random mixing",
 }
@@ -142,7 +142,7 @@ def gather(store: Store, name: str, limit: int = 5, analysis: Analysis | None = 
         leaders=tuple(_leaders(store, search, config, limit)),
         graph=graph,
         line=() if graph is None else tuple(nodes[index] for index in main_line(graph)),
-        failures=_failures(search, history),
+        failures=failures_of(search, history),
         costs=store.costs(search),
         subject=subject,
         start=start,
@@ -242,7 +242,8 @@ def _leaders(store: Store, search: SearchRecord, config: StoredConfig, limit: in
     return leaders
 
 
-def _failures(search: SearchRecord, history: Sequence[HistoryRow]) -> tuple[Failure, ...]:
+def failures_of(search: SearchRecord, history: Sequence[HistoryRow]) -> tuple[Failure, ...]:
+    """Failed individuals by reason, the most frequent first; numbers don't tell reasons apart."""
     groups: dict[str, list[HistoryRow]] = {}
     for row in history:
         if row.status == "failed":

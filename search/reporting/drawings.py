@@ -45,7 +45,7 @@ def drawings_of(contents: Contents) -> dict[str, list[Drawing]]:
         found["searched"] = [searched]
     if contents.graph is not None and contents.graph.edges:
         count = len(contents.graph.nodes)
-        caption = f"The {count} individuals that {_best(contents)} descends from, itself included, parents joined to children."
+        caption = f"{_best(contents)} and the {count - 1} individuals it descends from, joined to their children."
         found["lineage"] = [_drawing("lineage", "Ancestors", caption, lineage_figure(contents.graph))]
     if contents.analysis is not None:
         found["experts"] = _experts(contents.analysis)

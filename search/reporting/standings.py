@@ -123,7 +123,7 @@ class Scorer:
     def mean_cells(self, rows: Sequence[HistoryRow]) -> dict[tuple[str, str], Cell]:
         """Means over individuals; a failed one scores nothing. A split that one of them lacks is left out."""
         found = self.find([row.phenotype_hash for row in rows])
-        cells = {}
+        cells: dict[tuple[str, str], Cell] = {}
         for task, split in sorted(self._fingerprints):
             records = [found.get((row.phenotype_hash, task, split)) for row in rows]
             values = [

@@ -36,7 +36,9 @@ def test_evaluations_are_summed_per_split(store: Store) -> None:
         evaluation(0, 0.5, "wic", task_fingerprint=digest("older"), created_at=LATER),
         evaluation(0, 0.5, "wic", engine_fingerprint="f" * 64, created_at=LATER),
     ]
-    full = replace(evaluation(0, 0.9, "wic", seconds=1.0, examples_seen=10, created_at=LATER), phenotype_hash=FULL_MODEL)
+    full = replace(
+        evaluation(0, 0.9, "wic", seconds=1.0, examples_seen=10, created_at=LATER), phenotype_hash=FULL_MODEL
+    )
     store.record("id-alpha", [one, two, three], [*found, full])
     costs = store.costs(store.search("alpha"))
     assert costs.phenotypes == 2
