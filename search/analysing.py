@@ -18,7 +18,7 @@ from moevolve.workers.edits.base import IdentityEdit
 from moevolve.workers.usage import MixedLayer, RoutedLayer, Usage, UsageRequest
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from moevolve.search.figures.style import Figure
 
 FORMAT = "moevolve-analysis/1"
 FILE = "analysis.json"

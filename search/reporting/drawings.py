@@ -17,7 +17,7 @@ from moevolve.search.genomes.tomoe import ToMoeGenome
 from moevolve.search.reporting.contents import Contents
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from moevolve.search.figures.style import Figure
 
 
 @dataclass(frozen=True, slots=True)

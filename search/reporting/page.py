@@ -14,6 +14,8 @@ from moevolve.workers.facts import DTYPE_BYTES
 _LINE = 12
 """Ancestors of the main line that are listed: the oldest, and the youngest ones."""
 
+_MANY_MEBIBYTES = 10_000
+
 
 def render_page(contents: Contents) -> str:
     """The page; the same contents give the same text."""
@@ -81,7 +83,8 @@ def _size(row: Row, config: StoredConfig) -> tuple[str, str, str] | None:
     if row.parameters is None or not row.parameters_full:
         return None
     count = f"{row.parameters / 1e9:.2f} B" if row.parameters >= 1e9 else f"{row.parameters / 1e6:.2f} M"
-    memory = f"{row.parameters * DTYPE_BYTES[config.model.dtype] / 2**20:,.0f} MiB"
+    mebibytes = row.parameters * DTYPE_BYTES[config.model.dtype] / 2**20
+    memory = f"{mebibytes:,.0f} MiB" if mebibytes < _MANY_MEBIBYTES else f"{mebibytes / 2**10:,.1f} GiB"
     return count, f"{100 * row.parameters / row.parameters_full:.0f} %", memory
 
 

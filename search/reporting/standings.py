@@ -218,7 +218,7 @@ def _draws(config: StoredConfig, history: Sequence[HistoryRow]) -> list[HistoryR
 def _gaps(search: SearchRecord, scorer: Scorer, rows: Sequence[Row]) -> list[Gap]:
     """What a complete table has and this one hasn't: `search` and `test` of all, `dev` of the best."""
     if search.status != "finished":
-        whole = f"the rest of the search, which is {search.status}, and whatever is missing below"
+        whole = f"whatever is left of the search (it is {search.status}), and its final scores"
         return [Gap(whole, f"moevolve resume {shlex.quote(search.name)}")]
     gaps = []
     for row in rows:
