@@ -95,6 +95,7 @@ def figures_of(analysis: Analysis) -> dict[str, tuple[Figure, str]]:
     before, after = analysis.before, analysis.after
     found: dict[str, tuple[Figure, str]] = {}
     if after.routed:
+        several = "" if len(after.routed) <= draw.LAYERS else f" {draw.LAYERS} of {len(after.routed)} layers are shown."
         found["usage"] = (
             draw.map_figure(before, after),
             "Share of the tokens that chose each expert, in every layer"
@@ -105,12 +106,13 @@ def figures_of(analysis: Analysis) -> dict[str, tuple[Figure, str]]:
             draw.bars_figure(before, after, weights),
             "How many tokens chose each expert"
             + ("" if weights is None else f", and the {weights} summed over " + ("them" if before else "all tokens"))
-            + (". New experts stand at the original one that they mostly consist of." if before else "."),
+            + (". New experts stand at the original one that they mostly consist of." if before else ".")
+            + several,
         )
         if any((layer.together.sum(axis=1) > layer.counts).any() for layer in after.routed):
             found["together"] = (
                 draw.together_figure(before, after),
-                "Share of the tokens that chose both of two experts; an expert with itself is left out.",
+                "Share of the tokens that chose both of two experts; an expert with itself is left out." + several,
             )
     if after.mixed:
         found["mixing"] = (

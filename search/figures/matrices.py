@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MAX_GROUPS = 8
-_MAX_ROWS = 6
+MAX_ROWS = 6
 """Rows of panels in a figure for a narrow page."""
 
 
@@ -57,7 +57,7 @@ def draw_eep_matrices(figure: Any, genome: EepGenome, label: str) -> None:
 def eep_figure(genome: EepGenome) -> Figure:
     """The same for a narrow page: one row per group of layers, router mapping to the left of expert merging."""
     mapping, merging = genome.canonical
-    picked = spread(genome.space.groups, _MAX_ROWS)
+    picked = spread(genome.space.groups, MAX_ROWS)
     share = min(1.0, genome.space.retained / genome.space.experts)
     with drawing(0.9 + len(picked) * (0.55 + 1.55 * share)) as figure:
         grid = figure.subplots(len(picked), 2, squeeze=False, sharex=True, sharey=True)
@@ -104,7 +104,7 @@ def blocks_figure(names: Sequence[str], blocks: NDArray[np.float64], neutral: fl
         neutral: the value in the middle of the scale, from which numbers differ in two directions; None for sizes.
         what: the numbers are.
     """
-    picked = spread(len(blocks), 3 * _MAX_ROWS)
+    picked = spread(len(blocks), 3 * MAX_ROWS)
     rows = -(-len(picked) // 3)
     reach = float(np.abs(blocks - (neutral or 0.0)).max()) or 1.0
     bounds: dict[str, Any] = {"vmin": 0.0, "vmax": reach, "cmap": SEQUENTIAL}
@@ -144,7 +144,7 @@ def neurons_moved(edit: FactorLlmEdit, start: FactorLlmEdit) -> NDArray[np.int64
 def division_figure(edit: FactorLlmEdit, start: FactorLlmEdit) -> Figure:
     """Where the neurons of a divided network's experts were at the start of the search."""
     moved = neurons_moved(edit, start)
-    picked = spread(len(moved), 2 * _MAX_ROWS)
+    picked = spread(len(moved), 2 * MAX_ROWS)
     rows = -(-len(picked) // 2)
     with drawing(0.85 + 2.0 * rows, squares=True) as figure:
         grid = figure.subplots(rows, 2, squeeze=False, sharex=True, sharey=True)

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_LAYERS = 4
+LAYERS = 4
 """Layers shown one by one."""
+_MANY = 16
+"""Experts whose bars still fit half the width."""
 BEFORE, AFTER = "full model", "individual"
 
 
@@ -56,7 +58,7 @@ def map_figure(before: Usage | None, after: Usage) -> Figure:
     layers = [layer.layer for layer in shown[-1].routed]
     with drawing(0.9 + max(1.1, min(0.24 * len(layers), 5.0))) as figure:
         panels = figure.subplots(1, len(maps), squeeze=False, sharey=True)[0]
-        top = max(float(np.nanmax(each)) for each in maps)
+        top = max(float(np.nanmax(each)) for each in maps) or 1.0
         for axes, each, name in zip(panels, maps, _names(before), strict=True):
             axes.set_facecolor("#d8d8d8")
             image = axes.imshow(each, cmap=SEQUENTIAL, vmin=0, vmax=top, aspect="auto", interpolation="none")
@@ -80,34 +82,44 @@ def bars_figure(before: Usage | None, after: Usage, weights: str | None) -> Figu
         weights: what the weights are, for the heading of their column; None leaves them out.
     """
     shown = [usage for usage in (before, after) if usage is not None and usage.routed]
-    experts, columns = _experts(shown), 1 + (weights is not None)
-    picked = spread(len(shown[-1].routed), _LAYERS)
-    wide = 0.8 / len(shown)
-    with drawing(0.7 + 1.35 * len(picked)) as figure:
-        grid = figure.subplots(len(picked), columns, squeeze=False, sharex=True)
-        for row, position in zip(grid, picked, strict=True):
-            for axes, name in zip(row, ("counts", "weights"), strict=False):
-                for place, (usage, colour) in enumerate(zip(shown, _colours(before), strict=True)):
-                    layer = usage.routed[position]
-                    values = on_originals(layer, getattr(layer, name), experts)
-                    middle = np.arange(len(values)) + (place - (len(shown) - 1) / 2) * wide
-                    axes.bar(middle, np.nan_to_num(values), width=wide, color=colour)
-                axes.set_xticks(range(0, experts, -(-experts // 8)))
-                axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 4))
-                axes.margins(x=0.02)
-            row[0].set_ylabel(f"layer {shown[-1].routed[position].layer}")
-        for axes, heading in zip(grid[0], ("tokens that chose it", weights or ""), strict=False):
-            axes.set_title(heading, pad=12)
+    experts, picked = _experts(shown), spread(len(shown[-1].routed), LAYERS)
+    headings = {"counts": "tokens that chose it"} | ({} if weights is None else {"weights": weights})
+    # Many bars need the whole width: then the weights stand below the counts.
+    columns = len(headings) if experts <= _MANY else 1
+    panels = [(shown[-1].routed[position].layer, position, name) for position in picked for name in headings]
+    rows = len(panels) // columns
+    with drawing(0.7 + 1.35 * rows) as figure:
+        grid = figure.subplots(rows, columns, squeeze=False, sharex=True)
+        for axes, (index, position, name) in zip(grid.ravel(), panels, strict=True):
+            layers = [usage.routed[position] for usage in shown]
+            _draw_bars(axes, layers, name, experts, _colours(before))
+            if columns == len(headings):
+                axes.set_ylabel(f"layer {index}" if name == "counts" else "")
+                axes.set_title(headings[name] if position == picked[0] else "", pad=12)
+            else:
+                axes.set_title(f"layer {index}: {headings[name]}")
         for axes in grid[-1]:
             axes.set_xlabel("expert" if before is None else "original expert")
         _legend(figure, before)
         return figure
 
 
+def _draw_bars(axes: Axes, layers: Sequence[RoutedLayer], name: str, experts: int, colours: Sequence[str]) -> None:
+    """`counts` or `weights` of one layer in every model, side by side."""
+    wide = 0.8 / len(layers)
+    for place, (layer, colour) in enumerate(zip(layers, colours, strict=True)):
+        values = on_originals(layer, getattr(layer, name), experts)
+        middle = np.arange(len(values)) + (place - (len(layers) - 1) / 2) * wide
+        axes.bar(middle, np.nan_to_num(values), width=wide, color=colour)
+    axes.set_xticks(range(0, experts, -(-experts // 8)))
+    axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 4))
+    axes.margins(x=0.02)
+
+
 def together_figure(before: Usage | None, after: Usage) -> Figure:
     """Of some layers, the share of tokens that chose both of two experts; an expert with itself is left out."""
     shown = [usage for usage in (before, after) if usage is not None and usage.routed]
-    picked = spread(len(shown[-1].routed), _LAYERS)
+    picked = spread(len(shown[-1].routed), LAYERS)
     maps = [[_pairs(usage, position) for usage in shown] for position in picked]
     top = max(float(np.nanmax(each, initial=0.0)) for row in maps for each in row) or 1.0
     # Layers below each other where two models are compared, else two beside each other.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from moevolve.search.analysing import Analysis, figures_of
 from moevolve.search.figures.course import course_figure, size_figure
 from moevolve.search.figures.lineage import lineage_figure
-from moevolve.search.figures.matrices import division_figure, eep_figure, mixing_figure, widths_figure
+from moevolve.search.figures.matrices import MAX_ROWS, division_figure, eep_figure, mixing_figure, widths_figure
 from moevolve.search.figures.style import to_svg
 from moevolve.search.genomes.eep import EepGenome
 from moevolve.search.genomes.factorllm import FactorLlmGenome
@@ -84,18 +84,25 @@ def _searched(contents: Contents) -> Drawing | None:
     genome = None if subject is None else subject.genome
     if isinstance(genome, EepGenome):
         caption = "Rows are new experts: how much of each original expert's routing weight and weights they take."
+        caption += _left_out(genome.space.groups, MAX_ROWS, "groups of layers")
         return _drawing("matrices", f"Matrices of {_best(contents)}", caption, eep_figure(genome))
     if isinstance(genome, NanoMoeGenome) and genome.mixing.size:
         caption = "How far the search moved each block of the mixing matrices from where it started."
+        caption += _left_out(len(genome.space.layers), 3 * MAX_ROWS, "linear layers")
         return _drawing("matrices", f"Mixing matrices of {_best(contents)}", caption, mixing_figure(genome))
     if isinstance(genome, ToMoeGenome):
         caption = "Neurons that one expert keeps in each layer, and that any expert keeps."
         return _drawing("matrices", f"Widths of {_best(contents)}", caption, widths_figure(genome.express()))
     if isinstance(genome, FactorLlmGenome) and isinstance(start, FactorLlmGenome):
         caption = "Neurons that each expert has in common with the experts that the search started from."
+        caption += _left_out(genome.space.dense.layers, 2 * MAX_ROWS, "layers")
         figure = division_figure(genome.express(), start.express())
         return _drawing("matrices", f"Division of {_best(contents)}", caption, figure)
     return None
+
+
+def _left_out(count: int, shown: int, what: str) -> str:
+    return "" if count <= shown else f" {shown} of {count} {what} are shown."
 
 
 def _experts(analysis: Analysis) -> list[Drawing]:

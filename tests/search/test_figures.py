@@ -234,3 +234,16 @@ def test_unknown_formats_are_refused(tmp_path: Path) -> None:
     with drawing(1.0) as figure:
         save(figure, tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_bars_of_many_experts_get_the_whole_width() -> None:
+    many = Usage(10, tuple(routed(layer, list(range(20))) for layer in range(2)))
+    grid = usage.bars_figure(None, many, "softmax").axes
+    assert [axes.get_title() for axes in grid] == [
+        "layer 0: tokens that chose it",
+        "layer 0: softmax",
+        "layer 1: tokens that chose it",
+        "layer 1: softmax",
+    ]
+    assert [bar.get_height() for bar in grid[3].containers[0]] == [count / 2 for count in range(20)]
+    assert len({axes.get_subplotspec().colspan.start for axes in grid}) == 1
