@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moevolve.search.figures.style import BLUE, GREEN, GREY, INK, PHASE_COLOURS, RED, drawing
+from moevolve.search.figures.style import BLUE, GREEN, GREY, INK, MANY_MARKS, PHASE_COLOURS, RED, drawing
 from moevolve.store.costs import IndividualSize
 from moevolve.store.records import HistoryRow
 
@@ -40,6 +40,7 @@ def draw_course(axes: Axes, history: Sequence[HistoryRow], full: float | None) -
             color=colour,
             alpha=0.75,
             label=phase,
+            rasterized=len(rows) > MANY_MARKS,
         )
     scored = [(row.index, 100 * row.fitness) for row in history if row.fitness is not None]
     indices, values = zip(*scored, strict=True)
@@ -109,7 +110,7 @@ def size_figure(
 
 def _draw_sizes(axes: Axes, points: list[tuple[float, float]], best: int | None, full: float | None) -> None:
     xs, ys = zip(*points, strict=True)
-    axes.scatter(xs, ys, s=9, color=BLUE, alpha=0.75, label="individuals")
+    axes.scatter(xs, ys, s=9, color=BLUE, alpha=0.75, label="individuals", rasterized=len(points) > MANY_MARKS)
     edge = front(points)
     axes.plot(
         *zip(*edge, strict=True), color=GREEN, linewidth=1.3, marker="o", markersize=3, label="not beaten in both"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from moevolve.search.figures.course import legend_above
-from moevolve.search.figures.style import GREY, INK, PHASE_COLOURS, RED, drawing
+from moevolve.search.figures.style import GREY, INK, MANY_MARKS, PHASE_COLOURS, RED, drawing
 from moevolve.store.records import LineageGraph, LineageNode
 
 if TYPE_CHECKING:
@@ -32,20 +32,23 @@ def main_line(graph: LineageGraph) -> list[int]:
 
 def lineage_figure(graph: LineageGraph) -> Figure:
     """Ancestors as dots over the order of creation, an edge to each child, and the main line in bold."""
+    from matplotlib.collections import LineCollection
+
     nodes = {node.index: node for node in graph.nodes if node.fitness is not None}
     line = main_line(graph)
     with drawing(3.2) as figure:
         axes = figure.subplots()
-        for parent, child in graph.edges:
-            if parent in nodes and child in nodes:
-                ends = [nodes[parent], nodes[child]]
-                scores = [100 * (node.fitness or 0) for node in ends]
-                axes.plot([node.index for node in ends], scores, color=GREY, linewidth=0.6, alpha=0.6, zorder=1)
+        pairs = [(nodes[one], nodes[two]) for one, two in graph.edges if one in nodes and two in nodes]
+        ends = [[(node.index, 100 * (node.fitness or 0)) for node in pair] for pair in pairs]
+        many = len(ends) > MANY_MARKS
+        axes.add_collection(LineCollection(ends, colors=GREY, linewidths=0.6, alpha=0.6, zorder=1, rasterized=many))
         phases = list(dict.fromkeys(node.phase for node in graph.nodes))
         for phase, colour in zip(phases, PHASE_COLOURS, strict=False):
             some = [node for node in nodes.values() if node.phase == phase]
             scores = [100 * (node.fitness or 0) for node in some]
-            axes.scatter([node.index for node in some], scores, s=16, color=colour, label=phase, zorder=3)
+            axes.scatter(
+                [node.index for node in some], scores, s=16, color=colour, label=phase, zorder=3, rasterized=many
+            )
         known = [nodes[index] for index in line if index in nodes]
         scores = [100 * (node.fitness or 0) for node in known]
         axes.plot([n.index for n in known], scores, color=INK, linewidth=1.4, zorder=2, label="better parents")

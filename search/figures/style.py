@@ -23,6 +23,8 @@ INK = "#0b0c0d"
 # Okabe-Ito: distinguishable with any colour vision.
 BLUE, ORANGE, GREEN, PURPLE, RED, SKY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9"
 PHASE_COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
+MANY_MARKS = 3000
+"""Dots or lines that are put into a page one by one; more of them become a picture within the figure."""
 GREY = "#8a8a8a"
 DIVERGING, SEQUENTIAL = "RdBu_r", "viridis"
 
@@ -100,7 +102,7 @@ def to_svg(figure: Figure, name: str, description: str) -> str:
 
     buffer = StringIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
-        figure.savefig(buffer, format="svg", facecolor="none", metadata={"Date": None})
+        figure.savefig(buffer, format="svg", dpi=200, facecolor="none", metadata={"Date": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)

@@ -101,8 +101,9 @@ def test_the_lineage_has_all_ancestors_and_edges() -> None:
     (axes,) = lineage.lineage_figure(GRAPH).axes
     assert dots(axes, "prune") == [[0, 30], [1, 50], [2, 40], [5, 50]] and dots(axes, "merge") == [[7, 60], [9, 70]]
     assert line(axes, "better parents") == [(1, 50), (5, 50), (7, 60), (9, 70)]
-    edges = [each for each in axes.lines if each.get_label().startswith("_")]
-    assert len(edges) == len(GRAPH.edges)
+    (edges,) = [each for each in axes.collections if each.get_label().startswith("_")]
+    drawn = [tuple(int(x) for x, _ in segment) for segment in edges.get_segments()]
+    assert drawn == list(GRAPH.edges)
     assert [text.get_text() for text in axes.texts if text.get_text()] == ["9", "7", "5", "1"]
 
 
@@ -247,3 +248,11 @@ def test_bars_of_many_experts_get_the_whole_width() -> None:
     ]
     assert [bar.get_height() for bar in grid[3].containers[0]] == [count / 2 for count in range(20)]
     assert len({axes.get_subplotspec().colspan.start for axes in grid}) == 1
+
+
+def test_a_page_does_not_grow_with_a_long_search() -> None:
+    rows = [row(index, "tune", (index % 97) / 100) for index in range(20_000)]
+    figure = course.course_figure(rows, None)
+    (scatter,) = [each for each in figure.axes[0].collections if each.get_label() == "tune"]
+    assert scatter.get_rasterized() and len(scatter.get_offsets()) == len(rows)
+    assert len(to_svg(figure, "long", "")) < 600_000
