@@ -83,7 +83,7 @@ def evaluate_subject(store: Store, subject: Subject, task: str, split: Split) ->
     from moevolve.search.local_pool import LocalPool
     from moevolve.workers.actor import EvaluationWorker
 
-    prepared = _prepared(subject.config, task, split)
+    prepared = prepared_split(subject.config, task, split)
     model, engine = subject.config.model.to_worker(), subject.config.engine.to_worker()
     reference = SplitRef(prepared.task, prepared.split, prepared.fingerprint)
     individual = None if subject.detail is None else subject.detail.individual
@@ -107,7 +107,7 @@ def interval(record: EvaluationRecord) -> tuple[float, float]:
     return confidence_interval(outcomes, metric=metric_of(record.score or 0.0, record.gold_logprob or 0.0, outcomes))
 
 
-def _prepared(config: StoredConfig, name: str, split: Split) -> PreparedSplit:
+def prepared_split(config: StoredConfig, name: str, split: Split) -> PreparedSplit:
     """The split as the search's configuration has it, or as the task file says for another task."""
     sections = config.tasks if isinstance(config, RunConfig) else ()
     section = next((item for item in sections if name in (item.name, load_task(item.name).name)), None)

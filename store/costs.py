@@ -1,24 +1,95 @@
-"""What a search cost."""
+"""What a search cost, and how large its individuals are: sums over evaluations, for reports."""
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, distinct, func, select
+from dataclasses import dataclass
 
-from moevolve.store.models import contexts, evaluations, individuals, search_tasks, searches
-from moevolve.store.records import SearchCost
+from sqlalchemy import Connection, and_, case, func, or_, select
+
+from moevolve.store.models import contexts, evaluations, individuals, search_tasks
+from moevolve.store.records import FULL_MODEL, SearchRecord, Split
 
 
-def read_cost(connection: Connection, search_id: str) -> SearchCost:
-    """The evaluations that a search's individuals needed on its search and dev splits, whoever had them run."""
-    s, t, c, e, i = searches.c, search_tasks.c, contexts.c, evaluations.c, individuals.c
-    own = (
-        select(c.id)
-        .join(searches, (s.model_fingerprint == c.model_fingerprint) & (s.engine_fingerprint == c.engine_fingerprint))
-        .join(search_tasks, (t.search_id == s.id) & (t.task_fingerprint == c.task_fingerprint))
-        .where(s.id == search_id, t.split != "test")
+@dataclass(frozen=True, slots=True)
+class SplitCost:
+    """The evaluations that a search's individuals and its full model have on its own version of one task split.
+
+    Attributes:
+        evaluations: one per phenotype, failed ones included.
+        earlier: of these, made before the search was: taken over from other searches of the store.
+        failed: of these, without a score.
+        examples: prompts scored in all.
+        seconds: on the workers, in all; those of earlier ones not counted.
+        seconds_alone: what the individuals' evaluations would have taken without what other searches left.
+    """
+
+    task: str
+    split: Split
+    evaluations: int
+    earlier: int
+    failed: int
+    examples: int
+    seconds: float
+    seconds_alone: float
+
+
+@dataclass(frozen=True, slots=True)
+class SearchCosts:
+    """What a search cost.
+
+    Attributes:
+        phenotypes: different ones among its individuals; the others repeat one and cost nothing.
+        splits: by task as configured, then search, dev, test; without those that nothing was evaluated on.
+    """
+
+    phenotypes: int
+    splits: tuple[SplitCost, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IndividualSize:
+    """Parameters of the model an individual describes: in all, per token, and of the unedited model."""
+
+    index: int
+    parameters: int
+    active_parameters: int
+    parameters_full: int
+
+
+def read_sizes(connection: Connection, search_id: str) -> list[IndividualSize]:
+    """The sizes of all individuals of a search, by index."""
+    i = individuals.c
+    query = select(i.idx, i.parameters, i.active_parameters, i.parameters_full).where(i.search_id == search_id)
+    return [IndividualSize(*row) for row in connection.execute(query.order_by(i.idx))]
+
+
+def read_costs(connection: Connection, search: SearchRecord) -> SearchCosts:
+    """Sums over the evaluations of a search's individuals and of its full model."""
+    i, e, c, t = individuals.c, evaluations.c, contexts.c, search_tasks.c
+    own = select(i.phenotype_hash).where(i.search_id == search.id).distinct()
+    phenotypes = connection.execute(select(func.count()).select_from(own.subquery())).scalar_one()
+    new = e.created_at >= search.created_at
+    query = (
+        select(
+            *(t.task, t.split, func.count(), func.sum(case((new, 0), else_=1))),
+            func.sum(case((e.failure.is_not(None), 1), else_=0)),
+            *(func.sum(e.examples_seen), func.sum(case((new, e.seconds), else_=0.0))),
+            func.sum(case((e.phenotype_hash == FULL_MODEL, 0.0), else_=e.seconds)),
+        )
+        .select_from(search_tasks)
+        .join(contexts, and_(c.task_fingerprint == t.task_fingerprint, c.task == t.task, c.split == t.split))
+        .join(evaluations, e.context_id == c.id)
+        .where(t.search_id == search.id)
+        .where(c.model_fingerprint == search.model_fingerprint, c.engine_fingerprint == search.engine_fingerprint)
+        .where(or_(e.phenotype_hash == FULL_MODEL, e.phenotype_hash.in_(own)))
+        .group_by(t.task, t.split, t.position)
+        .order_by(t.position)
     )
-    held = select(i.phenotype_hash).where(i.search_id == search_id)
-    query = select(func.count(distinct(e.phenotype_hash)), func.count(), func.coalesce(func.sum(e.seconds), 0.0)).where(
-        e.context_id.in_(own), e.phenotype_hash.in_(held)
-    )
-    return SearchCost(*connection.execute(query).one())
+    found = [
+        SplitCost(task, split, int(count), int(earlier), int(failed), int(examples), float(seconds), float(alone))
+        for task, split, count, earlier, failed, examples, seconds, alone in connection.execute(query)
+    ]
+    order = {task: place for place, task in enumerate(dict.fromkeys(one.task for one in found))}
+    splits = ("search", "dev", "test")
+    found.sort(key=lambda one: (order[one.task], splits.index(one.split)))
+    return SearchCosts(phenotypes, tuple(found))

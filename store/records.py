@@ -294,23 +294,6 @@ class BestRow:
 
 
 @dataclass(frozen=True, slots=True)
-class SearchCost:
-    """What the individuals of a search took on its search and dev splits.
-
-    An evaluation that another search had run already counts in full: this is what the search costs by itself.
-
-    Attributes:
-        phenotypes: different ones that were evaluated.
-        evaluations: of them, a task split each.
-        seconds: workers' wall time for these.
-    """
-
-    phenotypes: int
-    evaluations: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class LineageNode:
     """One individual of a lineage graph."""
 

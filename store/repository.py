@@ -9,7 +9,7 @@ from types import TracebackType
 from sqlalchemy import Engine, select, update
 
 from moevolve.store import models, queries
-from moevolve.store.costs import read_cost
+from moevolve.store.costs import IndividualSize, SearchCosts, read_costs, read_sizes
 from moevolve.store.errors import StoreError
 from moevolve.store.lineage import lineage
 from moevolve.store.reads import read_evaluations, read_exports, read_history, read_individual, read_searches
@@ -23,7 +23,6 @@ from moevolve.store.records import (
     IndividualDetail,
     IndividualRecord,
     LineageGraph,
-    SearchCost,
     SearchRecord,
     SearchStatus,
     SearchSummary,
@@ -197,10 +196,15 @@ class Store:
         with transaction(self._engine) as connection:
             return read_history(connection, search_id)
 
-    def cost(self, search_id: str) -> SearchCost:
-        """What the individuals of a search took to evaluate."""
+    def sizes(self, search_id: str) -> list[IndividualSize]:
+        """Parameters of all individuals of a search, by index."""
         with transaction(self._engine) as connection:
-            return read_cost(connection, search_id)
+            return read_sizes(connection, search_id)
+
+    def costs(self, search: SearchRecord) -> SearchCosts:
+        """What a search's evaluations cost."""
+        with transaction(self._engine) as connection:
+            return read_costs(connection, search)
 
     def individual(self, ref: str) -> IndividualDetail:
         """The individual `SEARCH:INDEX` (search name or id), with its evaluations and exports.

@@ -26,7 +26,7 @@ MAY_IMPORT = {
 CONFINED = {
     "alembic": ("store/",),
     "datasets": ("evaluators/datasets.py",),
-    "matplotlib": ("search/plots.py", "configs/"),
+    "matplotlib": ("search/figures/", "configs/"),
     "nevergrad": ("search/strategies/nevergrad.py",),
     "ray": ("search/cluster.py", "search/ray_pool.py", "workers/actor.py"),
     "sqlalchemy": ("store/",),

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import time
 from dataclasses import dataclass
 
 from moevolve.evaluators.errors import CandidateError
 from moevolve.evaluators.runner import run_split
 from moevolve.evaluators.types import PreparedSplit
+from moevolve.workers.analysis import analyse_usage
 from moevolve.workers.calibration.base import CalibrationRecipe
-from moevolve.workers.calibration.calibrators import calibrate
+from moevolve.workers.calibration.calibrators import calibrate, token_sequences
 from moevolve.workers.config import EngineConfig, ModelConfig
 from moevolve.workers.generation import GenerationEngine, configure_runtime
 from moevolve.workers.messages import EvaluationReply, EvaluationRequest, TaskResult
 from moevolve.workers.resident import ResidentModel
+from moevolve.workers.usage import Usage, UsageRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,18 @@ class EvaluationWorker:
         """
         self._resident.revert()
         return calibrate(self._resident, self._settings, recipe, splits).to_bytes()
+
+    def analyse(self, request: UsageRequest, split: PreparedSplit) -> Usage:
+        """Count what the routers choose under an edit, on a split's prompts and gold answers; revert.
+
+        Raises:
+            UserError: the edit doesn't fit this model, or there are no prompts.
+            CandidateError: the edit's values are at fault.
+        """
+        limit = sys.maxsize if request.tokens is None else request.tokens
+        return analyse_usage(
+            self._resident, request.edit, token_sequences(self._resident, self._settings, (split,), limit)
+        )
 
     def _remember(self, splits: tuple[PreparedSplit, ...]) -> None:
         """Let the engine keep what the unedited model predicts, where candidates are compared with it."""

@@ -168,9 +168,10 @@ def _cost(outcome: Outcome, contestant: Contestant, store: Store) -> tuple[float
     begun = 0.0 if calibration is None else calibration.seconds or 0.0
     if contestant.label != BEST and not contestant.draws:
         return 0.0, begun
-    cost = store.cost(plan.search_id)
-    share = min(1.0, contestant.draws / cost.phenotypes) if contestant.draws and cost.phenotypes else 1.0
-    return cost.phenotypes * share, cost.seconds * share + begun
+    costs = store.costs(store.search(plan.search_id))
+    seconds = sum(each.seconds_alone for each in costs.splits if each.split != "test")
+    share = min(1.0, contestant.draws / costs.phenotypes) if contestant.draws and costs.phenotypes else 1.0
+    return costs.phenotypes * share, seconds * share + begun
 
 
 def _measured(

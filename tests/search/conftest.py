@@ -68,6 +68,14 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyWorkspace:
     return TinyWorkspace(folder)
 
 
+@pytest.fixture(scope="session")
+def all_kinds(tiny: TinyWorkspace, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """URL of a store with a finished search of every genome kind, named by the kind. Not to be changed."""
+    from report_lab import search_all_kinds
+
+    return search_all_kinds(tiny, tmp_path_factory.mktemp("kinds"))
+
+
 def _write_model(directory: Path) -> None:
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers

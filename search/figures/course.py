@@ -1,0 +1,129 @@
+"""The course of a search: score over individuals (EEP, Fig. 5), and score against size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moevolve.search.figures.style import BLUE, GREEN, GREY, INK, MANY_MARKS, PHASE_COLOURS, RED, drawing
+from moevolve.store.costs import IndividualSize
+from moevolve.store.records import HistoryRow
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_LEGEND_WIDTH = 1.35
+"""Inches that an entry of a legend takes."""
+_LEAST_SPAN = 4.0
+"""Percentage points that an axis of sizes spans at least."""
+
+
+def course_figure(history: Sequence[HistoryRow], full: float | None) -> Figure:
+    """The course of a search by itself; at least one individual must be evaluated."""
+    with drawing(3.1) as figure:
+        draw_course(figure.subplots(), history, full)
+        return figure
+
+
+def draw_course(axes: Axes, history: Sequence[HistoryRow], full: float | None) -> None:
+    """Every individual as a dot, the best so far as a line, the full model as another (paper: Fig. 5)."""
+    phases = list(dict.fromkeys(row.phase for row in history))
+    for phase, colour in zip(phases, PHASE_COLOURS, strict=False):
+        rows = [row for row in history if row.phase == phase and row.fitness is not None]
+        axes.scatter(
+            [row.index for row in rows],
+            [100 * (row.fitness or 0) for row in rows],
+            s=9,
+            color=colour,
+            alpha=0.75,
+            label=phase,
+            rasterized=len(rows) > MANY_MARKS,
+        )
+    scored = [(row.index, 100 * row.fitness) for row in history if row.fitness is not None]
+    indices, values = zip(*scored, strict=True)
+    best = np.maximum.accumulate(values)
+    axes.plot(indices, best, color=INK, linewidth=1.3, drawstyle="steps-post", label="best so far")
+    failed = [row.index for row in history if row.status == "failed"]
+    if failed:
+        # They have no score: on the lower edge, whatever the scores' range is.
+        edge = axes.get_xaxis_transform()
+        axes.scatter(failed, [0.025] * len(failed), marker="x", s=18, color=RED, label="failed", transform=edge)
+    if full is not None:
+        axes.axhline(100 * full, color=GREY, linestyle="--", linewidth=1.2, label="full model")
+    axes.margins(y=0.1)
+    axes.set_xlabel("individual (in order of creation)")
+    axes.set_ylabel("score on the search split [%]")
+    legend_above(axes)
+    axes.grid(alpha=0.25)
+
+
+def legend_above(axes: Axes) -> None:
+    """A legend over the axes, in as many columns as there is room for."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    columns = max(1, min(len(labels), int(figure.get_size_inches()[0] // _LEGEND_WIDTH)))
+    if handles:
+        axes.legend(
+            loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=columns, fontsize="small", frameon=False, borderpad=0
+        )
+
+
+def front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The (size, score) points that no other beats in both, from the smallest to the largest."""
+    best: list[tuple[float, float]] = []
+    for size, score in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not best or score > best[-1][1]:
+            best.append((size, score))
+    return best
+
+
+def size_figure(
+    history: Sequence[HistoryRow], sizes: Sequence[IndividualSize], full: float | None, best: int | None
+) -> Figure:
+    """Score against parameters, in all and per token, of every individual, with what no other beats in both.
+
+    Args:
+        history: at least one individual must be evaluated.
+        sizes: of the same individuals.
+        full: fitness of the unedited model.
+        best: index of the one to point out.
+    """
+    by_index = {size.index: size for size in sizes}
+    rows = [row for row in history if row.fitness is not None and row.index in by_index]
+    with drawing(3.0) as figure:
+        left, right = figure.subplots(1, 2, sharey=True)
+        for axes, name, what in ((left, "parameters", "parameters kept"), (right, "active_parameters", "per token")):
+            whole = by_index[rows[0].index].parameters_full
+            points = [(100 * getattr(by_index[row.index], name) / whole, 100 * (row.fitness or 0)) for row in rows]
+            reference = 100 * full if full is not None and name == "parameters" else None
+            _draw_sizes(axes, points, [row.index for row in rows].index(best) if best is not None else None, reference)
+            axes.set_xlabel(f"{what}\n[% of the full model]")
+        left.set_ylabel("score on the search split [%]")
+        handles, labels = left.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=2)
+        return figure
+
+
+def _draw_sizes(axes: Axes, points: list[tuple[float, float]], best: int | None, full: float | None) -> None:
+    xs, ys = zip(*points, strict=True)
+    axes.scatter(xs, ys, s=9, color=BLUE, alpha=0.75, label="individuals", rasterized=len(points) > MANY_MARKS)
+    edge = front(points)
+    axes.plot(
+        *zip(*edge, strict=True), color=GREEN, linewidth=1.3, marker="o", markersize=3, label="not beaten in both"
+    )
+    if best is not None:
+        axes.plot(*points[best], marker="*", markersize=10, color=RED, linestyle="", label="best found")
+    sizes = [size for size, _ in points]
+    if full is not None:
+        axes.plot(100, full, marker="D", color=GREY, linestyle="", label="full model")
+        sizes.append(100)
+    axes.margins(x=0.1, y=0.1)
+    if max(sizes) - min(sizes) < _LEAST_SPAN:
+        # All about alike: a scale of thousandths would only look like a trade-off.
+        middle = (max(sizes) + min(sizes)) / 2
+        axes.set_xlim(middle - _LEAST_SPAN / 2, middle + _LEAST_SPAN / 2)
+    axes.grid(alpha=0.25)

@@ -1,0 +1,96 @@
+"""Where an individual comes from, as a picture: ancestors by the time they were made and the score they had."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from moevolve.search.figures.course import legend_above
+from moevolve.search.figures.style import GREY, INK, MANY_MARKS, PHASE_COLOURS, RED, drawing
+from moevolve.store.records import LineageGraph, LineageNode
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_NAMED = 12
+"""Individuals of the main line that are named, at most."""
+
+
+def main_line(graph: LineageGraph) -> list[int]:
+    """The individual's better parent, that one's better parent, and so on back to one without: indices, oldest first.
+
+    Of two parents the one with the higher fitness counts, the younger one where they tie.
+    """
+    nodes = {node.index: node for node in graph.nodes}
+    parents: dict[int, list[LineageNode]] = {}
+    for parent, child in graph.edges:
+        parents.setdefault(child, []).append(nodes[parent])
+    line = [graph.root]
+    while line[-1] in parents:
+        line.append(max(parents[line[-1]], key=lambda node: (node.fitness or 0.0, node.index)).index)
+    return line[::-1]
+
+
+def lineage_figure(graph: LineageGraph) -> Figure:
+    """Ancestors as dots over the order of creation, an edge to each child, and the main line in bold."""
+    from matplotlib.collections import LineCollection
+
+    nodes = {node.index: node for node in graph.nodes if node.fitness is not None}
+    line = main_line(graph)
+    with drawing(3.2) as figure:
+        axes = figure.subplots()
+        pairs = [(nodes[one], nodes[two]) for one, two in graph.edges if one in nodes and two in nodes]
+        ends = [[(node.index, 100 * (node.fitness or 0)) for node in pair] for pair in pairs]
+        many = len(ends) > MANY_MARKS
+        axes.add_collection(LineCollection(ends, colors=GREY, linewidths=0.6, alpha=0.6, zorder=1, rasterized=many))
+        phases = list(dict.fromkeys(node.phase for node in graph.nodes))
+        for phase, colour in zip(phases, PHASE_COLOURS, strict=False):
+            some = [node for node in nodes.values() if node.phase == phase]
+            scores = [100 * (node.fitness or 0) for node in some]
+            axes.scatter(
+                [node.index for node in some], scores, s=16, color=colour, label=phase, zorder=3, rasterized=many
+            )
+        known = [nodes[index] for index in line if index in nodes]
+        scores = [100 * (node.fitness or 0) for node in known]
+        axes.plot([n.index for n in known], scores, color=INK, linewidth=1.4, zorder=2, label="better parents")
+        if graph.root in nodes:
+            root = nodes[graph.root]
+            axes.plot(
+                root.index, 100 * (root.fitness or 0), "*", markersize=11, color=RED, zorder=4, label="best found"
+            )
+        for node in _thinned(known):
+            below = node.index != graph.root and _valley(known, node)
+            axes.annotate(
+                str(node.index),
+                (node.index, 100 * (node.fitness or 0)),
+                xytext=(0, -5 if below else 8 if node.index == graph.root else 5),
+                textcoords="offset points",
+                ha="center",
+                va="top" if below else "bottom",
+                fontsize=7.5,
+                zorder=5,
+            )
+        axes.margins(x=0.06, y=0.14)
+        axes.set_xlabel("individual (in order of creation)")
+        axes.set_ylabel("score on the search split [%]")
+        axes.grid(alpha=0.25)
+        legend_above(axes)
+        return figure
+
+
+def _valley(line: list[LineageNode], node: LineageNode) -> bool:
+    """Whether the line goes down to a node and up again, so that there is room for its name below it only."""
+    place = line.index(node)
+    around = [line[other].fitness or 0.0 for other in (place - 1, place + 1) if 0 <= other < len(line)]
+    return all(fitness > (node.fitness or 0.0) for fitness in around)
+
+
+def _thinned(line: list[LineageNode]) -> list[LineageNode]:
+    """Those of a line that are far enough apart for their names: the youngest first, then back."""
+    if not line:
+        return []
+    reach = max(1, line[-1].index - line[0].index)
+    chosen = [line[-1]]
+    for node in reversed(line[:-1]):
+        if chosen[-1].index - node.index >= reach / _NAMED:
+            chosen.append(node)
+    return chosen

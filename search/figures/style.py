@@ -1,0 +1,118 @@
+"""How figures look, and how they get onto a page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from html import escape
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moevolve.evaluators.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+WIDTH = 4.1
+"""Inches. Shown at a phone's width, letters are then as large as the text around them."""
+INK = "#0b0c0d"
+"""Text and axes; on a page they take its colour, so that they are seen in light and in dark."""
+
+# Okabe-Ito: distinguishable with any colour vision.
+BLUE, ORANGE, GREEN, PURPLE, RED, SKY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9"
+PHASE_COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
+MANY_MARKS = 3000
+"""Dots or lines that are put into a page one by one; more of them become a picture within the figure."""
+GREY = "#8a8a8a"
+DIVERGING, SEQUENTIAL = "RdBu_r", "viridis"
+
+_STYLE: dict[Any, Any] = {
+    "font.size": 9.0,
+    "axes.titlesize": 9.0,
+    "axes.labelsize": 9.0,
+    "xtick.labelsize": 8.0,
+    "ytick.labelsize": 8.0,
+    "legend.fontsize": 8.0,
+    "legend.frameon": False,
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.facecolor": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "figure.constrained_layout.h_pad": 0.05,
+}
+
+
+@contextmanager
+def drawing(height: float, width: float = WIDTH, *, squares: bool = False) -> Iterator[Figure]:
+    """A figure to draw on, `width` x `height` inches, in our style; `squares` for panels of a fixed shape."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(_STYLE):
+        yield Figure(figsize=(width, height), layout="compressed" if squares else "constrained")
+
+
+def scale_below(figure: Figure, image: Any, panels: Any, label: str) -> None:
+    """A colour scale under all of a figure's panels, the same in figures of any height."""
+    height = figure.get_size_inches()[1]
+    figure.colorbar(
+        image,
+        ax=panels.ravel().tolist(),
+        location="bottom",
+        shrink=0.8,
+        fraction=0.15 / height,
+        pad=0.08 / height,
+        aspect=30,
+        label=label,
+    )
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure; the file's suffix chooses the format.
+
+    Raises:
+        UserError: the suffix names no known format.
+    """
+    check_format(figure, path)
+    figure.savefig(path, dpi=200)
+
+
+def check_format(figure: Figure, path: Path) -> None:
+    """Raises UserError if a file's suffix names no format that figures are written in."""
+    if path.suffix.lstrip(".").lower() not in figure.canvas.get_supported_filetypes():
+        known = ", ".join(sorted(figure.canvas.get_supported_filetypes()))
+        raise UserError(f"{path}: unknown picture format; use one of {known}")
+
+
+def to_svg(figure: Figure, name: str, description: str) -> str:
+    """A figure as an `<svg>` element to be put into a page: it refers to nothing outside and takes the text's colour.
+
+    Args:
+        figure: what to draw.
+        name: distinguishes its ids from those of the page's other figures; letters and digits.
+        description: what is to be seen, for those who can't see it.
+    """
+    from matplotlib import rc_context
+
+    buffer = StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        figure.savefig(buffer, format="svg", dpi=200, facecolor="none", metadata={"Date": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)
+    # Equal images get equal ids, which nothing refers to.
+    text = re.sub(r'(<image [^>]*?) id="[^"]*"', r"\1", text)
+    text = re.sub(r'\bid="', f'id="{name}-', text)
+    text = re.sub(r"url\(#", f"url(#{name}-", text)
+    text = re.sub(r'(xlink:href|href)="#', rf'\1="#{name}-', text)
+    text = text.replace(INK, "currentColor").replace(BLUE.lower(), f"var(--figure-blue, {BLUE})")
+    opening, rest = text.split(">", 1)
+    # The page chooses the size; the view box keeps the shape.
+    opening = re.sub(r'\s(width|height|version)="[^"]*"', "", opening)
+    return f'{opening} role="img" aria-label="{escape(description, quote=True)}">{rest.strip()}'

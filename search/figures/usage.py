@@ -1,0 +1,182 @@
+"""Experts at work, before and after (EEP, Fig. 4, 6 and 7): who is chosen, with which weight, and who together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moevolve.search.figures.matrices import blocks_figure, spread
+from moevolve.search.figures.style import BLUE, GREY, ORANGE, SEQUENTIAL, drawing, scale_below
+from moevolve.workers.usage import MixedLayer, RoutedLayer, Usage
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+LAYERS = 4
+"""Layers shown one by one."""
+_MANY = 16
+"""Experts whose bars still fit half the width."""
+BEFORE, AFTER = "full model", "individual"
+
+
+def on_originals(layer: RoutedLayer, values: NDArray[Any], experts: int) -> NDArray[np.float64]:
+    """Values of new experts [n'] at the original experts that they mostly consist of, added up: [experts].
+
+    NaN where no new expert comes from; layers without origins give their values back.
+    """
+    if not layer.origins:
+        return values.astype(np.float64)
+    placed = np.full(experts, np.nan)
+    for origin, value in zip(layer.origins, values, strict=True):
+        placed[origin] = value if np.isnan(placed[origin]) else placed[origin] + value
+    return placed
+
+
+def _experts(usages: Sequence[Usage]) -> int:
+    """Columns that all layers fit in: the original experts, if the full model has some."""
+    return max(layer.experts for usage in usages for layer in usage.routed)
+
+
+def share_map(usage: Usage, experts: int) -> NDArray[np.float64]:
+    """Share of a layer's tokens that chose each expert, in %, by depth: [layers, experts]; NaN where there is none."""
+    found = np.full((len(usage.routed), experts), np.nan)
+    for row, layer in enumerate(usage.routed):
+        placed = on_originals(layer, 100 * layer.counts / usage.tokens, experts)
+        found[row, : len(placed)] = placed
+    return found
+
+
+def map_figure(before: Usage | None, after: Usage) -> Figure:
+    """All layers at a glance: the share of tokens that chose each expert."""
+    shown = [usage for usage in (before, after) if usage is not None and usage.routed]
+    experts = _experts(shown)
+    maps = [share_map(usage, experts) for usage in shown]
+    layers = [layer.layer for layer in shown[-1].routed]
+    with drawing(0.9 + max(1.1, min(0.24 * len(layers), 5.0))) as figure:
+        panels = figure.subplots(1, len(maps), squeeze=False, sharey=True)[0]
+        top = max(float(np.nanmax(each)) for each in maps) or 1.0
+        for axes, each, name in zip(panels, maps, _names(before), strict=True):
+            axes.set_facecolor("#d8d8d8")
+            image = axes.imshow(each, cmap=SEQUENTIAL, vmin=0, vmax=top, aspect="auto", interpolation="none")
+            if len(maps) > 1:
+                axes.set_title(name)
+            axes.set_xlabel("expert" if before is None else "original expert")
+            axes.set_xticks(range(0, experts, -(-experts // 8)))
+            rows = spread(len(layers), 12)
+            axes.set_yticks(rows, [str(layers[row]) for row in rows])
+        panels[0].set_ylabel("layer")
+        figure.colorbar(image, ax=list(panels), label="tokens that chose it [%]")
+        return figure
+
+
+def bars_figure(before: Usage | None, after: Usage, weights: str | None) -> Figure:
+    """Of some layers, activation counts and accumulated routing weights of every expert, before and after.
+
+    Args:
+        before: the full model's usage; None for kinds whose full model has no experts.
+        after: the individual's.
+        weights: what the weights are, for the heading of their column; None leaves them out.
+    """
+    shown = [usage for usage in (before, after) if usage is not None and usage.routed]
+    experts, picked = _experts(shown), spread(len(shown[-1].routed), LAYERS)
+    headings = {"counts": "tokens that chose it"} | ({} if weights is None else {"weights": weights})
+    # Many bars need the whole width: then the weights stand below the counts.
+    columns = len(headings) if experts <= _MANY else 1
+    panels = [(shown[-1].routed[position].layer, position, name) for position in picked for name in headings]
+    rows = len(panels) // columns
+    with drawing(0.7 + 1.35 * rows) as figure:
+        grid = figure.subplots(rows, columns, squeeze=False, sharex=True)
+        for axes, (index, position, name) in zip(grid.ravel(), panels, strict=True):
+            layers = [usage.routed[position] for usage in shown]
+            _draw_bars(axes, layers, name, experts, _colours(before))
+            if columns == len(headings):
+                axes.set_ylabel(f"layer {index}" if name == "counts" else "")
+                axes.set_title(headings[name] if position == picked[0] else "", pad=12)
+            else:
+                axes.set_title(f"layer {index}: {headings[name]}")
+        for axes in grid[-1]:
+            axes.set_xlabel("expert" if before is None else "original expert")
+        _legend(figure, before)
+        return figure
+
+
+def _draw_bars(axes: Axes, layers: Sequence[RoutedLayer], name: str, experts: int, colours: Sequence[str]) -> None:
+    """`counts` or `weights` of one layer in every model, side by side."""
+    wide = 0.8 / len(layers)
+    for place, (layer, colour) in enumerate(zip(layers, colours, strict=True)):
+        values = on_originals(layer, getattr(layer, name), experts)
+        middle = np.arange(len(values)) + (place - (len(layers) - 1) / 2) * wide
+        axes.bar(middle, np.nan_to_num(values), width=wide, color=colour)
+    axes.set_xticks(range(0, experts, -(-experts // 8)))
+    axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 4))
+    axes.margins(x=0.02)
+
+
+def together_figure(before: Usage | None, after: Usage) -> Figure:
+    """Of some layers, the share of tokens that chose both of two experts; an expert with itself is left out."""
+    shown = [usage for usage in (before, after) if usage is not None and usage.routed]
+    picked = spread(len(shown[-1].routed), LAYERS)
+    maps = [[_pairs(usage, position) for usage in shown] for position in picked]
+    top = max(float(np.nanmax(each, initial=0.0)) for row in maps for each in row) or 1.0
+    # Layers below each other where two models are compared, else two beside each other.
+    panels = [
+        (usage, position, each)
+        for position, row in zip(picked, maps, strict=True)
+        for usage, each in zip(shown, row, strict=True)
+    ]
+    rows = -(-len(panels) // 2)
+    with drawing(0.85 + 2.15 * rows, squares=True) as figure:
+        grid = figure.subplots(rows, 2, squeeze=False)
+        for axes in grid.ravel()[len(panels) :]:
+            axes.set_axis_off()
+        for axes, (usage, position, pairs) in zip(grid.ravel(), panels, strict=False):
+            image = axes.imshow(pairs, cmap=SEQUENTIAL, vmin=0, vmax=top, interpolation="none")
+            _describe_pairs(axes, usage.routed[position], BEFORE if usage is before else AFTER)
+        for axes in grid[-1]:
+            axes.set_xlabel("expert")
+        scale_below(figure, image, grid, "tokens that chose both [%]")
+        return figure
+
+
+def _describe_pairs(axes: Axes, layer: RoutedLayer, model: str) -> None:
+    axes.set_facecolor("#d8d8d8")
+    axes.set_title(f"layer {layer.layer}, {model}")
+    step = -(-layer.experts // 8)
+    names = [str(name) for name in layer.origins or range(layer.experts)][::step]
+    axes.set_xticks(range(0, layer.experts, step), names)
+    axes.set_yticks(range(0, layer.experts, step), names)
+
+
+def mixing_usage_figure(layers: Sequence[MixedLayer]) -> Figure:
+    """The mixing matrices that block-mixed layers run on."""
+    what = "mixing coefficient" if layers[0].variant == "I" else "size of the block"
+    blocks = np.stack([layer.blocks for layer in layers])
+    return blocks_figure([layer.name for layer in layers], blocks, 1.0, f"{what} (1: as in plain low rank)")
+
+
+def _pairs(usage: Usage, position: int) -> NDArray[np.float64]:
+    layer = usage.routed[position]
+    pairs = 100 * layer.together / usage.tokens
+    np.fill_diagonal(pairs, np.nan)
+    return pairs
+
+
+def _names(before: Usage | None) -> tuple[str, ...]:
+    return (AFTER,) if before is None or not before.routed else (BEFORE, AFTER)
+
+
+def _colours(before: Usage | None) -> tuple[str, ...]:
+    return (BLUE,) if len(_names(before)) == 1 else (GREY, ORANGE)
+
+
+def _legend(figure: Figure, before: Usage | None) -> None:
+    from matplotlib.patches import Patch
+
+    names = _names(before)
+    if len(names) > 1:
+        patches = [Patch(color=colour, label=name) for name, colour in zip(names, _colours(before), strict=True)]
+        figure.legend(handles=patches, loc="outside upper center", ncols=2)

@@ -1,0 +1,54 @@
+"""One small finished search of every genome kind in one store, for the tests of analyses and reports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dense_lab import calibrate, dense_run
+
+from moevolve.search import service
+from moevolve.search.calibrating import calibrated_plan
+from moevolve.search.config import RunConfig
+from moevolve.search.config_files import load_run_config
+from moevolve.search.local_pool import LocalPool
+from moevolve.search.plan import Plan
+from moevolve.search.pool import Pool
+from moevolve.store.repository import Store
+from moevolve.workers.actor import EvaluationWorker
+
+DENSE: dict[str, dict[str, Any]] = {
+    "factorllm": {"experts": 4, "active": 2, "components": 4, "calibration_tokens": 300},
+    "tomoe": {"experts": 3, "budget": 0.5, "components": 4, "latent": 4, "calibration_tokens": 300},
+    "nanomoe": {"variant": "II", "blocks": 4, "rank": 3},
+}
+KINDS = ("eep", *DENSE)
+
+
+def local_pool(plan: Plan) -> Pool:
+    """A worker in this process."""
+    engine, model = plan.config.engine.to_worker(), plan.config.model.to_worker()
+    splits = {item.fingerprint: item for group in plan.prepared.values() for item in group}
+    return LocalPool(lambda: EvaluationWorker(model, engine), splits)
+
+
+def finished(store: Store, run: RunConfig) -> None:
+    """A whole search, final scores included."""
+    plan = service.new_plan(run)
+    service.register(plan, store)
+    calibrated_plan(plan, store, calibrate)
+    service.execute(plan, store, service.Observer(), local_pool)
+
+
+def search_all_kinds(tiny: Any, folder: Path) -> str:
+    """URL of a store with a finished search of every kind, named by the kind."""
+    url = f"sqlite:///{folder / 'store.db'}"
+    run = load_run_config(tiny.write_run(folder / "eep.yaml", "eep", engine={}))
+    with Store.open(url) as store:
+        finished(store, run)
+        for kind, genome in DENSE.items():
+            (folder / kind).mkdir()
+            run = dense_run(tiny, folder / kind, {"kind": kind, **genome}, kind)
+            phases = tuple(phase.model_copy(update={"evaluations": 14, "initial": 5}) for phase in run.phases)
+            finished(store, run.model_copy(update={"phases": phases}))
+    return url
