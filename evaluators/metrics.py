@@ -33,6 +33,7 @@ DEFAULT_METRICS: dict[FitnessKind, str] = {
     "rank": "accuracy",
     "perplexity": "geometric_mean",
     "kl": "geometric_mean",
+    "agreement": "mean",
 }
 """What a task of a fitness kind is scored by unless it says otherwise."""
 

@@ -71,6 +71,7 @@ def _prepare(task: TaskConfig, split: Split, table: Table, template: ExampleTemp
         max_new_tokens=task.max_new_tokens,
         answer_prefix=task.answer_prefix,
         examples=examples,
+        positions=task.compared,
     )
 
 

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from moevolve.evaluators.answer_text import cut
 from moevolve.evaluators.engine import Decided, Generation
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
@@ -27,7 +28,7 @@ from moevolve.workers.batching import (
 from moevolve.workers.config import EngineConfig
 from moevolve.workers.forward import Forward, copy_rows, sums_by_owner, token_logprobs
 from moevolve.workers.runtime import WORKER_ENV, configure_runtime
-from moevolve.workers.texts import TextScorer
+from moevolve.workers.texts import Span, TextScorer
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
@@ -78,6 +79,7 @@ class GenerationEngine:
         self._bos = missing_bos(model, tokenizer)
         self._ends = end_tokens(model, tokenizer)
         self._tokenized: dict[str, TokenizedSplit] = {}
+        self._greedy: dict[str, tuple[Tokens, ...]] = {}
         self._texts: dict[Tokens, str] = {}
 
     @torch.inference_mode()
@@ -96,6 +98,11 @@ class GenerationEngine:
             CandidateError: logits are not finite.
             UserError: the prompts can't be tokenised.
         """
+        answers, logprobs = self._answers(split, decided)
+        return Generation(answers.texts(), logprobs)
+
+    def _answers(self, split: PreparedSplit, decided: Decided) -> tuple[Answers, NDArray[np.float64]]:
+        """See `generate`."""
         tokenized = self._tokens_of(split)
         lengths = draft_lengths(tokenized.golds, split.max_new_tokens, decided, self._text)
         answers = Answers(len(lengths), split.max_new_tokens, self._ends, decided, self._text)
@@ -112,7 +119,7 @@ class GenerationEngine:
             rows = [row for row, i in enumerate(batch) if not answers.finished[i]]
             if rows:
                 self._decode(rows, batch, prompts, columns, cache, answers)
-        return Generation(answers.texts(), logprobs)
+        return answers, logprobs
 
     @torch.inference_mode()
     def rank(self, split: PreparedSplit) -> tuple[NDArray[np.float64], ...]:
@@ -150,16 +157,46 @@ class GenerationEngine:
 
     @torch.inference_mode()
     def remember(self, split: PreparedSplit) -> None:
-        """See `moevolve.evaluators.engine.Engine`; takes tokens x hidden values of host memory per split."""
+        """See `moevolve.evaluators.engine.Engine`; takes positions x hidden values of host memory per split."""
         if not self._scorer.knows(split.fingerprint):
-            self._scorer.remember(split.fingerprint, self._whole_texts(split))
+            if split.positions == "greedy":
+                self._greedy[split.fingerprint] = self._greedy_answers(split)
+            self._scorer.remember(split.fingerprint, self._spans(split))
 
     @torch.inference_mode()
     def divergences(self, split: PreparedSplit) -> NDArray[np.float64]:
         """See `moevolve.evaluators.engine.Engine`."""
+        self._require_remembered(split)
+        return self._scorer.divergences(split.fingerprint, self._spans(split))
+
+    @torch.inference_mode()
+    def agreements(self, split: PreparedSplit) -> NDArray[np.float64]:
+        """See `moevolve.evaluators.engine.Engine`."""
+        self._require_remembered(split)
+        return self._scorer.agreements(split.fingerprint, self._spans(split))
+
+    def _require_remembered(self, split: PreparedSplit) -> None:
         if not self._scorer.knows(split.fingerprint):
             raise ValueError(f"{split.task}/{split.split}: the unedited model's predictions were not remembered")
-        return self._scorer.divergences(split.fingerprint, self._whole_texts(split))
+
+    def _spans(self, split: PreparedSplit) -> list[Span]:
+        """Texts whose predictions are compared, and at how many of their positions."""
+        if split.positions == "text":
+            return [(text, len(text) - 1) for text in self._whole_texts(split)]
+        tokenized = self._tokens_of(split)
+        golds = tokenized.golds if split.positions == "answer" else self._greedy[split.fingerprint]
+        if not all(golds):
+            where = f"task {split.task}, split {split.split}, example {golds.index(())}"
+            raise UserError(f"{where}: it has no answer whose predictions could be compared; say positions: greedy")
+        return [((*prompt, *gold), len(gold)) for prompt, gold in zip(tokenized.prompts, golds, strict=True)]
+
+    def _greedy_answers(self, split: PreparedSplit) -> tuple[Tokens, ...]:
+        """The model's own answers, none empty; after one that ended by itself its end token."""
+        answers, _ = self._answers(split, lambda _, text: cut(text, split.matching.stop)[1])
+        # The last token of a text is never read, only predicted: which of the end tokens it was makes no difference.
+        end = min(self._ends, default=0)
+        pairs = zip(answers.tokens, answers.ended, strict=True)
+        return tuple((*tokens, end) if ended else tuple(tokens) for tokens, ended in pairs)
 
     def _whole_texts(self, split: PreparedSplit) -> list[Tokens]:
         """Prompts with their gold answers."""
