@@ -9,7 +9,7 @@ import numpy as np
 
 from moevolve.evaluators.types import Split
 from moevolve.search.desk import EvaluationDesk, Job, Settled
-from moevolve.search.driver import weighted_means
+from moevolve.search.driver import ranking_values
 from moevolve.search.evaluation import interval, with_outcomes
 from moevolve.search.plan import Plan
 from moevolve.store.records import EvaluationRecord, HistoryRow
@@ -109,8 +109,8 @@ class Finaliser:
         ranked = []
         for row, item in zip(leaders, self._settle([self._job(row, "dev") for row in leaders]), strict=True):
             if item.failure is None:
-                score, logprob = weighted_means(item.evaluations, self._plan.weights)
-                ranked.append((-score, -logprob, row.index, row))
+                score, tie_break = ranking_values(self._plan, item.evaluations)
+                ranked.append((-score, -tie_break, row.index, row))
         return min(ranked, key=lambda entry: entry[:3])[3] if ranked else leaders[0]
 
     def _random_draws(self) -> list[HistoryRow]:
@@ -127,12 +127,13 @@ class Finaliser:
 
     def _full(self, measured: Sequence[Split]) -> Contestant:
         jobs = [self._plan.full_job(split) for split in measured]
-        return Contestant("full model", None, self._intervals(self._settle(jobs)), self._plan.facts.parameters)
+        scores = self._intervals(self._settle(jobs)) + self._held_out(None)
+        return Contestant("full model", None, scores, self._plan.facts.parameters)
 
     def _single(self, label: str, row: HistoryRow, measured: Sequence[Split]) -> Contestant:
         description = self._plan.space.describe(self._plan.space.from_bytes(row.genome))
         splits: list[Split] = [*measured, *(["dev"] if self._section.rerank else [])]  # type: ignore[list-item]
-        scores = self._intervals(self._settle([self._job(row, split) for split in splits]))
+        scores = self._intervals(self._settle([self._job(row, split) for split in splits])) + self._held_out(row)
         return Contestant(label, self._ref(row), scores, description.parameters, description.summary)
 
     def _mean_of(self, rows: list[HistoryRow], measured: Sequence[Split]) -> Contestant:
@@ -152,13 +153,24 @@ class Finaliser:
         return Contestant(label, None, tuple(scores), description.parameters, draws=len(rows))
 
     def _intervals(self, settled: Sequence[Settled]) -> tuple[SplitScore, ...]:
+        tasks = len(self._plan.weights)  # what breaks ties stands behind them
         return tuple(
-            self._interval(record) for item in settled for record in item.evaluations if record.score is not None
+            self._interval(record)
+            for item in settled
+            for record in item.evaluations[:tasks]
+            if record.score is not None
         )
 
     def _interval(self, record: EvaluationRecord) -> SplitScore:
         low, high = interval(with_outcomes(self._store, record))
         return SplitScore(record.task, record.split, float(record.score or 0.0), low, high)
+
+    def _held_out(self, row: HistoryRow | None) -> tuple[SplitScore, ...]:
+        if not self._plan.held_out:
+            return ()
+        genome = None if row is None else self._plan.space.from_bytes(row.genome)
+        (settled,) = self._settle([self._plan.held_out_job(genome)])
+        return tuple(self._interval(record) for record in settled.evaluations if record.score is not None)
 
     def _settle(self, jobs: Sequence[Job]) -> list[Settled]:
         """All jobs, in order; what is new is in the store afterwards."""
