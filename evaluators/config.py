@@ -30,12 +30,14 @@ class Source(_Model):
         config: the hub dataset's configuration, if it has several.
         revision: branch, tag or commit of the hub dataset.
         files: for each source split (any name) one or several JSONL files, relative to the YAML's folder or absolute.
+        lm_eval: a task of lm-evaluation-harness; set by `moevolve.evaluators.harness` only.
     """
 
     hub: str | None = None
     config: str | None = None
     revision: str | None = None
     files: dict[str, tuple[Path, ...]] | None = None
+    lm_eval: str | None = None
 
     @field_validator("files", mode="before")
     @classmethod
@@ -46,7 +48,9 @@ class Source(_Model):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if (self.hub is None) == (self.files is None):
+        if self.lm_eval is not None and self.hub is None and self.files is None:
+            return self
+        if (self.hub is None) == (self.files is None) or self.lm_eval is not None:
             raise ValueError("give either `hub` or `files`")
         if self.files is not None and (self.config or self.revision):
             raise ValueError("`config` and `revision` belong to `hub`, not to `files`")
@@ -181,6 +185,11 @@ class TaskConfig(_Model):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        if (self.source.lm_eval is None and self.fitness == "lm_eval") or (
+            self.source.lm_eval is not None and self.fitness == "generate"
+        ):
+            raise ValueError("a task of lm-evaluation-harness is judged by it, and no other task is: name it "
+                             "`lm_eval:TASK`; @rank, @perplexity, @kl and @agreement may follow")  # fmt: skip
         if not self.labelled and self.fitness not in TEXT_KINDS:
             raise ValueError("give `answer` (a template) or `references` (a list), or both")
         if self.compared == "answer" and not self.labelled:

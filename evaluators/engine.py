@@ -92,3 +92,16 @@ class Engine(Protocol):
             ValueError: the split was not remembered.
         """
         ...
+
+    def judged(self, split: PreparedSplit) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Answers to a task of lm-evaluation-harness, as it judges them.
+
+        Returns:
+            Outcomes in [0, 1], float64 [examples], and the gold answers' mean log-probability per token (nats),
+            float64 [examples]; 0 for an example without a gold answer.
+
+        Raises:
+            CandidateError: the model's logits are not finite.
+            UserError: lm-evaluation-harness isn't installed, or can't judge the answers.
+        """
+        ...

@@ -34,6 +34,7 @@ DEFAULT_METRICS: dict[FitnessKind, str] = {
     "perplexity": "geometric_mean",
     "kl": "geometric_mean",
     "agreement": "mean",
+    "lm_eval": "mean",
 }
 """What a task of a fitness kind is scored by unless it says otherwise."""
 

@@ -28,7 +28,8 @@ def run_split(engine: Engine, split: PreparedSplit) -> SplitResult:
     which every example counts the same, however long. `kl`: outcomes are exp(-mean KL divergence per token) from the
     unedited model, which the engine must have remembered; its own score is 1. `agreement`: outcomes are the mean per
     token of sum_v min(p(v), q(v)) of the unedited model's p and the model's q, which is 1 less their total variation
-    distance; the unedited model's own score is 1 here too.
+    distance; the unedited model's own score is 1 here too. `lm_eval`: outcomes are what
+    lm-evaluation-harness makes of the answers.
 
     Raises:
         CandidateError: a log-probability is not finite, which is the candidate's fault.
@@ -98,12 +99,17 @@ def _require_all(values: Floats, split: PreparedSplit) -> None:
         )
 
 
+def _lm_eval(engine: Engine, split: PreparedSplit) -> tuple[Floats, Floats]:
+    return engine.judged(split)
+
+
 _SCORERS: dict[FitnessKind, Callable[[Engine, PreparedSplit], tuple[Floats, Floats]]] = {
     "generate": _generate,
     "rank": _rank,
     "perplexity": _perplexity,
     "kl": _kl,
     "agreement": _agreement,
+    "lm_eval": _lm_eval,
 }
 
 

@@ -54,7 +54,8 @@ class TaskSection(Section):
     """A task by name or YAML path.
 
     Attributes:
-        name: name of a packaged task, or path of a task file; `@` and a fitness kind may follow.
+        name: name of a packaged task, or path of a task file; `@` and a fitness kind may follow. `lm_eval:` in front
+            means a task of lm-evaluation-harness.
         weight: its weight in the fitness.
         counts: use this many examples of a split instead of the task file's number.
     """

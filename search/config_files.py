@@ -10,6 +10,7 @@ import yaml
 from pydantic import ValidationError
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.harness_files import split_name
 from moevolve.evaluators.registry import split_fitness
 from moevolve.search.config import RunConfig, StoredConfig
 
@@ -141,7 +142,8 @@ def _resolve_paths(data: dict[str, Any], folder: Path) -> None:
 
 def _task_name(name: str, folder: Path) -> str:
     base, fitness = split_fitness(name)
-    return _absolute(base, folder) + fitness
+    prefix, base, metric = split_name(base)
+    return prefix + _absolute(base, folder) + metric + fitness
 
 
 def _absolute(path: str, folder: Path) -> str:

@@ -13,25 +13,30 @@ from torch import Tensor
 from moevolve.evaluators.answer_text import cut
 from moevolve.evaluators.engine import Decided, Generation
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.harness_files import harness_version
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.workers.answers import Answers, draft_lengths
 from moevolve.workers.batching import (
     Columns,
     TokenizedSplit,
     Tokens,
+    encode_text,
     end_tokens,
     missing_bos,
     pad,
     plan_batches,
     tokenize_split,
 )
+from moevolve.workers.choices import ChoiceScorer, Scored
 from moevolve.workers.config import EngineConfig
-from moevolve.workers.forward import Forward, copy_rows, sums_by_owner, token_logprobs
+from moevolve.workers.forward import Forward, sums_by_owner, token_logprobs
 from moevolve.workers.runtime import WORKER_ENV, configure_runtime
 from moevolve.workers.texts import Span, TextScorer
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+
+    from moevolve.workers.harness_model import HarnessRun
 
 __all__ = ["WORKER_ENV", "GenerationEngine", "configure_runtime"]
 
@@ -74,12 +79,14 @@ class GenerationEngine:
         self._forward = Forward(model, lean)
         self._scorer = TextScorer(self._forward, config.batch_tokens)
         self._tokenizer = tokenizer
-        self._config = config
+        self.config = config
+        self._choices = ChoiceScorer(self._forward, config.batch_tokens)
         self._draft = draft
         self._bos = missing_bos(model, tokenizer)
         self._ends = end_tokens(model, tokenizer)
         self._tokenized: dict[str, TokenizedSplit] = {}
         self._greedy: dict[str, tuple[Tokens, ...]] = {}
+        self._runs: dict[str, HarnessRun] = {}
         self._texts: dict[Tokens, str] = {}
 
     @torch.inference_mode()
@@ -107,7 +114,7 @@ class GenerationEngine:
         lengths = draft_lengths(tokenized.golds, split.max_new_tokens, decided, self._text)
         answers = Answers(len(lengths), split.max_new_tokens, self._ends, decided, self._text)
         logprobs = np.zeros(len(lengths), dtype=np.float64)
-        for batch in plan_batches([len(p) for p in tokenized.prompts], lengths, self._config.batch_tokens):
+        for batch in plan_batches([len(p) for p in tokenized.prompts], lengths, self.config.batch_tokens):
             prompts = [tokenized.prompts[i] for i in batch]
             golds = [tokenized.golds[i] for i in batch]
             drafts = [gold[: lengths[i]] for i, gold in zip(batch, golds, strict=True)]
@@ -139,16 +146,41 @@ class GenerationEngine:
             if not all(choices):
                 where = f"task {split.task}, split {split.split}, example {i}"
                 raise UserError(f"{where}: a choice has no tokens; give it some text")
-        scores = tuple(np.zeros(len(choices), dtype=np.float64) for choices in tokenized.choices)
-        for batch in plan_batches([len(p) for p in tokenized.prompts], [0] * len(scores), self._config.batch_tokens):
-            rows = [row for row, i in enumerate(batch) for _ in tokenized.choices[i]]
-            asked = [choice for i in batch for choice in tokenized.choices[i]]
-            if asked:
-                means = self._rank_batch([tokenized.prompts[i] for i in batch], rows, asked)
-                parts = np.split(means, np.cumsum([len(scores[i]) for i in batch])[:-1])
-                for i, part in zip(batch, parts, strict=True):
-                    scores[i][:] = part
-        return scores
+        scored = self._choices.score(tokenized.prompts, tokenized.choices)
+        return tuple(
+            sums / [len(choice) for choice in choices]
+            for (sums, _), choices in zip(scored, tokenized.choices, strict=True)
+        )
+
+    @torch.inference_mode()
+    def continuations(self, prompts: Sequence[Tokens], choices: Sequence[Sequence[Tokens]]) -> list[Scored]:
+        """Summed log-probabilities of continuations; see `moevolve.workers.choices.ChoiceScorer.score`."""
+        return self._choices.score(prompts, choices)
+
+    @torch.inference_mode()
+    def judged(self, split: PreparedSplit) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """See `moevolve.evaluators.engine.Engine`."""
+        harness_version()  # says what to install
+        from moevolve.workers.harness_model import HarnessRun
+
+        if split.fingerprint not in self._runs:
+            self._runs[split.fingerprint] = HarnessRun(self, split)
+        return self._runs[split.fingerprint].evaluate()
+
+    def encode(self, text: str, special: bool) -> Tokens:
+        """Token ids of a text, opened as prompts are if `special`."""
+        return encode_text(self._tokenizer, text, self._bos, special)
+
+    def opening_token(self) -> int:
+        """The token that a text without a prompt is conditioned on.
+
+        Raises:
+            UserError: the tokenizer has none.
+        """
+        for token in (self._bos, self._tokenizer.bos_token_id, self._tokenizer.eos_token_id):
+            if token is not None:
+                return int(token)
+        raise UserError("the tokenizer has neither a beginning nor an end token to open an empty prompt with")
 
     @torch.inference_mode()
     def text_logprobs(self, split: PreparedSplit) -> NDArray[np.float64]:
@@ -211,7 +243,7 @@ class GenerationEngine:
     def _tokens_of(self, split: PreparedSplit) -> TokenizedSplit:
         """The split's tokens, made once."""
         if split.fingerprint not in self._tokenized:
-            self._tokenized[split.fingerprint] = tokenize_split(self._tokenizer, split, self._config, self._bos)
+            self._tokenized[split.fingerprint] = tokenize_split(self._tokenizer, split, self.config, self._bos)
         return self._tokenized[split.fingerprint]
 
     def _text(self, tokens: Tokens) -> str:
@@ -297,37 +329,3 @@ class GenerationEngine:
         ids = torch.tensor(last, dtype=torch.int64, device=self._forward.device)
         positions = mask.sum(dim=1, keepdim=True)
         return ids, torch.cat((mask, torch.ones_like(ids)), dim=1), positions
-
-    def _rank_batch(self, prompts: list[Tokens], rows: list[int], choices: list[Tokens]) -> NDArray[np.float64]:
-        """Mean log-probabilities per token of choices, float64 [choices], each after the prompt of its row."""
-        columns = pad(prompts, [()] * len(prompts), self._forward.device)
-        longer = sorted((k for k, choice in enumerate(choices) if len(choice) > 1), key=lambda k: len(choices[k]))
-        cache = self._forward.new_cache() if longer else None
-        logits = self._forward(columns.ids, columns.mask, columns.positions, cache, 1)
-        sums = token_logprobs(logits[:, 0], rows, [choice[0] for choice in choices])
-        if cache is not None:
-            width = columns.prompt_columns + max(map(len, choices)) - 1
-            step = max(1, self._config.batch_tokens // width)
-            for start in range(0, len(longer), step):
-                part = longer[start : start + step]
-                sums[part] += self._rest_of_choices([rows[k] for k in part], [choices[k] for k in part], columns, cache)
-        return sums / [len(choice) for choice in choices]
-
-    def _rest_of_choices(
-        self, rows: list[int], choices: list[Tokens], columns: Columns, cache: DynamicCache
-    ) -> NDArray[np.float64]:
-        """Summed log-probabilities of all but the first token of choices, float64 [choices], after cached prompts."""
-        index = torch.tensor(rows, device=self._forward.device)
-        fed = pad([choice[:1] for choice in choices], [choice[1:-1] for choice in choices], self._forward.device)
-        before = columns.mask[index]
-        logits = self._forward(
-            fed.ids,
-            torch.cat((before, fed.mask), dim=1),
-            fed.positions + before.sum(dim=1, keepdim=True),
-            copy_rows(cache, index),
-            fed.ids.shape[1],
-        )
-        counts = [len(choice) - 1 for choice in choices]
-        places = [row * fed.ids.shape[1] + place for row, count in enumerate(counts) for place in range(count)]
-        targets = [token for choice in choices for token in choice[1:]]
-        return sums_by_owner(token_logprobs(logits.flatten(0, 1), places, targets), counts)
