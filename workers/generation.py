@@ -20,7 +20,6 @@ from moevolve.workers.batching import (
     Columns,
     TokenizedSplit,
     Tokens,
-    encode_text,
     end_tokens,
     missing_bos,
     pad,
@@ -31,7 +30,7 @@ from moevolve.workers.choices import ChoiceScorer, Scored
 from moevolve.workers.config import EngineConfig
 from moevolve.workers.forward import Forward, sums_by_owner, token_logprobs
 from moevolve.workers.runtime import WORKER_ENV, configure_runtime
-from moevolve.workers.texts import Span, TextScorer
+from moevolve.workers.texts import Span, TextScorer, compared_spans, whole_texts
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
@@ -78,11 +77,11 @@ class GenerationEngine:
         """
         self._forward = Forward(model, lean)
         self._scorer = TextScorer(self._forward, config.batch_tokens)
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self.config = config
         self._choices = ChoiceScorer(self._forward, config.batch_tokens)
         self._draft = draft
-        self._bos = missing_bos(model, tokenizer)
+        self.bos = missing_bos(model, tokenizer)
         self._ends = end_tokens(model, tokenizer)
         self._tokenized: dict[str, TokenizedSplit] = {}
         self._greedy: dict[str, tuple[Tokens, ...]] = {}
@@ -167,25 +166,10 @@ class GenerationEngine:
             self._runs[split.fingerprint] = HarnessRun(self, split)
         return self._runs[split.fingerprint].evaluate()
 
-    def encode(self, text: str, special: bool) -> Tokens:
-        """Token ids of a text, opened as prompts are if `special`."""
-        return encode_text(self._tokenizer, text, self._bos, special)
-
-    def opening_token(self) -> int:
-        """The token that a text without a prompt is conditioned on.
-
-        Raises:
-            UserError: the tokenizer has none.
-        """
-        for token in (self._bos, self._tokenizer.bos_token_id, self._tokenizer.eos_token_id):
-            if token is not None:
-                return int(token)
-        raise UserError("the tokenizer has neither a beginning nor an end token to open an empty prompt with")
-
     @torch.inference_mode()
     def text_logprobs(self, split: PreparedSplit) -> NDArray[np.float64]:
         """See `moevolve.evaluators.engine.Engine`; prompts are truncated like those of other splits."""
-        return self._scorer.logprobs(self._whole_texts(split))
+        return self._scorer.logprobs(whole_texts(split, self._tokens_of(split)))
 
     @torch.inference_mode()
     def remember(self, split: PreparedSplit) -> None:
@@ -198,29 +182,20 @@ class GenerationEngine:
     @torch.inference_mode()
     def divergences(self, split: PreparedSplit) -> NDArray[np.float64]:
         """See `moevolve.evaluators.engine.Engine`."""
-        self._require_remembered(split)
-        return self._scorer.divergences(split.fingerprint, self._spans(split))
+        return self._scorer.divergences(split.fingerprint, self._remembered_spans(split))
 
     @torch.inference_mode()
     def agreements(self, split: PreparedSplit) -> NDArray[np.float64]:
         """See `moevolve.evaluators.engine.Engine`."""
-        self._require_remembered(split)
-        return self._scorer.agreements(split.fingerprint, self._spans(split))
+        return self._scorer.agreements(split.fingerprint, self._remembered_spans(split))
 
-    def _require_remembered(self, split: PreparedSplit) -> None:
+    def _remembered_spans(self, split: PreparedSplit) -> list[Span]:
         if not self._scorer.knows(split.fingerprint):
             raise ValueError(f"{split.task}/{split.split}: the unedited model's predictions were not remembered")
+        return self._spans(split)
 
     def _spans(self, split: PreparedSplit) -> list[Span]:
-        """Texts whose predictions are compared, and at how many of their positions."""
-        if split.positions == "text":
-            return [(text, len(text) - 1) for text in self._whole_texts(split)]
-        tokenized = self._tokens_of(split)
-        golds = tokenized.golds if split.positions == "answer" else self._greedy[split.fingerprint]
-        if not all(golds):
-            where = f"task {split.task}, split {split.split}, example {golds.index(())}"
-            raise UserError(f"{where}: it has no answer whose predictions could be compared; say positions: greedy")
-        return [((*prompt, *gold), len(gold)) for prompt, gold in zip(tokenized.prompts, golds, strict=True)]
+        return compared_spans(split, self._tokens_of(split), self._greedy.get(split.fingerprint, ()))
 
     def _greedy_answers(self, split: PreparedSplit) -> tuple[Tokens, ...]:
         """The model's own answers, none empty; after one that ended by itself its end token."""
@@ -230,20 +205,10 @@ class GenerationEngine:
         pairs = zip(answers.tokens, answers.ended, strict=True)
         return tuple((*tokens, end) if ended else tuple(tokens) for tokens, ended in pairs)
 
-    def _whole_texts(self, split: PreparedSplit) -> list[Tokens]:
-        """Prompts with their gold answers."""
-        tokenized = self._tokens_of(split)
-        texts = [(*prompt, *gold) for prompt, gold in zip(tokenized.prompts, tokenized.golds, strict=True)]
-        for i, text in enumerate(texts):
-            if len(text) < 2:
-                where = f"task {split.task}, split {split.split}, example {i}"
-                raise UserError(f"{where}: its text has one token, so there is none to predict; leave the row out")
-        return texts
-
     def _tokens_of(self, split: PreparedSplit) -> TokenizedSplit:
         """The split's tokens, made once."""
         if split.fingerprint not in self._tokenized:
-            self._tokenized[split.fingerprint] = tokenize_split(self._tokenizer, split, self.config, self._bos)
+            self._tokenized[split.fingerprint] = tokenize_split(self.tokenizer, split, self.config, self.bos)
         return self._tokenized[split.fingerprint]
 
     def _text(self, tokens: Tokens) -> str:
@@ -252,7 +217,7 @@ class GenerationEngine:
         if text is None:
             if len(self._texts) >= _TEXTS:
                 self._texts.clear()
-            decoded = self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            decoded = self.tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
             assert isinstance(decoded, str)
             text = self._texts[tokens] = decoded
         return text

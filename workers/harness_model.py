@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.harness_judge import HarnessJudge
 from moevolve.evaluators.types import PreparedSplit
-from moevolve.workers.batching import Tokens, truncate
+from moevolve.workers.batching import Tokens, encode_text, truncate
 
 if TYPE_CHECKING:
     from moevolve.workers.generation import GenerationEngine
@@ -41,13 +41,18 @@ class ResidentLM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        return self._engine.opening_token()
+        """What a text without a prompt is conditioned on: the beginning token, or else the end token."""
+        tokenizer = self._engine.tokenizer
+        for token in (self._engine.bos, tokenizer.bos_token_id, tokenizer.eos_token_id):
+            if token is not None:
+                return int(token)
+        raise UserError("the tokenizer has neither a beginning nor an end token to open an empty prompt with")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         """Token ids, made once per text."""
         key = (string, add_special_tokens is not False)
         if key not in self._tokens:
-            self._tokens[key] = list(self._engine.encode(*key))
+            self._tokens[key] = list(encode_text(self._engine.tokenizer, string, self._engine.bos, special=key[1]))
         return self._tokens[key]
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = True) -> list[tuple[float, bool]]:

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from moevolve.evaluators.errors import CandidateError, UserError
-from moevolve.workers.batching import Tokens, pad, plan_batches
+from moevolve.evaluators.types import PreparedSplit
+from moevolve.workers.batching import TokenizedSplit, Tokens, pad, plan_batches
 from moevolve.workers.forward import Forward, sums_by_owner
 
 _CHUNK = 1 << 24
@@ -159,6 +160,40 @@ def _overlap(full: Tensor, edited: Tensor) -> Tensor:
     """
     before, now = full.float().softmax(dim=-1), edited.float().softmax(dim=-1)
     return torch.minimum(before, now).sum(dim=-1).clamp_max(1.0)
+
+
+def whole_texts(split: PreparedSplit, tokenized: TokenizedSplit) -> list[Tokens]:
+    """Prompts with their gold answers.
+
+    Raises:
+        UserError: a text has one token only.
+    """
+    texts = [(*prompt, *gold) for prompt, gold in zip(tokenized.prompts, tokenized.golds, strict=True)]
+    for i, text in enumerate(texts):
+        if len(text) < 2:
+            where = f"task {split.task}, split {split.split}, example {i}"
+            raise UserError(f"{where}: its text has one token, so there is none to predict; leave the row out")
+    return texts
+
+
+def compared_spans(split: PreparedSplit, tokenized: TokenizedSplit, greedy: Sequence[Tokens]) -> list[Span]:
+    """Texts whose predictions `kl` and `agreement` compare, and at how many of their positions.
+
+    Args:
+        split: whose `positions` say which.
+        tokenized: its tokens.
+        greedy: the unedited model's own answers, where these are compared.
+
+    Raises:
+        UserError: there is no answer to compare, or a text has one token only.
+    """
+    if split.positions == "text":
+        return _whole(whole_texts(split, tokenized))
+    answers = tuple(tokenized.golds if split.positions == "answer" else greedy)
+    if not all(answers):
+        where = f"task {split.task}, split {split.split}, example {answers.index(())}"
+        raise UserError(f"{where}: it has no answer whose predictions could be compared; say positions: greedy")
+    return [((*prompt, *answer), len(answer)) for prompt, answer in zip(tokenized.prompts, answers, strict=True)]
 
 
 def _whole(texts: Sequence[Tokens]) -> list[Span]:

@@ -175,3 +175,48 @@ def test_ties_are_broken_as_the_configuration_says(tiny: Any, store: Store, tmp_
     again = resume_plan(store, "ties")
     report_again = execute(again, store, Observer(), in_process)
     assert report_again == report
+
+
+def test_a_search_on_a_task_of_lm_eval(tiny: Any, store: Store, tmp_path: Path) -> None:
+    pytest.importorskip("lm_eval")
+    words = ("red", "blue", "green", "cat", "dog", "bird")
+    for source, count in (("validation", 60), ("test", 20)):
+        rows = [
+            {"text": f"the {words[i % 6]} is {words[i // 6 % 6]} {source}", "options": ["A", "B"], "gold": i % 5 % 2}
+            for i in range(count)
+        ]
+        (tmp_path / f"{source}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = {
+        "task": "theirs",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {source: f"{source}.jsonl" for source in ("validation", "test")}},
+        "validation_split": "validation",
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{text}} Answer :",
+        "doc_to_choice": "{{options}}",
+        "doc_to_target": "gold",
+        "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+    }
+    (tmp_path / "theirs.yaml").write_text(yaml.safe_dump(task))
+    path = tmp_path / "run.yaml"
+    tasks = ["lm_eval:./theirs.yaml#acc", "lm_eval:./theirs.yaml@agreement", str(tiny.task)]
+    settings = {"tie_break": "agreement", "final": {"rerank": 2}, "store": f"sqlite:///{tmp_path}/s.db"}
+    tiny.write_run(path, "theirs", tasks=tasks, **settings, **SMALL)
+    config = load_run_config(path)
+    assert config.tasks[0].name == f"lm_eval:{tmp_path}/theirs.yaml#acc"
+    plan = new_plan(config)
+    register(plan, store)
+    report = execute(plan, store, Observer(), in_process)
+    names = ["lm_eval:theirs#acc", "lm_eval:theirs@agreement", "pick"]
+    assert {score.task for row in report.contestants for score in row.scores} == set(names)
+    shown = ask(tmp_path, "show", "theirs:0")
+    scores = {e["task"]: e for e in shown["evaluations"] if e["split"] == "search"}
+    assert set(scores) == {*names, "lm_eval:theirs#acc@agreement", "pick@agreement"}
+    assert shown["fitness"] == pytest.approx(sum(scores[name]["score"] for name in names) / 3)
+    assert scores["lm_eval:theirs#acc"]["examples"] == 30
+    rows = ask(tmp_path, "best", "--task", "lm_eval:theirs#acc")
+    assert rows[0]["scores"]["dev"] is not None
+    found = ask(tmp_path, "evaluate", "theirs:0", "--task", f"lm_eval:{tmp_path}/theirs.yaml#acc", "--split", "test")
+    assert (found["task"], found["examples"]) == ("lm_eval:theirs#acc", 20)
+    assert found["interval"][0] <= found["score"] <= found["interval"][1]
