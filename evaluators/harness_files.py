@@ -69,13 +69,13 @@ def find_yaml(name: str) -> Path:
         for path in sorted(folder.rglob(f"{name}.yaml")):
             if read_raw(path).get("task") == name:
                 return path.absolute()
-    path = _index().get(name)
-    if path is None:
+    indexed = _index().get(name)
+    if indexed is None:
         raise UserError(
             f"{PREFIX}{name}: lm-eval has no task of this name (groups of tasks don't count: name their tasks one by "
             f"one); your own: give the path of its .yaml, or set {FOLDERS_VARIABLE}"
         )
-    return path
+    return indexed
 
 
 def read_raw(path: Path) -> dict[str, Any]:
