@@ -47,7 +47,12 @@ WriteTask = Callable[..., Path]
         ({"splits": {"test": {"from": "all", "indices": [1], "count": 1}}}, "can't be combined"),
         ({"splits": {"test": {"from": "all", "indices": [1], "min_chars": {"text": 9}}}}, "can't be combined"),
         ({"splits": {"test": {"from": "all", "min_chars": {"text": 0}}}}, "min_chars.text: input should be greater"),
-        ({"fitness": "bleu"}, "field fitness: input should be 'generate', 'rank', 'perplexity', 'kl' or 'agreement'"),
+        (
+            {"fitness": "bleu"},
+            "field fitness: input should be 'generate', 'rank', 'perplexity', 'kl', 'agreement' or 'lm_eval'",
+        ),
+        ({"fitness": "lm_eval"}, "a task of lm-evaluation-harness is judged by it, and no other task is"),
+        ({"source": {"hub": "a/b", "lm_eval": "arc_easy"}}, "give either `hub` or `files`"),
         ({"labels": {"label": {"true": True}}}, "field labels.label.true: input should be a valid string"),
         ({"max_new_tokens": 0}, "field max_new_tokens: input should be greater than or equal to 1"),
         ({"name": "other"}, "a task is called like its file: `small`"),
@@ -131,10 +136,10 @@ def test_agreement_needs_no_labels(write_task: WriteTask) -> None:
         load_task(write_task("wrong", fitness="kl", positions="answer", **prompts))
 
 
-def test_fingerprints_are_those_of_versions_without_positions(write_task: WriteTask) -> None:
+def test_fingerprints_are_those_of_versions_without_later_fields(write_task: WriteTask) -> None:
     split = prepare_splits(load_task(write_task()))["search"]
     content = asdict(split)
-    assert content.pop("positions") == "text"
+    assert (content.pop("positions"), content.pop("harness")) == ("text", None)
     payload = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     assert split.fingerprint == hashlib.sha256(payload.encode()).hexdigest()
     assert replace(split, positions="greedy").fingerprint != split.fingerprint
