@@ -9,17 +9,16 @@ _ORDER = ("search", "dev", "test")
 
 
 def print_report(report: FinalReport, store: str) -> None:
-    """The contestants, one line each, and what to do next."""
+    """The contestants, one line each in a table per task, and what to do next."""
     measured = _columns(report)
-    headings = [f"{split}: {task}" if len({task for task, _ in measured}) > 1 else split for task, split in measured]
-    columns = [("model", False), *((heading, True) for heading in headings), ("parameters", True), ("memory", True)]
-    rows = [_row(contestant, measured, report) for contestant in report.contestants]
-    tasks = ", ".join(dict.fromkeys(task for task, _ in measured))
-    print_table(
-        f"{report.search} on {tasks}: score in % with 95 % interval (mean of draws: +- one standard deviation)",
-        columns,
-        rows,
-    )
+    for task in dict.fromkeys(task for task, _ in measured):
+        pairs = [pair for pair in measured if pair[0] == task]
+        splits = [(split, True) for _, split in pairs]
+        print_table(
+            f"{report.search} on {task}: score in % with 95 % interval (mean of draws: +- one standard deviation)",
+            [("model", False), *splits, ("parameters", True), ("memory", True)],
+            [_row(contestant, pairs, report) for contestant in report.contestants],
+        )
     if report.winner is None:
         output.print("every individual failed; see `moevolve searches` and `moevolve show` for the reasons")
         return

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.cli.app import app
+from moevolve.search.cli.final_table import print_report
 from moevolve.search.config_files import load_run_config, parse_run_config
 from moevolve.search.finalise import FinalReport
 from moevolve.search.local_pool import LocalPool
@@ -49,7 +50,9 @@ def ask(tmp_path: Path, *arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_one_search_keeps_the_scores_of_all_its_tasks(tiny: Any, store: Store, tmp_path: Path) -> None:
+def test_one_search_keeps_the_scores_of_all_its_tasks(
+    tiny: Any, store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     other = tmp_path / "colours.yaml"
     task = yaml.safe_load(tiny.task.read_text())
     task["source"]["files"]["all"] = str(tiny.folder / "pick.jsonl")
@@ -74,6 +77,12 @@ def test_one_search_keeps_the_scores_of_all_its_tasks(tiny: Any, store: Store, t
         assert scores == sorted(scores, reverse=True)
         assert len(rows) == len({row["phenotype_hash"] for row in rows}) > 2
     measured = {(score.task, score.split) for row in report.contestants for score in row.scores}
+    print_report(report, "store")
+    tables = capsys.readouterr().out.split("both on ")[1:]
+    assert [table.split(":")[0] for table in tables] == ["pick", "colours"]
+    for table, name in zip(tables, ("pick", "colours"), strict=True):
+        best = {score.split: score for score in report.contestants[-1].scores if score.task == name}
+        assert all(f"{100 * score.score:.1f}" in table for score in best.values())
     assert measured == {(name, split) for name in ("pick", "colours") for split in ("search", "dev", "test")}
     assert resume_plan(store, "both").prepared == plan.prepared
 
