@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.matching import MATCHERS, known_matcher
 from moevolve.evaluators.metrics import DEFAULT_METRICS, known_metric
-from moevolve.evaluators.types import TEXT_KINDS, FitnessKind, Matching, Split
+from moevolve.evaluators.types import TEXT_KINDS, FitnessKind, Matching, Positions, Split
 from moevolve.evaluators.yaml_files import explain_validation
 
 Count = Annotated[int, Field(ge=1)]
@@ -30,12 +30,14 @@ class Source(_Model):
         config: the hub dataset's configuration, if it has several.
         revision: branch, tag or commit of the hub dataset.
         files: for each source split (any name) one or several JSONL files, relative to the YAML's folder or absolute.
+        lm_eval: a task of lm-evaluation-harness; set by `moevolve.evaluators.harness` only.
     """
 
     hub: str | None = None
     config: str | None = None
     revision: str | None = None
     files: dict[str, tuple[Path, ...]] | None = None
+    lm_eval: str | None = None
 
     @field_validator("files", mode="before")
     @classmethod
@@ -46,7 +48,9 @@ class Source(_Model):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if (self.hub is None) == (self.files is None):
+        if self.lm_eval is not None and self.hub is None and self.files is None:
+            return self
+        if (self.hub is None) == (self.files is None) or self.lm_eval is not None:
             raise ValueError("give either `hub` or `files`")
         if self.files is not None and (self.config or self.revision):
             raise ValueError("`config` and `revision` belong to `hub`, not to `files`")
@@ -136,9 +140,14 @@ class TaskConfig(_Model):
         choices: the closed set of answers, given like `references`.
         matching: how generated text is compared.
         metric: what turns per-example outcomes into the score; None for the one that belongs to the fitness,
-            `geometric_mean` for `perplexity` and `kl`, else `accuracy`.
-        fitness: `generate`, `rank`, `perplexity` or `kl`; see `moevolve.evaluators.runner.run_split`. The last two read
-            the prompt, with the answer behind it if there is one, as one text, and need neither answer nor choices.
+            `geometric_mean` for `perplexity` and `kl`, `mean` for `agreement`, else `accuracy`.
+        fitness: `generate`, `rank`, `perplexity`, `kl` or `agreement`; see `moevolve.evaluators.runner.run_split`. The
+            last three read the prompt, with the answer behind it if there is one, as one text, and need neither answer
+            nor choices.
+        positions: whose predictions `kl` and `agreement` compare: those of the whole `text`, of the gold `answer`, or
+            of the full model's own `greedy` answer (up to `max_new_tokens`, the end token or a stop string), which
+            replaces the gold one. None for what belongs to the fitness: `text` for `kl`; for `agreement` it is `answer`
+            where the task has one, and otherwise `greedy`.
         max_new_tokens: greedy decoding stops after this many tokens.
         answer_prefix: text between prompt and answer when an answer is teacher-forced.
     """
@@ -156,6 +165,7 @@ class TaskConfig(_Model):
     matching: MatchingConfig = MatchingConfig()
     metric: str | None = None
     fitness: FitnessKind = "generate"
+    positions: Positions | None = None
     max_new_tokens: Count = 16
     answer_prefix: str = " "
 
@@ -175,8 +185,15 @@ class TaskConfig(_Model):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.answer is None and self.references is None and self.fitness not in TEXT_KINDS:
+        if (self.source.lm_eval is None and self.fitness == "lm_eval") or (
+            self.source.lm_eval is not None and self.fitness == "generate"
+        ):
+            raise ValueError("a task of lm-evaluation-harness is judged by it, and no other task is: name it "
+                             "`lm_eval:TASK`; @rank, @perplexity, @kl and @agreement may follow")  # fmt: skip
+        if not self.labelled and self.fitness not in TEXT_KINDS:
             raise ValueError("give `answer` (a template) or `references` (a list), or both")
+        if self.compared == "answer" and not self.labelled:
+            raise ValueError("positions `answer` needs `answer` or `references`; without them say `greedy` or `text`")
         if self.fitness == "rank" and not self.choices:
             raise ValueError("fitness `rank` compares the likelihood of choices: give `choices`")
         if MATCHERS[self.matching.kind].needs_choices and self.fitness == "generate" and not self.choices:
@@ -202,6 +219,20 @@ class TaskConfig(_Model):
     def scored_by(self) -> str:
         """The metric: its own, or the one that belongs to the fitness."""
         return self.metric or DEFAULT_METRICS[self.fitness]
+
+    @property
+    def labelled(self) -> bool:
+        """Whether there are gold answers."""
+        return self.answer is not None or self.references is not None
+
+    @property
+    def compared(self) -> Positions:
+        """Whose predictions are compared: its own `positions`, or what belongs to the fitness."""
+        if self.fitness == "kl":
+            return self.positions or "text"
+        if self.fitness == "agreement":
+            return self.positions or ("answer" if self.labelled else "greedy")
+        return "text"
 
     @classmethod
     def from_mapping(cls, raw: Mapping[str, Any], origin: str = "") -> TaskConfig:
@@ -259,13 +290,17 @@ class TaskConfig(_Model):
     def with_fitness(self, fitness: FitnessKind) -> TaskConfig:
         """The same data and prompts under another fitness, as a task of its own, `NAME@FITNESS`.
 
-        The metric stays if it suits the fitness as well; otherwise it becomes the one that belongs to it.
+        The metric stays if it suits the fitness as well; otherwise it becomes the one that belongs to it. A task of
+        running text is read as that by `agreement` too, rather than continued.
 
         Raises:
             UserError: the task lacks what the fitness needs.
         """
         suits = DEFAULT_METRICS[fitness] == DEFAULT_METRICS[self.fitness]
-        return self._changed(name=f"{self.name}@{fitness}", fitness=fitness, metric=self.metric if suits else None)
+        changes = {"name": f"{self.name}@{fitness}", "fitness": fitness, "metric": self.metric if suits else None}
+        if self.fitness in ("perplexity", "kl") and not self.labelled and self.positions is None:
+            changes["positions"] = "text"
+        return self._changed(**changes)
 
     def _changed(self, **changes: Any) -> TaskConfig:
         raw = self.model_dump(by_alias=True, exclude_unset=True) | changes

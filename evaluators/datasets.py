@@ -147,3 +147,8 @@ def _load_hub(source: Source, split: str) -> Table:
     if len(data) == 0:
         raise UserError(f"hub dataset {name}: no rows")
     return Table(name, data)
+
+
+def as_dataset(rows: Sequence[Row]) -> Dataset:
+    """Rows in memory as a `Dataset`."""
+    return Dataset.from_list(list(rows))

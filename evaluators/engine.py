@@ -60,9 +60,10 @@ class Engine(Protocol):
         ...
 
     def remember(self, split: PreparedSplit) -> None:
-        """Keep what the model predicts on a split's texts, for `divergences`; nothing happens if it is kept already.
+        """Keep what the model predicts on a split's texts, for `divergences` and `agreements`.
 
-        The caller sees to it that the model has no edit.
+        Nothing happens if it is kept already. The caller sees to it that the model has no edit. With `positions:
+        greedy` the model's own answers are made first, and are part of the texts from then on.
 
         Raises:
             UserError: the unedited model's predictions are not finite, or a text has fewer than two tokens.
@@ -72,11 +73,35 @@ class Engine(Protocol):
     def divergences(self, split: PreparedSplit) -> NDArray[np.float64]:
         """Divergences from what was remembered: float64 [examples], nats, >= 0.
 
-        Mean over the positions that predict a token of the text (see `text_logprobs`) of KL(remembered || now), over
-        the whole vocabulary.
+        Mean over the positions that predict a token of the text (see `text_logprobs`), or of the answer alone where
+        the split's `positions` say so, of KL(remembered || now), over the whole vocabulary.
 
         Raises:
             CandidateError: the model's logits are not finite.
             ValueError: the split was not remembered.
+        """
+        ...
+
+    def agreements(self, split: PreparedSplit) -> NDArray[np.float64]:
+        """Overlaps with what was remembered: float64 [examples], in [0, 1].
+
+        Mean over the same positions as in `divergences` of sum_v min(remembered(v), now(v)), over the vocabulary.
+
+        Raises:
+            CandidateError: the model's logits are not finite.
+            ValueError: the split was not remembered.
+        """
+        ...
+
+    def judged(self, split: PreparedSplit) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Answers to a task of lm-evaluation-harness, as it judges them.
+
+        Returns:
+            Outcomes in [0, 1], float64 [examples], and the gold answers' mean log-probability per token (nats),
+            float64 [examples]; 0 for an example without a gold answer.
+
+        Raises:
+            CandidateError: the model's logits are not finite.
+            UserError: lm-evaluation-harness isn't installed, or can't judge the answers.
         """
         ...

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from decimal import Decimal
 from functools import lru_cache
 from typing import ClassVar
 
@@ -17,6 +18,8 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Example, Matching
 
 _CLOSING = " .,;:!?\"')]"
+_RESULT_MARK = "####"
+_NUMBER = re.compile(r"(?:(?<![\w)])-)?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 
 
 class Matcher(ABC):
@@ -187,6 +190,29 @@ class LabelMatcher(_TokenMatcher):
         return found is not None and found[0] + max(len(_tokens(c)) for c in example.choices) <= len(words)
 
 
+class NumberMatcher(Matcher):
+    """The answer's result is a reference's: the number behind `####` (GSM8K's mark), else the last number there is.
+
+    Thousands separators, currency signs and closing zeros don't count: `$1,000.00` is `1000`.
+    """
+
+    def _score(self, answer: str, example: Example) -> float:
+        found = _result(answer)
+        return float(found is not None and any(found == _result(reference) for reference in example.references))
+
+    def _settled(self, start: str, example: Example) -> bool:
+        _, mark, behind = start.partition(_RESULT_MARK)
+        found = _NUMBER.search(behind) if mark else None
+        # A point or comma may still be followed by digits.
+        return found is not None and behind[found.end() :] not in ("", ".", ",")
+
+    def problem(self, example: Example) -> str | None:
+        for reference in example.references:
+            if _result(reference) is None:
+                return f"there is no number in the reference {reference!r}"
+        return super().problem(example)
+
+
 MATCHERS: dict[str, type[Matcher]] = {
     "capital": CapitalMatcher,
     "contains": ContainsMatcher,
@@ -194,6 +220,7 @@ MATCHERS: dict[str, type[Matcher]] = {
     "exact": ExactMatcher,
     "f1": F1Matcher,
     "label": LabelMatcher,
+    "number": NumberMatcher,
     "option": OptionMatcher,
     "prefix": PrefixMatcher,
 }
@@ -235,6 +262,14 @@ def _tokens(answer: str) -> Tokens:
 
 def _first_capital(text: str) -> str | None:
     return next((character for character in text if character.isupper()), None)
+
+
+def _result(text: str) -> Decimal | None:
+    """The number behind the first mark, or without one there the last number of the text."""
+    _, mark, behind = text.partition(_RESULT_MARK)
+    found = _NUMBER.findall(behind)[:1] if mark else []
+    found = found or _NUMBER.findall(text)[-1:]
+    return Decimal(found[0].replace(",", "").replace("$", "")) if found else None
 
 
 def _plain(text: str) -> str:

@@ -33,6 +33,8 @@ DEFAULT_METRICS: dict[FitnessKind, str] = {
     "rank": "accuracy",
     "perplexity": "geometric_mean",
     "kl": "geometric_mean",
+    "agreement": "mean",
+    "lm_eval": "mean",
 }
 """What a task of a fitness kind is scored by unless it says otherwise."""
 

@@ -44,6 +44,10 @@ def prepare_splits(task: TaskConfig, splits: Iterable[Split] | None = None) -> d
     for split in wanted:
         if split not in task.splits:
             raise UserError(f"{task.origin}: there is no `{split}` split; it has: {', '.join(task.splits)}")
+    if task.source.lm_eval is not None:
+        from moevolve.evaluators.harness import prepare_harness
+
+        return prepare_harness(task, [split for split in SPLITS if split in wanted])
     tables = cache(lambda source: load_table(task.source, source))
     template = ExampleTemplate(task)
     prepared = {}
@@ -71,6 +75,7 @@ def _prepare(task: TaskConfig, split: Split, table: Table, template: ExampleTemp
         max_new_tokens=task.max_new_tokens,
         answer_prefix=task.answer_prefix,
         examples=examples,
+        positions=task.compared,
     )
 
 

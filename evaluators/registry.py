@@ -1,6 +1,6 @@
 """Finding tasks by name: a YAML path, the user's own folders, then the tasks that come with the package.
 
-`NAME@FITNESS` is a task under another fitness.
+`NAME@FITNESS` is a task under another fitness; `lm_eval:NAME` is a task of lm-evaluation-harness.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from moevolve.evaluators.config import TaskConfig
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.harness_files import PREFIX
 from moevolve.evaluators.types import FITNESS_KINDS
 from moevolve.evaluators.yaml_files import read_yaml
 
@@ -52,15 +53,15 @@ def load_task(name: str | Path, folders: Sequence[Path | str] = ()) -> TaskConfi
 
     Args:
         name: a task's name, or a path ending in `.yaml`; `@` and a fitness kind may follow it. `NAME@FITNESS` is a task
-            of that name, so its scores stay apart from those of `NAME`.
+            of that name, so its scores stay apart from those of `NAME`. `lm_eval:` in front of either means
+            lm-evaluation-harness's; see `moevolve.evaluators.harness.harness_task`.
         folders: the user's own task folders.
 
     Raises:
         UserError: no such task (with near names), its file is wrong, or the fitness kind is unknown or doesn't suit it.
     """
     base, fitness = split_fitness(str(name))
-    path = _find(base, folders)
-    task = TaskConfig.from_mapping(_read(path, folders, ()), str(path))
+    task = _load(base, folders)
     if not fitness:
         return task
     for kind in FITNESS_KINDS:
@@ -69,6 +70,15 @@ def load_task(name: str | Path, folders: Sequence[Path | str] = ()) -> TaskConfi
     raise UserError(
         f"task {name}: unknown fitness `{fitness[1:]}`; after the @ stands one of: {', '.join(FITNESS_KINDS)}"
     )
+
+
+def _load(name: str, folders: Sequence[Path | str]) -> TaskConfig:
+    if name.startswith(PREFIX):
+        from moevolve.evaluators.harness import harness_task
+
+        return harness_task(name)
+    path = _find(name, folders)
+    return TaskConfig.from_mapping(_read(path, folders, ()), str(path))
 
 
 def split_fitness(name: str) -> tuple[str, str]:

@@ -15,6 +15,9 @@ from moevolve.evaluators.types import FitnessKind, PreparedSplit, SplitResult
 
 Floats = NDArray[np.float64]
 
+_LEAST = 1e-12
+"""Agreement whose logarithm stands for everything below it."""
+
 
 def run_split(engine: Engine, split: PreparedSplit) -> SplitResult:
     """Scores the engine's model on a split.
@@ -23,7 +26,10 @@ def run_split(engine: Engine, split: PreparedSplit) -> SplitResult:
     highest mean log-probability per token is an accepted answer; the first wins a tie. `perplexity`: outcomes are
     exp(mean log-probability per token) of the texts, so their geometric mean is the reciprocal of the perplexity in
     which every example counts the same, however long. `kl`: outcomes are exp(-mean KL divergence per token) from the
-    unedited model, which the engine must have remembered; its own score is 1.
+    unedited model, which the engine must have remembered; its own score is 1. `agreement`: outcomes are the mean per
+    token of sum_v min(p(v), q(v)) of the unedited model's p and the model's q, which is 1 less their total variation
+    distance; the unedited model's own score is 1 here too. `lm_eval`: outcomes are what
+    lm-evaluation-harness makes of the answers.
 
     Raises:
         CandidateError: a log-probability is not finite, which is the candidate's fault.
@@ -73,13 +79,28 @@ def _kl(engine: Engine, split: PreparedSplit) -> tuple[Floats, Floats]:
     return _likelihoods(0.0 - engine.divergences(split), split)
 
 
+def _agreement(engine: Engine, split: PreparedSplit) -> tuple[Floats, Floats]:
+    overlaps = engine.agreements(split)
+    _require_all(overlaps, split)
+    # Nothing in common at all is a bad score, not a failure: its logarithm stays finite.
+    return overlaps, np.log(np.maximum(overlaps, _LEAST))
+
+
 def _likelihoods(logs: Floats, split: PreparedSplit) -> tuple[Floats, Floats]:
     """Outcomes and what takes the place of gold log-probabilities, from logarithms of the former."""
-    if logs.shape != (len(split.examples),):
-        raise ValueError(
-            f"the engine scored {logs.shape[0]} of {len(split.examples)} texts of {split.task}/{split.split}"
-        )
+    _require_all(logs, split)
     return np.exp(logs), logs
+
+
+def _require_all(values: Floats, split: PreparedSplit) -> None:
+    if values.shape != (len(split.examples),):
+        raise ValueError(
+            f"the engine scored {values.shape[0]} of {len(split.examples)} texts of {split.task}/{split.split}"
+        )
+
+
+def _lm_eval(engine: Engine, split: PreparedSplit) -> tuple[Floats, Floats]:
+    return engine.judged(split)
 
 
 _SCORERS: dict[FitnessKind, Callable[[Engine, PreparedSplit], tuple[Floats, Floats]]] = {
@@ -87,13 +108,15 @@ _SCORERS: dict[FitnessKind, Callable[[Engine, PreparedSplit], tuple[Floats, Floa
     "rank": _rank,
     "perplexity": _perplexity,
     "kl": _kl,
+    "agreement": _agreement,
+    "lm_eval": _lm_eval,
 }
 
 
 def _require_finite(gold: Floats, split: PreparedSplit) -> None:
     wrong = np.flatnonzero(~np.isfinite(gold))
     if wrong.size:
-        what = "divergence" if split.fitness == "kl" else "gold log-probability"
+        what = {"kl": "divergence", "agreement": "agreement"}.get(split.fitness, "gold log-probability")
         raise CandidateError(
             f"{split.task}/{split.split}: {what} of example {int(wrong[0])} is {gold[wrong[0]]} "
             f"({wrong.size} of {gold.size} not finite)"

@@ -12,11 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 Split = Literal["search", "dev", "test"]
-FitnessKind = Literal["generate", "rank", "perplexity", "kl"]
+FitnessKind = Literal["generate", "rank", "perplexity", "kl", "agreement", "lm_eval"]
+Positions = Literal["text", "answer", "greedy"]
 SPLITS: tuple[Split, ...] = ("search", "dev", "test")
-FITNESS_KINDS: tuple[FitnessKind, ...] = ("generate", "rank", "perplexity", "kl")
-TEXT_KINDS: frozenset[FitnessKind] = frozenset({"perplexity", "kl"})
-"""Fitness kinds that read a whole text and compare no answers: they need no references and no choices."""
+FITNESS_KINDS: tuple[FitnessKind, ...] = ("generate", "rank", "perplexity", "kl", "agreement")
+"""Kinds a task can be given; `lm_eval` belongs to the tasks of lm-evaluation-harness alone."""
+COMPARING_KINDS: frozenset[FitnessKind] = frozenset({"kl", "agreement"})
+"""Fitness kinds that compare predictions with the unedited model's, which the engine must remember first."""
+TEXT_KINDS: frozenset[FitnessKind] = COMPARING_KINDS | {"perplexity"}
+"""Fitness kinds that read a text and compare no answers: they need no references and no choices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,29 @@ class Matching:
     stop: tuple[str, ...] = ("\n",)
 
 
+@dataclass(frozen=True, slots=True)
+class HarnessTask:
+    """What lm-evaluation-harness needs to judge the answers of a split; see `moevolve.evaluators.harness`.
+
+    Attributes:
+        yaml: the task's file: relative to lm-eval's own tasks, or absolute.
+        config: what stands in it, as JSON, functions by their name and the hash of their file.
+        version: of lm-eval.
+        metric: whose value is a document's outcome.
+        filter: lm-eval's name of the filter that answers go through first.
+        documents: JSON of each example's document.
+        contexts: per example its prompt, or a prompt for each of its choices.
+    """
+
+    yaml: str
+    config: str = field(repr=False)
+    version: str
+    metric: str
+    filter: str
+    documents: tuple[str, ...] = field(repr=False)
+    contexts: tuple[tuple[str, ...], ...] = field(repr=False)
+
+
 @dataclass(frozen=True)
 class PreparedSplit:
     """One split of one task, rendered: everything a worker needs to score a candidate on it.
@@ -56,13 +83,16 @@ class PreparedSplit:
         task: name of the task.
         split: `search` (fitness), `dev` (re-ranking) or `test` (reported, never searched on).
         fitness: `generate` (greedy generation and template matching, the EEP paper's protocol), `rank`
-            (log-likelihood of the choices), `perplexity` (likelihood of the whole text) or `kl` (divergence of the
-            predictions on the text from the unedited model's).
+            (log-likelihood of the choices), `perplexity` (likelihood of the whole text), `kl` or `agreement`
+            (divergence of the predictions on the text from the unedited model's, and their overlap with them).
         metric: name of the metric that turns per-example outcomes into the score.
         matching: how an answer is compared with the references.
         max_new_tokens: greedy decoding stops after this many tokens.
         answer_prefix: text between prompt and answer when an answer is teacher-forced (usually one space).
         examples: the prompts, in their fixed order.
+        positions: for `kl` and `agreement`, whose predictions are compared: those of the whole `text`, of the gold
+            `answer`, or of the unedited model's own `greedy` answer, which takes the place of the gold one.
+        harness: for `lm_eval`, what judges the answers; else None.
     """
 
     task: str
@@ -73,11 +103,21 @@ class PreparedSplit:
     max_new_tokens: int
     answer_prefix: str
     examples: tuple[Example, ...] = field(repr=False)
+    positions: Positions = "text"
+    harness: HarnessTask | None = None
 
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 (hex) of everything that can change a score: equal fingerprints mean comparable evaluations."""
-        payload = json.dumps(asdict(self), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+        content = asdict(self)
+        # These fields came later: what was evaluated before them keeps its fingerprint.
+        if self.positions == "text":
+            del content["positions"]
+        if self.harness is None:
+            del content["harness"]
+        else:
+            del content["harness"]["yaml"]
+        payload = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
         return hashlib.sha256(payload.encode()).hexdigest()
 
 
@@ -88,7 +128,7 @@ class SplitResult:
     Attributes:
         score: the metric over all examples, in [0, 1].
         gold_logprob: mean over examples, in nats, <= 0: the gold answer's log-probability per token; for `perplexity`
-            the whole text's; for `kl` the negative divergence.
+            the whole text's; for `kl` the negative divergence; for `agreement` its logarithm.
         outcomes: float32 [examples], each example's contribution in [0, 1].
     """
 

@@ -54,7 +54,8 @@ class TaskSection(Section):
     """A task by name or YAML path.
 
     Attributes:
-        name: name of a packaged task, or path of a task file; `@` and a fitness kind may follow.
+        name: name of a packaged task, or path of a task file; `@` and a fitness kind may follow. `lm_eval:` in front
+            means a task of lm-evaluation-harness.
         weight: its weight in the fitness.
         counts: use this many examples of a split instead of the task file's number.
     """
@@ -94,11 +95,14 @@ class FinalSection(Section):
         test: score the full model and the winner on `test` for the final table.
         random_draws: this many of the random initial individuals are scored on `test` too, as the random-pruning
             baseline of the final table.
+        held_out: names of tasks that are no part of the fitness; full model and winner are scored on their `test` split
+            too, to see whether what was searched for generalises.
     """
 
     rerank: int = Field(5, ge=0)
     test: bool = True
     random_draws: int = Field(0, ge=0)
+    held_out: tuple[str, ...] = ()
 
 
 class StoredConfig(Section):
@@ -117,17 +121,26 @@ class StoredConfig(Section):
     def config_hash(self) -> str:
         """SHA-256 (hex) of what determines the population: execution settings, name and store are left out."""
         content = self.model_dump(mode="json", exclude={"name", "workers", "store", "final"})
+        if content.get("tie_break") == "gold_logprob":  # the setting came later: searches from before keep their hash
+            del content["tie_break"]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 class RunConfig(StoredConfig):
-    """One search, whole."""
+    """One search, whole.
+
+    Attributes:
+        tie_break: what decides between equal scores, before the smaller index does: the mean log-probability of the
+            gold answers, the mean `agreement` with the full model (one more evaluation per candidate, of the same
+            prompts), or nothing (`index`).
+    """
 
     seed: int = Field(0, ge=0)
     tasks: tuple[TaskSection, ...] = Field(min_length=1)
     strategy: StrategySection = EvolutionSection()
     phases: tuple[Phase, ...] = Field(min_length=1)
     window: int = Field(8, ge=1)
+    tie_break: Literal["gold_logprob", "agreement", "index"] = "gold_logprob"
     workers: WorkersSection = WorkersSection()
     final: FinalSection = FinalSection()
     store: str = "sqlite:///moevolve.db"
@@ -137,6 +150,15 @@ class RunConfig(StoredConfig):
         names = [task.name for task in self.tasks]
         if len(set(names)) != len(names):
             raise ValueError(f"tasks: a task is named twice in {', '.join(names)}")
+        return self
+
+    @model_validator(mode="after")
+    def _held_out_is_not_searched_on(self) -> Self:
+        for name in self.final.held_out:
+            if name in {task.name for task in self.tasks}:
+                raise ValueError(f"final.held_out: {name} is one of `tasks`, so its search split isn't held out")
+        if self.final.held_out and not self.final.test:
+            raise ValueError("final.held_out: tasks are scored on `test`; set final.test: true")
         return self
 
     @model_validator(mode="after")

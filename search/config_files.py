@@ -10,6 +10,7 @@ import yaml
 from pydantic import ValidationError
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.harness_files import split_name
 from moevolve.evaluators.registry import split_fitness
 from moevolve.search.config import RunConfig, StoredConfig
 
@@ -149,8 +150,16 @@ def resolve_paths(data: dict[str, Any], folder: Path) -> None:
         data["tasks"] = [{"name": task} if isinstance(task, str) else task for task in tasks]
         for task in data["tasks"]:
             if isinstance(task, dict) and isinstance(task.get("name"), str):
-                base, fitness = split_fitness(task["name"])
-                task["name"] = _absolute(base, folder) + fitness
+                task["name"] = _task_name(task["name"], folder)
+    final = data.get("final")
+    if isinstance(final, dict) and isinstance(final.get("held_out"), list):
+        final["held_out"] = [_task_name(name, folder) if isinstance(name, str) else name for name in final["held_out"]]
+
+
+def _task_name(name: str, folder: Path) -> str:
+    base, fitness = split_fitness(name)
+    prefix, base, metric = split_name(base)
+    return prefix + _absolute(base, folder) + metric + fitness
 
 
 def _absolute(path: str, folder: Path) -> str:

@@ -214,8 +214,8 @@ class Driver:
         """Fitness and tie-break: means over the tasks, weighted, the first less a penalty; None for a failed one."""
         if item.failure is not None:
             return None, None
-        score, logprob = weighted_means(item.evaluations, self._plan.weights)
-        return score - item.job.penalty, logprob
+        score, tie_break = ranking_values(self._plan, item.evaluations)
+        return score - item.job.penalty, tie_break
 
     def _finish(self, row: Any, fitness: float | None, tie_break: float | None) -> None:
         position = self._plan.schedule.span(row.index).position
@@ -287,6 +287,22 @@ def individual_record(proposal: Proposal, phase: str, description: Description, 
         depth=depth,
         parents=proposal.parents,
     )
+
+
+def ranking_values(plan: Plan, evaluations: tuple[EvaluationRecord, ...]) -> tuple[float, float]:
+    """Score and tie-break of a candidate from its evaluations on the splits of one name, in the order of its job.
+
+    The tie-break is what the configuration's `tie_break` says: the mean gold log-probability, the mean agreement with
+    the full model, or always 0, so that the index decides.
+    """
+    found = {record.task_fingerprint: record for record in evaluations}
+    score, tie_break = weighted_means(evaluations[: len(plan.weights)], plan.weights)
+    if plan.config.tie_break == "agreement":
+        ties = plan.tie_splits(evaluations[0].split)
+        tie_break, _ = weighted_means(tuple(found[split.fingerprint] for split in ties), plan.weights)
+    elif plan.config.tie_break == "index":
+        tie_break = 0.0
+    return score, tie_break
 
 
 def weighted_means(evaluations: tuple[EvaluationRecord, ...], weights: tuple[float, ...]) -> tuple[float, float]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from moevolve.evaluators.types import Split
 from moevolve.search.desk import EvaluationDesk, Job, Settled
-from moevolve.search.driver import weighted_means
+from moevolve.search.driver import ranking_values
 from moevolve.search.evaluation import interval, with_outcomes
 from moevolve.search.plan import Plan
 from moevolve.store.records import EvaluationRecord, HistoryRow
@@ -116,8 +116,8 @@ class Finaliser:
         ranked = []
         for row, item in zip(leaders, self._settle([self._job(row, "dev") for row in leaders]), strict=True):
             if item.failure is None:
-                score, logprob = weighted_means(item.evaluations, self._plan.weights)
-                ranked.append((-score, -logprob, row.index, row))
+                score, tie_break = ranking_values(self._plan, item.evaluations)
+                ranked.append((-score, -tie_break, row.index, row))
         return min(ranked, key=lambda entry: entry[:3])[3] if ranked else leaders[0]
 
     def _random_draws(self) -> list[HistoryRow]:
@@ -136,13 +136,14 @@ class Finaliser:
         jobs = [self._plan.full_job(split) for split in measured]
         facts = self._plan.facts
         active = active_parameters(facts, facts.experts, facts.active)
-        scores, phenotype = self._intervals(self._settle(jobs)), jobs[0].edit.phenotype_hash
+        scores = self._intervals(self._settle(jobs)) + self._held_out(None)
+        phenotype = jobs[0].edit.phenotype_hash
         return Contestant("full model", None, scores, facts.parameters, active, phenotype=phenotype)
 
     def _single(self, label: str, row: HistoryRow, measured: Sequence[Split], led: bool) -> Contestant:
         description = self._plan.space.describe(self._plan.space.from_bytes(row.genome))
         splits: list[Split] = [*measured, *(["dev"] if led and self._section.rerank else [])]  # type: ignore[list-item]
-        scores = self._intervals(self._settle([self._job(row, split) for split in splits]))
+        scores = self._intervals(self._settle([self._job(row, split) for split in splits])) + self._held_out(row)
         size = description.parameters, description.active_parameters
         summary, phenotype = description.summary, row.phenotype_hash
         return Contestant(label, self._ref(row), scores, *size, summary, phenotype=phenotype)
@@ -165,13 +166,24 @@ class Finaliser:
         return Contestant(label, None, tuple(scores), *size, draws=len(rows))
 
     def _intervals(self, settled: Sequence[Settled]) -> tuple[SplitScore, ...]:
+        tasks = len(self._plan.weights)  # what breaks ties stands behind them
         return tuple(
-            self._interval(record) for item in settled for record in item.evaluations if record.score is not None
+            self._interval(record)
+            for item in settled
+            for record in item.evaluations[:tasks]
+            if record.score is not None
         )
 
     def _interval(self, record: EvaluationRecord) -> SplitScore:
         low, high = interval(with_outcomes(self._store, record))
         return SplitScore(record.task, record.split, float(record.score or 0.0), low, high)
+
+    def _held_out(self, row: HistoryRow | None) -> tuple[SplitScore, ...]:
+        if not self._plan.held_out:
+            return ()
+        genome = None if row is None else self._plan.space.from_bytes(row.genome)
+        (settled,) = self._settle([self._plan.held_out_job(genome)])
+        return tuple(self._interval(record) for record in settled.evaluations if record.score is not None)
 
     def _settle(self, jobs: Sequence[Job]) -> list[Settled]:
         """All jobs, in order; what is new is in the store afterwards."""

@@ -26,6 +26,9 @@ class Plan:
         space: the genomes.
         schedule: index arithmetic.
         prepared: the tasks' rendered splits, per split name in the order of the tasks.
+        tie_breakers: with `tie_break: agreement`, the same splits under the fitness that breaks ties, where candidates
+            are ranked; else empty.
+        held_out: `test` splits of tasks that the search doesn't know, for the final table.
     """
 
     config: RunConfig
@@ -34,6 +37,8 @@ class Plan:
     space: GenomeSpace[Any] = field(repr=False)
     schedule: Schedule = field(repr=False)
     prepared: Mapping[Split, tuple[PreparedSplit, ...]] = field(repr=False)
+    tie_breakers: Mapping[Split, tuple[PreparedSplit, ...]] = field(default_factory=dict, repr=False)
+    held_out: tuple[PreparedSplit, ...] = field(default=(), repr=False)
 
     @property
     def weights(self) -> tuple[float, ...]:
@@ -44,17 +49,22 @@ class Plan:
         """The tasks' splits of one name, in order."""
         return tuple(SplitRef(item.task, item.split, item.fingerprint) for item in self.prepared[split])
 
+    def tie_splits(self, split: Split) -> tuple[SplitRef, ...]:
+        """What breaks ties on the splits of one name, task by task; empty if nothing is evaluated for it."""
+        return tuple(SplitRef(item.task, item.split, item.fingerprint) for item in self.tie_breakers.get(split, ()))
+
     @property
-    def all_splits(self) -> dict[str, PreparedSplit]:
-        """Every prepared split by fingerprint."""
-        return {item.fingerprint: item for group in self.prepared.values() for item in group}
+    def all_prepared(self) -> dict[str, PreparedSplit]:
+        """Every split that a worker may be sent, by fingerprint."""
+        groups = (*self.prepared.values(), *self.tie_breakers.values(), self.held_out)
+        return {item.fingerprint: item for group in groups for item in group}
 
     def job(self, genome: Genome, split: Split) -> Job:
         """Score a genome on one split of every task."""
         description = self.space.describe(genome)
         return Job(
             genome.express(),
-            self.splits(split),
+            self._evaluated(split),
             description.experts,
             description.active,
             description.parameters,
@@ -63,4 +73,15 @@ class Plan:
 
     def full_job(self, split: Split) -> Job:
         """Score the unedited model on one split of every task."""
-        return Job(IdentityEdit(), self.splits(split))
+        return Job(IdentityEdit(), self._evaluated(split))
+
+    def held_out_job(self, genome: Genome | None) -> Job:
+        """Score a genome, or the unedited model, on the tasks that the search doesn't know."""
+        splits = tuple(SplitRef(item.task, item.split, item.fingerprint) for item in self.held_out)
+        if genome is None:
+            return Job(IdentityEdit(), splits)
+        description = self.space.describe(genome)
+        return Job(genome.express(), splits, description.experts, description.active, description.parameters)
+
+    def _evaluated(self, split: Split) -> tuple[SplitRef, ...]:
+        return tuple(dict.fromkeys((*self.splits(split), *self.tie_splits(split))))

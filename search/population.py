@@ -11,7 +11,7 @@ from moevolve.search.config_phases import ThresholdParents, TopKParents
 
 @dataclass(frozen=True, slots=True, order=True)
 class RankKey:
-    """Sorts best first: fitness, then mean gold log-probability, then the earlier individual."""
+    """Sorts best first: fitness, then the tie-break, then the earlier individual."""
 
     negative_fitness: float
     negative_tie_break: float
@@ -32,7 +32,8 @@ class Member:
         genome: serialised genome.
         content_hash: hash of the genome's canonical content.
         fitness: weighted mean score over the tasks' search splits; None if the candidate failed.
-        tie_break: mean gold log-probability; None if the candidate failed.
+        tie_break: what decides between equal fitness, higher is better (see `RunConfig.tie_break`); None if the
+            candidate failed.
     """
 
     index: int

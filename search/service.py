@@ -11,7 +11,7 @@ from typing import Any
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.prepare import prepare_split
 from moevolve.evaluators.registry import load_task
-from moevolve.evaluators.types import PreparedSplit, Split
+from moevolve.evaluators.types import FitnessKind, PreparedSplit, Split
 from moevolve.search.baselines.registry import check_baselines
 from moevolve.search.calibrating import Calibrate, calibrated_plan
 from moevolve.search.config import RunConfig, StoredConfig, TaskSection
@@ -61,10 +61,15 @@ def make_plan(config: RunConfig, search_id: str) -> Plan:
     if config.final.test:
         names.append("test")
     prepared = {name: tuple(_prepare(task, name) for task in config.tasks) for name in names}
+    ranked = [name for name in names if name != "test" and config.tie_break == "agreement"]
+    ties: dict[Split, tuple[PreparedSplit, ...]] = {
+        name: tuple(_prepare(task, name, "agreement") for task in config.tasks) for name in ranked
+    }
     _check_phases(config, space)
     schedule = make_schedule(config)
     make_strategy(config, space, schedule)  # only to see that it can be made
-    return Plan(config, search_id, facts, space, schedule, prepared)
+    held_out = tuple(prepare_split(load_task(name), "test") for name in config.final.held_out)
+    return Plan(config, search_id, facts, space, schedule, prepared, ties, held_out)
 
 
 def _check_phases(config: RunConfig, space: GenomeSpace[Any]) -> None:
@@ -80,7 +85,7 @@ def _check_phases(config: RunConfig, space: GenomeSpace[Any]) -> None:
 def ray_pool(plan: Plan) -> RayPool:
     """The pool of a plan's configuration on Ray."""
     config = plan.config
-    return RayPool(config.workers, config.model.to_worker(), config.engine.to_worker(), plan.all_splits)
+    return RayPool(config.workers, config.model.to_worker(), config.engine.to_worker(), plan.all_prepared)
 
 
 def register(plan: Plan, store: Store) -> None:
@@ -172,10 +177,12 @@ def _run(plan: Plan, store: Store, observer: Observer, make_pool: PoolFactory, c
         pool.close()
 
 
-def _prepare(section: TaskSection, split: Split) -> PreparedSplit:
+def _prepare(section: TaskSection, split: Split, fitness: FitnessKind | None = None) -> PreparedSplit:
+    """One split of a task, under another fitness if one is given and isn't the task's own."""
     task = load_task(section.name)
     counts: Any = {name: count for name, count in section.counts.items() if name == split}
-    return prepare_split(task.with_counts(counts) if counts else task, split)
+    task = task.with_counts(counts) if counts else task
+    return prepare_split(task if fitness is None or fitness == task.fitness else task.with_fitness(fitness), split)
 
 
 def search_record(config: StoredConfig, search_id: str, model_fingerprint: str) -> SearchRecord:

@@ -26,6 +26,11 @@ MAY_IMPORT = {
 CONFINED = {
     "alembic": ("store/",),
     "datasets": ("evaluators/datasets.py",),
+    "evaluate": ("evaluators/harness_files.py",),
+    "lm_eval": (
+        *("evaluators/harness.py", "evaluators/harness_files.py", "evaluators/harness_judge.py"),
+        "workers/harness_model.py",
+    ),
     "matplotlib": ("search/figures/", "configs/"),
     "nevergrad": ("search/strategies/nevergrad.py",),
     "ray": ("search/cluster.py", "search/ray_pool.py", "workers/actor.py"),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from moevolve.evaluators.errors import CandidateError
 from moevolve.evaluators.runner import run_split
-from moevolve.evaluators.types import PreparedSplit
+from moevolve.evaluators.types import COMPARING_KINDS, PreparedSplit
 from moevolve.workers.analysis import analyse_usage
 from moevolve.workers.calibration.base import CalibrationRecipe
 from moevolve.workers.calibration.calibrators import calibrate, token_sequences
@@ -63,8 +63,9 @@ class EvaluationWorker:
     def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
         """Apply the edit, score every split in order, revert.
 
-        Splits of fitness `kl` that this worker hasn't seen are run through the unedited model first. Whatever the
-        candidate itself raises becomes the reply's `failure`; the resident model is reverted either way.
+        Splits of a fitness that compares (`COMPARING_KINDS`) that this worker hasn't seen are run through the unedited
+        model first. Whatever the candidate itself raises becomes the reply's `failure`; the resident model is reverted
+        either way.
 
         Raises:
             WorkerFault: memory ran out; the model may not be trusted any more.
@@ -117,7 +118,7 @@ class EvaluationWorker:
         """Let the engine keep what the unedited model predicts, where candidates are compared with it."""
         self._resident.revert()
         for split in splits:
-            if split.fitness == "kl":
+            if split.fitness in COMPARING_KINDS:
                 self._engine.remember(split)
 
     def _score(self, split: PreparedSplit) -> TaskResult:

@@ -14,6 +14,7 @@ class Answers:
     Attributes:
         tokens: per example, the tokens so far, without end token.
         finished: per example, whether no further token is wanted.
+        ended: per example, whether an end token came.
     """
 
     def __init__(
@@ -30,12 +31,13 @@ class Answers:
         """
         self.tokens: list[list[int]] = [[] for _ in range(count)]
         self.finished = [limit < 1] * count
+        self.ended = [False] * count
         self._limit, self._ends, self._decided, self._text = limit, ends, decided, text
 
     def push(self, example: int, token: int) -> None:
         """Add the next greedy token of an unfinished answer."""
         if token in self._ends:
-            self.finished[example] = True
+            self.finished[example] = self.ended[example] = True
             return
         tokens = self.tokens[example]
         tokens.append(token)

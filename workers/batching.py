@@ -97,6 +97,20 @@ def tokenize_split(
     )
 
 
+def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, bos: int | None, special: bool) -> Tokens:
+    """Token ids of one text, not truncated.
+
+    Args:
+        tokenizer: the model's.
+        text: what to tokenise.
+        bos: token to begin with where the tokenizer doesn't put it there itself.
+        special: whether there are special tokens, as at the beginning of a prompt.
+    """
+    if not special:
+        return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return _opened(_encode(tokenizer, [text])[0], bos)
+
+
 def missing_bos(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
     """The token to begin prompts with where the tokenizer doesn't add it.
 
@@ -177,9 +191,12 @@ def _encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[Tokens
     return [tuple(ids[:-1] if closes else ids) for ids in encoded]
 
 
+def _opened(tokens: Tokens, bos: int | None) -> Tokens:
+    return (bos, *tokens) if bos is not None and tokens[:1] != (bos,) else tokens
+
+
 def _fit(tokens: Tokens, index: int, split: PreparedSplit, bos: int | None, config: EngineConfig) -> Tokens:
-    if bos is not None and tokens[:1] != (bos,):
-        tokens = (bos, *tokens)
+    tokens = _opened(tokens, bos)
     if not tokens:
         raise UserError(
             f"task {split.task}, split {split.split}, example {index}: the prompt has no tokens; give it some text"

@@ -78,16 +78,17 @@ class Forward:
         """Logits per position."""
         return int(self._model.get_output_embeddings().weight.shape[0])
 
-    def hidden_states(self, ids: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
+    def hidden_states(self, ids: Tensor, mask: Tensor, positions: Tensor, keep: int) -> Tensor:
         """Run columns and give what goes into the output embeddings; logits are left to `logits`.
 
         Args:
             ids: int64 [rows, columns].
             mask: int64 [rows, columns], 1 where there is a token.
             positions: int64 [rows, columns], each token's place in its sequence.
+            keep: how many closing columns are wanted.
 
         Returns:
-            [rows, columns, hidden] in the model's dtype, on the output embeddings' device; what stands on padding means
+            [rows, keep, hidden] in the model's dtype, on the output embeddings' device; what stands on padding means
             nothing.
         """
         taken: list[Tensor] = []
@@ -98,7 +99,7 @@ class Forward:
 
         handle = self._model.get_output_embeddings().register_forward_pre_hook(take)
         try:
-            self._run(ids, mask, positions, None, ids.shape[1])
+            self._run(ids, mask, positions, None, keep)
         finally:
             handle.remove()
         return taken[0]

@@ -10,8 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from moevolve.evaluators.answer_text import cut
 from moevolve.evaluators.engine import Decided, Generation
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.harness_files import harness_version
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.workers.answers import Answers, draft_lengths
 from moevolve.workers.batching import (
@@ -24,13 +26,16 @@ from moevolve.workers.batching import (
     plan_batches,
     tokenize_split,
 )
+from moevolve.workers.choices import ChoiceScorer, Scored
 from moevolve.workers.config import EngineConfig
-from moevolve.workers.forward import Forward, copy_rows, sums_by_owner, token_logprobs
+from moevolve.workers.forward import Forward, sums_by_owner, token_logprobs
 from moevolve.workers.runtime import WORKER_ENV, configure_runtime
-from moevolve.workers.texts import TextScorer
+from moevolve.workers.texts import Span, TextScorer, compared_spans, whole_texts
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+
+    from moevolve.workers.harness_model import HarnessRun
 
 __all__ = ["WORKER_ENV", "GenerationEngine", "configure_runtime"]
 
@@ -72,12 +77,15 @@ class GenerationEngine:
         """
         self._forward = Forward(model, lean)
         self._scorer = TextScorer(self._forward, config.batch_tokens)
-        self._tokenizer = tokenizer
-        self._config = config
+        self.tokenizer = tokenizer
+        self.config = config
+        self._choices = ChoiceScorer(self._forward, config.batch_tokens)
         self._draft = draft
-        self._bos = missing_bos(model, tokenizer)
+        self.bos = missing_bos(model, tokenizer)
         self._ends = end_tokens(model, tokenizer)
         self._tokenized: dict[str, TokenizedSplit] = {}
+        self._greedy: dict[str, tuple[Tokens, ...]] = {}
+        self._runs: dict[str, HarnessRun] = {}
         self._texts: dict[Tokens, str] = {}
 
     @torch.inference_mode()
@@ -96,11 +104,16 @@ class GenerationEngine:
             CandidateError: logits are not finite.
             UserError: the prompts can't be tokenised.
         """
+        answers, logprobs = self._answers(split, decided)
+        return Generation(answers.texts(), logprobs)
+
+    def _answers(self, split: PreparedSplit, decided: Decided) -> tuple[Answers, NDArray[np.float64]]:
+        """See `generate`."""
         tokenized = self._tokens_of(split)
         lengths = draft_lengths(tokenized.golds, split.max_new_tokens, decided, self._text)
         answers = Answers(len(lengths), split.max_new_tokens, self._ends, decided, self._text)
         logprobs = np.zeros(len(lengths), dtype=np.float64)
-        for batch in plan_batches([len(p) for p in tokenized.prompts], lengths, self._config.batch_tokens):
+        for batch in plan_batches([len(p) for p in tokenized.prompts], lengths, self.config.batch_tokens):
             prompts = [tokenized.prompts[i] for i in batch]
             golds = [tokenized.golds[i] for i in batch]
             drafts = [gold[: lengths[i]] for i, gold in zip(batch, golds, strict=True)]
@@ -112,7 +125,7 @@ class GenerationEngine:
             rows = [row for row, i in enumerate(batch) if not answers.finished[i]]
             if rows:
                 self._decode(rows, batch, prompts, columns, cache, answers)
-        return Generation(answers.texts(), logprobs)
+        return answers, logprobs
 
     @torch.inference_mode()
     def rank(self, split: PreparedSplit) -> tuple[NDArray[np.float64], ...]:
@@ -132,49 +145,70 @@ class GenerationEngine:
             if not all(choices):
                 where = f"task {split.task}, split {split.split}, example {i}"
                 raise UserError(f"{where}: a choice has no tokens; give it some text")
-        scores = tuple(np.zeros(len(choices), dtype=np.float64) for choices in tokenized.choices)
-        for batch in plan_batches([len(p) for p in tokenized.prompts], [0] * len(scores), self._config.batch_tokens):
-            rows = [row for row, i in enumerate(batch) for _ in tokenized.choices[i]]
-            asked = [choice for i in batch for choice in tokenized.choices[i]]
-            if asked:
-                means = self._rank_batch([tokenized.prompts[i] for i in batch], rows, asked)
-                parts = np.split(means, np.cumsum([len(scores[i]) for i in batch])[:-1])
-                for i, part in zip(batch, parts, strict=True):
-                    scores[i][:] = part
-        return scores
+        scored = self._choices.score(tokenized.prompts, tokenized.choices)
+        return tuple(
+            sums / [len(choice) for choice in choices]
+            for (sums, _), choices in zip(scored, tokenized.choices, strict=True)
+        )
+
+    @torch.inference_mode()
+    def continuations(self, prompts: Sequence[Tokens], choices: Sequence[Sequence[Tokens]]) -> list[Scored]:
+        """Summed log-probabilities of continuations; see `moevolve.workers.choices.ChoiceScorer.score`."""
+        return self._choices.score(prompts, choices)
+
+    @torch.inference_mode()
+    def judged(self, split: PreparedSplit) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """See `moevolve.evaluators.engine.Engine`."""
+        harness_version()  # says what to install
+        from moevolve.workers.harness_model import HarnessRun
+
+        if split.fingerprint not in self._runs:
+            self._runs[split.fingerprint] = HarnessRun(self, split)
+        return self._runs[split.fingerprint].evaluate()
 
     @torch.inference_mode()
     def text_logprobs(self, split: PreparedSplit) -> NDArray[np.float64]:
         """See `moevolve.evaluators.engine.Engine`; prompts are truncated like those of other splits."""
-        return self._scorer.logprobs(self._whole_texts(split))
+        return self._scorer.logprobs(whole_texts(split, self._tokens_of(split)))
 
     @torch.inference_mode()
     def remember(self, split: PreparedSplit) -> None:
-        """See `moevolve.evaluators.engine.Engine`; takes tokens x hidden values of host memory per split."""
+        """See `moevolve.evaluators.engine.Engine`; takes positions x hidden values of host memory per split."""
         if not self._scorer.knows(split.fingerprint):
-            self._scorer.remember(split.fingerprint, self._whole_texts(split))
+            if split.positions == "greedy":
+                self._greedy[split.fingerprint] = self._greedy_answers(split)
+            self._scorer.remember(split.fingerprint, self._spans(split))
 
     @torch.inference_mode()
     def divergences(self, split: PreparedSplit) -> NDArray[np.float64]:
         """See `moevolve.evaluators.engine.Engine`."""
+        return self._scorer.divergences(split.fingerprint, self._remembered_spans(split))
+
+    @torch.inference_mode()
+    def agreements(self, split: PreparedSplit) -> NDArray[np.float64]:
+        """See `moevolve.evaluators.engine.Engine`."""
+        return self._scorer.agreements(split.fingerprint, self._remembered_spans(split))
+
+    def _remembered_spans(self, split: PreparedSplit) -> list[Span]:
         if not self._scorer.knows(split.fingerprint):
             raise ValueError(f"{split.task}/{split.split}: the unedited model's predictions were not remembered")
-        return self._scorer.divergences(split.fingerprint, self._whole_texts(split))
+        return self._spans(split)
 
-    def _whole_texts(self, split: PreparedSplit) -> list[Tokens]:
-        """Prompts with their gold answers."""
-        tokenized = self._tokens_of(split)
-        texts = [(*prompt, *gold) for prompt, gold in zip(tokenized.prompts, tokenized.golds, strict=True)]
-        for i, text in enumerate(texts):
-            if len(text) < 2:
-                where = f"task {split.task}, split {split.split}, example {i}"
-                raise UserError(f"{where}: its text has one token, so there is none to predict; leave the row out")
-        return texts
+    def _spans(self, split: PreparedSplit) -> list[Span]:
+        return compared_spans(split, self._tokens_of(split), self._greedy.get(split.fingerprint, ()))
+
+    def _greedy_answers(self, split: PreparedSplit) -> tuple[Tokens, ...]:
+        """The model's own answers, none empty; after one that ended by itself its end token."""
+        answers, _ = self._answers(split, lambda _, text: cut(text, split.matching.stop)[1])
+        # The last token of a text is never read, only predicted: which of the end tokens it was makes no difference.
+        end = min(self._ends, default=0)
+        pairs = zip(answers.tokens, answers.ended, strict=True)
+        return tuple((*tokens, end) if ended else tuple(tokens) for tokens, ended in pairs)
 
     def _tokens_of(self, split: PreparedSplit) -> TokenizedSplit:
         """The split's tokens, made once."""
         if split.fingerprint not in self._tokenized:
-            self._tokenized[split.fingerprint] = tokenize_split(self._tokenizer, split, self._config, self._bos)
+            self._tokenized[split.fingerprint] = tokenize_split(self.tokenizer, split, self.config, self.bos)
         return self._tokenized[split.fingerprint]
 
     def _text(self, tokens: Tokens) -> str:
@@ -183,7 +217,7 @@ class GenerationEngine:
         if text is None:
             if len(self._texts) >= _TEXTS:
                 self._texts.clear()
-            decoded = self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            decoded = self.tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
             assert isinstance(decoded, str)
             text = self._texts[tokens] = decoded
         return text
@@ -260,37 +294,3 @@ class GenerationEngine:
         ids = torch.tensor(last, dtype=torch.int64, device=self._forward.device)
         positions = mask.sum(dim=1, keepdim=True)
         return ids, torch.cat((mask, torch.ones_like(ids)), dim=1), positions
-
-    def _rank_batch(self, prompts: list[Tokens], rows: list[int], choices: list[Tokens]) -> NDArray[np.float64]:
-        """Mean log-probabilities per token of choices, float64 [choices], each after the prompt of its row."""
-        columns = pad(prompts, [()] * len(prompts), self._forward.device)
-        longer = sorted((k for k, choice in enumerate(choices) if len(choice) > 1), key=lambda k: len(choices[k]))
-        cache = self._forward.new_cache() if longer else None
-        logits = self._forward(columns.ids, columns.mask, columns.positions, cache, 1)
-        sums = token_logprobs(logits[:, 0], rows, [choice[0] for choice in choices])
-        if cache is not None:
-            width = columns.prompt_columns + max(map(len, choices)) - 1
-            step = max(1, self._config.batch_tokens // width)
-            for start in range(0, len(longer), step):
-                part = longer[start : start + step]
-                sums[part] += self._rest_of_choices([rows[k] for k in part], [choices[k] for k in part], columns, cache)
-        return sums / [len(choice) for choice in choices]
-
-    def _rest_of_choices(
-        self, rows: list[int], choices: list[Tokens], columns: Columns, cache: DynamicCache
-    ) -> NDArray[np.float64]:
-        """Summed log-probabilities of all but the first token of choices, float64 [choices], after cached prompts."""
-        index = torch.tensor(rows, device=self._forward.device)
-        fed = pad([choice[:1] for choice in choices], [choice[1:-1] for choice in choices], self._forward.device)
-        before = columns.mask[index]
-        logits = self._forward(
-            fed.ids,
-            torch.cat((before, fed.mask), dim=1),
-            fed.positions + before.sum(dim=1, keepdim=True),
-            copy_rows(cache, index),
-            fed.ids.shape[1],
-        )
-        counts = [len(choice) - 1 for choice in choices]
-        places = [row * fed.ids.shape[1] + place for row, count in enumerate(counts) for place in range(count)]
-        targets = [token for choice in choices for token in choice[1:]]
-        return sums_by_owner(token_logprobs(logits.flatten(0, 1), places, targets), counts)

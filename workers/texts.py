@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from moevolve.evaluators.errors import CandidateError, UserError
-from moevolve.workers.batching import Tokens, pad, plan_batches
+from moevolve.evaluators.types import PreparedSplit
+from moevolve.workers.batching import TokenizedSplit, Tokens, pad, plan_batches
 from moevolve.workers.forward import Forward, sums_by_owner
 
 _CHUNK = 1 << 24
@@ -18,10 +19,15 @@ _CHUNK = 1 << 24
 embeddings to run near their full speed, little enough for a few copies of it."""
 
 
+Span = tuple[Tokens, int]
+"""A text, and how many of its positions are read: the closing ones, without the last, which predicts nothing."""
+
+
 class TextScorer:
     """Reads texts with a model as it is now, and compares it with what it was when a split was remembered.
 
-    Every position of a text but its last predicts the next token; these positions are read, all of them. A pass keeps
+    Every position of a text but its last predicts the next token; these positions are read, all of them or, of each
+    text, the closing ones only: those that predict its answer. A pass keeps
     the hidden states that go into the output embeddings; logits are made from them a chunk of positions at a time and
     normalised in float32, so no tensor of tokens x vocabulary ever exists. The same hidden states are remembered of the
     unedited model, tokens x hidden values in the model's dtype on the host: edits leave the output embeddings alone, so
@@ -51,7 +57,7 @@ class TextScorer:
             CandidateError: logits are not finite.
         """
         means = np.zeros(len(texts), dtype=np.float64)
-        for batch, hidden in self._passes(texts):
+        for batch, hidden in self._passes(_whole(texts)):
             targets = torch.tensor([token for i in batch for token in texts[i][1:]], device=hidden.device)
             parts = [
                 _token_logprobs(self._forward.logits(part), tokens)
@@ -64,51 +70,71 @@ class TextScorer:
         """Whether something is remembered under a key."""
         return key in self._remembered
 
-    def remember(self, key: str, texts: Sequence[Tokens]) -> None:
+    def remember(self, key: str, spans: Sequence[Span]) -> None:
         """Keep what the model, which must be unedited, predicts on texts.
 
         Args:
             key: to find it again.
-            texts: of two tokens at least.
+            spans: texts of two tokens at least, and how many of their closing positions are compared.
 
         Raises:
             UserError: hidden states are not finite.
         """
         kept = []
-        for _, hidden in self._passes(texts):
+        for _, hidden in self._passes(spans):
             if not hidden.sum(dtype=torch.float32).isfinite():
                 raise UserError("the unedited model's hidden states are not finite; try model.dtype: float32")
             kept.append(hidden.cpu())
         self._remembered[key] = kept
 
-    def divergences(self, key: str, texts: Sequence[Tokens]) -> NDArray[np.float64]:
+    def divergences(self, key: str, spans: Sequence[Span]) -> NDArray[np.float64]:
         """KL(remembered || now) over the vocabulary, mean over every text's positions, float64 [texts], in nats.
 
         Args:
             key: under which the same texts were remembered.
-            texts: of two tokens at least.
+            spans: those texts and positions.
 
         Raises:
             CandidateError: logits are not finite.
             KeyError: nothing is remembered under this key.
         """
-        means = np.zeros(len(texts), dtype=np.float64)
-        for (batch, hidden), full in zip(self._passes(texts), self._remembered[key], strict=True):
+        return self._compare(key, spans, _divergence)
+
+    def agreements(self, key: str, spans: Sequence[Span]) -> NDArray[np.float64]:
+        """sum_v min(remembered, now) over the vocabulary, mean over every text's positions, float64 [texts].
+
+        Args:
+            key: under which the same texts were remembered.
+            spans: those texts and positions.
+
+        Raises:
+            CandidateError: logits are not finite.
+            KeyError: nothing is remembered under this key.
+        """
+        return self._compare(key, spans, _overlap)
+
+    def _compare(
+        self, key: str, spans: Sequence[Span], compare: Callable[[Tensor, Tensor], Tensor]
+    ) -> NDArray[np.float64]:
+        means = np.zeros(len(spans), dtype=np.float64)
+        for (batch, hidden), full in zip(self._passes(spans), self._remembered[key], strict=True):
             parts = [
-                _divergence(self._forward.logits(before.to(now.device)), self._forward.logits(now))
+                compare(self._forward.logits(before.to(now.device)), self._forward.logits(now))
                 for before, now in zip(self._chunks(full), self._chunks(hidden), strict=True)
             ]
-            means[batch] = _text_means(parts, [len(texts[i]) - 1 for i in batch])
+            means[batch] = _text_means(parts, [spans[i][1] for i in batch])
         return means
 
-    def _passes(self, texts: Sequence[Tokens]) -> Iterator[tuple[list[int], Tensor]]:
-        """Runs all texts: indices of each pass's texts, and [positions, hidden] of their positions, text by text."""
-        lengths = [len(text) for text in texts]
-        for batch in plan_batches(lengths, [0] * len(texts), self._batch_tokens):
-            columns = pad([texts[i] for i in batch], [()] * len(batch), self._forward.device)
-            hidden = self._forward.hidden_states(columns.ids, columns.mask, columns.positions)
+    def _passes(self, spans: Sequence[Span]) -> Iterator[tuple[list[int], Tensor]]:
+        """Runs all texts: indices of each pass's texts, and [positions, hidden] of what is read, text by text."""
+        for batch in plan_batches([len(text) for text, _ in spans], [0] * len(spans), self._batch_tokens):
+            columns = pad([spans[i][0] for i in batch], [()] * len(batch), self._forward.device)
+            counts = torch.tensor([spans[i][1] for i in batch], device=columns.mask.device)
+            keep = max(spans[i][1] for i in batch) + 1
+            hidden = self._forward.hidden_states(columns.ids, columns.mask, columns.positions, keep)
             # Padding is on the left, so every text's last token, which predicts none of its own, is in the last column.
-            yield batch, hidden[:, :-1][columns.mask[:, :-1].to(hidden.device) == 1]
+            read = torch.arange(keep, device=counts.device).unsqueeze(0) >= keep - 1 - counts.unsqueeze(1)
+            yield batch, hidden[:, :-1][read[:, :-1].to(hidden.device)]
 
     def _chunks(self, positions: Tensor) -> tuple[Tensor, ...]:
         return positions.split(max(1, _CHUNK // self._forward.vocabulary))
@@ -125,6 +151,53 @@ def _divergence(full: Tensor, edited: Tensor) -> Tensor:
     before, now = full.float().log_softmax(dim=-1), edited.float().log_softmax(dim=-1)
     difference = before - now
     return (before.exp_() * difference).sum(dim=-1).clamp_min(0.0)
+
+
+def _overlap(full: Tensor, edited: Tensor) -> Tensor:
+    """sum_v min(full, edited) of the two distributions per row of logits, float32 [rows]; rounding leaves it in [0, 1].
+
+    It is 1 less their total variation distance.
+    """
+    before, now = full.float().softmax(dim=-1), edited.float().softmax(dim=-1)
+    return torch.minimum(before, now).sum(dim=-1).clamp_max(1.0)
+
+
+def whole_texts(split: PreparedSplit, tokenized: TokenizedSplit) -> list[Tokens]:
+    """Prompts with their gold answers.
+
+    Raises:
+        UserError: a text has one token only.
+    """
+    texts = [(*prompt, *gold) for prompt, gold in zip(tokenized.prompts, tokenized.golds, strict=True)]
+    for i, text in enumerate(texts):
+        if len(text) < 2:
+            where = f"task {split.task}, split {split.split}, example {i}"
+            raise UserError(f"{where}: its text has one token, so there is none to predict; leave the row out")
+    return texts
+
+
+def compared_spans(split: PreparedSplit, tokenized: TokenizedSplit, greedy: Sequence[Tokens]) -> list[Span]:
+    """Texts whose predictions `kl` and `agreement` compare, and at how many of their positions.
+
+    Args:
+        split: whose `positions` say which.
+        tokenized: its tokens.
+        greedy: the unedited model's own answers, where these are compared.
+
+    Raises:
+        UserError: there is no answer to compare, or a text has one token only.
+    """
+    if split.positions == "text":
+        return _whole(whole_texts(split, tokenized))
+    answers = tuple(tokenized.golds if split.positions == "answer" else greedy)
+    if not all(answers):
+        where = f"task {split.task}, split {split.split}, example {answers.index(())}"
+        raise UserError(f"{where}: it has no answer whose predictions could be compared; say positions: greedy")
+    return [((*prompt, *answer), len(answer)) for prompt, answer in zip(tokenized.prompts, answers, strict=True)]
+
+
+def _whole(texts: Sequence[Tokens]) -> list[Span]:
+    return [(text, len(text) - 1) for text in texts]
 
 
 def _text_means(parts: Sequence[Tensor], counts: Sequence[int]) -> NDArray[np.float64]:

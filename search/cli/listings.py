@@ -151,7 +151,7 @@ def show(individual: IndividualArgument, store: StoreOption = DEFAULT_STORE, as_
         ("status", fitness.status + (f": {fitness.failure}" if fitness.failure else "")),
         (
             "fitness",
-            "-" if fitness.fitness is None else f"{percent(fitness.fitness)} (gold log-prob {fitness.tie_break:.4f})",
+            "-" if fitness.fitness is None else f"{percent(fitness.fitness)} (tie-break {fitness.tie_break:.4f})",
         ),
         ("content hash", record.content_hash),
         ("exports", ", ".join(f"{export.path} ({export.form})" for export in detail.exports) or "none"),

@@ -44,7 +44,7 @@ class SharedWorkers:
         if self._pool is None:
             self._pool, self._loaded = self._make(plan), wanted
         else:
-            self._pool.add_splits(plan.all_splits)
+            self._pool.add_splits(plan.all_prepared)
         return self._pool
 
     def close(self) -> None:

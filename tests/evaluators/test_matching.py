@@ -49,6 +49,37 @@ def test_capital_takes_the_first_capital_and_decides_at_once() -> None:
     ]
 
 
+GOLD_SUM = Example("p", ("She sold 1,200 - 200 = <<1200-200=1000>>1000 of 5.\n#### 1,000",))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "#### 1000",
+        "so\n#### $1,000.00",
+        "7 #### 1000.\n#### 3",
+        "#### the answer is 1000 of 7",
+        "in all $1,000",
+        "2000-1000.",
+    ],
+)
+def test_number_is_what_stands_behind_the_mark_or_else_last(answer: str) -> None:
+    assert make_matcher(Matching("number", ("\n\n",))).match(answer, GOLD_SUM) == 1.0
+
+
+@pytest.mark.parametrize("answer", ["", "####", "#### 100", "1000\n#### 1000.5", "-1000", "1000, or 7", "one thousand"])
+def test_number_takes_no_other(answer: str) -> None:
+    assert make_matcher(Matching("number", ("\n\n",))).match(answer, GOLD_SUM) == 0.0
+
+
+def test_number_is_decided_once_it_is_complete_behind_the_mark() -> None:
+    matcher = make_matcher(Matching("number", ("\n\n",)))
+    undecided = ("1000", "1000 and", "#### 1", "#### 1,", "#### 1000.", "#### $", "7 ####")
+    assert not any(matcher.decided(text, GOLD_SUM) for text in undecided)
+    assert all(matcher.decided(text, GOLD_SUM) for text in ("#### 1000 ", "#### 7.5 x", "#### 7. x", "1000\n\n"))
+    assert matcher.problem(Example("p", ("none",))) == "there is no number in the reference 'none'"
+
+
 def test_exact_ignores_case_space_and_closing_punctuation_only() -> None:
     matcher = make_matcher(Matching("exact"))
     gold = Example("p", ("yellow wool  Shirt", "12"))
@@ -114,7 +145,28 @@ def test_half_a_character_decides_nothing() -> None:
 # A small alphabet rich in what the rules look at: choice letters, articles, stops, sigma, punctuation.
 _PIECES = [
     *("A", "B", "C", "a", "an", "the", "entail", "ment", "entailment", "not", "no", "Yes", "yes", "Σ", "İ", "ß", "é"),
-    *(".", ",", "'", "-", "(", ")", " ", " ", "\n", "E", "N", "D", "END", "\t", "_", "1", "\x1c", "\u2003", "\ufffd"),
+    *(
+        ".",
+        ",",
+        "'",
+        "-",
+        "(",
+        ")",
+        " ",
+        " ",
+        "\n",
+        "E",
+        "N",
+        "D",
+        "END",
+        "\t",
+        "_",
+        "1",
+        "####",
+        "\x1c",
+        "\u2003",
+        "\ufffd",
+    ),
 ]
 _TEXTS = st.lists(st.sampled_from(_PIECES), max_size=8).map("".join) | st.text(max_size=6)
 _STOPS = st.lists(st.sampled_from(["\n", "END", "\n\n", ".", "NDA", "a"]), max_size=3, unique=True).map(tuple)
@@ -136,7 +188,7 @@ _WORD_EXAMPLES = st.sampled_from(
 def test_decided_means_no_continuation_matters(
     kind: str, text: str, continuation: str, stop: tuple[str, ...], words: Example
 ) -> None:
-    example = LETTERS if kind in ("option", "capital") else words
+    example = LETTERS if kind in ("option", "capital") else Example("p", ("#### -1",)) if kind == "number" else words
     matcher = make_matcher(Matching(kind, stop))
     now = matcher.match(text, example)
     assert 0.0 <= now <= 1.0

@@ -35,7 +35,7 @@ def test_own_folders_come_before_the_packaged_tasks(
 def test_unknown_tasks_name_near_ones(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"unknown task `bolq`; did you mean boolq"):
         load_task("bolq")
-    with pytest.raises(UserError, match=r"unknown task `zzzzzz`; known tasks: boolq, cb"):
+    with pytest.raises(UserError, match=r"unknown task `zzzzzz`; known tasks: arc-challenge, arc-easy, boolq, cb"):
         load_task("zzzzzz")
     with pytest.raises(UserError, match=r"mine\.yaml: no such file"):
         load_task(tmp_path / "mine.yaml")

@@ -13,6 +13,7 @@ from moevolve.evaluators import prepare
 from moevolve.evaluators.config import Source
 from moevolve.evaluators.datasets import Table
 from moevolve.evaluators.demo.prompts import CHOICES, TEMPLATES
+from moevolve.evaluators.matching import make_matcher
 from moevolve.evaluators.registry import list_tasks, load_task
 from moevolve.evaluators.types import Example
 
@@ -121,6 +122,77 @@ HUB_ROWS: dict[str, tuple[dict[str, Any], Example]] = {
             ("A", "B", "C", "D"),
         ),
     ),
+    "arc-easy": (
+        {
+            "id": "x",
+            "question": "Q?",
+            "choices": {"text": ["p", "q", "r"], "label": ["1", "2", "3"]},
+            "answerKey": "3",
+        },
+        Example("Question: Q?\nA. p\nB. q\nC. r\nAnswer:", ("C",), ("A", "B", "C")),
+    ),
+    "arc-challenge": (
+        {
+            "id": "x",
+            "question": "Q?",
+            "choices": {"text": ["p", "q", "r", "s", "t"], "label": ["A", "B", "C", "D", "E"]},
+            "answerKey": "A",
+        },
+        Example("Question: Q?\nA. p\nB. q\nC. r\nD. s\nE. t\nAnswer:", ("A",), ("A", "B", "C", "D", "E")),
+    ),
+    "openbookqa": (
+        {
+            "id": "x",
+            "question_stem": "The sun is",
+            "choices": {"text": ["p", "q", "r", "s"], "label": ["A", "B", "C", "D"]},
+            "answerKey": "D",
+        },
+        Example("Question: The sun is\nA. p\nB. q\nC. r\nD. s\nAnswer:", ("D",), ("A", "B", "C", "D")),
+    ),
+    "winogrande": (
+        {"sentence": "Ann beat Eve, so _ won.", "option1": "Ann", "option2": "Eve", "answer": "1"},
+        Example(
+            "Sentence: Ann beat Eve, so ____ won.\nQuestion: What does ____ stand for?\nA. Ann\nB. Eve\nAnswer:",
+            ("A",),
+            ("A", "B"),
+        ),
+    ),
+    "hellaswag": (
+        {
+            "ind": 4,
+            "activity_label": "Baking",
+            "ctx_a": "A man bakes.",
+            "ctx_b": "he",
+            "ctx": "A man bakes. he",
+            "endings": ["p.", "q.", " r.", "s."],
+            "source_id": "x",
+            "split": "train",
+            "split_type": "indomain",
+            "label": "2",
+        },
+        Example(
+            "Baking: A man bakes. he\nQuestion: Which of these continues it most plausibly?\n"
+            "A. p.\nB. q.\nC. r.\nD. s.\nAnswer:",
+            ("C",),
+            ("A", "B", "C", "D"),
+        ),
+    ),
+    "piqa": (
+        {"goal": "Open a jar", "sol1": "Twist it.", "sol2": "Eat it.", "label": 0},
+        Example(
+            "Goal: Open a jar\nQuestion: Which solution reaches the goal?\nA. Twist it.\nB. Eat it.\nAnswer:",
+            ("A",),
+            ("A", "B"),
+        ),
+    ),
+    "gsm8k": (
+        {"question": "2 and 3?", "answer": "It is 2+3=<<2+3=5>>5.\n#### 5"},
+        Example(
+            "Question: 2 and 3?\nWork it out step by step. Then write the result on a line of its own behind ####, "
+            "like this: #### 42\nAnswer:",
+            ("It is 2+3=<<2+3=5>>5.\n#### 5",),
+        ),
+    ),
     "wikitext2": (
         {"text": f" The {'very ' * 40}old <unk> was 3 @.@ 5 m high . \n"},
         Example(f"The {'very ' * 40}old <unk> was 3 @.@ 5 m high .", ()),
@@ -172,6 +244,32 @@ def test_mmlu_searches_on_fifty_subjects_and_holds_out_seven(monkeypatch: pytest
     questions = {name: {e.prompt.split("\n")[1].split()[1] for e in split.examples} for name, split in seen.items()}
     assert all(len(found) == 50 and not found & HELD_OUT for found in questions.values())
     assert {e.prompt.split("\n")[1].split()[1] for e in held["test"].examples} == HELD_OUT
+
+
+@pytest.mark.parametrize(
+    "name", ["arc-easy", "arc-challenge", "openbookqa", "winogrande", "hellaswag", "piqa", "gsm8k"]
+)
+def test_the_authors_further_sets_on_local_files(tmp_path: Path, name: str) -> None:
+    """Files with the columns of the hub data sets, read as JSONL: their splits take different rows."""
+    row = HUB_ROWS[name][0]
+    field = next(key for key in ("question", "question_stem", "sentence", "ctx", "goal") if key in row)
+    for source, count in (("train", 520), ("validation", 7), ("test", 7)):
+        rows = [row | {field: f"{source} {n} {row[field]}"} for n in range(count)]
+        (tmp_path / f"{source}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rows))
+    files = {source: f"{source}.jsonl" for source in ("train", "validation", "test")}
+    (tmp_path / "mine.yaml").write_text(json.dumps({"extends": name, "source": {"files": files}}))
+    prepared = prepare.prepare_splits(load_task(tmp_path / "mine.yaml"))
+    assert {split: len(value.examples) for split, value in prepared.items()} == {"search": 256, "dev": 256, "test": 7}
+    prompts = [example.prompt for value in prepared.values() for example in value.examples]
+    assert len(set(prompts)) == len(prompts)
+    tested = "test" if name in ("arc-easy", "arc-challenge", "openbookqa", "gsm8k") else "validation"
+    assert all(f"{tested} " in example.prompt for example in prepared["test"].examples)
+    assert all("train " in example.prompt for example in prepared["dev"].examples)
+    matcher, example = make_matcher(prepared["test"].matching), prepared["test"].examples[0]
+    right = {"gsm8k": " 2 and 3 are 5.\n#### 5.00\n\n#### 6"}.get(name, f" {example.references[0]}.\nno")
+    wrong = {"gsm8k": "5 of 6 are\n#### 6"}.get(name, " none")
+    assert (matcher.match(right, example), matcher.match(wrong, example)) == (1.0, 0.0)
+    assert matcher.decided(right, example)
 
 
 def test_wikitext2_takes_paragraphs_only(tmp_path: Path) -> None:

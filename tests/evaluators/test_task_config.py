@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +47,12 @@ WriteTask = Callable[..., Path]
         ({"splits": {"test": {"from": "all", "indices": [1], "count": 1}}}, "can't be combined"),
         ({"splits": {"test": {"from": "all", "indices": [1], "min_chars": {"text": 9}}}}, "can't be combined"),
         ({"splits": {"test": {"from": "all", "min_chars": {"text": 0}}}}, "min_chars.text: input should be greater"),
-        ({"fitness": "bleu"}, "field fitness: input should be 'generate', 'rank', 'perplexity' or 'kl'"),
+        (
+            {"fitness": "bleu"},
+            "field fitness: input should be 'generate', 'rank', 'perplexity', 'kl', 'agreement' or 'lm_eval'",
+        ),
+        ({"fitness": "lm_eval"}, "a task of lm-evaluation-harness is judged by it, and no other task is"),
+        ({"source": {"hub": "a/b", "lm_eval": "arc_easy"}}, "give either `hub` or `files`"),
         ({"labels": {"label": {"true": True}}}, "field labels.label.true: input should be a valid string"),
         ({"max_new_tokens": 0}, "field max_new_tokens: input should be greater than or equal to 1"),
         ({"name": "other"}, "a task is called like its file: `small`"),
@@ -105,6 +113,36 @@ def test_texts_need_neither_answers_nor_choices(write_task: WriteTask, fitness: 
     assert {example.references for example in prepare_splits(graded)["search"].examples} <= {("A",), ("B",)}
     words = load_task(write_task(fitness=fitness, answer="of the", labels=None, choices=None, matching={"kind": "em"}))
     assert prepare_splits(words)["search"].examples[0].references == ("of the",), "nobody matches it"
+
+
+def test_agreement_compares_answers_where_there_are_some(write_task: WriteTask) -> None:
+    path = write_task()
+    assert prepare_splits(load_task(f"{path}@agreement"))["search"].positions == "answer"
+    assert prepare_splits(load_task(f"{path}@kl"))["search"].positions == "text"
+    chosen = write_task("chosen", positions="greedy")
+    assert prepare_splits(load_task(chosen))["search"].positions == "text", "nothing is compared"
+    for fitness in ("kl", "agreement"):
+        assert prepare_splits(load_task(f"{chosen}@{fitness}"))["search"].positions == "greedy"
+
+
+def test_agreement_needs_no_labels(write_task: WriteTask) -> None:
+    prompts = {"prompt": "{{ text }}", "answer": None, "choices": None, "labels": None, "matching": None}
+    split = prepare_splits(load_task(write_task(fitness="agreement", **prompts)))["search"]
+    assert (split.fitness, split.metric, split.positions) == ("agreement", "mean", "greedy")
+    assert split.examples[0].references == ()
+    text = write_task("running", fitness="perplexity", **prompts)
+    assert prepare_splits(load_task(f"{text}@agreement"))["search"].positions == "text"
+    with pytest.raises(UserError, match="positions `answer` needs `answer` or `references`"):
+        load_task(write_task("wrong", fitness="kl", positions="answer", **prompts))
+
+
+def test_fingerprints_are_those_of_versions_without_later_fields(write_task: WriteTask) -> None:
+    split = prepare_splits(load_task(write_task()))["search"]
+    content = asdict(split)
+    assert (content.pop("positions"), content.pop("harness")) == ("text", None)
+    payload = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    assert split.fingerprint == hashlib.sha256(payload.encode()).hexdigest()
+    assert replace(split, positions="greedy").fingerprint != split.fingerprint
 
 
 def test_counts_and_files_can_be_replaced(write_task: WriteTask, tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def write(tiny: Any, folder: Path, **changes: Any) -> Path:
 
 def pool(plan: Plan) -> LocalPool:
     config = plan.config
-    return LocalPool(lambda: EvaluationWorker(config.model.to_worker(), config.engine.to_worker()), plan.all_splits)
+    return LocalPool(lambda: EvaluationWorker(config.model.to_worker(), config.engine.to_worker()), plan.all_prepared)
 
 
 def calibrate(workers: Any, model: Any, engine: Any, recipe: Any, splits: Any) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,6 +56,10 @@ def plain_logits_of(model: PreTrainedModel, text: list[int]) -> Tensor:
 
 def mean_logprob(logs: Tensor, text: list[int]) -> float:
     return float(logs[torch.arange(len(text)), torch.tensor(text)].mean())
+
+
+def mean_overlap(full: Tensor, edited: Tensor) -> float:
+    return float(torch.minimum(full.exp(), edited.exp()).sum(dim=-1).mean())
 
 
 def mean_kl(full: Tensor, edited: Tensor) -> float:
@@ -122,6 +126,103 @@ def test_divergences_are_those_of_two_models_side_by_side(
     assert min(expected) > 1e-3
     np.testing.assert_allclose(got, expected, rtol=1e-3, atol=2e-5)
     assert not engine.divergences(split).any(), "the unedited model again: not a bit is different"
+
+
+@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize("batch_tokens", [1, 60, 4096])
+def test_agreements_are_overlaps_of_two_models_side_by_side(
+    model: PreTrainedModel, engine_of: Engines, batch_tokens: int, lean: bool
+) -> None:
+    texts = some_texts()
+    split = replace(split_of(texts, "agreement"), metric="mean")
+    engine = engine_of(model, batch_tokens, lean)
+    engine.remember(split)
+    full = [plain_logits_of(model, text) for text in texts]
+    with changed(model):
+        got = engine.agreements(split)
+        result = run_split(engine, split)
+        edited = [plain_logits_of(model, text) for text in texts]
+    expected = [mean_overlap(before, now) for before, now in zip(full, edited, strict=True)]
+    assert max(expected) < 0.999
+    np.testing.assert_allclose(got, expected, atol=2e-5)
+    np.testing.assert_allclose(result.outcomes, expected, atol=2e-5)
+    assert result.score == pytest.approx(np.mean(expected), abs=2e-5)
+    assert result.gold_logprob == pytest.approx(np.mean(np.log(expected)), abs=1e-4)
+    np.testing.assert_allclose(engine.agreements(split), 1.0, atol=1e-6)
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 60, 4096])
+@pytest.mark.parametrize("fitness", ["kl", "agreement"])
+def test_only_the_positions_that_predict_the_answer_count(
+    model: PreTrainedModel, engine_of: Engines, fitness: FitnessKind, batch_tokens: int
+) -> None:
+    texts = [text for text in some_texts(30) if len(text) > 3]
+    heads, tails = [text[:-2] for text in texts], [text[-2:] for text in texts]
+    examples = tuple(
+        Example(" ".join(f"w{t}" for t in head), (" ".join(f"w{t}" for t in tail),))
+        for head, tail in zip(heads, tails, strict=True)
+    )
+    split = replace(split_of(texts, fitness), examples=examples, positions="answer")
+    engine = engine_of(model, batch_tokens)
+    engine.remember(split)
+    full = [plain_logits_of(model, text)[-2:] for text in texts]
+    with changed(model):
+        got = engine.divergences(split) if fitness == "kl" else engine.agreements(split)
+        edited = [plain_logits_of(model, text)[-2:] for text in texts]
+    compare = mean_kl if fitness == "kl" else mean_overlap
+    expected = [compare(before, now) for before, now in zip(full, edited, strict=True)]
+    np.testing.assert_allclose(got, expected, rtol=1e-3, atol=2e-5)
+    (kept,) = engine._scorer._remembered.values()
+    assert sum(part.shape[0] for part in kept) == 2 * len(texts), "nothing but these positions is kept"
+
+
+@torch.no_grad()
+def greedy_of(model: PreTrainedModel, prompt: list[int], limit: int) -> list[int]:
+    """Greedy continuation, its end token included."""
+    made: list[int] = []
+    while len(made) < limit and (not made or made[-1] != 2):
+        made.append(int(model(torch.tensor([[BOS, *prompt, *made]])).logits[0, -1].argmax()))
+    return made
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 60, 4096])
+def test_without_labels_the_full_models_own_answer_is_the_text(
+    model: PreTrainedModel, engine_of: Engines, batch_tokens: int
+) -> None:
+    prompts = some_texts(8)
+    examples = tuple(Example(" ".join(f"w{token}" for token in prompt), ()) for prompt in prompts)
+    split = replace(split_of(prompts, "agreement"), examples=examples, positions="greedy", metric="mean")
+    with torch.no_grad():  # one prompt of the model's is answered by the end token at once
+        first = model(torch.tensor([[BOS, *prompts[0]]])).logits[0, -1].argsort(descending=True)
+    engine = engine_of(model, batch_tokens)
+    engine._ends = frozenset([2, int(first[0])])
+    answers = [greedy_of(model, prompt, split.max_new_tokens) for prompt in prompts]
+    answers = [cut_at(answer, engine._ends) for answer in answers]
+    assert len(answers[0]) == 1
+    engine.remember(split)
+    assert [len(answer) for answer in engine._greedy[split.fingerprint]] == [len(answer) for answer in answers]
+    full, edited = [], []
+    for store, context in ((full, nullcontext()), (edited, changed(model))):
+        with context:
+            for prompt, answer in zip(prompts, answers, strict=True):
+                store.append(plain_logits_of(model, [*prompt, *answer])[-len(answer) :])
+    with changed(model):
+        got = run_split(engine, split)
+    expected = [mean_overlap(before, now) for before, now in zip(full, edited, strict=True)]
+    np.testing.assert_allclose(got.outcomes, expected, atol=2e-5)
+    assert run_split(engine, split).score == pytest.approx(1.0, abs=1e-6)
+
+
+def cut_at(answer: list[int], ends: frozenset[int]) -> list[int]:
+    """The answer up to its first end token, that included."""
+    stop = next((place for place, token in enumerate(answer) if token in ends), len(answer))
+    return answer[: stop + 1]
+
+
+def test_comparing_answers_that_are_not_there_names_the_example(tiny_model: MakeModel, engine_of: Engines) -> None:
+    split = replace(split_of(some_texts(3), "agreement"), positions="answer")
+    with pytest.raises(UserError, match="task words, split search, example 0: it has no answer"):
+        engine_of(tiny_model()).remember(split)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,0 +1,209 @@
+"""The YAML files of lm-evaluation-harness: finding them by name, reading them, and saying what stands in them.
+
+Library: lm-evaluation-harness (https://github.com/EleutherAI/lm-evaluation-harness), the optional extra `lm-eval`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from moevolve.evaluators.errors import UserError
+
+PREFIX = "lm_eval:"
+"""What the names of lm-evaluation-harness's tasks begin with."""
+FOLDERS_VARIABLE = "MOEVOLVE_LM_EVAL_TASKS"
+"""Environment variable with folders of more task files of lm-evaluation-harness, separated like PATH."""
+
+_STRUCTURE = ("tag", "group", "task_list", "include")
+
+
+def split_name(name: str) -> tuple[str, str, str]:
+    """`lm_eval:TASK#METRIC` as `(lm_eval:, TASK, #METRIC)`; any other name as `("", name, "")`."""
+    if not name.startswith(PREFIX):
+        return "", name, ""
+    task, mark, metric = name.removeprefix(PREFIX).partition("#")
+    return PREFIX, task, mark + metric
+
+
+def harness_version() -> str:
+    """The installed version of lm-evaluation-harness, made safe to use.
+
+    Raises:
+        UserError: it isn't installed.
+    """
+    try:
+        found = version("lm-eval")
+        import evaluate
+        import lm_eval  # noqa: F401
+    except (PackageNotFoundError, ImportError) as error:
+        raise UserError(
+            f"lm_eval: tasks need lm-evaluation-harness ({error}): pip install 'moevolve[lm-eval]' on every node"
+        ) from None
+    # Metrics that lm-eval doesn't have itself it would load as code from the hub.
+    evaluate.config.HF_EVALUATE_OFFLINE = True
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    return found
+
+
+def find_yaml(name: str) -> Path:
+    """The YAML file of a task, by its name or path.
+
+    Raises:
+        UserError: there is none.
+    """
+    if name.endswith((".yaml", ".yml")):
+        path = Path(name).absolute()
+        if not path.is_file():
+            raise UserError(f"{PREFIX}{name}: no such file")
+        return path
+    folders = [Path(folder) for folder in os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep) if folder]
+    for folder in (*folders, _own_folder()):
+        # Most files are called like their task; lm-eval's own index reads all 14,000 of them, which takes seconds.
+        for path in sorted(folder.rglob(f"{name}.yaml")):
+            if read_raw(path).get("task") == name:
+                return path.absolute()
+    indexed = _index().get(name)
+    if indexed is None:
+        raise UserError(
+            f"{PREFIX}{name}: lm-eval has no task of this name (groups of tasks don't count: name their tasks one by "
+            f"one); your own: give the path of its .yaml, or set {FOLDERS_VARIABLE}"
+        )
+    return indexed
+
+
+def read_raw(path: Path) -> dict[str, Any]:
+    """A task's YAML with its includes, functions by name and not imported.
+
+    Raises:
+        UserError: it can't be read.
+    """
+    return _load(path, resolve=False)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The same with its functions imported (from Python files beside it), as lm-eval's task takes it.
+
+    Relative `data_files` are taken from the file's folder where they are there.
+
+    Raises:
+        UserError: it can't be read, or isn't one task of the kind that can be run here.
+    """
+    raw = read_raw(path)
+    problem = _problem(raw)
+    if problem:
+        raise UserError(f"{PREFIX}{path}: {problem}")
+    config = {key: value for key, value in _load(path, resolve=True).items() if key not in _STRUCTURE}
+    settings = dict(config.get("dataset_kwargs") or {})
+    settings.pop("trust_remote_code", None)
+    if "data_files" in settings:
+        settings["data_files"] = _from_folder(settings["data_files"], path.parent)
+    return config | {"dataset_kwargs": settings}
+
+
+def describe(path: Path) -> str:
+    """What determines a task besides its documents and lm-eval's version, as JSON that is the same in every folder."""
+    raw = {key: value for key, value in read_raw(path).items() if key not in (*_STRUCTURE, "dataset_kwargs")}
+    return json.dumps(_described(raw, path.parent), sort_keys=True, ensure_ascii=False, default=str)
+
+
+def portable(path: Path) -> str:
+    """A path as other machines find it: relative to lm-eval's own tasks if it is one of them, else absolute."""
+    own = _own_folder()
+    return str(path.relative_to(own)) if path.is_relative_to(own) else str(path)
+
+
+def located(portable_path: str) -> Path:
+    """The inverse of `portable` on this machine.
+
+    Raises:
+        UserError: the file isn't there.
+    """
+    path = _own_folder() / portable_path  # an absolute path stays as it is
+    if not path.is_file():
+        raise UserError(f"{PREFIX}{portable_path}: this worker has no such file; it must be there on every node")
+    return path
+
+
+def _load(path: Path, *, resolve: bool) -> dict[str, Any]:
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    try:
+        return dict(load_yaml(path, resolve_func=resolve))
+    except Exception as error:  # whatever the functions' modules raise when they are imported
+        raise UserError(f"{PREFIX}{path}: can't be read: {_one_line(error)}") from None
+
+
+def _problem(raw: dict[str, Any]) -> str | None:
+    """Why a task can't be run here, or None."""
+    if "group" in raw or not isinstance(raw.get("task"), str):
+        return "a group of tasks; name its tasks one by one"
+    if "class" in raw:
+        return "the task is a Python class; only tasks written in YAML can be run"
+    if raw.get("unsafe_code"):
+        return "the task runs code that the model writes; moevolve doesn't"
+    if raw.get("doc_to_image") or raw.get("doc_to_audio"):
+        return "the task has images or sound; only text can be run"
+    if raw.get("output_type") == "loglikelihood_rolling":
+        return "the task measures the likelihood of whole texts; use a task of moevolve's with fitness: perplexity"
+    if raw.get("repeats", 1) != 1:
+        return "the task samples several answers (`repeats`); answers are greedy here"
+    settings = raw.get("generation_kwargs") or {}
+    sampled = settings.get("do_sample", float(settings.get("temperature") or 0) > 0)
+    if sampled or settings.get("num_beams", 1) != 1:
+        return "`generation_kwargs` ask for sampling or beams; answers are greedy here (do_sample: false)"
+    return None
+
+
+def _described(value: Any, folder: Path) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _described(item, folder) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_described(item, folder) for item in value]
+    if isinstance(value, str) and value.startswith(os.sep):
+        # What `!function utils.name` is read as: a path with the function behind the last point.
+        module, _, function = value.rpartition(".")
+        source = Path(f"{module}.py")
+        if source.is_file():
+            return {"function": function, "sha256": hashlib.sha256(source.read_bytes()).hexdigest()}
+        return value.removeprefix(f"{folder}{os.sep}")
+    return value
+
+
+def _from_folder(files: Any, folder: Path) -> Any:
+    if isinstance(files, dict):
+        return {key: _from_folder(value, folder) for key, value in files.items()}
+    if isinstance(files, list | tuple):
+        return [_from_folder(value, folder) for value in files]
+    return str(folder / files) if isinstance(files, str) and (folder / files).exists() else files
+
+
+@cache
+def _own_folder() -> Path:
+    import lm_eval.tasks
+
+    return Path(lm_eval.tasks.__file__).absolute().parent
+
+
+@cache
+def _index() -> dict[str, Path]:
+    """Names of all single tasks -> their files, from lm-eval's own index."""
+    from lm_eval.tasks import TaskManager
+
+    folders = [folder for folder in os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep) if folder]
+    entries = TaskManager(include_path=folders or None).task_index
+    return {
+        name: Path(entry.yaml_path).absolute()
+        for name, entry in entries.items()
+        if entry.yaml_path is not None and entry.kind.name in ("TASK", "PY_TASK")
+    }
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
