@@ -17,6 +17,8 @@ class EepSection(Section):
         active: experts per token k; None keeps the model's (but at most n').
         groups: layers share coefficients within a group: a number of equal contiguous groups, or `per_layer`.
         router_space: `probs` (the paper) or `logits`.
+        align: `none` (the paper), or `hungarian`: merge experts whose hidden neurons have been matched with each other
+            before. Not said, it isn't stored either, so that configurations older than it keep their hash.
     """
 
     kind: Literal["eep"] = "eep"
@@ -24,6 +26,7 @@ class EepSection(Section):
     active: int | None = Field(None, ge=1)
     groups: Annotated[int, Field(ge=1)] | Literal["per_layer"] = 4
     router_space: Literal["probs", "logits"] = "probs"
+    align: Literal["none", "hungarian"] = Field("none", exclude_if=lambda value: value == "none")
 
     @model_validator(mode="after")
     def _active_within_experts(self) -> Self:

@@ -95,7 +95,7 @@ class EvaluationWorker:
         Raises:
             UserError: the model isn't one that the recipe is for.
         """
-        self._resident.revert()
+        self._resident.restore()
         return calibrate(self._resident, self._settings, recipe, splits).to_bytes()
 
     def _remember(self, splits: tuple[PreparedSplit, ...]) -> None:

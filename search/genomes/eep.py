@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -26,7 +26,9 @@ from moevolve.search.operators.random_subset import random_subset
 from moevolve.search.operators.replace_experts import replace_experts
 from moevolve.search.operators.select_groups import select_groups
 from moevolve.search.operators.subset_crossover import subset_crossover
-from moevolve.workers.calibration.base import Calibration
+from moevolve.workers.calibration.alignment_recipe import AlignmentRecipe
+from moevolve.workers.calibration.base import Calibration, CalibrationRecipe, combined
+from moevolve.workers.edits.alignment import Alignment
 from moevolve.workers.edits.eep import EepEdit, RouterSpace, one_hot_layers
 from moevolve.workers.facts import active_parameters, parameters_after
 from moevolve.workers.messages import ModelFacts
@@ -35,6 +37,7 @@ _HEADER = struct.Struct("<4sHHH")
 _MAGIC = b"EEP1"
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _SUMMARY_DIGITS = 72
+_ALIGNMENT = AlignmentRecipe(sample=1024, rounds=3, tokens=8192)
 
 
 @dataclass(frozen=True)
@@ -96,8 +99,12 @@ class EepGenome:
     @cached_property
     def _edit(self) -> EepEdit:
         router_mapping, expert_merging = self.canonical
-        groups = list(self.space.layer_groups)
-        return EepEdit(router_mapping[groups], expert_merging[groups], self.space.active, self.space.router_space)
+        groups, space = list(self.space.layer_groups), self.space
+        if space.align:
+            assert space.alignment is not None, "the space has to be calibrated before genomes are expressed in it"
+        return EepEdit(
+            router_mapping[groups], expert_merging[groups], space.active, space.router_space, space.alignment
+        )
 
     @property
     def one_hot_mapping(self) -> bool:
@@ -123,6 +130,8 @@ class EepSpace:
         layer_groups: group of every MoE layer, in order of depth.
         router_space: see `EepEdit`.
         facts: the model, for accounting.
+        align: whether experts are merged with their neurons aligned.
+        alignment: how; None as long as it isn't measured.
     """
 
     experts: int
@@ -131,6 +140,8 @@ class EepSpace:
     layer_groups: tuple[int, ...]
     router_space: RouterSpace
     facts: ModelFacts = field(repr=False)
+    align: bool = False
+    alignment: Alignment | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def of(cls, section: EepSection, facts: ModelFacts) -> EepSpace:
@@ -149,7 +160,8 @@ class EepSpace:
         if groups > layers:
             raise UserError(f"genome.groups: {groups} is more than the model's {layers} MoE layers")
         layer_groups = tuple(layer * groups // layers for layer in range(layers))
-        return cls(facts.experts, section.experts, active, layer_groups, section.router_space, facts)
+        align = section.align == "hungarian"
+        return cls(facts.experts, section.experts, active, layer_groups, section.router_space, facts, align)
 
     @property
     def groups(self) -> int:
@@ -173,11 +185,11 @@ class EepSpace:
         return "random pruning"
 
     @property
-    def recipe(self) -> None:
-        return None
+    def recipe(self) -> CalibrationRecipe | None:
+        return combined(_ALIGNMENT if self.align else None)
 
     def calibrated(self, calibration: Calibration) -> EepSpace:
-        return self
+        return replace(self, alignment=Alignment(calibration.arrays["alignment"])) if self.align else self
 
     def start(self, phase: PhaseConfig) -> None:
         return None
@@ -249,6 +261,8 @@ class EepSpace:
         else:
             off = float(np.abs(genome.expert_merging - np.round(genome.expert_merging)).mean())
             summary = f"merge {self.experts}->{self.retained}, {self.groups} groups, mean |dW| {off:.3f}"
+            if self.align and not one_hot_layers(genome.expert_merging).all():
+                summary += ", aligned"
         # A softmax's mapping that isn't folded into a smaller router stands beside the whole one.
         folds = self.router_space == "logits" or (self.facts.renormalise and genome.one_hot_mapping)
         used = active_parameters(self.facts, self.retained, self.active, native=not folds)

@@ -86,8 +86,9 @@ def eep_space(
     experts: int = 8,
     active: int | None = None,
     router_space: RouterSpace = "probs",
+    align: Literal["none", "hungarian"] = "none",
 ) -> EepSpace:
-    section = EepSection(experts=retained, active=active, groups=groups, router_space=router_space)
+    section = EepSection(experts=retained, active=active, groups=groups, router_space=router_space, align=align)
     return EepSpace.of(section, mixtral(layers, experts))
 
 

@@ -10,7 +10,9 @@ import torch
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.workers.batching import Tokens, missing_bos, tokenize_split
-from moevolve.workers.calibration.base import Calibration, CalibrationRecipe
+from moevolve.workers.calibration.alignment import calibrate_alignment
+from moevolve.workers.calibration.alignment_recipe import AlignmentRecipe
+from moevolve.workers.calibration.base import Calibration, CalibrationRecipe, CombinedRecipe
 from moevolve.workers.calibration.factorllm import calibrate_factorllm
 from moevolve.workers.calibration.factorllm_recipe import FactorLlmRecipe
 from moevolve.workers.calibration.tomoe import calibrate_tomoe
@@ -22,6 +24,7 @@ Calibrator = Callable[[ResidentModel, Sequence[Tokens], Any], Calibration]
 """Measures an unedited resident model on token sequences, as a recipe says."""
 
 CALIBRATORS: dict[type, Calibrator] = {
+    AlignmentRecipe: calibrate_alignment,
     FactorLlmRecipe: calibrate_factorllm,
     ToMoeRecipe: calibrate_tomoe,
 }
@@ -43,6 +46,9 @@ def calibrate(
     Raises:
         UserError: unknown recipe, or the model isn't one it is for.
     """
+    if isinstance(recipe, CombinedRecipe):
+        parts = [calibrate(resident, engine, part, splits) for part in recipe.parts]
+        return Calibration({name: array for part in parts for name, array in part.arrays.items()})
     calibrator = CALIBRATORS.get(type(recipe))
     if calibrator is None:
         raise UserError(f"calibrations of kind {type(recipe).__name__} are unknown")

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
+from moevolve.workers.edits.alignment import Alignment
 
 RouterSpace = Literal["probs", "logits"]
 
@@ -40,6 +41,8 @@ class EepEdit:
         active: experts per token k after the edit, 1 to n'.
         router_space: `probs` maps the softmax over all n experts (the paper); `logits` maps the router's logits, so the
             mapping folds into a smaller gate.
+        alignment: how the experts' neurons lie that are merged; None as they were loaded. An edit that merges none has
+            none, whatever it was given: it is the same function.
 
     Raises:
         UserError: the shapes disagree, or k or the router space is out of range.
@@ -49,6 +52,7 @@ class EepEdit:
     expert_merging: NDArray[np.float32] = field(repr=False)
     active: int
     router_space: RouterSpace = "probs"
+    alignment: Alignment | None = None
 
     def __post_init__(self) -> None:
         for name in ("router_mapping", "expert_merging"):
@@ -64,6 +68,14 @@ class EepEdit:
             raise UserError(f"an EEP edit of {shape[1]} experts can't have {self.active} active; use 1 to {shape[1]}")
         if self.router_space not in ("probs", "logits"):
             raise UserError(f"router_space {self.router_space!r} of an EEP edit is unknown; use probs or logits")
+        if self.alignment is not None:
+            if self.alignment.shape[:2] != (shape[0], shape[2]):
+                raise UserError(
+                    f"an EEP edit of {shape[0]} layers of {shape[2]} experts can't have an alignment of "
+                    f"{self.alignment.shape[0]} of {self.alignment.shape[1]}"
+                )
+            if self.one_hot_merging.all():
+                object.__setattr__(self, "alignment", None)
 
     @property
     def layers(self) -> int:
@@ -102,4 +114,6 @@ class EepEdit:
         digest = hashlib.sha256(head)
         for matrices in (self.router_mapping, self.expert_merging):
             digest.update(np.ascontiguousarray(matrices, dtype="<f4").tobytes())
+        if self.alignment is not None:
+            digest.update(self.alignment.fingerprint.encode())
         return digest.hexdigest()
