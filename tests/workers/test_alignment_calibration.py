@@ -148,7 +148,21 @@ def test_models_and_prompts_that_will_not_do_are_refused(model_config: Configs) 
     model = ResidentModel.load(model_config("mixtral"))
     with pytest.raises(UserError, match=r"genome.align: there are no prompts"):
         calibrate_alignment(model, [], RECIPE)
-    model.layers[2].experts.register_parameter("down_proj_bias", torch.nn.Parameter(torch.zeros(EXPERTS, 32)))
+
+
+@pytest.mark.parametrize("change", ["bias", "clamped", "transposed"])
+def test_experts_of_other_forms_are_refused(
+    change: str, model_config: Configs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = ResidentModel.load(model_config("mixtral"))
+    experts = model.layers[2].experts
+    if change == "bias":
+        experts.register_parameter("down_proj_bias", torch.nn.Parameter(torch.zeros(EXPERTS, 32)))
+    elif change == "clamped":
+        plain = experts._apply_gate
+        monkeypatch.setattr(experts, "_apply_gate", lambda both: plain(both.clamp(max=7.0)), raising=False)
+    else:
+        monkeypatch.setattr(experts, "is_transposed", True, raising=False)
     with pytest.raises(UserError, match=r"genome.align: experts of mixtral are not plain gated networks"):
         calibrate_alignment(model, SEQUENCES, RECIPE)
 

@@ -39,18 +39,32 @@ def calibrate_alignment(resident: ResidentModel, sequences: Sequence[Tokens], re
         raise UserError("genome.align: this model has no experts to align")
     if not sequences:
         raise UserError("genome.align: there are no prompts to measure activations on")
-    for layer in resident.layers:
-        extra = {name for name, _ in layer.experts.named_parameters()} - set(EXPERT_TENSORS)
-        if extra or not hasattr(layer.experts, "act_fn"):
-            raise UserError(
-                f"genome.align: experts of {resident.model.config.model_type} are not plain gated networks; use none"
-            )
+    if not all(_is_plain(layer.experts) for layer in resident.layers):
+        raise UserError(
+            f"genome.align: experts of {resident.model.config.model_type} are not plain gated networks; use none"
+        )
     inputs, uses = _watch(resident, sequences, recipe.sample)
     codes = []
     for ordinal, counts in enumerate(uses):
         order = np.argsort(-counts, kind="stable").tolist()
         codes.append(match_all(order, partial(_neurons, resident, ordinal, inputs[ordinal]), recipe.rounds))
     return Calibration({ALIGNMENT: np.stack(codes)})
+
+
+def _is_plain(experts: nn.Module) -> bool:
+    """Whether experts are `down(act(gate x) * up x)`, with gate and up one after the other in rows, and no biases."""
+    expected = {"has_gate": True, "has_bias": False, "is_transposed": False, "is_concatenated": True}
+    names = {name for name, _ in experts.named_parameters()}
+    activation: Any = getattr(experts, "act_fn", None)
+    combine: Any = getattr(experts, "_apply_gate", None)
+    if activation is None or names != set(EXPERT_TENSORS):
+        return False
+    if any(getattr(experts, name, value) != value for name, value in expected.items()):
+        return False
+    # Some families clamp or scale within; then a sign can't change sides.
+    probe = torch.linspace(-30.0, 30.0, 64).view(2, 32)
+    gate, up = probe.chunk(2, dim=-1)
+    return combine is None or torch.equal(combine(probe), activation(gate) * up)
 
 
 def _neurons(resident: ResidentModel, ordinal: int, inputs: Tensor, expert: int) -> Neurons:
