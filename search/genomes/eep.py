@@ -102,9 +102,8 @@ class EepGenome:
         groups, space = list(self.space.layer_groups), self.space
         if space.align:
             assert space.alignment is not None, "the space has to be calibrated before genomes are expressed in it"
-        return EepEdit(
-            router_mapping[groups], expert_merging[groups], space.active, space.router_space, space.alignment
-        )
+        matrices = router_mapping[groups], expert_merging[groups]
+        return EepEdit(*matrices, space.active, space.router_space, alignment=space.alignment)
 
     @property
     def one_hot_mapping(self) -> bool:

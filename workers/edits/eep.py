@@ -115,5 +115,5 @@ class EepEdit:
         for matrices in (self.router_mapping, self.expert_merging):
             digest.update(np.ascontiguousarray(matrices, dtype="<f4").tobytes())
         if self.alignment is not None:
-            digest.update(self.alignment.fingerprint.encode())
+            digest.update(b"aligned" + self.alignment.fingerprint.encode())
         return digest.hexdigest()

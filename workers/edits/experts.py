@@ -16,8 +16,8 @@ class LayerExperts:
     """Swaps a layer's expert parameters between the originals and a preallocated buffer.
 
     What the originals are never changes, but in which order their neurons lie does: they are rearranged in place when
-    another alignment is asked for than the last time (none counting as one), and put back bit for bit. That costs about
-    as much as copying them once, and no memory; as long as the alignment stays the same it costs nothing.
+    another alignment is asked for than the last time (none counting as one), and put back bit for bit. That costs as
+    much as copying them about five times, and no memory; as long as the alignment stays the same it costs nothing.
 
     Attributes:
         originals: the fused tensors of all n experts, by name, on the device or on the host.
