@@ -100,8 +100,6 @@ class EepGenome:
     def _edit(self) -> EepEdit:
         router_mapping, expert_merging = self.canonical
         groups, space = list(self.space.layer_groups), self.space
-        if space.align:
-            assert space.alignment is not None, "the space has to be calibrated before genomes are expressed in it"
         matrices = router_mapping[groups], expert_merging[groups]
         return EepEdit(*matrices, space.active, space.router_space, alignment=space.alignment)
 
@@ -130,7 +128,8 @@ class EepSpace:
         router_space: see `EepEdit`.
         facts: the model, for accounting.
         align: whether experts are merged with their neurons aligned.
-        alignment: how; None as long as it isn't measured.
+        recipe: what must be measured for that.
+        calibration: what was measured.
     """
 
     experts: int
@@ -140,7 +139,8 @@ class EepSpace:
     router_space: RouterSpace
     facts: ModelFacts = field(repr=False)
     align: bool = False
-    alignment: Alignment | None = field(default=None, repr=False, compare=False)
+    recipe: CalibrationRecipe | None = None
+    calibration: Calibration | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def of(cls, section: EepSection, facts: ModelFacts) -> EepSpace:
@@ -160,7 +160,8 @@ class EepSpace:
             raise UserError(f"genome.groups: {groups} is more than the model's {layers} MoE layers")
         layer_groups = tuple(layer * groups // layers for layer in range(layers))
         align = section.align == "hungarian"
-        return cls(facts.experts, section.experts, active, layer_groups, section.router_space, facts, align)
+        recipe = combined(_ALIGNMENT if align else None)
+        return cls(facts.experts, section.experts, active, layer_groups, section.router_space, facts, align, recipe)
 
     @property
     def groups(self) -> int:
@@ -183,12 +184,16 @@ class EepSpace:
     def random_title(self) -> str:
         return "random pruning"
 
-    @property
-    def recipe(self) -> CalibrationRecipe | None:
-        return combined(_ALIGNMENT if self.align else None)
-
     def calibrated(self, calibration: Calibration) -> EepSpace:
-        return replace(self, alignment=Alignment(calibration.arrays["alignment"])) if self.align else self
+        return replace(self, calibration=calibration)
+
+    @cached_property
+    def alignment(self) -> Alignment | None:
+        """How experts' neurons lie that are merged; None where they stay as they are."""
+        if not self.align:
+            return None
+        assert self.calibration is not None, "the space has to be calibrated before genomes are expressed in it"
+        return Alignment(self.calibration.arrays["alignment"])
 
     def start(self, phase: PhaseConfig) -> None:
         return None
