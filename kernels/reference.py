@@ -1,7 +1,8 @@
 """Plain torch oracles: the equations as loops, for tests and for reading. Nothing on the hot path calls them.
 
-Source: Efficient Expert Pruning (arXiv 2407.00945), Eq. 5 (router mapping) and Eq. 6 (expert merging); FactorLLM
-(arXiv 2408.11855), Eq. 7 (chosen experts of a divided network); ToMoE (arXiv 2501.15316), Eq. 17 (a masked network).
+Source: Efficient Expert Pruning (arXiv 2407.00945), Eq. 5 (router mapping) and Eq. 6 (expert merging); Not All Experts
+are Equal (arXiv 2402.14800), Sec. 3.3 (dynamic skipping); FactorLLM (arXiv 2408.11855), Eq. 7 (chosen experts of a
+divided network); ToMoE (arXiv 2501.15316), Eq. 17 (a masked network).
 """
 
 from __future__ import annotations
@@ -30,8 +31,15 @@ def merge_experts(coefficients: Tensor, experts: Tensor) -> Tensor:
     return merged.to(experts.dtype)
 
 
-def route_token(logits: Tensor, mapping: Tensor, active: int, renormalise: bool, logits_space: bool) -> Tensor:
-    """Routing weights of one token over the n' new experts (Eq. 5), zero where an expert was not chosen.
+def route_token(
+    logits: Tensor,
+    mapping: Tensor,
+    active: int,
+    renormalise: bool,
+    logits_space: bool,
+    skip_below: float | None = None,
+) -> Tensor:
+    """Routing weights of one token over the n' new experts (Eq. 5), zero where an expert was not chosen or is skipped.
 
     Args:
         logits: the router's logits over all n experts, [n].
@@ -39,6 +47,7 @@ def route_token(logits: Tensor, mapping: Tensor, active: int, renormalise: bool,
         active: experts per token k.
         renormalise: whether the chosen weights are rescaled to sum 1.
         logits_space: map the logits and take the softmax over n' instead of mapping the softmax over n.
+        skip_below: drop the second of k = 2 experts if its weight is below this times the first's (NAEE, Sec. 3.3).
 
     Returns:
         float64 [n'].
@@ -50,13 +59,15 @@ def route_token(logits: Tensor, mapping: Tensor, active: int, renormalise: bool,
         probabilities = torch.softmax(logits, dim=0)
         mapped = torch.stack([(row * probabilities).sum() for row in mapping])
     order = sorted(range(len(mapped)), key=lambda i: -float(mapped[i]))[:active]
+    if skip_below is not None and float(mapped[order[1]]) < skip_below * float(mapped[order[0]]):
+        order = order[:1]
     weights = torch.zeros_like(mapped)
     total = sum(float(mapped[i]) for i in order)
     for i in order:
         if not renormalise:
             weights[i] = mapped[i]
         else:
-            weights[i] = mapped[i] / total if total > SUM_EPS else 1 / active
+            weights[i] = mapped[i] / total if total > SUM_EPS else 1 / len(order)
     return weights
 
 

@@ -48,11 +48,19 @@ def calibrated_space(
     """
     if space.recipe is None:
         return space
-    tasks = tuple(task.task_fingerprint for task in store.search_tasks(search_id) if task.split == "search")
-    content = store.calibration(_fingerprint(config, space.recipe, model_fingerprint, tasks))
-    if content is None:
+    calibration = stored_calibration(space.recipe, config, store, search_id, model_fingerprint)
+    if calibration is None:
         raise UserError(f"search {config.name} has no calibration in this store yet; resume it first")
-    return space.calibrated(Calibration.from_bytes(content))
+    return space.calibrated(calibration)
+
+
+def stored_calibration(
+    recipe: CalibrationRecipe, config: StoredConfig, store: Store, search_id: str, model_fingerprint: str
+) -> Calibration | None:
+    """The calibration of a recorded search (what it cost is noted in it), None if it isn't made yet."""
+    tasks = tuple(task.task_fingerprint for task in store.search_tasks(search_id) if task.split == "search")
+    content = store.calibration(_fingerprint(config, recipe, model_fingerprint, tasks))
+    return None if content is None else Calibration.from_bytes(content)
 
 
 def _fingerprint(config: StoredConfig, recipe: CalibrationRecipe, model: str, tasks: tuple[str, ...]) -> str:

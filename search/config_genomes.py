@@ -17,6 +17,11 @@ class EepSection(Section):
         active: experts per token k; None keeps the model's (but at most n').
         groups: layers share coefficients within a group: a number of equal contiguous groups, or `per_layer`.
         router_space: `probs` (the paper) or `logits`.
+        dynamic_skipping: every candidate skips a token's second expert where its routing weight is below the layer's
+            median ratio to the first's (NAEE, arXiv 2402.14800, Sec. 3.3), measured on the unedited model; needs k = 2.
+        calibration_tokens: tokens of the search prompts that baselines and dynamic skipping are measured on.
+        naee_tokens: of these, most that baseline `naee` compares subsets of experts on.
+        naee_subsets: most subsets that `naee` tries in full; beyond, it drops experts one by one.
         align: `none` (the paper), or `hungarian`: merge experts whose hidden neurons have been matched with each other
             before. Not said, it isn't stored either, so that configurations older than it keep their hash.
     """
@@ -26,6 +31,11 @@ class EepSection(Section):
     active: int | None = Field(None, ge=1)
     groups: Annotated[int, Field(ge=1)] | Literal["per_layer"] = 4
     router_space: Literal["probs", "logits"] = "probs"
+    # Left out of a dumped configuration where they are the default, which keeps the hashes of older ones.
+    dynamic_skipping: bool = Field(False, exclude_if=lambda value: value is False)
+    calibration_tokens: int = Field(8192, ge=1, exclude_if=lambda value: value == 8192)
+    naee_tokens: int = Field(1024, ge=1, exclude_if=lambda value: value == 1024)
+    naee_subsets: int = Field(5000, ge=0, exclude_if=lambda value: value == 5000)
     align: Literal["none", "hungarian"] = Field("none", exclude_if=lambda value: value == "none")
 
     @model_validator(mode="after")

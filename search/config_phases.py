@@ -71,6 +71,21 @@ class PhaseBase(Section):
     parents: Parents = TopKParents()
     strategy: StrategySection | None = None
     group_rate: float = Field(0.25, ge=0, le=1)
+    # Left out of a dumped configuration where it is the default, which keeps the hashes of older ones.
+    init: tuple[str, ...] = Field(("random",), min_length=1, exclude_if=lambda names: names == ("random",))
+
+    @property
+    def baselines(self) -> tuple[str, ...]:
+        """The baselines that the phase begins with, in order."""
+        return tuple(name for name in self.init if name != "random")
+
+    @model_validator(mode="after")
+    def _baselines_fit(self) -> Self:
+        if len(set(self.init)) != len(self.init):
+            raise ValueError(f"init: a name comes twice in {', '.join(self.init)}")
+        if len(self.baselines) > self.initial:
+            raise ValueError(f"initial {self.initial} is less than the {len(self.baselines)} baselines of init")
+        return self
 
     @model_validator(mode="after")
     def _initial_fits(self) -> Self:
@@ -91,7 +106,8 @@ class PrunePhase(PhaseBase):
     Attributes:
         evaluations: individuals of the phase, the initial ones included.
         strategy: for this phase, if not the search's.
-        initial: random individuals at the start.
+        initial: individuals at the start: the baselines of `init`, then random ones.
+        init: names of baselines (`moevolve.search.baselines`), and `random`, which fills the rest in any case.
         crossover_rate: probability that a child has two parents.
         group_rate: probability that mutation touches a group (at least one is).
         row_rate: probability that a retained expert of a touched group is replaced.
@@ -111,6 +127,7 @@ class MergePhase(PhaseBase):
     Attributes:
         evaluations: individuals of the phase.
         strategy: for this phase, if not the search's.
+        initial, init: as in the prune phase; they stand beside the best of the phase before.
         crossover_rate: probability that a child has two parents.
         entry_rate: probability that an entry of a touched group's matrices is perturbed.
         sigma: standard deviation of the perturbation.

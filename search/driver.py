@@ -283,7 +283,7 @@ def individual_record(proposal: Proposal, phase: str, description: Description, 
         parameters=description.parameters,
         active_parameters=description.active_parameters,
         parameters_full=description.parameters_full,
-        summary=description.summary,
+        summary=f"{description.summary} ({proposal.note})" if proposal.note else description.summary,
         depth=depth,
         parents=proposal.parents,
     )

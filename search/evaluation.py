@@ -67,7 +67,9 @@ def find_subject(store: Store, reference: str, search: str | None = None) -> Sub
     facts = describe_model(config.model.to_worker())
     if facts.fingerprint != record.model_fingerprint:
         raise UserError(f"model {config.model.path}: not the weights that search {record.name} ran on")
-    space = calibrated_space(make_space(config.genome, facts), config, store, record.id, facts.fingerprint)
+    phases = config.phases if isinstance(config, RunConfig) else ()
+    space = make_space(config.genome, facts, phases)
+    space = calibrated_space(space, config, store, record.id, facts.fingerprint)
     genome = None if detail is None else space.from_bytes(detail.individual.genome)
     return Subject(record, config, facts, space, detail, genome)
 

@@ -11,6 +11,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.prepare import prepare_split
 from moevolve.evaluators.registry import load_task
 from moevolve.evaluators.types import PreparedSplit, Split
+from moevolve.search.baselines.registry import check_baselines
 from moevolve.search.calibrating import calibrated_plan
 from moevolve.search.config import RunConfig, StoredConfig, TaskSection
 from moevolve.search.config_files import parse_stored_config
@@ -51,7 +52,7 @@ def make_plan(config: RunConfig, search_id: str) -> Plan:
         UserError: something in the configuration can't be had; the message names the field.
     """
     facts = describe_model(config.model.to_worker())
-    space = make_space(config.genome, facts)
+    space = make_space(config.genome, facts, config.phases)
     names: list[Split] = ["search"]
     if config.final.rerank:
         names.append("dev")
@@ -65,6 +66,7 @@ def make_plan(config: RunConfig, search_id: str) -> Plan:
 
 
 def _check_phases(config: RunConfig, space: GenomeSpace[Any]) -> None:
+    check_baselines(config.phases, space)
     for position, phase in enumerate(config.phases):
         if phase.kind not in space.phase_kinds:
             raise UserError(

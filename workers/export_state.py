@@ -40,6 +40,11 @@ def checkpoint_form(edit: Edit, renormalise: bool) -> CheckpointForm:
         return "stock"
     if not isinstance(edit, EepEdit):
         raise UserError(f"edits of kind {type(edit).__name__} can't be exported; export an individual of an EEP search")
+    if edit.skip_below is not None:
+        raise UserError(
+            "dynamic skipping has no checkpoint form: no stock router skips experts; export an individual of a search "
+            "without genome.dynamic_skipping"
+        )
     folds = edit.router_space == "logits" or (renormalise and bool(edit.one_hot_mapping.all()))
     return "stock" if folds else "native"
 

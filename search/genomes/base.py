@@ -70,11 +70,13 @@ class Offspring(Generic[G]):
         genome: what was made.
         operator: name of what made it.
         parents_used: positions, among the parents given, of those it was made from.
+        note: how it was made, for its summary; mostly empty.
     """
 
     genome: G
     operator: str
     parents_used: tuple[int, ...]
+    note: str = ""
 
 
 class GenomeSpace(Protocol[G]):

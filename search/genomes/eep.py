@@ -101,7 +101,7 @@ class EepGenome:
         router_mapping, expert_merging = self.canonical
         groups, space = list(self.space.layer_groups), self.space
         matrices = router_mapping[groups], expert_merging[groups]
-        return EepEdit(*matrices, space.active, space.router_space, alignment=space.alignment)
+        return EepEdit(*matrices, space.active, space.router_space, space.skip_below, space.alignment)
 
     @property
     def one_hot_mapping(self) -> bool:
@@ -127,8 +127,9 @@ class EepSpace:
         layer_groups: group of every MoE layer, in order of depth.
         router_space: see `EepEdit`.
         facts: the model, for accounting.
+        dynamic_skipping: whether candidates skip a token's second expert; see `EepSection`.
         align: whether experts are merged with their neurons aligned.
-        recipe: what must be measured for that.
+        recipe: what must be measured for these, and for baselines.
         calibration: what was measured.
     """
 
@@ -138,6 +139,7 @@ class EepSpace:
     layer_groups: tuple[int, ...]
     router_space: RouterSpace
     facts: ModelFacts = field(repr=False)
+    dynamic_skipping: bool = False
     align: bool = False
     recipe: CalibrationRecipe | None = None
     calibration: Calibration | None = field(default=None, repr=False, compare=False)
@@ -159,9 +161,11 @@ class EepSpace:
         if groups > layers:
             raise UserError(f"genome.groups: {groups} is more than the model's {layers} MoE layers")
         layer_groups = tuple(layer * groups // layers for layer in range(layers))
-        align = section.align == "hungarian"
-        recipe = combined(_ALIGNMENT if align else None)
-        return cls(facts.experts, section.experts, active, layer_groups, section.router_space, facts, align, recipe)
+        if section.dynamic_skipping and active != 2:
+            raise UserError(f"genome.dynamic_skipping: it is defined for 2 active experts per token, not {active}")
+        align, skips = section.align == "hungarian", section.dynamic_skipping
+        recipe, space = combined(_ALIGNMENT if align else None), section.router_space
+        return cls(facts.experts, section.experts, active, layer_groups, space, facts, skips, align, recipe)
 
     @property
     def groups(self) -> int:
@@ -186,6 +190,14 @@ class EepSpace:
 
     def calibrated(self, calibration: Calibration) -> EepSpace:
         return replace(self, calibration=calibration)
+
+    @property
+    def skip_below(self) -> NDArray[np.float32] | None:
+        """Thresholds of dynamic skipping, float32 [layers]; None without."""
+        if not self.dynamic_skipping:
+            return None
+        assert self.calibration is not None, "the space is not calibrated"
+        return self.calibration.arrays["ratio"]
 
     @cached_property
     def alignment(self) -> Alignment | None:
@@ -267,6 +279,8 @@ class EepSpace:
             summary = f"merge {self.experts}->{self.retained}, {self.groups} groups, mean |dW| {off:.3f}"
             if self.align and not one_hot_layers(genome.expert_merging).all():
                 summary += ", aligned"
+        if self.dynamic_skipping:
+            summary += ", the second of 2 skipped at times"
         # A softmax's mapping that isn't folded into a smaller router stands beside the whole one.
         folds = self.router_space == "logits" or (self.facts.renormalise and genome.one_hot_mapping)
         used = active_parameters(self.facts, self.retained, self.active, native=not folds)

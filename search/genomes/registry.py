@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from moevolve.evaluators.errors import UserError
+from moevolve.search.baselines.registry import experts_recipe
 from moevolve.search.config_genomes import AnyGenomeSection, EepSection, FactorLlmSection, NanoMoeSection, ToMoeSection
+from moevolve.search.config_phases import PhaseConfig
 from moevolve.search.genomes.base import GenomeSpace
 from moevolve.search.genomes.eep import EepSpace
 from moevolve.search.genomes.factorllm_space import FactorLlmSpace
 from moevolve.search.genomes.nanomoe import NanoMoeSpace
 from moevolve.search.genomes.tomoe_space import ToMoeSpace
+from moevolve.workers.calibration.base import combined
 from moevolve.workers.messages import ModelFacts
 
 SPACES: dict[type, Callable[[Any, ModelFacts], GenomeSpace[Any]]] = {
@@ -23,8 +27,13 @@ SPACES: dict[type, Callable[[Any, ModelFacts], GenomeSpace[Any]]] = {
 """What makes the space of a `genome` section for a model."""
 
 
-def make_space(section: AnyGenomeSection, facts: ModelFacts) -> GenomeSpace[Any]:
+def make_space(section: AnyGenomeSection, facts: ModelFacts, phases: Sequence[PhaseConfig] = ()) -> GenomeSpace[Any]:
     """The space of a configuration's `genome` section for a model; one with a recipe is yet to be calibrated.
+
+    Args:
+        section: the section.
+        facts: the model.
+        phases: of the search, which may begin with baselines that something must be measured for.
 
     Raises:
         UserError: the section asks for what the model can't give.
@@ -32,4 +41,7 @@ def make_space(section: AnyGenomeSection, facts: ModelFacts) -> GenomeSpace[Any]
     make = SPACES.get(type(section))
     if make is None:
         raise UserError(f"genome.kind: {section.kind} is not there yet")
-    return make(section, facts)
+    space = make(section, facts)
+    if isinstance(space, EepSpace) and isinstance(section, EepSection):
+        return replace(space, recipe=combined(experts_recipe(space, section, phases), space.recipe))
+    return space

@@ -19,6 +19,7 @@ class Proposal:
         genome: what to evaluate.
         operator: how it was made.
         parents: indices of the individuals it was made from.
+        note: how it was made, for its summary; mostly empty.
     """
 
     index: int
@@ -26,6 +27,7 @@ class Proposal:
     genome: Genome
     operator: str
     parents: tuple[int, ...]
+    note: str = ""
 
 
 class Strategy(Protocol):

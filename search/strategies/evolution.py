@@ -27,13 +27,15 @@ class Evolution:
         position: of the phase among the phases.
         phase: its settings.
         seed: the search's seed.
+        first: index of the phase's first individual.
     """
 
-    def __init__(self, space: GenomeSpace[Any], position: int, phase: PhaseConfig, seed: int) -> None:
+    def __init__(self, space: GenomeSpace[Any], position: int, phase: PhaseConfig, seed: int, first: int = 0) -> None:
         self._space = space
         self._position = position
         self._phase = phase
         self._seed = seed
+        self._first = first
         self._ranking = Ranking(phase.parents)
 
     def tell(self, member: Member) -> None:
@@ -45,9 +47,10 @@ class Evolution:
     def ask(self, index: int, initial: bool, start: Member | None) -> Proposal:
         rng = generator(self._seed, index)
         pool = self._pool(start)
-        offspring = initial_offspring(self._space, self._phase, rng, index, initial or not pool)
+        place = index - self._first
+        offspring = initial_offspring(self._space, self._phase, rng, index, place, initial or not pool)
         if offspring is not None:
-            return Proposal(index, self._position, offspring.genome, offspring.operator, ())
+            return Proposal(index, self._position, offspring.genome, offspring.operator, (), offspring.note)
         pair = self._draw_parents(rng, pool)
         genomes = tuple(self._space.from_bytes(parent.genome) for parent in pair)
         offspring = self._space.breed(rng, self._phase, genomes)

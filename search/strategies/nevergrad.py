@@ -36,8 +36,8 @@ class NevergradPhase:
     """The strategy `nevergrad:<Optimizer>` in one phase.
 
     It starts at the best individual of the phases before, or else at the method's own start or a random one. Initial
-    individuals are random ones that the optimiser is asked to try. The loss is minus the fitness, ties broken by the
-    gold log-probability; a failed candidate is told as the worst seen so far.
+    individuals, baselines and random ones, are suggested to the optimiser. The loss is minus the fitness, ties broken
+    by the gold log-probability; a failed candidate is told as the worst seen so far.
 
     Args:
         space: where genomes come from.
@@ -46,6 +46,7 @@ class NevergradPhase:
         section: which optimiser, and the standard deviation of its first steps.
         seed: the search's seed.
         in_flight: most candidates that are asked for before the first of them is told.
+        first: index of the phase's first individual.
 
     Raises:
         UserError: nevergrad has no such optimiser, or it can't make that many candidates at once.
@@ -59,6 +60,7 @@ class NevergradPhase:
         section: NevergradSection,
         seed: int,
         in_flight: int,
+        first: int = 0,
     ) -> None:
         self._space = space
         self._position = position
@@ -66,6 +68,7 @@ class NevergradPhase:
         self._section = section
         self._seed = seed
         self._in_flight = in_flight
+        self._first = first
         self._name = f"nevergrad:{section.optimizer}"
         self._factory = _find(section.optimizer)
         if in_flight > 1 and self._factory.no_parallelization:
@@ -92,14 +95,14 @@ class NevergradPhase:
         rng = generator(self._seed, index)
         if self._optimizer is None:
             self._begin(rng, start)
-        sampled = initial_offspring(self._space, self._phase, rng, index, initial)
+        sampled = initial_offspring(self._space, self._phase, rng, index, index - self._first, initial)
         with self._calling(index, "ask"):
             if sampled is not None:
                 self._optimizer.suggest(self._space.flatten(sampled.genome, self._phase))
             candidate = self._optimizer.ask()
         self._open[index] = candidate
         if sampled is not None:
-            return Proposal(index, self._position, sampled.genome, sampled.operator, ())
+            return Proposal(index, self._position, sampled.genome, sampled.operator, (), sampled.note)
         genome = self._space.unflatten(_bounded(candidate.value), self._phase)
         parents = () if self._start is None else (self._start.index,)
         return Proposal(index, self._position, genome, self._name, parents)

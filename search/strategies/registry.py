@@ -31,9 +31,9 @@ def make_strategy(config: RunConfig, space: GenomeSpace[Any], schedule: Schedule
     """
     phases: list[PhaseStrategy] = []
     for position, phase in enumerate(config.phases):
-        section = phase.strategy or config.strategy
+        section, first = phase.strategy or config.strategy, schedule.spans[position].start
         if isinstance(section, EvolutionSection):
-            phases.append(Evolution(space, position, phase, config.seed))
+            phases.append(Evolution(space, position, phase, config.seed, first))
         else:
-            phases.append(NevergradPhase(space, position, phase, section, config.seed, schedule.in_flight))
+            phases.append(NevergradPhase(space, position, phase, section, config.seed, schedule.in_flight, first))
     return Phased(phases, schedule)

@@ -70,7 +70,9 @@ def make_lab_plan(config: RunConfig, search_id: str = "lab-1") -> Plan:
     splits: dict[Split, tuple[PreparedSplit, ...]] = {
         "search": tuple(prepared(task.name, "search") for task in config.tasks)
     }
-    return Plan(config, search_id, facts, make_space(config.genome, facts), make_schedule(config), splits)
+    return Plan(
+        config, search_id, facts, make_space(config.genome, facts, config.phases), make_schedule(config), splits
+    )
 
 
 class Stopped(Exception):

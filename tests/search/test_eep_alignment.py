@@ -173,3 +173,17 @@ def test_only_aligned_spaces_need_a_calibration() -> None:
     assert space.describe(pruned).summary == eep_space().describe(pruned).summary
     with pytest.raises(AssertionError, match="calibrated"):
         merged.express()
+
+
+def test_alignment_and_baselines_are_measured_together(tiny: Any, tmp_path: Path) -> None:
+    phases = [{"kind": "merge", "evaluations": 6, "init": ["hc_smoe", "random"], "initial": 4, "sigma": 0.2}]
+    path = tiny.write_run(
+        tmp_path / "both.yaml", "both", genome=GENOME | {"align": "hungarian"}, engine={}, phases=phases
+    )
+    with Store.open(f"sqlite:///{tmp_path / 'both.db'}") as store:
+        launched(load_run_config(path), store)
+        first = find_subject(store, "both:0")
+        assert isinstance(first.edit, EepEdit) and first.edit.alignment is not None
+        assert first.detail is not None
+        assert first.edit.phenotype_hash == first.detail.individual.phenotype_hash
+        assert first.space.calibration.tokens_run > 0

@@ -116,7 +116,13 @@ class PlainMoE(nn.Module):
     """An edited MoE block straight from the paper's equations: one token, one expert at a time, in float64."""
 
     def __init__(
-        self, block: Any, mapping: NDArray[np.float32], merging: NDArray[np.float32], edit: EepEdit, rescale: bool
+        self,
+        block: Any,
+        mapping: NDArray[np.float32],
+        merging: NDArray[np.float32],
+        edit: EepEdit,
+        rescale: bool,
+        skip_below: float | None,
     ) -> None:
         super().__init__()
         self.original = block
@@ -124,7 +130,7 @@ class PlainMoE(nn.Module):
         coefficients = torch.tensor(merging, dtype=torch.float64)
         self.gate_up = torch.einsum("ij,jab->iab", coefficients, block.experts.gate_up_proj.double())
         self.down = torch.einsum("ij,jab->iab", coefficients, block.experts.down_proj.double())
-        self.edit, self.rescale = edit, rescale
+        self.edit, self.rescale, self.skip_below = edit, rescale, skip_below
 
     def token(self, hidden: Tensor) -> Tensor:
         logits = self.original.gate.weight.double() @ hidden
@@ -133,6 +139,8 @@ class PlainMoE(nn.Module):
         else:
             scores = self.mapping @ torch.softmax(logits, dim=0)
         chosen = torch.argsort(scores, descending=True)[: self.edit.active]
+        if self.skip_below is not None and scores[chosen[1]] < self.skip_below * scores[chosen[0]]:
+            chosen = chosen[:1]
         weights = scores[chosen]
         if self.rescale:
             weights = weights / weights.sum() if weights.sum() > 1e-6 else torch.full_like(weights, 1 / len(weights))
@@ -206,7 +214,8 @@ def plain_logits() -> Logits:
         rescale = bool(getattr(model.config, "norm_topk_prob", True))
         sparse = [layer for layer in model.model.layers if hasattr(layer.mlp, "experts")]
         for i, layer in enumerate(sparse):
-            layer.mlp = PlainMoE(layer.mlp, edit.router_mapping[i], edit.expert_merging[i], edit, rescale)
+            skip = None if edit.skip_below is None else float(edit.skip_below[i])
+            layer.mlp = PlainMoE(layer.mlp, edit.router_mapping[i], edit.expert_merging[i], edit, rescale, skip)
         return model(ids).logits
 
     return compute

@@ -53,10 +53,25 @@ class Calibration:
     """What was measured.
 
     Attributes:
-        arrays: by name, read-only; float32 or integers.
+        arrays: by name, read-only; float32 or integers (`seconds` is float64).
     """
 
     arrays: Mapping[str, NDArray[Any]] = field(repr=False)
+
+    def with_cost(self, tokens: int, seconds: float) -> Calibration:
+        """The same calibration with what it cost."""
+        cost = {"tokens_run": np.array([tokens], dtype=np.int64), "seconds": np.array([seconds], dtype=np.float64)}
+        return Calibration({**self.arrays, **cost})
+
+    @property
+    def tokens_run(self) -> int | None:
+        """Tokens that were run for it, per pass; None in calibrations stored before this was noted."""
+        return int(self.arrays["tokens_run"][0]) if "tokens_run" in self.arrays else None
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds it took on its worker, loading the model left out; None where `tokens_run` is."""
+        return float(self.arrays["seconds"][0]) if "seconds" in self.arrays else None
 
     def to_bytes(self) -> bytes:
         """As a safetensors file."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from moevolve.workers.batching import Tokens, missing_bos, tokenize_split
 from moevolve.workers.calibration.alignment import calibrate_alignment
 from moevolve.workers.calibration.alignment_recipe import AlignmentRecipe
 from moevolve.workers.calibration.base import Calibration, CalibrationRecipe, CombinedRecipe
+from moevolve.workers.calibration.experts import calibrate_experts
+from moevolve.workers.calibration.experts_recipe import ExpertsRecipe
 from moevolve.workers.calibration.factorllm import calibrate_factorllm
 from moevolve.workers.calibration.factorllm_recipe import FactorLlmRecipe
 from moevolve.workers.calibration.tomoe import calibrate_tomoe
@@ -25,6 +28,7 @@ Calibrator = Callable[[ResidentModel, Sequence[Tokens], Any], Calibration]
 
 CALIBRATORS: dict[type, Calibrator] = {
     AlignmentRecipe: calibrate_alignment,
+    ExpertsRecipe: calibrate_experts,
     FactorLlmRecipe: calibrate_factorllm,
     ToMoeRecipe: calibrate_tomoe,
 }
@@ -35,7 +39,7 @@ CALIBRATORS: dict[type, Calibrator] = {
 def calibrate(
     resident: ResidentModel, engine: EngineConfig, recipe: CalibrationRecipe, splits: Sequence[PreparedSplit]
 ) -> Calibration:
-    """Make a calibration.
+    """Make a calibration and note what it cost.
 
     Args:
         resident: unedited.
@@ -48,11 +52,16 @@ def calibrate(
     """
     if isinstance(recipe, CombinedRecipe):
         parts = [calibrate(resident, engine, part, splits) for part in recipe.parts]
-        return Calibration({name: array for part in parts for name, array in part.arrays.items()})
+        arrays = {name: array for part in parts for name, array in part.arrays.items()}
+        tokens, seconds = (sum(getattr(part, name) or 0 for part in parts) for name in ("tokens_run", "seconds"))
+        return Calibration(arrays).with_cost(int(tokens), float(seconds))
     calibrator = CALIBRATORS.get(type(recipe))
     if calibrator is None:
         raise UserError(f"calibrations of kind {type(recipe).__name__} are unknown")
-    return calibrator(resident, token_sequences(resident, engine, splits, recipe.tokens), recipe)
+    sequences = token_sequences(resident, engine, splits, recipe.tokens)
+    started = time.perf_counter()
+    made = calibrator(resident, sequences, recipe)
+    return made.with_cost(sum(len(each) for each in sequences), time.perf_counter() - started)
 
 
 def token_sequences(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -86,6 +88,8 @@ class EepApplicator:
                 plan = RoutingPlan(edit.active, slot, folded=fold(mappings[i], layer.router_weight), logits_space=True)
             else:
                 plan = RoutingPlan(edit.active, slot, mapping=mappings[i])
+            if edit.skip_below is not None:
+                plan = replace(plan, skip_below=float(edit.skip_below[i]))
             plans.append(plan)
         return plans
 

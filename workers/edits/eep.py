@@ -41,17 +41,20 @@ class EepEdit:
         active: experts per token k after the edit, 1 to n'.
         router_space: `probs` maps the softmax over all n experts (the paper); `logits` maps the router's logits, so the
             mapping folds into a smaller gate.
+        skip_below: float32 [layers], thresholds of dynamic skipping (NAEE, arXiv 2402.14800, Sec. 3.3): of k = 2 chosen
+            experts the second is skipped where its weight is below this times the first's. None skips nothing.
         alignment: how the experts' neurons lie that are merged; None as they were loaded. An edit that merges none has
             none, whatever it was given: it is the same function.
 
     Raises:
-        UserError: the shapes disagree, or k or the router space is out of range.
+        UserError: the shapes disagree, or k, the router space or a threshold is out of range.
     """
 
     router_mapping: NDArray[np.float32] = field(repr=False)
     expert_merging: NDArray[np.float32] = field(repr=False)
     active: int
     router_space: RouterSpace = "probs"
+    skip_below: NDArray[np.float32] | None = field(default=None, repr=False)
     alignment: Alignment | None = None
 
     def __post_init__(self) -> None:
@@ -76,6 +79,15 @@ class EepEdit:
                 )
             if self.one_hot_merging.all():
                 object.__setattr__(self, "alignment", None)
+        if self.skip_below is not None:
+            self._check_skipping(self.skip_below)
+
+    def _check_skipping(self, thresholds: NDArray[np.float32]) -> None:
+        object.__setattr__(self, "skip_below", np.ascontiguousarray(thresholds, dtype=np.float32))
+        if thresholds.shape != (self.layers,) or not bool(((thresholds >= 0) & (thresholds <= 1)).all()):
+            raise UserError(f"an EEP edit of {self.layers} layers needs as many skipping thresholds in [0, 1]")
+        if self.active != 2:
+            raise UserError(f"dynamic skipping is defined for 2 active experts, this EEP edit has {self.active}")
 
     @property
     def layers(self) -> int:
@@ -114,6 +126,8 @@ class EepEdit:
         digest = hashlib.sha256(head)
         for matrices in (self.router_mapping, self.expert_merging):
             digest.update(np.ascontiguousarray(matrices, dtype="<f4").tobytes())
+        if self.skip_below is not None:
+            digest.update(b"skip" + self.skip_below.astype("<f4").tobytes())
         if self.alignment is not None:
             digest.update(b"aligned" + self.alignment.fingerprint.encode())
         return digest.hexdigest()

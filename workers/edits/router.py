@@ -23,6 +23,7 @@ class RoutingPlan:
         mapping: continuous `W_RM` on the softmax over n, float32 [n', n].
         folded: `W_RM W_G`, the router's weight with the mapping in it (logits space), [n', hidden].
         logits_space: whether the mapping acts on the logits.
+        skip_below: threshold of dynamic skipping; see `moevolve.kernels.routing.top_k`.
     """
 
     active: int
@@ -31,6 +32,7 @@ class RoutingPlan:
     mapping: Tensor | None = None
     folded: Tensor | None = None
     logits_space: bool = False
+    skip_below: float | None = None
 
 
 class EditableRouter(nn.Module):
@@ -68,12 +70,13 @@ class EditableRouter(nn.Module):
         weight = self.inner.weight if plan.folded is None else plan.folded
         assert isinstance(weight, Tensor)
         logits = nn.functional.linear(hidden_states.reshape(-1, weight.shape[1]), weight)
+        active, rescale, skip = plan.active, self.renormalise, plan.skip_below
         if plan.selected is not None:
-            weights, chosen = route_selected(logits, plan.selected, plan.active, self.renormalise, plan.logits_space)
+            weights, chosen = route_selected(logits, plan.selected, active, rescale, plan.logits_space, skip)
         elif plan.mapping is not None:
-            weights, chosen = route_mapped(logits, plan.mapping, plan.active, self.renormalise)
+            weights, chosen = route_mapped(logits, plan.mapping, active, rescale, skip)
         else:
-            weights, chosen = route_logits(logits, plan.active, self.renormalise)
+            weights, chosen = route_logits(logits, active, rescale, skip)
         if plan.slots is not None:
             chosen = plan.slots[chosen]
         return logits, weights.to(logits.dtype) if self.casts_weights else weights, chosen
