@@ -39,7 +39,7 @@ def random_alignment(layers: int, seed: int = 0, experts: int = EXPERTS, width: 
 
 def aligned(edit: EepEdit, seed: int = 0) -> EepEdit:
     alignment = random_alignment(edit.layers, seed)
-    return EepEdit(edit.router_mapping, edit.expert_merging, edit.active, edit.router_space, alignment)
+    return EepEdit(edit.router_mapping, edit.expert_merging, edit.active, edit.router_space, alignment=alignment)
 
 
 @torch.inference_mode()
