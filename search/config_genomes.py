@@ -22,6 +22,8 @@ class EepSection(Section):
         calibration_tokens: tokens of the search prompts that baselines and dynamic skipping are measured on.
         naee_tokens: of these, most that baseline `naee` compares subsets of experts on.
         naee_subsets: most subsets that `naee` tries in full; beyond, it drops experts one by one.
+        align: `none` (the paper), or `hungarian`: merge experts whose hidden neurons have been matched with each other
+            before. Not said, it isn't stored either, so that configurations older than it keep their hash.
     """
 
     kind: Literal["eep"] = "eep"
@@ -34,6 +36,7 @@ class EepSection(Section):
     calibration_tokens: int = Field(8192, ge=1, exclude_if=lambda value: value == 8192)
     naee_tokens: int = Field(1024, ge=1, exclude_if=lambda value: value == 1024)
     naee_subsets: int = Field(5000, ge=0, exclude_if=lambda value: value == 5000)
+    align: Literal["none", "hungarian"] = Field("none", exclude_if=lambda value: value == "none")
 
     @model_validator(mode="after")
     def _active_within_experts(self) -> Self:

@@ -43,6 +43,11 @@ def export_coefficients(store: Store, reference: str, path: Path) -> None:
     subject = find_subject(store, reference)
     if not isinstance(subject.genome, EepGenome):
         raise UserError(f"{reference}: only EEP individuals have coefficient files")
+    if subject.genome.express().alignment is not None:
+        raise UserError(
+            f"{reference}: its experts are merged with their neurons aligned, which a coefficient file can't say; "
+            "export a checkpoint"
+        )
     if path.exists():
         raise UserError(f"{path} exists already; choose another name")
     write_coefficients(path, subject.genome)

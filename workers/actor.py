@@ -99,7 +99,7 @@ class EvaluationWorker:
         Raises:
             UserError: the model isn't one that the recipe is for.
         """
-        self._resident.revert()
+        self._resident.restore()
         return calibrate(self._resident, self._settings, recipe, splits).to_bytes()
 
     def analyse(self, request: UsageRequest, split: PreparedSplit) -> Usage:

@@ -31,6 +31,9 @@ class EepExporter:
         edit, count = resident.applied, resident.layers[0].count
         retained, active = exported_shape(resident)
         title = family_of(resident.model.config, resident.config.path).title
+        rows: list[tuple[str, str]] = [("router space", edit.router_space if isinstance(edit, EepEdit) else "-")]
+        if isinstance(edit, EepEdit) and edit.alignment is not None:
+            rows.append(("merged experts", "their neurons were aligned first"))
         return ExportSummary(
             experts=retained,
             active=active,
@@ -47,7 +50,7 @@ class EepExporter:
                 if form == "native"
                 else "A stock checkpoint of its family: no custom code."
             ),
-            rows=(("router space", edit.router_space if isinstance(edit, EepEdit) else "-"),),
+            rows=tuple(rows),
         )
 
     def build(self, resident: ResidentModel, form: CheckpointForm, directory: Path) -> PreTrainedModel:

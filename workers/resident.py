@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.config import ModelConfig
 from moevolve.workers.dense_layout import DenseLayer, find_dense_layers
 from moevolve.workers.edits.applicator import Applicator, ModelParts
 from moevolve.workers.edits.applicators import APPLICATORS
+from moevolve.workers.edits.apply_eep import EepApplicator
 from moevolve.workers.edits.base import Edit, IdentityEdit
 from moevolve.workers.edits.eep import EepEdit
 from moevolve.workers.layout import MoELayer, find_moe_layers
@@ -115,11 +117,37 @@ class ResidentModel:
         self._applied = edit
 
     def revert(self) -> None:
-        """Bring back the unedited model, bit for bit."""
+        """Bring back the unedited model, bit for bit.
+
+        Experts on the host, or rearranged by an alignment, come back when it next runs; `restore` is for whoever wants
+        to look at the weights themselves.
+        """
         applicator = self._applicators.get(type(self._applied))
         if applicator is not None:
             applicator.revert()
         self._applied = IdentityEdit()
+
+    def restore(self) -> None:
+        """`revert`, and let all original experts lie as they were loaded, now."""
+        self.revert()
+        if self.layers:
+            self._eep.restore()
+
+    def original_experts(self, ordinal: int) -> Mapping[str, Tensor]:
+        """The experts of a MoE layer as they were loaded, fused, by name, wherever they are kept; not to be changed.
+
+        Args:
+            ordinal: number of the layer among the MoE layers.
+        """
+        experts = self._eep.experts[ordinal]
+        experts.arrange(None)
+        return experts.originals
+
+    @property
+    def _eep(self) -> EepApplicator:
+        applicator = self._applicator(EepEdit)
+        assert isinstance(applicator, EepApplicator)
+        return applicator
 
     def _applicator(self, kind: type) -> Applicator:
         """The applicator of a kind of edits, made when it is first needed; the model is unedited then."""

@@ -26,8 +26,9 @@ from moevolve.search.operators.gaussian_noise import gaussian_noise
 from moevolve.search.operators.matrix_crossover import matrix_crossover
 from moevolve.search.operators.normalise_rows import normalise_rows
 from moevolve.search.operators.select_groups import select_groups
-from moevolve.workers.calibration.base import Calibration
-from moevolve.workers.calibration.experts_recipe import ExpertsRecipe
+from moevolve.workers.calibration.alignment_recipe import AlignmentRecipe
+from moevolve.workers.calibration.base import Calibration, CalibrationRecipe, combined
+from moevolve.workers.edits.alignment import Alignment
 from moevolve.workers.edits.eep import EepEdit, RouterSpace, one_hot_layers
 from moevolve.workers.facts import active_parameters, parameters_after
 from moevolve.workers.messages import ModelFacts
@@ -36,6 +37,7 @@ _HEADER = struct.Struct("<4sHHH")
 _MAGIC = b"EEP1"
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _SUMMARY_DIGITS = 72
+_ALIGNMENT = AlignmentRecipe(sample=1024, rounds=3, tokens=8192)
 
 
 @dataclass(frozen=True)
@@ -101,11 +103,9 @@ class EepGenome:
     @cached_property
     def _edit(self) -> EepEdit:
         router_mapping, expert_merging = self.canonical
-        groups = list(self.space.layer_groups)
-        space = self.space
-        return EepEdit(
-            router_mapping[groups], expert_merging[groups], space.active, space.router_space, space.skip_below
-        )
+        groups, space = list(self.space.layer_groups), self.space
+        matrices = router_mapping[groups], expert_merging[groups]
+        return EepEdit(*matrices, space.active, space.router_space, space.skip_below, space.alignment)
 
     @property
     def one_hot_mapping(self) -> bool:
@@ -132,7 +132,8 @@ class EepSpace:
         router_space: see `EepEdit`.
         facts: the model, for accounting.
         dynamic_skipping: whether candidates skip a token's second expert; see `EepSection`.
-        recipe: what must be measured for that, and for baselines.
+        align: whether experts are merged with their neurons aligned.
+        recipe: what must be measured for these, and for baselines.
         calibration: what was measured.
     """
 
@@ -143,7 +144,8 @@ class EepSpace:
     router_space: RouterSpace
     facts: ModelFacts = field(repr=False)
     dynamic_skipping: bool = False
-    recipe: ExpertsRecipe | None = None
+    align: bool = False
+    recipe: CalibrationRecipe | None = None
     calibration: Calibration | None = field(default=None, repr=False, compare=False)
 
     @classmethod
@@ -167,8 +169,9 @@ class EepSpace:
         layer_groups = tuple(layer * groups // layers for layer in range(layers))
         if section.dynamic_skipping and active != 2:
             raise UserError(f"genome.dynamic_skipping: it is defined for 2 active experts per token, not {active}")
-        space, skips = section.router_space, section.dynamic_skipping
-        return cls(facts.experts, section.experts, active, layer_groups, space, facts, skips)
+        align, skips = section.align == "hungarian", section.dynamic_skipping
+        recipe, space = combined(_ALIGNMENT if align else None), section.router_space
+        return cls(facts.experts, section.experts, active, layer_groups, space, facts, skips, align, recipe)
 
     @property
     def groups(self) -> int:
@@ -212,6 +215,14 @@ class EepSpace:
             return None
         assert self.calibration is not None, "the space is not calibrated"
         return self.calibration.arrays["ratio"]
+
+    @cached_property
+    def alignment(self) -> Alignment | None:
+        """How experts' neurons lie that are merged; None where they stay as they are."""
+        if not self.align:
+            return None
+        assert self.calibration is not None, "the space has to be calibrated before genomes are expressed in it"
+        return Alignment(self.calibration.arrays["alignment"])
 
     def start(self, phase: PhaseConfig) -> None:
         return None
@@ -282,6 +293,8 @@ class EepSpace:
         else:
             off = float(np.abs(genome.expert_merging - np.round(genome.expert_merging)).mean())
             summary = f"merge {self.experts}->{self.retained}, {self.groups} groups, mean |dW| {off:.3f}"
+            if self.align and not one_hot_layers(genome.expert_merging).all():
+                summary += ", aligned"
         if self.dynamic_skipping:
             summary += ", the second of 2 skipped at times"
         # A mapping that isn't folded into a smaller router stands beside the whole one.

@@ -15,6 +15,7 @@ from moevolve.search.genomes.eep import EepSpace
 from moevolve.search.genomes.factorllm_space import FactorLlmSpace
 from moevolve.search.genomes.nanomoe import NanoMoeSpace
 from moevolve.search.genomes.tomoe_space import ToMoeSpace
+from moevolve.workers.calibration.base import combined
 from moevolve.workers.messages import ModelFacts
 
 SPACES: dict[type, Callable[[Any, ModelFacts], GenomeSpace[Any]]] = {
@@ -42,5 +43,5 @@ def make_space(section: AnyGenomeSection, facts: ModelFacts, phases: Sequence[Ph
         raise UserError(f"genome.kind: {section.kind} is not there yet")
     space = make(section, facts)
     if isinstance(space, EepSpace) and isinstance(section, EepSection):
-        return replace(space, recipe=experts_recipe(space, section, phases))
+        return replace(space, recipe=combined(experts_recipe(space, section, phases), space.recipe))
     return space

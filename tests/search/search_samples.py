@@ -100,9 +100,10 @@ def eep_space(
     active: int | None = None,
     router_space: RouterSpace = "probs",
     facts: ModelFacts | None = None,
+    align: Literal["none", "hungarian"] = "none",
 ) -> EepSpace:
     """A space for `facts`, or else for a Mixtral of that many layers and experts."""
-    section = EepSection(experts=retained, active=active, groups=groups, router_space=router_space)
+    section = EepSection(experts=retained, active=active, groups=groups, router_space=router_space, align=align)
     return EepSpace.of(section, facts or mixtral(layers, experts))
 
 

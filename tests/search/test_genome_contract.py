@@ -6,7 +6,7 @@ A new kind adds an entry to `KINDS`; what only it promises is tested in a file o
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import FrozenInstanceError, dataclass
+from dataclasses import FrozenInstanceError, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from moevolve.search.genomes.eep import EepGenome
 from moevolve.search.genomes.factorllm import FactorLlmGenome
 from moevolve.search.genomes.nanomoe import NanoMoeGenome, NanoMoeSpace
 from moevolve.search.genomes.tomoe import ToMoeGenome
+from moevolve.workers.calibration.base import Calibration
 from moevolve.workers.edits.base import Edit
 from moevolve.workers.messages import ModelFacts
 
@@ -86,6 +87,13 @@ def _eep(retained: int, groups: Any, **model: Any) -> Kind:
         _check_eep,
         added=len(space.layer_groups) * retained * space.experts,
     )
+
+
+def _aligned_eep(retained: int, groups: Any, layers: int, experts: int) -> Kind:
+    rng = np.random.default_rng(7)
+    codes = np.stack([[rng.permutation(5) for _ in range(experts)] for _ in range(layers)]).astype(np.int16)
+    kind = _eep(retained, groups, layers=layers, experts=experts, align="hungarian")
+    return replace(kind, space=kind.space.calibrated(Calibration({"alignment": codes})))
 
 
 def _permute_experts(genome: FactorLlmGenome, rng: np.random.Generator) -> FactorLlmGenome:
@@ -168,6 +176,7 @@ KINDS = {
     "eep-routing-groups": _eep(8, 3, facts=deepseek()),
     "eep-routing-groups-full": _eep(12, 2, facts=deepseek(3, 12, 3, 1), active=2),
     "eep-top-k-first": _eep(5, 3, facts=gpt_oss(), router_space="logits"),
+    "eep-aligned": _aligned_eep(3, 2, layers=4, experts=6),
     "eep-many": _eep(30, 2, layers=5, experts=60),
     "factorllm": _factorllm(dense_model()),
     "factorllm-plain": _factorllm(dense_model(gated=False, bias=True), experts=8, routers=2, output_scale="n_over_k"),

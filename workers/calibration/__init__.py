@@ -1,1 +1,1 @@
-"""What genomes of dense models start from: measured once per model and data, by a worker."""
+"""What genomes start from: measured once per model and data, by a worker."""

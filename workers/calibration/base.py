@@ -27,6 +27,27 @@ class CalibrationRecipe(Protocol):
     def tokens(self) -> int: ...
 
 
+@dataclass(frozen=True, slots=True)
+class CombinedRecipe:
+    """Several calibrations in one, each measured by itself on its own number of tokens.
+
+    Attributes:
+        parts: whose arrays have different names.
+    """
+
+    parts: tuple[CalibrationRecipe, ...]
+
+    @property
+    def tokens(self) -> int:
+        return max(part.tokens for part in self.parts)
+
+
+def combined(*parts: CalibrationRecipe | None) -> CalibrationRecipe | None:
+    """One recipe for all parts that there are; None if there are none."""
+    present = tuple(part for part in parts if part is not None)
+    return CombinedRecipe(present) if len(present) > 1 else next(iter(present), None)
+
+
 @dataclass(frozen=True)
 class Calibration:
     """What was measured.
@@ -69,6 +90,12 @@ def calibration_fingerprint(
     recipe: CalibrationRecipe, model_fingerprint: str, engine_fingerprint: str, task_fingerprints: tuple[str, ...]
 ) -> str:
     """SHA-256 (hex) of all that a calibration depends on."""
-    settings: Any = recipe
-    content = [type(recipe).__name__, asdict(settings), model_fingerprint, engine_fingerprint, task_fingerprints]
+    content = [*_settings(recipe), model_fingerprint, engine_fingerprint, task_fingerprints]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _settings(recipe: CalibrationRecipe) -> list[Any]:
+    plain: Any = recipe
+    if isinstance(recipe, CombinedRecipe):
+        return [type(recipe).__name__, [_settings(part) for part in recipe.parts]]
+    return [type(recipe).__name__, asdict(plain)]

@@ -11,7 +11,9 @@ import torch
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.workers.batching import Tokens, missing_bos, tokenize_split
-from moevolve.workers.calibration.base import Calibration, CalibrationRecipe
+from moevolve.workers.calibration.alignment import calibrate_alignment
+from moevolve.workers.calibration.alignment_recipe import AlignmentRecipe
+from moevolve.workers.calibration.base import Calibration, CalibrationRecipe, CombinedRecipe
 from moevolve.workers.calibration.experts import calibrate_experts
 from moevolve.workers.calibration.experts_recipe import ExpertsRecipe
 from moevolve.workers.calibration.factorllm import calibrate_factorllm
@@ -25,6 +27,7 @@ Calibrator = Callable[[ResidentModel, Sequence[Tokens], Any], Calibration]
 """Measures an unedited resident model on token sequences, as a recipe says."""
 
 CALIBRATORS: dict[type, Calibrator] = {
+    AlignmentRecipe: calibrate_alignment,
     ExpertsRecipe: calibrate_experts,
     FactorLlmRecipe: calibrate_factorllm,
     ToMoeRecipe: calibrate_tomoe,
@@ -47,6 +50,11 @@ def calibrate(
     Raises:
         UserError: unknown recipe, or the model isn't one it is for.
     """
+    if isinstance(recipe, CombinedRecipe):
+        parts = [calibrate(resident, engine, part, splits) for part in recipe.parts]
+        arrays = {name: array for part in parts for name, array in part.arrays.items()}
+        tokens, seconds = (sum(getattr(part, name) or 0 for part in parts) for name in ("tokens_run", "seconds"))
+        return Calibration(arrays).with_cost(int(tokens), float(seconds))
     calibrator = CALIBRATORS.get(type(recipe))
     if calibrator is None:
         raise UserError(f"calibrations of kind {type(recipe).__name__} are unknown")

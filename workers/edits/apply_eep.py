@@ -23,6 +23,9 @@ class EepApplicator:
 
     A layer whose `W_EM` is one-hot copies no weights: its routing points at the resident originals. Merged layers write
     into buffers allocated once and reused. With host-resident originals every edited layer is filled from them.
+
+    An aligned edit has all layers' originals rearranged, those too that it only prunes, and they stay so after `revert`
+    until something else is to run: candidates of one search follow each other without anything being moved.
     """
 
     def __init__(self, parts: ModelParts) -> None:
@@ -37,12 +40,12 @@ class EepApplicator:
         self._layers = layers
         self.routers = tuple(EditableRouter(layer) for layer in layers)
         self.experts: tuple[LayerExperts, ...] = tuple(
-            LayerExperts(layer, device if on_host else layer.router_weight.device, on_host) for layer in layers
+            LayerExperts(layer, ordinal, device if on_host else layer.router_weight.device, on_host)
+            for ordinal, layer in enumerate(layers)
         )
         for layer, router, experts in zip(layers, self.routers, self.experts, strict=True):
             setattr(layer.block, layer.family.router, router)
-            if on_host:
-                router.before_unedited = experts.show_originals
+            router.before_unedited = experts.show_originals
 
     def apply(self, edit: Edit) -> None:
         """See `Applicator.apply`."""
@@ -53,19 +56,23 @@ class EepApplicator:
         for layer, (router, experts, plan) in enumerate(zip(self.routers, self.experts, plans, strict=True)):
             if edit.one_hot_merging[layer]:
                 if experts.on_host:
-                    experts.show_selected(edit.expert_merging[layer].argmax(axis=1).tolist())
+                    experts.show_selected(edit.expert_merging[layer].argmax(axis=1).tolist(), edit.alignment)
                 else:
-                    experts.show_originals()
+                    experts.show_originals(edit.alignment)
             else:
-                experts.show_merged(merging[layer])
+                experts.show_merged(merging[layer], edit.alignment)
             router.plan = plan
 
     def revert(self) -> None:
-        """See `Applicator.revert`. Host-resident originals come back when the unedited model next runs."""
+        """See `Applicator.revert`. Originals on the host, or rearranged, come back when something next needs them."""
         for router, experts in zip(self.routers, self.experts, strict=True):
             router.plan = None
-            if not experts.on_host:
-                experts.show_originals()
+            experts.stand_by()
+
+    def restore(self) -> None:
+        """Let all originals lie as they were loaded, now."""
+        for experts in self.experts:
+            experts.arrange(None)
 
     def _plans(self, edit: EepEdit) -> list[RoutingPlan]:
         """Routing of every layer. One transfer per device and matrix kind, however many layers there are."""
@@ -95,6 +102,14 @@ class EepApplicator:
         fault = eep_fault(self._layers[0].rule, edit)
         if fault is not None:
             raise UserError(f"{self._layers[0].family.model_type} models can't have this edit: {fault}")
+        alignment = edit.alignment
+        if alignment is not None:
+            width = int(self.experts[0].originals["down_proj"].shape[2])
+            if alignment.shape != (len(self._layers), count, width):
+                raise UserError(
+                    f"the edit's alignment is for {alignment.shape} layers, experts and neurons, the model has "
+                    f"{(len(self._layers), count, width)}; use the model it was measured on"
+                )
         if not edit.finite:
             raise CandidateError("a router mapping or expert merging entry is not finite")
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
+from moevolve.workers.edits.alignment import Alignment
 
 RouterSpace = Literal["probs", "logits"]
 
@@ -42,6 +43,8 @@ class EepEdit:
             maps the router's logits, so the mapping folds into a smaller gate. See `moevolve.kernels.routing`.
         skip_below: float32 [layers], thresholds of dynamic skipping (NAEE, arXiv 2402.14800, Sec. 3.3): of k = 2 chosen
             experts the second is skipped where its weight is below this times the first's. None skips nothing.
+        alignment: how the experts' neurons lie that are merged; None as they were loaded. An edit that merges none has
+            none, whatever it was given: it is the same function.
 
     Raises:
         UserError: the shapes disagree, or k, the router space or a threshold is out of range.
@@ -52,6 +55,7 @@ class EepEdit:
     active: int
     router_space: RouterSpace = "probs"
     skip_below: NDArray[np.float32] | None = field(default=None, repr=False)
+    alignment: Alignment | None = None
 
     def __post_init__(self) -> None:
         for name in ("router_mapping", "expert_merging"):
@@ -67,6 +71,14 @@ class EepEdit:
             raise UserError(f"an EEP edit of {shape[1]} experts can't have {self.active} active; use 1 to {shape[1]}")
         if self.router_space not in ("probs", "logits"):
             raise UserError(f"router_space {self.router_space!r} of an EEP edit is unknown; use probs or logits")
+        if self.alignment is not None:
+            if self.alignment.shape[:2] != (shape[0], shape[2]):
+                raise UserError(
+                    f"an EEP edit of {shape[0]} layers of {shape[2]} experts can't have an alignment of "
+                    f"{self.alignment.shape[0]} of {self.alignment.shape[1]}"
+                )
+            if self.one_hot_merging.all():
+                object.__setattr__(self, "alignment", None)
         if self.skip_below is not None:
             self._check_skipping(self.skip_below)
 
@@ -116,4 +128,6 @@ class EepEdit:
             digest.update(np.ascontiguousarray(matrices, dtype="<f4").tobytes())
         if self.skip_below is not None:
             digest.update(b"skip" + self.skip_below.astype("<f4").tobytes())
+        if self.alignment is not None:
+            digest.update(b"aligned" + self.alignment.fingerprint.encode())
         return digest.hexdigest()

@@ -7,28 +7,37 @@ from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.expert_merge import merge_experts
+from moevolve.workers.edits.alignment import Alignment, in_place, step
+from moevolve.workers.edits.rearrange import rearrange
 from moevolve.workers.layout import MoELayer
 
 
 class LayerExperts:
-    """Swaps a layer's expert parameters between the originals and a preallocated buffer; never changes the originals.
+    """Swaps a layer's expert parameters between the originals and a preallocated buffer.
+
+    What the originals are never changes, but in which order their neurons lie does: they are rearranged in place when
+    another alignment is asked for than the last time (none counting as one), and put back bit for bit. That costs as
+    much as copying them about five times, and no memory; as long as the alignment stays the same it costs nothing.
 
     Attributes:
         originals: the fused tensors of all n experts, by name, on the device or on the host.
         on_host: whether the originals are kept off the device (or, on a CPU, merely apart from what the model runs on).
     """
 
-    def __init__(self, layer: MoELayer, device: torch.device, on_host: bool) -> None:
+    def __init__(self, layer: MoELayer, ordinal: int, device: torch.device, on_host: bool) -> None:
         """Take over a layer's experts.
 
         Args:
             layer: the layer, with its original parameters.
+            ordinal: its number among the MoE layers.
             device: where the model runs this layer.
             on_host: move the originals to host memory (pinned when `device` is CUDA).
         """
         self._module = layer.experts
         self._device = device
         self._index = layer.index
+        self._ordinal = ordinal
+        self._alignment: Alignment | None = None
         self.on_host = on_host
         self.count = layer.count
         parameters: dict[str, nn.Parameter] = {name: getattr(layer.experts, name) for name in layer.family.tensors}
@@ -43,13 +52,36 @@ class LayerExperts:
         if on_host:
             self.release()
 
-    def show_originals(self) -> None:
+    def arrange(self, alignment: Alignment | None) -> bool:
+        """Let the originals' neurons lie as an alignment has it, or as they were loaded.
+
+        Returns:
+            Whether anything had to be moved.
+        """
+        before = self._alignment
+        if (before and before.fingerprint) == (alignment and alignment.fingerprint):
+            return False
+        gate_up, down = self.originals.values()
+        loaded = in_place(self.count, down.shape[2])
+        now, then = (each.codes[self._ordinal] if each else loaded for each in (before, alignment))
+        if down.device != self._device and self._device.type == "cuda":
+            # Copies to the device may still be reading the host's memory.
+            torch.cuda.synchronize(self._device)
+        rearrange({"gate_up_proj": gate_up, "down_proj": down}, step(now, then))
+        self._alignment = alignment
+        return True
+
+    def show_originals(self, alignment: Alignment | None = None) -> None:
         """Let the model run on all n originals. Free on the device; from the host they are copied once per change.
+
+        Args:
+            alignment: how their neurons are to lie; None as they were loaded.
 
         Raises:
             UserError: the device has no room for all experts.
         """
-        if self._shows_originals:
+        moved = self.arrange(alignment)
+        if self._shows_originals and not moved:
             return
         if self._full is not None:
             self._install(self._full, self.count)
@@ -60,12 +92,20 @@ class LayerExperts:
             self._install(views, self.count)
         self._shows_originals = True
 
-    def show_selected(self, kept: list[int]) -> None:
+    def stand_by(self) -> None:
+        """Give up what is shown, at no cost: the unedited model needs `show_originals` before it runs."""
+        if self._full is not None:
+            self._install(self._full, self.count)
+            self._shows_originals = True
+
+    def show_selected(self, kept: list[int], alignment: Alignment | None = None) -> None:
         """Let the model run on copies of some originals (host-resident originals only).
 
         Args:
             kept: original index of each new expert, [n'].
+            alignment: how their neurons are to lie; None as they were loaded.
         """
+        self.arrange(alignment)
         views = self._buffer(len(kept))
         for name, view in views.items():
             for new, old in enumerate(kept):
@@ -73,12 +113,14 @@ class LayerExperts:
         self._install(views, len(kept))
         self._shows_originals = False
 
-    def show_merged(self, coefficients: Tensor) -> None:
+    def show_merged(self, coefficients: Tensor, alignment: Alignment | None = None) -> None:
         """Let the model run on merged experts, written into the preallocated buffer.
 
         Args:
             coefficients: `W_EM`, float32 [n', n], on the host.
+            alignment: how the originals' neurons are to lie; None as they were loaded.
         """
+        self.arrange(alignment)
         views = self._buffer(coefficients.shape[0])
         for name, view in views.items():
             merge_experts(coefficients, self.originals[name], view.data)

@@ -45,7 +45,7 @@ class EditableRouter(nn.Module):
     Attributes:
         inner: the family's router.
         plan: how to route instead, or None.
-        before_unedited: called before the family's router runs (host-resident originals bring the experts then).
+        before_unedited: called before the family's router runs (originals that are elsewhere come back then).
     """
 
     def __init__(self, layer: MoELayer) -> None:
