@@ -7,7 +7,7 @@ import sys
 import typer
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.cli import checkpoints, listings, pictures, searches
+from moevolve.search.cli import checkpoints, listings, pictures, profiles, searches
 from moevolve.search.cli.console import errors
 from moevolve.store.errors import StoreError
 
@@ -17,7 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for module in (searches, listings, checkpoints, pictures):
+for module in (searches, listings, checkpoints, profiles, pictures):
     module.register(app)
 
 
