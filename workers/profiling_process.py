@@ -130,7 +130,7 @@ def _wake_up(device: torch.device) -> None:
     """Load and run a model of next to nothing: what that brings in and starts is not the profiled model's memory."""
     from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-    sizes = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    sizes: dict[str, Any] = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=1)).save_pretrained(folder)
         model: Any = torch.nn.Module.to(AutoModelForCausalLM.from_pretrained(folder), device)

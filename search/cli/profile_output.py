@@ -103,9 +103,7 @@ def _rows(model: ModelProfile, reference: ModelProfile) -> Iterator[list[str]]:
         yield [
             *head,
             str(mine.batch_size),
-            "-"
-            if mine.peak_bytes is None
-            else _bytes(mine.peak_bytes) + ("" if share is None else f" ({100 * share:.0f} %)"),
+            _peak(mine, theirs),
             f"{mine.prefill_rate:,.0f} ({mine.prefill_rate / theirs.prefill_rate:.2f}x)",
             f"{mine.decode_rate:,.0f} ({mine.decode_rate / theirs.decode_rate:.2f}x)",
         ]
