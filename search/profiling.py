@@ -62,14 +62,15 @@ def profile(
         ProfileError: a model's process died, or an export isn't what was measured.
     """
     names = tuple(dict.fromkeys(request.names))
+    trusted = request.trust_remote_code
     folders = {
-        name: ProfiledModel(name, str(check_folder(name, request.trust_remote_code)))
+        name: ProfiledModel(name, str(check_folder(name, trusted)), trust_remote_code=trusted)
         for name in names
         if not _is_stored(name)
     }
     subjects = _subjects(names, store, request.search)
     full = _full_model(subjects)
-    configs = [ModelConfig(model.path, trust_remote_code=request.trust_remote_code) for model in folders.values()]
+    configs = [ModelConfig(model.path, trust_remote_code=trusted) for model in folders.values()]
     if full is not None:
         configs.append(full)
     settings = _settings(request, full, min(position_limit(config) for config in configs))

@@ -70,7 +70,7 @@ class Profilee:
                 torch.nn.Module.to(model, self._device)
             self._model = model.eval()
         except (OSError, ValueError, KeyError, ImportError) as error:
-            raise UserError(f"{request.path} doesn't load: {str(error).strip().splitlines()[0]}") from error
+            raise UserError(f"it doesn't load: {str(error).strip().splitlines()[0]}") from error
         costs = model_costs(model, request.context)
         return LoadReply(
             costs.parameters,

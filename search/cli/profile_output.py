@@ -118,7 +118,7 @@ def _peak(mine: BatchProfile, theirs: BatchProfile) -> str:
 
 def _machine(report: ProfileReport) -> str:
     ran = report.reference.load
-    return ran.device_name if ran.device == "cuda" else f"CPU, {ran.threads} threads"
+    return ran.device_name if ran.device == "cuda" else f"CPU, {ran.threads} thread{'s' if ran.threads > 1 else ''}"
 
 
 def _share(mine: int, theirs: int) -> str:
