@@ -10,10 +10,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Self
 
 from moevolve.evaluators.errors import UserError
@@ -32,6 +33,7 @@ from moevolve.workers.profiling_messages import (
 from moevolve.workers.profiling_report import BatchProfile, ModelProfile, ProfileReport
 
 Stage = Callable[[str], None]
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ENV = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -112,7 +114,29 @@ def _profile(
 @contextmanager
 def _processes(models: Sequence[ProfiledModel], folder: Path) -> Iterator[list[_Process]]:
     with ExitStack() as stack:
-        yield [stack.enter_context(_Process(model, folder)) for model in models]
+        processes = []
+        for model in models:
+            # Interrupted in the middle of starting, a process would be nobody's.
+            with _signals_later():
+                processes.append(stack.enter_context(_Process(model, folder)))
+        yield processes
+
+
+@contextmanager
+def _signals_later() -> Iterator[None]:
+    """Handle signals that end this process at the end of the `with` block."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[tuple[int, FrameType | None]] = []
+    handlers = {each: signal.signal(each, lambda *given: arrived.append(given)) for each in _ENDING}
+    try:
+        yield
+    finally:
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
+        for number, _ in arrived:
+            signal.raise_signal(number)
 
 
 class _Process:
@@ -141,8 +165,9 @@ class _Process:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.kill()
-        self._process.wait()
+        with _signals_later():
+            self._process.kill()
+            self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
             assert stream is not None
             try:

@@ -6,7 +6,9 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -16,6 +18,7 @@ from moevolve.workers.profiling import ProfileError, profile_models
 from moevolve.workers.profiling_limits import check_folder
 from moevolve.workers.profiling_messages import (
     FailureReply,
+    LoadReply,
     LoadRequest,
     MeasureReply,
     MeasureRequest,
@@ -85,6 +88,51 @@ def test_two_models_take_turns_in_processes_of_their_own(
             assert min(batch.prefill_seconds + batch.decode_seconds) > 0
             assert batch.peak_bytes is None or 0 < batch.peak_bytes < 2**28
     assert not list(tmp_path.glob("tmp*")), "the warm-up's model is gone"
+
+
+class _Canned:
+    """Stands for a process; writes down what happens to it."""
+
+    events: ClassVar[list[str]] = []
+
+    def __init__(self, model: ProfiledModel, folder: Path) -> None:
+        self.model = model
+
+    def __enter__(self) -> _Canned:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.events.append(f"end {self.model.label}")
+
+    def load(self, settings: ProfileSettings) -> LoadReply:
+        self.events.append(f"load {self.model.label}")
+        return LoadReply(10, 5, 40, 8, 2, "llama", "float32", "cpu", "CPU", 1, "sdpa", "None")
+
+    def measure(self, request: MeasureRequest) -> MeasureReply:
+        self.events.append(f"{self.model.label} {request.batch_size}")
+        peak = None if self.model.label == "b" and request.batch_size == 3 else 100 + len(self.events)
+        return MeasureReply(2.0, 1.0, peak)
+
+
+def test_apart_holds_one_model_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiling, "_Process", _Canned)
+    monkeypatch.setattr(_Canned, "events", [])
+    models = [ProfiledModel("a", "one"), ProfiledModel("b", "two")]
+    report = profile_models(models, replace(SETTINGS, repeats=1, apart=True), tmp_path)
+    assert _Canned.events == [
+        "load a",
+        *["a 1"] * 2,
+        *["a 3"] * 2,
+        "end a",
+        "load b",
+        *["b 1"] * 2,
+        *["b 3"] * 2,
+        "end b",
+    ]
+    assert [batch.peak_bytes for batch in report.models[0].batches] == [103, 105]
+    assert [batch.peak_bytes for batch in report.models[1].batches] == [109, None]
+    assert report.models[1].flops == 10
+    assert report.models[1].batches[1].prefill_rate == 3 * 6 / 2
 
 
 def test_a_killed_process_and_one_that_cannot_load(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
