@@ -83,7 +83,21 @@ def profile(
         chosen = [_placed(models[name], request.device) for name in order]
         processes = Path(scratch, "processes")
         processes.mkdir()
-        return profile_models(chosen, settings, processes, on_stage)
+        report = profile_models(chosen, settings, processes, on_stage)
+    return replace(report, notes=_notes(report, subjects))
+
+
+def _notes(report: ProfileReport, subjects: dict[str, Subject]) -> tuple[str, ...]:
+    """Individuals whose checkpoint isn't as large as the store says: stock forms may repeat what experts share."""
+    notes = []
+    for model in report.models:
+        detail = subjects[model.label].detail if model.label in subjects else None
+        if detail is not None and detail.individual.parameters != model.load.parameters:
+            notes.append(
+                f"{model.label} describes {detail.individual.parameters:,} parameters; its {model.load.model_type} "
+                f"checkpoint has {model.load.parameters:,}"
+            )
+    return tuple(notes)
 
 
 def _is_stored(name: str) -> bool:

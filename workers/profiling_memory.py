@@ -7,6 +7,8 @@ set right before the model was loaded. It includes what the allocator keeps of e
 
 from __future__ import annotations
 
+import ctypes
+import gc
 from pathlib import Path
 
 import torch
@@ -21,8 +23,13 @@ class PeakMemory:
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
+        _give_back()
         self._baseline = None if self._cuda else _resident("VmRSS")
         self._works = self._cuda
+
+    def loaded(self) -> None:
+        """The model is there: give back what only loading it took."""
+        _give_back()
 
     def start(self) -> None:
         """Begin a measurement."""
@@ -42,7 +49,16 @@ class PeakMemory:
         if self._cuda:
             return sum(torch.cuda.max_memory_allocated(index) for index in range(torch.cuda.device_count()))
         highest = _resident("VmHWM") if self._works else None
-        return None if highest is None or self._baseline is None else highest - self._baseline
+        # A model smaller than the noise can seem to take less than nothing.
+        return None if highest is None or self._baseline is None else max(0, highest - self._baseline)
+
+
+def _give_back() -> None:
+    """Return freed host memory to the system, where the C library (glibc) knows how."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _resident(field: str) -> int | None:

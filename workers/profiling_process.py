@@ -61,7 +61,6 @@ class Profilee:
                 # Brings in the modelling code, which is not the model's memory.
                 AutoModelForCausalLM.from_config(config, trust_remote_code=request.trust_remote_code)
             _wake_up(self._device)
-            gc.collect()
             self._memory = PeakMemory(self._device)
             model = AutoModelForCausalLM.from_pretrained(
                 request.path, dtype=request.dtype, use_safetensors=True, device_map=request.device_map, **hub
@@ -71,6 +70,7 @@ class Profilee:
             self._model = model.eval()
         except (OSError, ValueError, KeyError, ImportError) as error:
             raise UserError(f"it doesn't load: {str(error).strip().splitlines()[0]}") from error
+        self._memory.loaded()
         costs = model_costs(model, request.context)
         return LoadReply(
             costs.parameters,

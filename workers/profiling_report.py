@@ -61,10 +61,17 @@ class ModelProfile:
 
 @dataclass(frozen=True, slots=True)
 class ProfileReport:
-    """Models profiled side by side, the one compared with first."""
+    """Models profiled side by side, the one compared with first.
+
+    Attributes:
+        settings: how.
+        models: what was found.
+        notes: what a reader should know beside the numbers.
+    """
 
     settings: ProfileSettings
     models: tuple[ModelProfile, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def reference(self) -> ModelProfile:

@@ -24,6 +24,7 @@ def report_json(report: ProfileReport) -> dict[str, Any]:
         "context": report.settings.prompt_tokens,
         "memory": _memory(report),
         "reference": reference.label,
+        "notes": report.notes,
         "models": [_model_json(model, reference) for model in report.models],
     }
 
@@ -87,6 +88,8 @@ def print_profile(report: ProfileReport) -> None:
         rows,
     )
     output.print(f"peak memory: {_memory(report)}", highlight=False)
+    for note in report.notes:
+        output.print(note, markup=False, highlight=False, soft_wrap=True)
 
 
 def _rows(model: ModelProfile, reference: ModelProfile) -> Iterator[list[str]]:

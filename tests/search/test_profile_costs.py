@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +14,12 @@ from profile_lab import FAMILIES, HEADS, HIDDEN, LAYERS, VOCABULARY, Exported, e
 from torch.utils.flop_counter import FlopCounterMode
 
 from moevolve.evaluators.errors import UserError
+from moevolve.search.profiling import _notes
 from moevolve.workers.loading import experts_arguments
 from moevolve.workers.native import NATIVE_PREFIX
 from moevolve.workers.profiling_costs import model_costs
+from moevolve.workers.profiling_messages import LoadReply, ProfileSettings
+from moevolve.workers.profiling_report import ModelProfile, ProfileReport
 
 CONTEXT = 7
 FACTOR = {"kind": "factorllm", "experts": 4, "active": 2, "components": 3, "calibration_tokens": 200}
@@ -148,6 +152,30 @@ def test_a_mask_on_a_finished_product_saves_no_operations(
     whole = model_costs(load_plainly(checkpoint("llama")), CONTEXT)
     assert costs.attention_flops == whole.attention_flops
     assert costs.linear_flops > 2 * (costs.active_parameters - VOCABULARY * HIDDEN)
+
+
+def test_a_stock_form_that_repeats_shared_neurons_is_noted(
+    tiny: Any, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    found = export_sample(tiny, checkpoint("llama"), MASKS | {"attention": False}, tmp_path / "stock")
+    assert found.form == "stock"
+    model = load_eagerly(found.directory)
+    costs = model_costs(model, CONTEXT)
+    assert (costs.linear_flops, costs.attention_flops) == counted(model, CONTEXT)
+    repeated = LAYERS * 3 * model.config.intermediate_size * 3 * HIDDEN
+    elsewhere = found.parameters_full - LAYERS * 48 * 3 * HIDDEN + LAYERS * 3 * HIDDEN
+    assert costs.parameters == elsewhere + repeated > found.described.parameters
+
+    load = LoadReply(costs.parameters, 1, 1, 1, 1, "mixtral", "float32", "cpu", "CPU", 1, "sdpa", "eager")
+    report = ProfileReport(
+        ProfileSettings((1,), 1, 1, 1), (ModelProfile("full", load, ()), ModelProfile("s:0", load, ()))
+    )
+    for described, count in ((found.described.parameters, 1), (costs.parameters, 0)):
+        individual = SimpleNamespace(parameters=described)
+        subjects: Any = {"s:0": SimpleNamespace(detail=SimpleNamespace(individual=individual))}
+        notes = _notes(report, subjects)
+        assert len(notes) == count
+        assert all(f"{described:,}" in note and f"{costs.parameters:,}" in note for note in notes)
 
 
 def test_unknown_matrices_are_refused(checkpoint: Callable[[str], Path]) -> None:

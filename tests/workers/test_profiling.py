@@ -86,7 +86,7 @@ def test_two_models_take_turns_in_processes_of_their_own(
         for batch in model.batches:
             assert len(batch.prefill_seconds) == len(batch.decode_seconds) == 3
             assert min(batch.prefill_seconds + batch.decode_seconds) > 0
-            assert batch.peak_bytes is None or 0 < batch.peak_bytes < 2**28
+            assert batch.peak_bytes is None or 0 <= batch.peak_bytes < 2**28
     assert not list(tmp_path.glob("tmp*")), "the warm-up's model is gone"
 
 
