@@ -51,6 +51,7 @@ def scratch(tmp_path: Path) -> dict[str, str]:
     return {"TMPDIR": str(tmp_path / "scratch"), "HF_HOME": str(tmp_path / "hf"), "OMP_NUM_THREADS": "1"}
 
 
+@pytest.mark.slow
 def test_individuals_beside_their_full_model(
     folder: Path, moevolve: Any, scratch: dict[str, str], tmp_path: Path
 ) -> None:
@@ -91,6 +92,7 @@ def _check_rate(batch: dict[str, Any], stage: str, tokens: int) -> None:
     assert tokens / slow <= batch[f"{stage}_tokens_per_second"] <= tokens / fast
 
 
+@pytest.mark.slow
 def test_a_folder_with_code_needs_trust_and_no_store(
     tiny: Any, moevolve: Any, scratch: dict[str, str], tmp_path: Path
 ) -> None:
@@ -104,6 +106,7 @@ def test_a_folder_with_code_needs_trust_and_no_store(
     assert not list((tmp_path / "scratch").iterdir())
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_nothing_behind(folder: Path, scratch: dict[str, str], tmp_path: Path) -> None:
     moevolve = str(Path(sys.executable).with_name("moevolve"))
     settings = ["--search", "masks", "--batch-sizes", "2", "--repeats", "99999"]
