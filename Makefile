@@ -2,13 +2,14 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+INSTALLED := $(VENV)/.installed
+STAMP := $(VENV)/.installed-dev
 STORE := sqlite:///.demo/moevolve.db
 FOLDERS := search workers evaluators store kernels tests configs
 
 .PHONY: demo test lint format bench clean
 
-demo: $(STAMP)
+demo: $(INSTALLED)
 	@mkdir -p .demo
 	$(BIN)/moevolve launch configs/runs/demo.yaml --store $(STORE) --or-resume
 
@@ -29,10 +30,15 @@ bench: $(STAMP)
 	$(BIN)/python tests/benchmarks/bench_driver.py
 	$(BIN)/python tests/benchmarks/bench_edits.py
 
+$(INSTALLED): pyproject.toml
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --editable .
+	@touch $@
+
 $(STAMP): pyproject.toml
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --editable '.[dev]'
-	@touch $@
+	@touch $(INSTALLED) $@
 
 # mypy does not follow the import hook of an editable install: links lay the folders out as the package they are.
 .mypy_src:

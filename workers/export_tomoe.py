@@ -138,7 +138,8 @@ def _network(layer: DenseLayer, edit: ToMoeEdit, i: int) -> dict[str, Tensor]:
     state = {
         "router_weight": fold(edit.router[i], edit.directions[i]).to(device),
         "neurons": kept[:, union].nonzero()[:, 1].view(edit.experts, -1),
-        f"{family.down}.weight": layer.down.weight.data[:, union],
+        # A row per neuron: gathering columns took a token of the native form longer than the whole dense network.
+        f"{family.down}.weight": layer.down.weight.data[:, union].t().contiguous(),
     }
     if layer.down.bias is not None:
         state[f"{family.down}.bias"] = layer.down.bias.data

@@ -68,12 +68,12 @@ def _groups(name: str, rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
 def _table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """Headings and cells; columns that would be empty are left out."""
     tasks = ["", *dict.fromkeys(score.task for row in rows for score in row.scores if score.task)]
-    several = len(tasks) > 1
+    several = any(score.task for row in rows for score in row.scores if score.split != "test")
     columns = {"method": [_label(row) for row in rows]}
     for split in ("search", "dev"):
         columns[split] = [_mean(row.score(split)) for row in rows]  # type: ignore[arg-type]
     for task in tasks:
-        heading = "test" if not several else f"test: {task or 'all'}"
+        heading = f"test: {task or 'all'}" if task or several else "test"
         columns[heading] = [_cell(row.score("test", task), full=not task) for row in rows]
     columns["p full"] = [_p(row.against_full) for row in rows]
     columns["p baseline"] = [_p(row.against_baseline) for row in rows]

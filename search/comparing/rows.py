@@ -30,7 +30,8 @@ class Measured:
         task: which; `` for the weighted mean over all tasks.
         split: on which it was measured.
         score: mean over seeds.
-        low, high: 95 % interval over examples, of outcomes averaged over seeds; None for means over random draws.
+        low, high: 95 % interval over examples, of outcomes averaged over seeds; None for means over random draws, and
+            over several seeds of a held-out task.
         spread: standard deviation over seeds, or over draws; None for a single model.
     """
 
@@ -51,7 +52,7 @@ class Row:
         contestant: `best found`, `unsearched start`, `random pruning, 20 draws` ...
         baseline: whether it is a one-shot baseline.
         seeds: how many searches it is a mean of.
-        scores: per split, the mean over tasks first, then (if there are several) each task's.
+        scores: per split, the mean over tasks first, then (if there are several) each task's, and held-out ones'.
         parameters, active_parameters: of the model, per token the second; means over seeds.
         evaluations: different models evaluated on `search` or `dev`, mean over seeds.
         seconds: workers' time for them and for what the method starts from, mean over seeds.
@@ -138,6 +139,8 @@ def _row(held: Sequence[tuple[Outcome, Contestant]], store: Store) -> Row:
     for split in splits:
         here = () if first.draws else _outcomes(held, split, store)
         scores += _measured(held, split, here)
+        if split == "test":
+            scores += _held_out(held)
         if split == "test" or ("test" not in splits and split == "search"):
             outcomes = here
     costs = [_cost(outcome, contestant, store) for outcome, contestant in held]
@@ -192,6 +195,18 @@ def _measured(
         low, high = weighted_interval(pieces) if pieces else (None, None)
         spread = fmean(spreads) if draws else stdev(values) if len(values) > 1 else None
         yield Measured(task, split, fmean(values), low, high, spread)
+
+
+def _held_out(held: Sequence[tuple[Outcome, Contestant]]) -> Iterable[Measured]:
+    """Scores on tasks that were no part of the fitness."""
+    searched = {each.task for each in held[0][0].plan.splits("test")}
+    tasks = dict.fromkeys(score.task for _, contestant in held for score in contestant.scores)
+    for task in (task for task in tasks if task not in searched):
+        found = [score for _, contestant in held for score in contestant.scores if score.task == task]
+        values = [score.score for score in found]
+        spread = stdev(values) if len(values) > 1 else None
+        low, high = (found[0].low, found[0].high) if len(values) == 1 else (None, None)
+        yield Measured(task, "test", fmean(values), low, high, spread)
 
 
 def _outcomes(held: Sequence[tuple[Outcome, Contestant]], split: Split, store: Store) -> tuple[Outcomes, ...]:

@@ -166,6 +166,20 @@ def test_rows_say_what_the_store_holds(finished: tuple[Comparison, Path, list[Ro
             assert row.seconds > 0
 
 
+def test_tasks_that_were_not_searched_on_have_columns_of_their_own(tiny: Any, tmp_path: Path) -> None:
+    path = write(tiny, tmp_path, budgets={"": {}}, methods={"prune": {}}, seeds=[0])
+    comparison = load_comparison(path, (f"base.final.held_out=['{tiny.task}@kl']", "base.final.random_draws=0"))
+    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
+        full, best = run(comparison, store)
+        task = f"{comparison.cells[0].config.tasks[0].name.rpartition('/')[2].removesuffix('.yaml')}@kl"
+        found = best.score("test", task)
+        (stored,) = (
+            each for each in store.individual(best.refs[0]).evaluations if (each.task, each.split) == (task, "test")
+        )
+        assert found is not None and found.score == stored.score
+    assert full.score("test", task) is not None and best.score("search", task) is None
+
+
 def test_a_finished_comparison_starts_no_workers(finished: tuple[Comparison, Path, list[Row]]) -> None:
     comparison, folder, rows = finished
     with Store.open(f"sqlite:///{folder / 'store.db'}") as store:

@@ -26,7 +26,7 @@ from moevolve.workers.loading import load_model
 from moevolve.workers.resident import ResidentModel
 
 Configs = Callable[..., ModelConfig]
-FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
+FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3", "glm4_moe")
 EXPERTS, WIDTH = 6, 24
 RECIPE = AlignmentRecipe(sample=40, rounds=3, tokens=1000)
 SEQUENCES = [tuple(np.random.default_rng(i).integers(3, 97, 5 + i).tolist()) for i in range(8)]

@@ -93,10 +93,8 @@ def _watch(resident: ResidentModel, sequences: Sequence[Tokens], sample: int) ->
     resident.revert()
     with ExitStack() as stack:
         for ordinal, layer in enumerate(layers):
-            gate = layer.block.gate
-            assert isinstance(gate, nn.Module)
             stack.callback(layer.block.register_forward_pre_hook(partial(keep, ordinal)).remove)
-            stack.callback(gate.register_forward_hook(partial(count, ordinal)).remove)
+            stack.callback(layer.gate.register_forward_hook(partial(count, ordinal)).remove)
         decoder = resident.model.get_decoder()
         for tokens in sequences:
             decoder(input_ids=torch.tensor([tokens], device=resident.device), use_cache=False)

@@ -1,0 +1,113 @@
+"""`profile`: what models cost to hold and to run."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.cli.console import (
+    DEFAULT_STORE,
+    JsonOption,
+    StoreOption,
+    errors,
+    print_json,
+)
+from moevolve.search.cli.profile_output import print_profile, report_json
+
+if TYPE_CHECKING:
+    from moevolve.search.profiling import ProfileRequest
+    from moevolve.workers.profiling_report import ProfileReport
+
+_INTERRUPTED = 130
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(profile)
+
+
+def profile(
+    models: Annotated[
+        list[str],
+        typer.Argument(metavar="INDIVIDUAL|full|DIR...", help="SEARCH:INDEX, the unedited model, a checkpoint folder."),
+    ],
+    batch_sizes: Annotated[str, typer.Option("--batch-sizes", metavar="N,N...", help="Sequences at once.")] = "1,8,32",
+    prompt_tokens: Annotated[
+        int | None,
+        typer.Option("--prompt-tokens", min=1, help="Default: half of the model's positions, at most 512."),
+    ] = None,
+    new_tokens: Annotated[int, typer.Option("--new-tokens", min=1, help="Decoding steps after the prompt.")] = 32,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Timed runs per batch size; medians count.")] = 5,
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device", help="Where to run.")] = "auto",
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, help="Of torch on the CPU; default: its own.")
+    ] = None,
+    search: Annotated[str | None, typer.Option("--search", help="Whose full model (with `full`).")] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Let modelling code in a checkpoint's folder run.")
+    ] = False,
+    apart: Annotated[
+        bool, typer.Option("--apart", help="One model in memory at a time; then drift isn't shared.")
+    ] = False,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure size, memory and speed of models as plain `transformers` runs them, beside the full model.
+
+    Individuals are exported to a temporary folder (TMPDIR) first. Nothing is stored.
+    """
+    sizes = _parse_sizes(batch_sizes)
+
+    from moevolve.search.profiling import ProfileRequest
+    from moevolve.workers.profiling import ProfileError
+
+    request = ProfileRequest(
+        tuple(models), sizes, prompt_tokens, new_tokens, repeats, search, device, threads, trust_remote_code, apart
+    )
+    # A cluster manager stops a process with SIGTERM, a lost terminal with SIGHUP: clean up as for Ctrl-C.
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, signal.default_int_handler)
+    try:
+        report = _run(request, store)
+    except KeyboardInterrupt:
+        errors.print("interrupted; nothing was stored or left behind")
+        raise typer.Exit(_INTERRUPTED) from None
+    except ProfileError as error:
+        errors.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from None
+    if as_json:
+        print_json(report_json(report))
+    else:
+        print_profile(report)
+
+
+def _parse_sizes(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise UserError(f"--batch-sizes: {text!r} are not whole numbers from 1 on, such as 1,8,32")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def _run(request: ProfileRequest, store: str) -> ProfileReport:
+    from moevolve.search import profiling
+    from moevolve.store.repository import Store
+
+    with _stages() as on_stage:
+        if not request.stored:
+            return profiling.profile(request, None, on_stage)
+        with Store.open(store, create=False) as opened:
+            return profiling.profile(request, opened, on_stage)
+
+
+@contextmanager
+def _stages() -> Iterator[Callable[[str], None]]:
+    """Shows what is happening on a terminal, and nothing elsewhere."""
+    if not errors.is_terminal:
+        yield lambda _: None
+        return
+    with errors.status("starting") as status:
+        yield status.update
