@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from moevolve.evaluators.errors import UserError
 
 if TYPE_CHECKING:
-    from moevolve.search.genomes.eep import EepGenome
+    from moevolve.search.genomes.eep_genome import EepGenome
 
 _KEY = re.compile(r"(layers|transfer)\.(?:(\d+)|\[(\d+)-(\d+)\])")
 _OTHERS = {"layers": "others", "transfer": "others_transfer"}

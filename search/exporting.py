@@ -9,7 +9,7 @@ from pathlib import Path
 from moevolve.evaluators.errors import UserError
 from moevolve.search.coefficients import write_coefficients
 from moevolve.search.evaluation import FULL, find_subject, interval, with_outcomes
-from moevolve.search.genomes.eep import EepGenome
+from moevolve.search.genomes.eep_genome import EepGenome
 from moevolve.store.records import ExportRecord, IndividualDetail
 from moevolve.store.repository import Store
 from moevolve.workers.export import export_model

@@ -13,7 +13,8 @@ from moevolve.search.config import EngineSection, ModelSection, StoredConfig
 from moevolve.search.config_files import load_run_config
 from moevolve.search.config_genomes import EepSection
 from moevolve.search.driver import individual_record
-from moevolve.search.genomes.eep import EepGenome, EepSpace
+from moevolve.search.genomes.eep import EepSpace
+from moevolve.search.genomes.eep_genome import EepGenome
 from moevolve.search.service import search_record
 from moevolve.search.strategies.base import Proposal
 from moevolve.store.records import new_search_id

@@ -9,7 +9,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.figures.course import draw_course
 from moevolve.search.figures.matrices import draw_eep_matrices, spread
 from moevolve.search.figures.style import check_format, drawing
-from moevolve.search.genomes.eep import EepGenome
+from moevolve.search.genomes.eep_genome import EepGenome
 from moevolve.store.records import HistoryRow
 
 _MAX_GROUPS = 8

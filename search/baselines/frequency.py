@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from moevolve.search.baselines.group_scores import group_shares
 from moevolve.search.genomes.base import Offspring
-from moevolve.search.genomes.eep import EepGenome, EepSpace
+from moevolve.search.genomes.eep import EepSpace
+from moevolve.search.genomes.eep_genome import EepGenome
 from moevolve.workers.calibration.base import Calibration
 
 

@@ -16,7 +16,8 @@ from math import comb
 import numpy as np
 
 from moevolve.search.genomes.base import Offspring
-from moevolve.search.genomes.eep import EepGenome, EepSpace
+from moevolve.search.genomes.eep import EepSpace
+from moevolve.search.genomes.eep_genome import EepGenome
 from moevolve.workers.calibration.base import Calibration
 
 

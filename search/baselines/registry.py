@@ -15,7 +15,8 @@ from moevolve.search.baselines.soft_activation import soft_activation
 from moevolve.search.config_genomes import EepSection
 from moevolve.search.config_phases import PhaseConfig
 from moevolve.search.genomes.base import Offspring
-from moevolve.search.genomes.eep import EepGenome, EepSpace
+from moevolve.search.genomes.eep import EepSpace
+from moevolve.search.genomes.eep_genome import EepGenome
 from moevolve.workers.calibration.base import Calibration
 from moevolve.workers.calibration.experts_recipe import ExpertsRecipe, Statistic, SubsetRecipe
 

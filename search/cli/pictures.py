@@ -24,7 +24,7 @@ def plot(
 ) -> None:
     """Draw a search: score over evaluations, and the best EEP individual's matrices as heat maps."""
     from moevolve.search.evaluation import find_subject, full_fitness
-    from moevolve.search.genomes.eep import EepGenome
+    from moevolve.search.genomes.eep_genome import EepGenome
     from moevolve.search.plots import plot_search
     from moevolve.store.repository import Store
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.search.figures.style import BLUE, DIVERGING, GREEN, GREY, SEQUENTIAL, drawing, scale_below
-from moevolve.search.genomes.eep import EepGenome
+from moevolve.search.genomes.eep_genome import EepGenome
 from moevolve.search.genomes.nanomoe import NanoMoeGenome
 from moevolve.workers.edits.factorllm import FactorLlmEdit
 from moevolve.workers.edits.tomoe import ToMoeEdit

@@ -1,15 +1,11 @@
-"""The EEP genome: router mapping `W_RM` and expert merging `W_EM`, one pair of (n' x n) matrices per group of layers.
+"""The space of EEP genomes for one model: what is drawn, bred, described, and brought back from bytes.
 
 Source: Efficient Expert Pruning (arXiv 2407.00945), Sec. 4.2 (parameter space), Sec. 4.3 and App. C (operators),
-App. A.1 (groups). Rows are interchangeable: new expert i is row i of both matrices. A genome keeps its own row order,
-so that crossover mixes rows that descend from the same expert; hash and edit use a canonical order. In families with
-routing groups a row's place says which group its expert is in, so only rows within one are interchangeable.
+App. A.1 (groups).
 """
 
 from __future__ import annotations
 
-import hashlib
-import struct
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -21,6 +17,7 @@ from moevolve.kernels.routing_rule import NO_SCORES
 from moevolve.search.config_genomes import EepSection
 from moevolve.search.config_phases import MergePhase, PhaseConfig, PrunePhase
 from moevolve.search.genomes.base import Description, Offspring
+from moevolve.search.genomes.eep_genome import HEADER, MAGIC, EepGenome
 from moevolve.search.genomes.eep_subsets import Subsets
 from moevolve.search.operators.gaussian_noise import gaussian_noise
 from moevolve.search.operators.matrix_crossover import matrix_crossover
@@ -29,95 +26,13 @@ from moevolve.search.operators.select_groups import select_groups
 from moevolve.workers.calibration.alignment_recipe import AlignmentRecipe
 from moevolve.workers.calibration.base import Calibration, CalibrationRecipe, combined
 from moevolve.workers.edits.alignment import Alignment
-from moevolve.workers.edits.eep import EepEdit, RouterSpace, one_hot_layers
+from moevolve.workers.edits.eep import RouterSpace, one_hot_layers
 from moevolve.workers.facts import active_parameters, parameters_after
 from moevolve.workers.messages import ModelFacts
 
-_HEADER = struct.Struct("<4sHHH")
-_MAGIC = b"EEP1"
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _SUMMARY_DIGITS = 72
 _ALIGNMENT = AlignmentRecipe(sample=1024, rounds=3, tokens=8192)
-
-
-@dataclass(frozen=True)
-class EepGenome:
-    """One candidate.
-
-    Attributes:
-        space: the space it belongs to.
-        router_mapping: float32 [groups, n', n], read-only.
-        expert_merging: float32 [groups, n', n], read-only.
-    """
-
-    space: EepSpace = field(repr=False, compare=False)
-    router_mapping: NDArray[np.float32] = field(repr=False)
-    expert_merging: NDArray[np.float32] = field(repr=False)
-
-    def __post_init__(self) -> None:
-        expected = (self.space.groups, self.space.retained, self.space.experts)
-        for name in ("router_mapping", "expert_merging"):
-            matrices = np.array(getattr(self, name), dtype=np.float32)
-            if matrices.shape != expected:
-                raise ValueError(f"{name} has shape {matrices.shape}, the space has {expected}")
-            matrices.flags.writeable = False
-            object.__setattr__(self, name, matrices)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, EepGenome) and self.to_bytes() == other.to_bytes()
-
-    def __hash__(self) -> int:
-        return hash(self.to_bytes())
-
-    def to_bytes(self) -> bytes:
-        """Magic, shape (three uint16) and both tensors as little-endian float32."""
-        header = _HEADER.pack(_MAGIC, *self.router_mapping.shape)
-        return header + self.router_mapping.astype("<f4").tobytes() + self.expert_merging.astype("<f4").tobytes()
-
-    @cached_property
-    def canonical(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Both tensors with interchangeable rows in canonical order: by `W_EM` descending, then by `W_RM`."""
-        keys = np.concatenate([self.expert_merging, self.router_mapping], axis=2)
-        groups, retained, _ = keys.shape
-        size = retained // self.space.subsets.parts
-        parts = keys.reshape(-1, size, keys.shape[2])
-        within = np.stack([np.lexsort(-part.T[::-1]) for part in parts]).reshape(groups, -1, size)
-        orders = (within + np.arange(0, retained, size)[:, None]).reshape(groups, retained, 1)
-        # Adding zero turns -0.0 into 0.0: equal matrices have equal bytes.
-        return (
-            np.take_along_axis(self.router_mapping, orders, axis=1) + np.float32(0),
-            np.take_along_axis(self.expert_merging, orders, axis=1) + np.float32(0),
-        )
-
-    @cached_property
-    def content_hash(self) -> str:
-        digest = hashlib.sha256(_MAGIC)
-        for matrices in self.canonical:
-            digest.update(matrices.astype("<f4").tobytes())
-        return digest.hexdigest()
-
-    def express(self) -> EepEdit:
-        """Each layer gets the matrices of its group."""
-        return self._edit
-
-    @cached_property
-    def _edit(self) -> EepEdit:
-        router_mapping, expert_merging = self.canonical
-        groups, space = list(self.space.layer_groups), self.space
-        matrices = router_mapping[groups], expert_merging[groups]
-        return EepEdit(*matrices, space.active, space.router_space, space.skip_below, space.alignment)
-
-    @property
-    def one_hot_mapping(self) -> bool:
-        """Whether every row of `W_RM` is one-hot."""
-        return bool(one_hot_layers(self.router_mapping).all())
-
-    @cached_property
-    def one_hot(self) -> bool:
-        """Whether the genome only prunes."""
-        return np.array_equal(self.router_mapping, self.expert_merging) and bool(
-            one_hot_layers(self.expert_merging).all()
-        )
 
 
 @dataclass(frozen=True)
@@ -266,11 +181,11 @@ class EepSpace:
         return EepGenome(self, mapping, merging)
 
     def from_bytes(self, data: bytes) -> EepGenome:
-        magic, *shape = _HEADER.unpack_from(data) if len(data) >= _HEADER.size else (b"", 0, 0, 0)
+        magic, *shape = HEADER.unpack_from(data) if len(data) >= HEADER.size else (b"", 0, 0, 0)
         size = int(np.prod(shape))
-        if magic != _MAGIC or len(data) != _HEADER.size + 8 * size:
+        if magic != MAGIC or len(data) != HEADER.size + 8 * size:
             raise ValueError("these bytes are no EEP genome")
-        values = np.frombuffer(data, dtype="<f4", offset=_HEADER.size).reshape(2, *shape)
+        values = np.frombuffer(data, dtype="<f4", offset=HEADER.size).reshape(2, *shape)
         return EepGenome(self, values[0], values[1])
 
     def flatten(self, genome: EepGenome, phase: PhaseConfig) -> NDArray[np.float64]:

@@ -10,7 +10,7 @@ from moevolve.search.figures.course import course_figure, size_figure
 from moevolve.search.figures.lineage import lineage_figure
 from moevolve.search.figures.matrices import MAX_ROWS, division_figure, eep_figure, mixing_figure, widths_figure
 from moevolve.search.figures.style import to_svg
-from moevolve.search.genomes.eep import EepGenome
+from moevolve.search.genomes.eep_genome import EepGenome
 from moevolve.search.genomes.factorllm import FactorLlmGenome
 from moevolve.search.genomes.nanomoe import NanoMoeGenome
 from moevolve.search.genomes.tomoe import ToMoeGenome

@@ -11,7 +11,8 @@ from hypothesis import settings
 from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
 from moevolve.search.config_genomes import EepSection
 from moevolve.search.config_phases import MergePhase, PrunePhase, TunePhase
-from moevolve.search.genomes.eep import EepGenome, EepSpace
+from moevolve.search.genomes.eep import EepSpace
+from moevolve.search.genomes.eep_genome import EepGenome
 from moevolve.workers.edits.eep import RouterSpace
 from moevolve.workers.messages import DenseFacts, LinearFacts, ModelFacts
 

@@ -19,7 +19,7 @@ from moevolve.search.baselines.hc_smoe import average_linkage
 from moevolve.search.calibrating import calibrated_plan, stored_calibration
 from moevolve.search.config_files import load_run_config
 from moevolve.search.evaluation import find_subject
-from moevolve.search.genomes.eep import EepGenome
+from moevolve.search.genomes.eep_genome import EepGenome
 from moevolve.search.service import make_plan, register
 from moevolve.store.repository import Store
 from moevolve.workers.calibration.calibrators import token_sequences

@@ -17,7 +17,7 @@ from search_samples import continuous, eep_space, few
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.coefficients import group_layers, read_coefficients, write_coefficients
-from moevolve.search.genomes.eep import EepGenome
+from moevolve.search.genomes.eep_genome import EepGenome
 
 SHARED = Path(os.environ.get("MOEVOLVE_SHARED", Path(__file__).parents[3] / "shared"))
 RELEASED = sorted((SHARED / "data" / "eep_coefficients").glob("*.pth"))

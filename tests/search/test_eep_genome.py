@@ -10,7 +10,8 @@ from search_samples import MERGE, PRUNE, continuous, eep_space, few, mixtral
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config_genomes import EepSection
-from moevolve.search.genomes.eep import EepGenome, EepSpace
+from moevolve.search.genomes.eep import EepSpace
+from moevolve.search.genomes.eep_genome import EepGenome
 from moevolve.search.genomes.registry import make_space
 from moevolve.workers.edits.eep import EepEdit
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from search_samples import MERGE, PRUNE, continuous, deepseek, eep_space, few, gpt_oss, many
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.genomes.eep import EepGenome
+from moevolve.search.genomes.eep_genome import EepGenome
 from moevolve.search.genomes.eep_subsets import Subsets
 from moevolve.search.operators.random_subset import random_subset
 from moevolve.search.operators.replace_experts import replace_experts

@@ -16,7 +16,8 @@ from moevolve.search.calibrating import calibrated_plan
 from moevolve.search.config import RunConfig
 from moevolve.search.config_files import load_run_config
 from moevolve.search.exporting import export_individual
-from moevolve.search.genomes.eep import EepGenome, EepSpace
+from moevolve.search.genomes.eep import EepSpace
+from moevolve.search.genomes.eep_genome import EepGenome
 from moevolve.search.plan import Plan
 from moevolve.search.service import make_plan, register
 from moevolve.store.repository import Store

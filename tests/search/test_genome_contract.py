@@ -21,7 +21,7 @@ from tomoe_samples import tomoe_space
 from moevolve.search.config_genomes import NanoMoeSection
 from moevolve.search.config_phases import PhaseConfig
 from moevolve.search.genomes.base import Genome, GenomeSpace, Offspring
-from moevolve.search.genomes.eep import EepGenome
+from moevolve.search.genomes.eep_genome import EepGenome
 from moevolve.search.genomes.factorllm import FactorLlmGenome
 from moevolve.search.genomes.nanomoe import NanoMoeGenome, NanoMoeSpace
 from moevolve.search.genomes.tomoe import ToMoeGenome

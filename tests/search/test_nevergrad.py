@@ -13,7 +13,7 @@ from search_samples import eep_space
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config import RunConfig
 from moevolve.search.config_phases import MergePhase, NevergradSection, PrunePhase
-from moevolve.search.genomes.eep import EepGenome
+from moevolve.search.genomes.eep_genome import EepGenome
 from moevolve.search.population import Member
 from moevolve.search.strategies.base import Proposal, Strategy
 from moevolve.search.strategies.nevergrad import NevergradPhase

@@ -9,7 +9,7 @@ import pytest
 from search_samples import continuous, eep_space
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.genomes.eep import EepGenome
+from moevolve.search.genomes.eep_genome import EepGenome
 from moevolve.search.plots import plot_search
 from moevolve.store.records import HistoryRow, IndividualStatus
 

@@ -239,7 +239,7 @@ def _evaluations(folder: Path) -> int:
 
 def test_imported_coefficients_are_reported(tiny: Any, tmp_path: Path) -> None:
     from moevolve.search.coefficients import write_coefficients
-    from moevolve.search.genomes.eep import EepGenome
+    from moevolve.search.genomes.eep_genome import EepGenome
     from moevolve.search.importing import import_files
 
     url = f"sqlite:///{tmp_path / 'store.db'}"
