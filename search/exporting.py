@@ -13,14 +13,17 @@ from moevolve.search.genomes.eep_genome import EepGenome
 from moevolve.store.records import ExportRecord, IndividualDetail
 from moevolve.store.repository import Store
 from moevolve.workers.export import export_model
+from moevolve.workers.export_base import CheckpointForm
 from moevolve.workers.export_card import ExportCard, ExportReport, ExportScore
 
 
-def export_individual(store: Store, reference: str, directory: Path) -> ExportReport:
-    """Write an individual's model as a verified checkpoint and record the export.
+def export_individual(
+    store: Store, reference: str, directory: Path, form: CheckpointForm | None = None
+) -> ExportReport:
+    """Write an individual's model as a verified checkpoint and record the export; `form` as `export_model` has it.
 
     Raises:
-        UserError: the target is taken, or the model isn't there any more.
+        UserError: the target is taken, the model isn't there any more, or the form can't express the individual.
         StoreError: no such individual.
     """
     if reference == FULL:
@@ -28,7 +31,7 @@ def export_individual(store: Store, reference: str, directory: Path) -> ExportRe
     subject = find_subject(store, reference)
     assert subject.detail is not None
     detail = subject.detail
-    report = export_model(subject.config.model.to_worker(), subject.edit, directory, _card(store, detail))
+    report = export_model(subject.config.model.to_worker(), subject.edit, directory, _card(store, detail), form)
     checks = json.dumps(asdict(report.agreement))
     store.add_export(detail.ref, ExportRecord(str(report.directory), report.form, checks))
     return report

@@ -26,20 +26,27 @@ class ExportError(RuntimeError):
     """An export whose reloaded logits differ from the edited model's. Its directory has been removed."""
 
 
-def export_model(model: ResidentModel | ModelConfig, edit: Edit, directory: Path, card: ExportCard) -> ExportReport:
+def export_model(
+    model: ResidentModel | ModelConfig,
+    edit: Edit,
+    directory: Path,
+    card: ExportCard,
+    form: CheckpointForm | None = None,
+) -> ExportReport:
     """Write an edited model as a checkpoint, reload it, and compare its logits before calling it done.
 
-    The `stock` form is chosen where it is exact (see `Exporter.form`), else the `native` one. The directory appears
-    whole or not at all.
+    The directory appears whole or not at all.
 
     Args:
         model: a resident model, which is left unedited, or how to load one.
         edit: what to export.
         directory: where to; must not exist yet or be empty.
         card: provenance for the model card.
+        form: of the checkpoint; None takes `stock` where that is exact (see `Exporter.form`), else `native`.
 
     Raises:
-        UserError: the target is taken or has no room, the model can't be loaded, or the edit doesn't fit it.
+        UserError: the target is taken or has no room, the model can't be loaded, the edit doesn't fit it, or the form
+            can't express it.
         CandidateError: the edit's values are at fault.
         ExportError: the reloaded export computes something else.
     """
@@ -47,7 +54,10 @@ def export_model(model: ResidentModel | ModelConfig, edit: Edit, directory: Path
     _check_target(target)
     resident = ResidentModel.load(model) if isinstance(model, ModelConfig) else model
     exporter = exporter_of(edit)
-    form = exporter.form(resident, edit)
+    exact = exporter.form(resident, edit)
+    if form == "stock" and exact != "stock":
+        raise UserError("--form stock: no model class of transformers computes the same; export it as native")
+    form = form or exact
     part = _part_directory(target)
     try:
         with resident.edited(edit):

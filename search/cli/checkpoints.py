@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from moevolve.evaluators.errors import UserError
 from moevolve.search.cli.console import DEFAULT_STORE, JsonOption, StoreOption, output, percent, print_json, print_table
 
 
@@ -71,6 +72,10 @@ def evaluate(
 def export(
     individual: Annotated[str, typer.Argument(metavar="INDIVIDUAL", help="SEARCH:INDEX.")],
     target: Annotated[Path, typer.Argument(metavar="DIR", help="New folder of the checkpoint (or a .pth file).")],
+    form: Annotated[
+        Literal["stock", "native"] | None,
+        typer.Option("--form", help="Plain transformers, or with its own code; default: stock where that is exact."),
+    ] = None,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
@@ -83,10 +88,12 @@ def export(
 
     with Store.open(store, create=False) as opened:
         if target.suffix == ".pth":
+            if form is not None:
+                raise UserError(f"--form {form}: a coefficient file has no form; leave it out")
             export_coefficients(opened, individual, target)
             output.print(f"wrote {target}", highlight=False)
             return
-        report = export_individual(opened, individual, target)
+        report = export_individual(opened, individual, target, form)
     if as_json:
         print_json(report)
         return

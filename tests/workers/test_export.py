@@ -148,6 +148,13 @@ def test_the_card_tells_where_the_model_comes_from(model_config: Configs, make_e
     assert f"{report.parameters:,}" in card
 
 
+@pytest.mark.parametrize("kind", ["prune", "merged"])
+def test_the_native_form_can_be_asked_for(model_config: Configs, make_edit: Edits, kind: str, tmp_path: Path) -> None:
+    edit = make_edit("mixtral", kind)
+    report = export_model(model_config("mixtral"), edit, tmp_path / "out", CARD, "native")
+    assert report.form == "native" and report.agreement.holds
+
+
 def test_a_taken_target_is_refused_and_untouched(model_config: Configs, make_edit: Edits, tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "note").write_text("mine")

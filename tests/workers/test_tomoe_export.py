@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from moevolve.evaluators.errors import UserError
 from moevolve.workers.config import ModelConfig
 from moevolve.workers.edits.base import IdentityEdit
 from moevolve.workers.edits.tomoe import HeadMasks, ToMoeEdit
@@ -134,3 +136,17 @@ def test_forms(model_config: Any) -> None:
     kept = edit_of().kept.copy()
     kept[1, 2] = kept[1, 3]
     assert exporter.form(resident, replace(edit_of(), router=router, kept=kept)) == "stock"
+
+
+def test_the_native_form_can_be_asked_for(model_config: Any, tmp_path: Path) -> None:
+    """It keeps shared neurons once, where a Mixtral's experts repeat them."""
+    stock = export_model(model_config("llama"), edit_of(), tmp_path / "stock", CARD)
+    native = export_model(model_config("llama"), edit_of(), tmp_path / "native", CARD, "native")
+    assert (stock.form, native.form) == ("stock", "native") and native.agreement.holds
+    assert native.parameters == parameters(
+        describe_model(model_config("llama")).parameters, edit_of(), "llama", "native"
+    )
+    assert native.parameters < stock.parameters
+    with pytest.raises(UserError, match="--form stock"):
+        export_model(model_config("llama"), edit_of(heads=heads_of()), tmp_path / "other", CARD, "stock")
+    assert not (tmp_path / "other").exists()
