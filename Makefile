@@ -14,7 +14,7 @@ demo: $(INSTALLED)
 	$(BIN)/moevolve launch configs/runs/demo.yaml --store $(STORE) --or-resume
 
 test: $(STAMP) lint
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(STAMP) .mypy_src
 	$(BIN)/ruff check $(FOLDERS)

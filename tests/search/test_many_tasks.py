@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -77,10 +78,10 @@ def test_one_search_keeps_the_scores_of_all_its_tasks(
         assert scores == sorted(scores, reverse=True)
         assert len(rows) == len({row["phenotype_hash"] for row in rows}) > 2
     measured = {(score.task, score.split) for row in report.contestants for score in row.scores}
-    print_report(report, "store")
-    tables = capsys.readouterr().out.split("both on ")[1:]
-    assert [table.split(":")[0] for table in tables] == ["pick", "colours"]
-    for table, name in zip(tables, ("pick", "colours"), strict=True):
+    print_report(report, "sqlite:///store.db")
+    _, *blocks = re.split(r"│ (pick|colours) +│", capsys.readouterr().out)
+    assert blocks[::2] == ["pick", "colours"]
+    for name, table in zip(blocks[::2], blocks[1::2], strict=True):
         best = {score.split: score for score in report.contestants[-1].scores if score.task == name}
         assert all(f"{100 * score.score:.1f}" in table for score in best.values())
     assert measured == {(name, split) for name in ("pick", "colours") for split in ("search", "dev", "test")}
