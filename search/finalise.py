@@ -161,7 +161,7 @@ class Finaliser:
                 mean, spread = float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else 0.0
                 scores.append(SplitScore(reference.task, split, mean, mean - spread, mean + spread))
         description = self._plan.space.describe(self._plan.space.from_bytes(rows[0].genome))
-        label = f"{self._plan.space.random_title}, {len(rows)} draws"
+        label = f"{self._plan.config.genome.random_title}, {len(rows)} draws"
         size = description.parameters, description.active_parameters
         return Contestant(label, None, tuple(scores), *size, draws=len(rows))
 

@@ -24,12 +24,6 @@ from moevolve.store.costs import IndividualSize, SearchCosts
 from moevolve.store.records import HistoryRow, LineageGraph, LineageNode, SearchRecord
 from moevolve.store.repository import Store
 
-_RANDOM_TITLES = {
-    "eep": "random pruning",
-    "factorllm": "random divisions and routers",
-    "tomoe": "random masks and routers",
-    "nanomoe": "random mixing",
-}
 _REASON = 160
 
 
@@ -124,7 +118,7 @@ def gather(store: Store, name: str, limit: int = 5, analysis: Analysis | None = 
     if analysis is not None and analysis.search_id != search.id:
         raise UserError(f"the analysis is of {analysis.ref}, which is no individual of search {search.name}")
     history = store.history(search.id)
-    table = standings(store, search, config, history, _RANDOM_TITLES.get(search.genome_kind, "random individuals"))
+    table = standings(store, search, config, history)
     winner = table.winner
     subject, start, notes = _subject(store, winner.ref if winner else None, history)
     graph = None if winner is None else store.ancestors(winner.ref)

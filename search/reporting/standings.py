@@ -153,9 +153,7 @@ def _cell(record: EvaluationRecord) -> Cell:
     return Cell(record.score, *interval(record), record.examples_seen)
 
 
-def standings(
-    store: Store, search: SearchRecord, config: StoredConfig, history: Sequence[HistoryRow], random_title: str
-) -> Standings:
+def standings(store: Store, search: SearchRecord, config: StoredConfig, history: Sequence[HistoryRow]) -> Standings:
     """The final table of a search, as far as the store holds it.
 
     Args:
@@ -163,7 +161,6 @@ def standings(
         search: finished or not.
         config: its configuration.
         history: its individuals.
-        random_title: what its random individuals are.
     """
     scorer = Scorer(store, search, config)
     winner, reranked = _winner(store, search, config, scorer)
@@ -174,7 +171,7 @@ def standings(
     draws = _draws(config, history)
     if draws:
         first = store.individual(f"{search.name}:{draws[0].index}").individual
-        label = f"{random_title}, {len(draws)} draws"
+        label = f"{config.genome.random_title}, {len(draws)} draws"
         rows.append(Row(label, None, scorer.mean_cells(draws), first.parameters, whole))
     if history and history[0].operator == "start" and history[0].status == "ok":
         start = store.individual(f"{search.name}:{history[0].index}")
