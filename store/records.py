@@ -16,6 +16,7 @@ IndividualStatus = Literal["pending", "ok", "failed"]
 Split = Literal["search", "dev", "test"]
 ExportForm = Literal["stock", "native"]
 
+SPLITS: tuple[Split, ...] = ("search", "dev", "test")
 SEARCH_STATUSES: tuple[SearchStatus, ...] = ("created", "running", "interrupted", "finished", "failed")
 FULL_MODEL = "full"
 """Phenotype hash under which evaluations of the unedited model are kept."""

@@ -10,16 +10,12 @@ from statistics import fmean, stdev
 import numpy as np
 
 from moevolve.evaluators.metrics import metric_of
-from moevolve.evaluators.types import Split
+from moevolve.evaluators.types import SPLITS, Split
 from moevolve.search.calibrating import stored_calibration
 from moevolve.search.comparing.run import Outcome
 from moevolve.search.comparing.significance import Outcomes, Significance, paired_test, weighted_interval
-from moevolve.search.finalise import Contestant
+from moevolve.search.finalise import BEST_LABEL, FULL_LABEL, Contestant
 from moevolve.store.repository import Store
-
-FULL = "full model"
-BEST = "best found"
-_SPLITS: tuple[Split, ...] = ("search", "dev", "test")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +103,8 @@ def _full(outcomes: Sequence[Outcome], store: Store) -> list[Row]:
     """The unedited model; every search scored the same one, so the first that got so far will do."""
     for outcome in outcomes:
         for contestant in outcome.report.contestants if outcome.report is not None else ():
-            if contestant.label == FULL:
-                return [replace(_row([(outcome, contestant)], store), method=FULL, baseline=False)]
+            if contestant.label == FULL_LABEL:
+                return [replace(_row([(outcome, contestant)], store), method=FULL_LABEL, baseline=False)]
     return []
 
 
@@ -121,19 +117,19 @@ def _method(outcomes: Sequence[Outcome], store: Store) -> list[Row]:
     for label in labels:
         held = [(each, c) for each in reported for c in each.report.contestants if c.label == label]  # type: ignore[union-attr]
         # Of a baseline of random ones, the draws themselves are the result, not the best of them.
-        if label != FULL and not (cell.baseline and label == BEST and len(labels) > 2):
+        if label != FULL_LABEL and not (cell.baseline and label == BEST_LABEL and len(labels) > 2):
             rows.append(_row(held, store))
     failures = [f"seed {each.cell.config.seed}: {each.failure}" for each in outcomes if each.failure is not None]
     if failures:
-        empty = Row("", "", cell.method, BEST, cell.baseline, failure="; ".join(failures))
-        best = next((row for row in rows if row.contestant == BEST), None)
+        empty = Row("", "", cell.method, BEST_LABEL, cell.baseline, failure="; ".join(failures))
+        best = next((row for row in rows if row.contestant == BEST_LABEL), None)
         rows = [row for row in rows if row is not best] + [replace(best or empty, failure=empty.failure)]
     return rows
 
 
 def _row(held: Sequence[tuple[Outcome, Contestant]], store: Store) -> Row:
     cell, first = held[0][0].cell, held[0][1]
-    splits = [split for split in _SPLITS if any(score.split == split for score in first.scores)]
+    splits = [split for split in SPLITS if any(score.split == split for score in first.scores)]
     scores: list[Measured] = []
     outcomes: tuple[Outcomes, ...] = ()
     for split in splits:
@@ -163,13 +159,13 @@ def _row(held: Sequence[tuple[Outcome, Contestant]], store: Store) -> Row:
 
 def _cost(outcome: Outcome, contestant: Contestant, store: Store) -> tuple[float, float]:
     """Models evaluated and seconds; a method's own start takes no evaluation to find, random draws take theirs."""
-    if contestant.label == FULL:
+    if contestant.label == FULL_LABEL:
         return 0.0, 0.0
     plan = outcome.plan
     config, recipe, model = plan.config, plan.space.recipe, plan.facts.fingerprint
     calibration = None if recipe is None else stored_calibration(recipe, config, store, plan.search_id, model)
     begun = 0.0 if calibration is None else calibration.seconds or 0.0
-    if contestant.label != BEST and not contestant.draws:
+    if contestant.label != BEST_LABEL and not contestant.draws:
         return 0.0, begun
     costs = store.costs(store.search(plan.search_id))
     seconds = sum(each.seconds_alone for each in costs.splits if each.split != "test")
@@ -233,7 +229,7 @@ def _outcomes(held: Sequence[tuple[Outcome, Contestant]], split: Split, store: S
 
 def _tested(rows: list[Row]) -> list[Row]:
     """The rows of one (task, budget) with their paired tests."""
-    full = next((row for row in rows if row.method == FULL and row.outcomes), None)
+    full = next((row for row in rows if row.method == FULL_LABEL and row.outcomes), None)
     baselines = [row for row in rows if row.baseline and row.outcomes and row.headline is not None]
     best = max(baselines, key=lambda row: row.headline.score, default=None)  # type: ignore[union-attr]
     return [

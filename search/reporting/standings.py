@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from moevolve.evaluators.types import SPLITS, Split
 from moevolve.search.config import RunConfig, StoredConfig
 from moevolve.search.driver import weighted_means
 from moevolve.search.evaluation import FULL, interval
-from moevolve.store.records import FULL_MODEL, EvaluationRecord, HistoryRow, IndividualDetail, SearchRecord, Split
+from moevolve.search.finalise import BEST_LABEL, FULL_LABEL, START_LABEL
+from moevolve.store.records import FULL_MODEL, EvaluationRecord, HistoryRow, IndividualDetail, SearchRecord
 from moevolve.store.repository import Store
-
-SPLITS: tuple[Split, ...] = ("search", "dev", "test")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ def standings(store: Store, search: SearchRecord, config: StoredConfig, history:
     if winner is not None:
         scorer.learn(winner.evaluations)
     whole = None if not history else store.individual(f"{search.name}:{history[0].index}").individual.parameters_full
-    rows = [Row("full model", None, scorer.cells(FULL_MODEL), whole, whole)]
+    rows = [Row(FULL_LABEL, None, scorer.cells(FULL_MODEL), whole, whole)]
     draws = _draws(config, history)
     if draws:
         first = store.individual(f"{search.name}:{draws[0].index}").individual
@@ -175,9 +175,9 @@ def standings(store: Store, search: SearchRecord, config: StoredConfig, history:
         rows.append(Row(label, None, scorer.mean_cells(draws), first.parameters, whole))
     if history and history[0].operator == "start" and history[0].status == "ok":
         start = store.individual(f"{search.name}:{history[0].index}")
-        rows.append(_row("unsearched start", start, scorer))
+        rows.append(_row(START_LABEL, start, scorer))
     if winner is not None:
-        rows.append(_row("best found", winner, scorer))
+        rows.append(_row(BEST_LABEL, winner, scorer))
     return Standings(scorer.tasks, tuple(rows), tuple(_gaps(search, scorer, rows)), winner, reranked)
 
 
@@ -219,10 +219,10 @@ def _gaps(search: SearchRecord, scorer: Scorer, rows: Sequence[Row]) -> list[Gap
         return [Gap(whole, f"moevolve resume {shlex.quote(search.name)}")]
     gaps = []
     for row in rows:
-        single = row.ref is not None or row.label == "full model"
+        single = row.ref is not None or row.label == FULL_LABEL
         if not single:
             continue
-        splits: tuple[Split, ...] = SPLITS if row.label == "best found" else ("search", "test")
+        splits: tuple[Split, ...] = SPLITS if row.label == BEST_LABEL else ("search", "test")
         for task in scorer.tasks:
             for split in splits:
                 if (task, split) not in row.cells:

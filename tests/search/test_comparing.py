@@ -15,9 +15,10 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.metrics import confidence_interval
 from moevolve.search.cli.comparison_tables import print_tables, write_csv, write_markdown
 from moevolve.search.comparing.config import Comparison, load_comparison
-from moevolve.search.comparing.rows import BEST, FULL, Row, comparison_rows
+from moevolve.search.comparing.rows import Row, comparison_rows
 from moevolve.search.comparing.run import run_comparison
 from moevolve.search.comparing.significance import Outcomes, paired_test, weighted_interval
+from moevolve.search.finalise import BEST_LABEL, FULL_LABEL
 from moevolve.search.local_pool import LocalPool
 from moevolve.search.plan import Plan
 from moevolve.search.service import Observer
@@ -140,13 +141,13 @@ def finished(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Compa
 
 def test_rows_say_what_the_store_holds(finished: tuple[Comparison, Path, list[Row]]) -> None:
     _, folder, rows = finished
-    per_budget = [FULL, "random", "reap", "prune", "prune", "prune + merge", "prune + merge"]
+    per_budget = [FULL_LABEL, "random", "reap", "prune", "prune", "prune + merge", "prune + merge"]
     assert [row.method for row in rows] == per_budget * 2
     with Store.open(f"sqlite:///{folder / 'store.db'}") as store:
         for row in rows:
             assert row.failure is None
-            assert (row.against_full is None) == (row.method == FULL or "draws" in row.contestant)
-            if row.contestant != BEST:
+            assert (row.against_full is None) == (row.method == FULL_LABEL or "draws" in row.contestant)
+            if row.contestant != BEST_LABEL:
                 continue
             assert len(row.refs) == row.seeds == 2
             details = [store.individual(ref) for ref in row.refs]
@@ -245,7 +246,7 @@ def test_a_search_that_fails_stops_no_other(tiny: Any, tmp_path: Path) -> None:
         rows = run(comparison, store, first_fails)
     failures = {row.method: row.failure for row in rows}
     assert "the unedited model can't be evaluated: broken" in str(failures.pop("random"))
-    assert set(failures) == {FULL, "reap", "prune", "prune + merge"} and not any(failures.values())
+    assert set(failures) == {FULL_LABEL, "reap", "prune", "prune + merge"} and not any(failures.values())
 
 
 def test_tables_hold_every_row(
@@ -310,7 +311,7 @@ def test_the_command_runs_and_repeats(tiny: Any, moevolve: Any, tmp_path: Path) 
     assert first.returncode == 0, first.stderr
     rows = json.loads(first.stdout)
     assert [row["method"] for row in rows] == [
-        FULL,
+        FULL_LABEL,
         "random",
         "reap",
         "prune",
