@@ -9,7 +9,6 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-from moevolve.evaluators.metrics import metric_of
 from moevolve.evaluators.types import SPLITS, Split
 from moevolve.search.calibrating import stored_calibration
 from moevolve.search.comparing.run import Outcome
@@ -55,7 +54,7 @@ class Row:
         against_full, against_baseline: paired tests of `headline` against the full model, and against the best
             baseline; None where there is nothing to pair.
         refs: the individuals, one per seed.
-        failure: why there is nothing else, or why seeds are missing.
+        failure: why there is nothing else, or why seeds are missing or score nothing on a split.
         outcomes: what the paired tests are made on; empty once they are.
     """
 
@@ -122,14 +121,18 @@ def _method(outcomes: Sequence[Outcome], store: Store) -> list[Row]:
     failures = [f"seed {each.cell.config.seed}: {each.failure}" for each in outcomes if each.failure is not None]
     if failures:
         empty = Row("", "", cell.method, BEST_LABEL, cell.baseline, failure="; ".join(failures))
-        best = next((row for row in rows if row.contestant == BEST_LABEL), None)
-        rows = [row for row in rows if row is not best] + [replace(best or empty, failure=empty.failure)]
+        best = next((row for row in rows if row.contestant == BEST_LABEL), empty)
+        said = dict.fromkeys(each for each in (best.failure, empty.failure) if each is not None)
+        rows = [row for row in rows if row is not best] + [replace(best, failure="; ".join(said))]
     return rows
 
 
 def _row(held: Sequence[tuple[Outcome, Contestant]], store: Store) -> Row:
     cell, first = held[0][0].cell, held[0][1]
-    splits = [split for split in SPLITS if any(score.split == split for score in first.scores)]
+    scored = {score.split for _, contestant in held for score in contestant.scores}
+    if first.ref is not None and held[0][0].plan.config.final.test:
+        scored.add("test")  # an individual that broke there has no score
+    splits = [split for split in SPLITS if split in scored]
     scores: list[Measured] = []
     outcomes: tuple[Outcomes, ...] = ()
     for split in splits:
@@ -153,8 +156,21 @@ def _row(held: Sequence[tuple[Outcome, Contestant]], store: Store) -> Row:
         evaluations=fmean(evaluations for evaluations, _ in costs),
         seconds=fmean(seconds for _, seconds in costs),
         refs=tuple(contestant.ref for _, contestant in held if contestant.ref is not None),
+        failure=_breaks(held, splits, store),
         outcomes=outcomes,
     )
+
+
+def _breaks(held: Sequence[tuple[Outcome, Contestant]], splits: Sequence[Split], store: Store) -> str | None:
+    """Where individuals failed on examples that they weren't chosen by."""
+    measured = {reference.fingerprint for split in splits for reference in held[0][0].plan.splits(split)}
+    said = [
+        f"seed {outcome.cell.config.seed} on {record.split}: {record.failure}"
+        for outcome, contestant in held
+        for record in (() if contestant.ref is None else store.individual(contestant.ref).evaluations)
+        if record.failure is not None and record.task_fingerprint in measured
+    ]
+    return "; ".join(said) or None
 
 
 def _cost(outcome: Outcome, contestant: Contestant, store: Store) -> tuple[float, float]:
@@ -206,24 +222,24 @@ def _held_out(held: Sequence[tuple[Outcome, Contestant]]) -> Iterable[Measured]:
 
 
 def _outcomes(held: Sequence[tuple[Outcome, Contestant]], split: Split, store: Store) -> tuple[Outcomes, ...]:
-    """Per task, what the examples scored on average over seeds."""
+    """Per task, what the examples scored on average over seeds: nothing from an individual that broke on them."""
     plan = held[0][0].plan
     found = []
-    for reference, weight in zip(plan.splits(split), plan.weights, strict=True):
-        per_seed, metric = [], "mean"
+    for prepared, weight in zip(plan.prepared[split], plan.weights, strict=True):
+        per_seed = []
         for outcome, contestant in held:
             search = store.search(outcome.plan.search_id)
             records = store.evaluations(
-                contestant.phenotype or "", search.model_fingerprint, search.engine_fingerprint, [reference.fingerprint]
+                contestant.phenotype or "", search.model_fingerprint, search.engine_fingerprint, [prepared.fingerprint]
             )
             for record in records:
-                values = np.frombuffer(record.outcomes or b"", dtype="<f4").astype(np.float64)
-                metric = metric_of(record.score or 0.0, record.gold_logprob or 0.0, values)
-                per_seed.append(values)
-        logs = metric == "geometric_mean" and len(per_seed) > 1
+                broken = np.zeros(len(prepared.examples), dtype="<f4").tobytes()
+                kept = broken if record.failure is not None else record.outcomes or b""
+                per_seed.append(np.frombuffer(kept, dtype="<f4").astype(np.float64))
+        logs = prepared.metric == "geometric_mean" and len(per_seed) > 1
         stacked = np.stack(per_seed)
         values = np.exp(np.log(np.maximum(stacked, 1e-30)).mean(axis=0)) if logs else stacked.mean(axis=0)
-        found.append(Outcomes(values, metric, weight))
+        found.append(Outcomes(values, prepared.metric, weight))
     return tuple(found)
 
 
@@ -239,6 +255,8 @@ def _tested(rows: list[Row]) -> list[Row]:
 
 
 def _against(row: Row, other: Row | None) -> Significance | None:
-    if other is None or other is row or not row.outcomes:
+    if other is None or other is row or not row.outcomes or row.headline is None or other.headline is None:
+        return None
+    if row.headline.split != other.headline.split:
         return None
     return paired_test(row.outcomes, other.outcomes)

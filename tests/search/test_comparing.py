@@ -24,6 +24,7 @@ from moevolve.search.plan import Plan
 from moevolve.search.service import Observer
 from moevolve.store.repository import Store
 from moevolve.workers.actor import EvaluationWorker
+from moevolve.workers.edits.base import IdentityEdit
 
 
 def write(tiny: Any, folder: Path, **changes: Any) -> Path:
@@ -247,6 +248,42 @@ def test_a_search_that_fails_stops_no_other(tiny: Any, tmp_path: Path) -> None:
     failures = {row.method: row.failure for row in rows}
     assert "the unedited model can't be evaluated: broken" in str(failures.pop("random"))
     assert set(failures) == {FULL_LABEL, "reap", "prune", "prune + merge"} and not any(failures.values())
+
+
+@pytest.mark.parametrize("broken", [1, 2])
+def test_a_best_that_breaks_on_test_scores_nothing_there(tiny: Any, tmp_path: Path, broken: int) -> None:
+    path = write(tiny, tmp_path, budgets={"one": {}}, methods={"prune": {}})
+    comparison = load_comparison(path, ("base.final.random_draws=0",))
+    left = [broken]
+
+    class Breaking(LocalPool):
+        def poll(self, timeout: float) -> Any:
+            request = self._queue[0] if self._queue else None
+            found = super().poll(timeout)
+            if request is None or isinstance(request.edit, IdentityEdit) or not left[0]:
+                return found
+            if self._splits[request.splits[0]].split != "test":
+                return found
+            left[0] -= 1
+            return [replace(each, reply=replace(each.reply, results=(), failure="broken")) for each in found]
+
+    def breaking(plan: Plan) -> LocalPool:
+        made = pool(plan)
+        made.__class__ = Breaking
+        return made
+
+    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
+        rows = run(comparison, store, breaking)
+        (best,) = (row for row in rows if (row.method, row.contestant) == ("prune", BEST_LABEL))
+        scores = [
+            each.score or 0.0 for ref in best.refs for each in store.individual(ref).evaluations if each.split == "test"
+        ]
+    assert len(scores) == 2 and scores.count(0.0) >= broken
+    found = best.score("test")
+    assert found is not None and found.score == pytest.approx(np.mean(scores))
+    assert found.low is not None and found.high is not None and found.low <= found.score <= found.high
+    assert best.against_full is not None
+    assert best.failure == "; ".join(f"seed {seed} on test: broken" for seed in range(broken))
 
 
 def test_tables_hold_every_row(
