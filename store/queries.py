@@ -13,9 +13,10 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, func, literal, select
 
+from moevolve.store.answers import BestRow
 from moevolve.store.errors import StoreError
 from moevolve.store.models import contexts, evaluations, individuals, search_tasks, searches
-from moevolve.store.records import SPLITS, BestRow, SearchRecord, Split
+from moevolve.store.records import SPLITS, SearchRecord, Split
 from moevolve.store.refs import nearest
 from moevolve.store.session import chunks
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from moevolve.store.records import BestRow, IndividualDetail, SearchSummary
+from moevolve.store.answers import BestRow
+from moevolve.store.records import IndividualDetail, SearchSummary
 
 
 def search_json(row: SearchSummary) -> dict[str, Any]:

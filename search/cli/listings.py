@@ -17,8 +17,9 @@ from moevolve.search.cli.console import (
     print_table,
 )
 from moevolve.search.cli.listing_json import best_json, individual_json, search_json
+from moevolve.store.answers import LineageGraph
 from moevolve.store.lineage import to_dot
-from moevolve.store.records import IndividualDetail, LineageGraph
+from moevolve.store.records import IndividualDetail
 from moevolve.store.repository import Store
 
 IndividualArgument = Annotated[str, typer.Argument(metavar="INDIVIDUAL", help="SEARCH:INDEX, for example demo:137.")]

@@ -15,8 +15,8 @@ from moevolve.search.config_genomes import NanoMoeSection
 from moevolve.search.figures import course, lineage, matrices, usage
 from moevolve.search.figures.style import BLUE, INK, drawing, save, to_svg
 from moevolve.search.genomes.nanomoe import NanoMoeGenome, NanoMoeSpace
+from moevolve.store.answers import LineageGraph, LineageNode
 from moevolve.store.costs import IndividualSize
-from moevolve.store.records import LineageGraph, LineageNode
 from moevolve.workers.edits.factorllm import FactorLlmEdit
 from moevolve.workers.edits.tomoe import ToMoeEdit
 from moevolve.workers.usage import MixedLayer, RoutedLayer, Usage

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -159,7 +161,7 @@ def balance(network: MaskedNetwork) -> float:
     return float(len(network.loads) * (network.loads / tokens) @ (network.shares / tokens))
 
 
-def fold(coordinates: Any, directions: Any) -> Tensor:
+def fold(coordinates: NDArray[np.float32], directions: NDArray[np.float32]) -> Tensor:
     """A router [outputs, hidden] from its coordinates on directions."""
     return host_tensor(coordinates) @ host_tensor(directions)
 
