@@ -1,8 +1,11 @@
-"""The `genome` section of a configuration, one class per kind."""
+"""The `genome` section of a configuration, one class per kind.
+
+`random_title` says what a kind's random individuals are, in a final table.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -26,6 +29,7 @@ class EepSection(Section):
             before. Not said, it isn't stored either, so that configurations older than it keep their hash.
     """
 
+    random_title: ClassVar[str] = "random pruning"
     kind: Literal["eep"] = "eep"
     experts: int = Field(ge=1)
     active: int | None = Field(None, ge=1)
@@ -68,6 +72,7 @@ class FactorLlmSection(Section):
         calibration_tokens: tokens of the search prompts that the start is measured on.
     """
 
+    random_title: ClassVar[str] = "random divisions and routers"
     kind: Literal["factorllm"]
     experts: int = Field(ge=2, le=256)
     active: int = Field(ge=1)
@@ -104,6 +109,7 @@ class ToMoeSection(Section):
         calibration_tokens: tokens of the search prompts that saliencies and directions are measured on.
     """
 
+    random_title: ClassVar[str] = "random masks and routers"
     kind: Literal["tomoe"]
     experts: int = Field(8, ge=1)
     budget: float = Field(0.5, gt=0, le=1)
@@ -133,6 +139,7 @@ class NanoMoeSection(Section):
             gained 0.006 with one round and 0.037 with none, in exp(-KL).
     """
 
+    random_title: ClassVar[str] = "random mixing"
     kind: Literal["nanomoe"]
     variant: Literal["I", "II", "III", "low_rank"] = "I"
     blocks: int = Field(4, ge=1, le=1024)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from moevolve.evaluators.types import Split
 from moevolve.search.pool import Completion, Pool
 from moevolve.store.records import EvaluationRecord
 from moevolve.store.repository import Store
@@ -17,7 +18,7 @@ class SplitRef:
     """One prepared split by name and fingerprint."""
 
     task: str
-    split: str
+    split: Split
     fingerprint: str
 
 
@@ -168,7 +169,7 @@ class EvaluationDesk:
                 engine_fingerprint=self._engine,
                 task_fingerprint=split.fingerprint,
                 task=split.task,
-                split=split.split,  # type: ignore[arg-type]
+                split=split.split,
                 score=None if result is None else result.result.score,
                 gold_logprob=None if result is None else result.result.gold_logprob,
                 outcomes=None if result is None else result.result.outcomes.astype("<f4").tobytes(),

@@ -217,7 +217,7 @@ class Driver:
         score, tie_break = ranking_values(self._plan, item.evaluations)
         return score - item.job.penalty, tie_break
 
-    def _finish(self, row: Any, fitness: float | None, tie_break: float | None) -> None:
+    def _finish(self, row: HistoryRow | IndividualRecord, fitness: float | None, tie_break: float | None) -> None:
         position = self._plan.schedule.span(row.index).position
         member = Member(row.index, position, row.genome, row.content_hash, fitness, tie_break)
         self._complete[row.index] = member

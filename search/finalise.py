@@ -16,6 +16,9 @@ from moevolve.store.records import EvaluationRecord, HistoryRow
 from moevolve.store.repository import Store
 from moevolve.workers.facts import active_parameters
 
+FULL_LABEL, START_LABEL, BEST_LABEL = "full model", "unsearched start", "best found"
+"""Rows of a final table that every kind of genome can have."""
+
 
 @dataclass(frozen=True, slots=True)
 class SplitScore:
@@ -98,9 +101,9 @@ class Finaliser:
         if start is not None:
             # Scored on dev without being one of the leaders, it could outrank the winner in listings.
             led = any(row.index == start.index for row in leaders)
-            contestants.append(self._single("unsearched start", start, measured, led))
+            contestants.append(self._single(START_LABEL, start, measured, led))
         if winner is not None:
-            contestants.append(self._single("best found", winner, measured, True))
+            contestants.append(self._single(BEST_LABEL, winner, measured, True))
         return FinalReport(
             search=self._plan.config.name,
             contestants=tuple(contestants),
@@ -138,7 +141,7 @@ class Finaliser:
         active = active_parameters(facts, facts.experts, facts.active)
         scores = self._intervals(self._settle(jobs)) + self._held_out(None)
         phenotype = jobs[0].edit.phenotype_hash
-        return Contestant("full model", None, scores, facts.parameters, active, phenotype=phenotype)
+        return Contestant(FULL_LABEL, None, scores, facts.parameters, active, phenotype=phenotype)
 
     def _single(self, label: str, row: HistoryRow, measured: Sequence[Split], led: bool) -> Contestant:
         description = self._plan.space.describe(self._plan.space.from_bytes(row.genome))
@@ -161,7 +164,7 @@ class Finaliser:
                 mean, spread = float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else 0.0
                 scores.append(SplitScore(reference.task, split, mean, mean - spread, mean + spread))
         description = self._plan.space.describe(self._plan.space.from_bytes(rows[0].genome))
-        label = f"{self._plan.space.random_title}, {len(rows)} draws"
+        label = f"{self._plan.config.genome.random_title}, {len(rows)} draws"
         size = description.parameters, description.active_parameters
         return Contestant(label, None, tuple(scores), *size, draws=len(rows))
 

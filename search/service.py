@@ -129,7 +129,13 @@ def resume_plan(store: Store, name: str, adjust: Callable[[RunConfig], RunConfig
     launched = {(task.task, task.split): task.task_fingerprint for task in store.search_tasks(record.id)}
     for group in plan.prepared.values():
         for item in group:
-            if launched.get((item.task, item.split)) != item.fingerprint:
+            there = launched.get((item.task, item.split))
+            if there is None:
+                raise UserError(
+                    f"task {item.task}, split {item.split}: search {record.name} was launched without it; set "
+                    f"final.{'rerank: 0' if item.split == 'dev' else 'test: false'}, or launch another search"
+                )
+            if there != item.fingerprint:
                 raise UserError(f"task {item.task}, split {item.split}: not the data that search {record.name} ran on")
     return plan
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, and_, case, func, or_, select
 
 from moevolve.store.models import contexts, evaluations, individuals, search_tasks
-from moevolve.store.records import FULL_MODEL, SearchRecord, Split
+from moevolve.store.records import FULL_MODEL, SPLITS, SearchRecord, Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,5 @@ def read_costs(connection: Connection, search: SearchRecord) -> SearchCosts:
         for task, split, count, earlier, failed, examples, seconds, alone in connection.execute(query)
     ]
     order = {task: place for place, task in enumerate(dict.fromkeys(one.task for one in found))}
-    splits = ("search", "dev", "test")
-    found.sort(key=lambda one: (order[one.task], splits.index(one.split)))
+    found.sort(key=lambda one: (order[one.task], SPLITS.index(one.split)))
     return SearchCosts(phenotypes, tuple(found))

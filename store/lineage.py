@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 from sqlalchemy import CTE, BigInteger, Connection, cast, literal, select
 
+from moevolve.store.answers import LineageGraph, LineageNode
 from moevolve.store.errors import StoreError
 from moevolve.store.models import individuals, parents
-from moevolve.store.records import LineageGraph, LineageNode
 from moevolve.store.refs import find_individual
 
 Direction = Literal["ancestors", "descendants"]

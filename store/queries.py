@@ -13,13 +13,13 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, func, literal, select
 
+from moevolve.store.answers import BestRow
 from moevolve.store.errors import StoreError
 from moevolve.store.models import contexts, evaluations, individuals, search_tasks, searches
-from moevolve.store.records import BestRow, SearchRecord, Split
+from moevolve.store.records import SPLITS, SearchRecord, Split
 from moevolve.store.refs import nearest
 from moevolve.store.session import chunks
 
-SPLITS: tuple[Split, ...] = ("search", "dev", "test")
 _DESCRIPTION = (
     *("experts", "active", "parameters", "active_parameters", "parameters_full"),
     *("summary", "depth", "phase", "operator", "phenotype_hash"),

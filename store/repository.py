@@ -9,20 +9,19 @@ from types import TracebackType
 from sqlalchemy import Engine, select, update
 
 from moevolve.store import models, queries
+from moevolve.store.answers import BestRow, LineageGraph
 from moevolve.store.costs import IndividualSize, SearchCosts, read_costs, read_sizes
 from moevolve.store.errors import StoreError
 from moevolve.store.lineage import lineage
 from moevolve.store.reads import read_evaluations, read_exports, read_history, read_individual, read_searches
 from moevolve.store.records import (
     SEARCH_STATUSES,
-    BestRow,
     EvaluationRecord,
     ExportRecord,
     FitnessRecord,
     HistoryRow,
     IndividualDetail,
     IndividualRecord,
-    LineageGraph,
     SearchRecord,
     SearchStatus,
     SearchSummary,

@@ -10,7 +10,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, inspect, text
 
 from moevolve.store.errors import StoreError
-from moevolve.store.session import file_of, transaction, use_wal
+from moevolve.store.session import file_of, transaction, use_wal, without_password
 from moevolve.store.statistics import describe_typical
 
 HEAD = "moevolve_0002"
@@ -26,7 +26,7 @@ def prepare(engine: Engine, create: bool) -> None:
     Raises:
         StoreError: it isn't a store and may not become one, or its revision is unknown; nothing was changed then.
     """
-    where = str(file_of(engine.url) or engine.url.render_as_string())
+    where = str(file_of(engine.url) or without_password(engine.url))
     with transaction(engine) as connection:
         revision = _revision(connection, where, create)
     if revision == HEAD:

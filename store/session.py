@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,12 @@ _PRAGMAS = (
     "cache_size=-65536",
 )
 
+# Behind the user's name, and among the settings that drivers take.
+_SECRETS = (
+    re.compile(r"(://[^:/@]*:)[^@]*(?=@)"),
+    re.compile(r"(?i)([?&](?:password|passwd|sslpassword)=)[^&\s]*"),
+)
+
 T = TypeVar("T")
 
 
@@ -43,7 +50,7 @@ def make_engine(url: str, create: bool) -> Engine:
         parsed = make_url(url)
     except (ArgumentError, ValueError) as error:
         raise StoreError(
-            f"{url!r} is not a database URL; write sqlite:///FILE or postgresql://USER@HOST/NAME"
+            f"{without_password(url)!r} is not a database URL; write sqlite:///FILE or postgresql://USER@HOST/NAME"
         ) from error
     backend = parsed.get_backend_name()
     if backend == "sqlite":
@@ -58,7 +65,7 @@ def make_engine(url: str, create: bool) -> Engine:
         if parsed.drivername == "postgresql":
             parsed = parsed.set(drivername="postgresql+psycopg")
         return _engine(parsed, pool_pre_ping=True)
-    raise StoreError(f"{parsed.render_as_string()}: {backend} is not supported; use sqlite or postgresql")
+    raise StoreError(f"{without_password(parsed)}: {backend} is not supported; use sqlite or postgresql")
 
 
 def _engine(url: URL, **options: Any) -> Engine:
@@ -67,13 +74,15 @@ def _engine(url: URL, **options: Any) -> Engine:
     except ImportError as error:
         raise StoreError(f"{url.drivername} needs {error.name}: pip install 'moevolve[postgres]'") from error
     except (ArgumentError, TypeError) as error:
-        raise StoreError(f"{url.render_as_string()} cannot be used: {one_line(error)}") from error
+        raise StoreError(f"{without_password(url)} cannot be used: {one_line(error)}") from error
 
 
-def without_password(url: str) -> str:
-    """A valid URL as it may be shown: a password in it becomes ***; as it is, where there is none."""
-    parsed = make_url(url)
-    return url if parsed.password is None else parsed.render_as_string(hide_password=True)
+def without_password(url: str | URL) -> str:
+    """A URL as it may be shown: a password becomes ***, wherever it stands."""
+    text = url if isinstance(url, str) else url.render_as_string(hide_password=False)
+    for secret in _SECRETS:
+        text = secret.sub(r"\1***", text)
+    return text
 
 
 def file_of(url: URL) -> Path | None:
@@ -139,7 +148,7 @@ def transaction(engine: Engine, write: bool = False) -> Iterator[Connection]:
             with connection.begin():
                 yield connection
     except (SQLAlchemyError, OverflowError) as error:
-        raise StoreError(f"{engine.url.render_as_string()}: {one_line(error)}") from error
+        raise StoreError(f"{without_password(engine.url)}: {one_line(error)}") from error
 
 
 def one_line(error: Exception) -> str:

@@ -74,7 +74,7 @@ def analyse_usage(resident: ResidentModel, edit: Edit, sequences: Sequence[Token
         decoder = resident.model.get_decoder()
         watched = list(_watch(decoder, stack))
         for tokens in sequences:
-            decoder(input_ids=torch.tensor([tokens], device=resident.device), use_cache=False)
+            resident.run(tokens)
         routed = tuple(_described(find(), position, edit) for position, find in enumerate(watched))
         return Usage(sum(map(len, sequences)), routed, _mixed_layers(decoder, edit))
 

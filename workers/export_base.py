@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
+
+from torch import Tensor
 
 from moevolve.workers.edits.base import Edit
 from moevolve.workers.resident import ResidentModel
@@ -39,6 +42,22 @@ class ExportSummary:
     tag: str
     form_note: str
     rows: tuple[tuple[str, str], ...] = ()
+
+
+def filled(model: PreTrainedModel, state: dict[str, Tensor], source: PreTrainedModel) -> PreTrainedModel:
+    """`model`, fit for `save_pretrained`: with all its tensors, which are shared, and how `source` generates.
+
+    Args:
+        model: on the meta device.
+        state: every tensor of it by name; tied ones may be left out.
+        source: the resident model.
+    """
+    model.load_state_dict(state, strict=True, assign=True)
+    model.tie_weights()
+    model.requires_grad_(False)
+    if source.generation_config is not None:
+        model.generation_config = copy.deepcopy(source.generation_config)
+    return model.eval()
 
 
 class Exporter(Protocol):

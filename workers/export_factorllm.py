@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,11 +12,11 @@ from moevolve.workers.dense_layout import DenseLayer
 from moevolve.workers.edits.base import Edit
 from moevolve.workers.edits.factorllm import FactorLlmEdit
 from moevolve.workers.edits.tensors import host_tensor
-from moevolve.workers.export_base import CheckpointForm, ExportSummary
+from moevolve.workers.export_base import CheckpointForm, ExportSummary, filled
+from moevolve.workers.export_dense import native_dense_class, placed_layers
 from moevolve.workers.mixtral_form import empty_mixtral, fits_mixtral
-from moevolve.workers.native import MODULE, import_native, native_names
+from moevolve.workers.native import native_config
 from moevolve.workers.resident import ResidentModel
-from moevolve.workers.templates import render
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -57,12 +55,7 @@ class FactorLlmExporter:
     def build(self, resident: ResidentModel, form: CheckpointForm, directory: Path) -> PreTrainedModel:
         model, state = _stock(resident) if form == "stock" else _native(resident, directory)
         shared = {name: tensor for name, tensor in resident.model.state_dict().items() if name not in state}
-        model.load_state_dict(shared | state, strict=True, assign=True)
-        model.tie_weights()
-        model.requires_grad_(False)
-        if resident.model.generation_config is not None:
-            model.generation_config = copy.deepcopy(resident.model.generation_config)
-        return model.eval()
+        return filled(model, shared | state, resident.model)
 
 
 def _stock(resident: ResidentModel) -> tuple[PreTrainedModel, dict[str, Tensor]]:
@@ -83,56 +76,31 @@ def _stock(resident: ResidentModel) -> tuple[PreTrainedModel, dict[str, Tensor]]
 def _native(resident: ResidentModel, directory: Path) -> tuple[PreTrainedModel, dict[str, Tensor]]:
     """The native model on the meta device, its code written, and the tensors of its networks."""
     edit, source = _edit(resident), resident.model
-    names = native_names(source.config, source)
-    (directory / f"{MODULE}.py").write_text(_code(resident, names), encoding="utf-8")
-    model_class = import_native(directory)
-    config = _native_config(source.config, model_class, names, edit)
-    decoder = next(name for name, module in source.named_modules() if module is source.get_decoder())
-    state: dict[str, Tensor] = {}
-    for i, layer in enumerate(resident.dense_layers):
-        place = layer.family.up if layer.family.inline else "mlp"
-        prefix = f"{decoder}.layers.{layer.index}.{place}."
-        state |= {prefix + name: tensor for name, tensor in _tensors(layer).items()}
-        for name, array in (("router_weight", edit.router_weight), ("router_bias", edit.router_bias)):
-            state[prefix + name] = host_tensor(array[i]).to(layer.up.weight.device)
-    with torch.device("meta"):
-        return model_class(config), state
-
-
-def _native_config(
-    source: PretrainedConfig, model_class: type[PreTrainedModel], names: tuple[str, str, str], edit: FactorLlmEdit
-) -> PretrainedConfig:
-    assert model_class.config_class is not None
-    settings = {k: v for k, v in source.to_dict().items() if k not in ("model_type", "architectures")}
-    config: Any = model_class.config_class(**copy.deepcopy(settings))
-    config.factor_experts, config.factor_active = edit.experts, edit.active
-    config.factor_routers, config.factor_scale = edit.routers, edit.output_scale
-    config.auto_map = {"AutoConfig": f"{MODULE}.{names[0]}", "AutoModelForCausalLM": f"{MODULE}.{names[1]}"}
-    return config  # type: ignore[no-any-return]
-
-
-def _code(resident: ResidentModel, names: tuple[str, str, str]) -> str:
-    edit, family = _edit(resident), resident.dense_layers[0].family
-    return render(
+    model_class = native_dense_class(
+        resident,
+        directory,
         "native_factorllm.py.jinja",
-        title=family.title,
-        version=version("moevolve"),
         width=edit.width,
         experts=edit.experts,
         active=edit.active,
         routers=edit.routers,
         scale=repr(float(edit.output_scale)),
-        config_class=type(resident.model.config).__name__,
-        model_class=type(resident.model).__name__,
-        native_config=names[0],
-        native_class=names[1],
-        native_type=names[2],
-        up=family.up,
-        gate=repr(family.gate),
-        down=family.down,
-        activation=family.activation,
-        inline=family.inline,
     )
+    state: dict[str, Tensor] = {}
+    for i, (place, layer) in enumerate(placed_layers(resident)):
+        prefix = f"{place}{layer.family.up if layer.family.inline else 'mlp'}."
+        state |= {prefix + name: tensor for name, tensor in _tensors(layer).items()}
+        for name, array in (("router_weight", edit.router_weight), ("router_bias", edit.router_bias)):
+            state[prefix + name] = host_tensor(array[i]).to(layer.up.weight.device)
+    with torch.device("meta"):
+        return model_class(_config(source, model_class, edit)), state
+
+
+def _config(source: PreTrainedModel, model_class: type[PreTrainedModel], edit: FactorLlmEdit) -> PretrainedConfig:
+    config = native_config(source, model_class)
+    config.factor_experts, config.factor_active = edit.experts, edit.active
+    config.factor_routers, config.factor_scale = edit.routers, edit.output_scale
+    return config
 
 
 def _tensors(layer: DenseLayer) -> dict[str, Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,10 +11,10 @@ import torch
 from moevolve.workers.edits.apply_nanomoe import BlockMixedLinear
 from moevolve.workers.edits.base import Edit
 from moevolve.workers.edits.nanomoe import NanoMoeEdit
-from moevolve.workers.export_base import CheckpointForm, ExportSummary
+from moevolve.workers.export_base import CheckpointForm, ExportSummary, filled
 from moevolve.workers.export_state import unwrapped_state
 from moevolve.workers.layout import family_of
-from moevolve.workers.native import MODULE, import_native, native_names
+from moevolve.workers.native import MODULE, import_native, native_config, native_names
 from moevolve.workers.resident import ResidentModel
 from moevolve.workers.templates import render
 
@@ -55,12 +54,7 @@ class NanoMoeExporter:
         model_class = import_native(directory)
         with torch.device("meta"):
             model = model_class(_config(source, model_class, edit))
-        model.load_state_dict(unwrapped_state(source), strict=True, assign=True)
-        model.tie_weights()
-        model.requires_grad_(False)
-        if source.generation_config is not None:
-            model.generation_config = copy.deepcopy(source.generation_config)
-        return model.eval()
+        return filled(model, unwrapped_state(source), source)
 
 
 def _edit(resident: ResidentModel) -> NanoMoeEdit:
@@ -80,16 +74,16 @@ def _parameters_before(resident: ResidentModel, edit: NanoMoeEdit) -> int:
 
 def _write_code(directory: Path, resident: ResidentModel, edit: NanoMoeEdit) -> None:
     config, model = resident.model.config, resident.model
-    native_config, native_class, native_type = native_names(config, model)
+    names = native_names(config, model)
     text = render(
         "nanomoe_modeling.py.jinja",
         title=family_of(config, resident.config.path).title,
         version=version("moevolve"),
         config_class=type(config).__name__,
         model_class=type(model).__name__,
-        native_config=native_config,
-        native_class=native_class,
-        native_type=native_type,
+        native_config=names[0],
+        native_class=names[1],
+        native_type=names[2],
         variant=edit.form.variant,
         blocks=edit.form.blocks,
         rank=edit.form.rank,
@@ -98,15 +92,8 @@ def _write_code(directory: Path, resident: ResidentModel, edit: NanoMoeEdit) -> 
 
 
 def _config(source: PreTrainedModel, model_class: type[PreTrainedModel], edit: NanoMoeEdit) -> PretrainedConfig:
-    settings = {k: v for k, v in source.config.to_dict().items() if k not in ("model_type", "architectures")}
-    assert model_class.config_class is not None
-    config = model_class.config_class(**settings)
+    config = native_config(source, model_class)
     config.nanomoe_layers = list(edit.layers)
     config.nanomoe_variant = edit.form.variant
     config.nanomoe_blocks, config.nanomoe_rank = edit.form.blocks, edit.form.rank
-    native_config, native_class, _ = native_names(source.config, source)
-    config.auto_map = {
-        "AutoConfig": f"{MODULE}.{native_config}",
-        "AutoModelForCausalLM": f"{MODULE}.{native_class}",
-    }
     return config

@@ -15,9 +15,9 @@ from moevolve.workers.edits.base import Edit, IdentityEdit
 from moevolve.workers.edits.eep import EepEdit
 from moevolve.workers.edits.router import EditableRouter
 from moevolve.workers.edits.tensors import host_tensor
-from moevolve.workers.export_base import CheckpointForm
+from moevolve.workers.export_base import CheckpointForm, filled
 from moevolve.workers.layout import CORRECTION_BIAS, FAMILIES, MoELayer
-from moevolve.workers.native import MODULE, import_native, native_names
+from moevolve.workers.native import import_native, native_config
 from moevolve.workers.resident import ResidentModel
 
 if TYPE_CHECKING:
@@ -86,32 +86,19 @@ def build_model(resident: ResidentModel, form: CheckpointForm, directory: Path) 
         else:
             mapping = _eep(resident.applied).router_mapping[ordinal]
             state[f"{router}router_mapping"] = host_tensor(mapping).to(layer.router_weight.device)
-    model.load_state_dict(state, strict=True, assign=True)
-    model.tie_weights()
-    model.requires_grad_(False)
-    if source.generation_config is not None:
-        model.generation_config = copy.deepcopy(source.generation_config)
-    return model.eval()
+    return filled(model, state, source)
 
 
 def _config(resident: ResidentModel, form: CheckpointForm, model_class: type[PreTrainedModel]) -> PretrainedConfig:
     retained, active = exported_shape(resident)
     source = resident.model
-    config = copy.deepcopy(source.config)
+    config = native_config(source, model_class) if form == "native" else copy.deepcopy(source.config)
     if form == "native":
-        settings = {k: v for k, v in config.to_dict().items() if k not in ("model_type", "architectures")}
-        assert model_class.config_class is not None
-        config = model_class.config_class(**settings)
-        native_config, native_class, _ = native_names(source.config, source)
         config.router_experts = resident.layers[0].count
         edit = _eep(resident.applied)
         config.one_hot_layers = [
             layer.index for layer, one_hot in zip(resident.layers, edit.one_hot_mapping, strict=True) if one_hot
         ]
-        config.auto_map = {
-            "AutoConfig": f"{MODULE}.{native_config}",
-            "AutoModelForCausalLM": f"{MODULE}.{native_class}",
-        }
     family, groups = resident.layers[0].family, resident.layers[0].rule.groups
     setattr(config, family.experts_field, retained)
     config.num_experts_per_tok = active

@@ -6,8 +6,6 @@ all layers' the same number: shared neurons are repeated, and narrower experts g
 
 from __future__ import annotations
 
-import copy
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +18,11 @@ from moevolve.workers.edits.apply_tomoe import fold
 from moevolve.workers.edits.base import Edit
 from moevolve.workers.edits.tensors import host_tensor
 from moevolve.workers.edits.tomoe import HeadMasks, ToMoeEdit
-from moevolve.workers.export_base import CheckpointForm, ExportSummary
+from moevolve.workers.export_base import CheckpointForm, ExportSummary, filled
+from moevolve.workers.export_dense import native_dense_class, placed_layers
 from moevolve.workers.mixtral_form import empty_mixtral, fits_mixtral
-from moevolve.workers.native import MODULE, import_native, native_names
+from moevolve.workers.native import native_config
 from moevolve.workers.resident import ResidentModel
-from moevolve.workers.templates import render
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -77,12 +75,7 @@ class ToMoeExporter:
         model, state = _stock(resident) if form == "stock" else _native(resident, directory)
         wanted = set(model.state_dict())
         shared = {name: tensor for name, tensor in _dense_state(resident).items() if name in wanted}
-        model.load_state_dict(shared | state, strict=True, assign=True)
-        model.tie_weights()
-        model.requires_grad_(False)
-        if resident.model.generation_config is not None:
-            model.generation_config = copy.deepcopy(resident.model.generation_config)
-        return model.eval()
+        return filled(model, shared | state, resident.model)
 
 
 def _ties(edit: ToMoeEdit) -> bool:
@@ -115,19 +108,23 @@ def _stock(resident: ResidentModel) -> tuple[PreTrainedModel, dict[str, Tensor]]
 def _native(resident: ResidentModel, directory: Path) -> tuple[PreTrainedModel, dict[str, Tensor]]:
     """The native model on the meta device, its code written, and the tensors of its masked parts."""
     edit, source = _edit(resident), resident.model
-    names = native_names(source.config, source)
-    (directory / f"{MODULE}.py").write_text(_code(resident, names), encoding="utf-8")
-    model_class = import_native(directory)
-    config = _native_config(source.config, model_class, names, edit)
+    model_class = native_dense_class(
+        resident,
+        directory,
+        "native_tomoe.py.jinja",
+        experts=edit.experts,
+        components=0 if edit.heads is None else edit.heads.value_router.shape[2],
+        heads=edit.heads is not None,
+    )
     state: dict[str, Tensor] = {}
-    for i, (prefix, layer) in enumerate(_placed(resident)):
+    for i, (prefix, layer) in enumerate(placed_layers(resident)):
         if edit.widths[i] < edit.width:
             place = layer.family.up if layer.family.inline else "mlp"
             state |= {f"{prefix}{place}.{name}": tensor for name, tensor in _network(layer, edit, i).items()}
         if edit.heads is not None:
             state |= {f"{prefix}self_attn.{name}": t for name, t in _attention(layer, edit.heads, i).items()}
     with torch.device("meta"):
-        return model_class(config), state
+        return model_class(_config(source, model_class, edit)), state
 
 
 def _network(layer: DenseLayer, edit: ToMoeEdit, i: int) -> dict[str, Tensor]:
@@ -173,12 +170,8 @@ def _attention(layer: DenseLayer, heads: HeadMasks, i: int) -> dict[str, Tensor]
     return state
 
 
-def _native_config(
-    source: PretrainedConfig, model_class: type[PreTrainedModel], names: tuple[str, str, str], edit: ToMoeEdit
-) -> PretrainedConfig:
-    assert model_class.config_class is not None
-    settings = {k: v for k, v in source.to_dict().items() if k not in ("model_type", "architectures")}
-    config: Any = model_class.config_class(**copy.deepcopy(settings))
+def _config(source: PreTrainedModel, model_class: type[PreTrainedModel], edit: ToMoeEdit) -> PretrainedConfig:
+    config = native_config(source, model_class)
     config.tomoe_experts = edit.experts
     config.tomoe_neurons = edit.kept.any(axis=1).sum(axis=1).tolist()
     config.tomoe_width = [width if width < edit.width else None for width in edit.widths.tolist()]
@@ -187,43 +180,13 @@ def _native_config(
         config.tomoe_components = heads.value_router.shape[2]
         config.tomoe_dimensions = (2 * heads.pairs.sum(axis=1)).tolist()
         config.tomoe_values = [active if active < heads.head_dim else None for active in heads.active.tolist()]
-    config.auto_map = {"AutoConfig": f"{MODULE}.{names[0]}", "AutoModelForCausalLM": f"{MODULE}.{names[1]}"}
-    return config  # type: ignore[no-any-return]
-
-
-def _code(resident: ResidentModel, names: tuple[str, str, str]) -> str:
-    edit, family = _edit(resident), resident.dense_layers[0].family
-    return render(
-        "native_tomoe.py.jinja",
-        title=family.title,
-        version=version("moevolve"),
-        experts=edit.experts,
-        components=0 if edit.heads is None else edit.heads.value_router.shape[2],
-        heads=edit.heads is not None,
-        config_class=type(resident.model.config).__name__,
-        model_class=type(resident.model).__name__,
-        native_config=names[0],
-        native_class=names[1],
-        native_type=names[2],
-        up=family.up,
-        gate=repr(family.gate),
-        down=family.down,
-        activation=family.activation,
-        inline=family.inline,
-    )
-
-
-def _placed(resident: ResidentModel) -> list[tuple[str, DenseLayer]]:
-    """Every layer with the prefix of its tensors' names."""
-    source = resident.model
-    decoder = next(name for name, module in source.named_modules() if module is source.get_decoder())
-    return [(f"{decoder}.layers.{layer.index}.", layer) for layer in resident.dense_layers]
+    return config
 
 
 def _dense_state(resident: ResidentModel) -> dict[str, Tensor]:
     """The tensors of the unedited model by name: stand-ins hold none."""
     state: dict[str, Tensor] = dict(resident.model.state_dict())
-    for prefix, layer in _placed(resident):
+    for prefix, layer in placed_layers(resident):
         family = layer.family
         place = prefix if family.inline else f"{prefix}mlp."
         for name, part in ((family.up, layer.up), (family.gate, layer.gate), (family.down, layer.down)):

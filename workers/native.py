@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import sys
 import uuid
@@ -36,6 +37,21 @@ def native_names(config: PretrainedConfig, model: PreTrainedModel) -> tuple[str,
     )
 
 
+def native_config(source: PreTrainedModel, model_class: type[PreTrainedModel]) -> PretrainedConfig:
+    """The family's settings as a native config, to which the kind of edit adds its own.
+
+    Args:
+        source: a model of the family.
+        model_class: its native class, see `import_native`.
+    """
+    assert model_class.config_class is not None
+    settings = {k: v for k, v in source.config.to_dict().items() if k not in ("model_type", "architectures")}
+    config = model_class.config_class(**copy.deepcopy(settings))
+    config_name, class_name, _ = native_names(source.config, source)
+    config.auto_map = {"AutoConfig": f"{MODULE}.{config_name}", "AutoModelForCausalLM": f"{MODULE}.{class_name}"}
+    return config
+
+
 def write_native_code(directory: Path, model: PreTrainedModel, layer: MoELayer, retained: int, version: str) -> Path:
     """Write the modelling code of a native checkpoint.
 
@@ -49,7 +65,7 @@ def write_native_code(directory: Path, model: PreTrainedModel, layer: MoELayer, 
     Returns:
         The file written.
     """
-    native_config, native_class, native_type = native_names(model.config, model)
+    names = native_names(model.config, model)
     text = render(
         "native_modeling.py.jinja",
         title=family_of(model.config, "to export").title,
@@ -58,9 +74,9 @@ def write_native_code(directory: Path, model: PreTrainedModel, layer: MoELayer, 
         router_experts=layer.count,
         config_class=type(model.config).__name__,
         model_class=type(model).__name__,
-        native_config=native_config,
-        native_class=native_class,
-        native_type=native_type,
+        native_config=names[0],
+        native_class=names[1],
+        native_type=names[2],
         sum_eps=SUM_EPS,
         rule=layer.rule,
         family=layer.family,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
+from moevolve.workers.batching import Tokens
 from moevolve.workers.config import ModelConfig
 from moevolve.workers.dense_layout import DenseLayer, find_dense_layers
 from moevolve.workers.edits.applicator import Applicator, ModelParts
@@ -171,6 +172,11 @@ class ResidentModel:
             yield self
         finally:
             self.revert()
+
+    def run(self, tokens: Tokens) -> None:
+        """Run one sequence by itself, up to the output layer, for what hooks see of it; call it in inference mode."""
+        decoder = self.model.get_decoder()
+        decoder(input_ids=torch.tensor([tokens], device=self.device), use_cache=False)
 
     def expert_pointers(self) -> tuple[int, ...]:
         """Addresses of the expert tensors the model runs on now: equal addresses mean that no weights were copied."""

@@ -14,7 +14,7 @@ from moevolve.search.baselines.reap import reap
 from moevolve.search.baselines.soft_activation import soft_activation
 from moevolve.search.config_genomes import EepSection
 from moevolve.search.config_phases import PhaseConfig
-from moevolve.search.genomes.base import Offspring
+from moevolve.search.genomes.base import GenomeSpace, Offspring
 from moevolve.search.genomes.eep import EepSpace
 from moevolve.search.genomes.eep_genome import EepGenome
 from moevolve.workers.calibration.base import Calibration
@@ -96,7 +96,7 @@ def check_baselines(phases: Sequence[PhaseConfig], space: object) -> None:
                 )
 
 
-def baseline_offspring(name: str, space: Any) -> Offspring[EepGenome]:
+def baseline_offspring(name: str, space: GenomeSpace[Any]) -> Offspring[EepGenome]:
     """The individual of a baseline in a calibrated space."""
     assert isinstance(space, EepSpace) and space.calibration is not None
     return BASELINES[name].make(space, space.calibration)

@@ -91,7 +91,10 @@ def export(
             if form is not None:
                 raise UserError(f"--form {form}: a coefficient file has no form; leave it out")
             export_coefficients(opened, individual, target)
-            output.print(f"wrote {target}", highlight=False)
+            if as_json:
+                print_json({"file": target})
+            else:
+                output.print(f"wrote {target}", highlight=False)
             return
         report = export_individual(opened, individual, target, form)
     if as_json:

@@ -8,8 +8,9 @@ from itertools import groupby
 from pathlib import Path
 
 from moevolve.search.cli.console import millions, output, percent, print_table
-from moevolve.search.comparing.rows import BEST, FULL, Measured, Row
+from moevolve.search.comparing.rows import Measured, Row
 from moevolve.search.comparing.significance import Significance
+from moevolve.search.finalise import BEST_LABEL, FULL_LABEL
 
 _NOTE = (
     "test: mean over seeds, 95 % interval over examples; +- standard deviation over seeds (random draws: over draws). "
@@ -85,7 +86,7 @@ def _table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 
 
 def _label(row: Row) -> str:
-    label = row.method if row.baseline or row.method == FULL or row.contestant == BEST else ""
+    label = row.method if row.baseline or row.method == FULL_LABEL or row.contestant == BEST_LABEL else ""
     label = label or f"{row.method}: {row.contestant}"
     return f"{label}\nfailed: {row.failure}" if row.failure else label
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moevolve.search.cli.console import JsonOption, errors, print_json
+from moevolve.search.cli.console import JsonOption, print_json
+from moevolve.search.cli.endings import told_in_a_line
 from moevolve.search.cli.searches import INTERRUPTED, AddressOption, SetOption
 
 if TYPE_CHECKING:
@@ -45,18 +45,9 @@ def compare(
     comparison = load_comparison(config, (*(overrides or ()), *extra))
     for path in (csv, markdown):
         _check_folder(path)
-    # A cluster manager stops a driver with SIGTERM: treat it like Ctrl-C.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     hint = "run the same command again to go on"
-    with Store.open(comparison.store) as opened:
-        try:
-            rows = comparison_rows(run_comparison(comparison, opened, _watch(comparison)), opened)
-        except KeyboardInterrupt:
-            errors.print(f"interrupted; everything evaluated so far is in the store, {hint}", soft_wrap=True)
-            raise typer.Exit(INTERRUPTED) from None
-        except PoolError as error:
-            errors.print(f"error: {error}; {hint}", markup=False, soft_wrap=True)
-            raise typer.Exit(1) from None
+    with told_in_a_line(f"{INTERRUPTED}, {hint}", PoolError, hint), Store.open(comparison.store) as opened:
+        rows = comparison_rows(run_comparison(comparison, opened, _watch(comparison)), opened)
     if csv is not None:
         write_csv(rows, csv)
     if markdown is not None:

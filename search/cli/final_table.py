@@ -7,17 +7,16 @@ from collections.abc import Sequence
 
 from rich.markup import escape
 
+from moevolve.evaluators.types import SPLITS
 from moevolve.search.cli.console import millions, output, percent, print_table
 from moevolve.search.finalise import Contestant, FinalReport, SplitScore
 from moevolve.store.session import without_password
-
-_ORDER = ("search", "dev", "test")
 
 
 def print_report(report: FinalReport, store: str) -> None:
     """The contestants, one line each, in a block per task, and what to do next."""
     measured = {(score.task, score.split) for row in report.contestants for score in row.scores}
-    splits = [split for split in _ORDER if any(split == name for _, name in measured)]
+    splits = [split for split in SPLITS if any(split == name for _, name in measured)]
     tasks = list(dict.fromkeys(score.task for row in report.contestants for score in row.scores))
     sizes = ("parameters", *(["active"] if _tokens_skip_parameters(report) else []), "memory")
     columns = [("model", False), *((heading, True) for heading in (*splits, *sizes))]

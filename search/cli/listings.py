@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -16,8 +16,10 @@ from moevolve.search.cli.console import (
     print_json,
     print_table,
 )
+from moevolve.search.cli.listing_json import best_json, individual_json, search_json
+from moevolve.store.answers import LineageGraph
 from moevolve.store.lineage import to_dot
-from moevolve.store.records import BestRow, IndividualDetail, LineageGraph
+from moevolve.store.records import IndividualDetail
 from moevolve.store.repository import Store
 
 IndividualArgument = Annotated[str, typer.Argument(metavar="INDIVIDUAL", help="SEARCH:INDEX, for example demo:137.")]
@@ -33,26 +35,7 @@ def searches(store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) ->
     with Store.open(store, create=False) as opened:
         found = opened.searches()
     if as_json:
-        print_json(
-            [
-                {
-                    "id": row.search.id,
-                    "name": row.search.name,
-                    "status": row.search.status,
-                    "reason": row.search.status_reason,
-                    "tasks": row.tasks,
-                    "individuals": row.individuals,
-                    "evaluated": row.evaluated,
-                    "failed": row.failed,
-                    "best_fitness": row.best_fitness,
-                    "genome": row.search.genome_kind,
-                    "model": row.search.model_path,
-                    "seed": row.search.seed,
-                    "created_at": row.search.created_at,
-                }
-                for row in found
-            ]
-        )
+        print_json([search_json(row) for row in found])
         return
     columns = [
         ("search", False),
@@ -97,7 +80,7 @@ def best(
     with Store.open(store, create=False) as opened:
         found = opened.best(task, experts=experts, active=active, search=search, limit=limit, by=by)
     if as_json:
-        print_json([_best_json(row) for row in found])
+        print_json([best_json(row) for row in found])
         return
     columns = [
         ("individual", False),
@@ -134,7 +117,7 @@ def show(individual: IndividualArgument, store: StoreOption = DEFAULT_STORE, as_
     with Store.open(store, create=False) as opened:
         detail = opened.individual(individual)
     if as_json:
-        print_json(_show_json(detail))
+        print_json(individual_json(detail))
         return
     record, fitness = detail.individual, detail.fitness
     lines = [
@@ -229,68 +212,6 @@ def _shape(detail: IndividualDetail) -> tuple[str, str]:
     if detail.search.genome_kind == "eep":
         return "experts", f"{record.experts} retained, {record.active} active"
     return "experts", f"{record.experts} per network, {record.active} active"
-
-
-def _best_json(row: BestRow) -> dict[str, Any]:
-    return {
-        "id": row.ref,
-        "search": row.search_name,
-        "task": row.task,
-        "ranked_by": row.ranked_by,
-        "scores": {"search": row.search_score, "dev": row.dev_score, "test": row.test_score},
-        "experts": row.experts,
-        "active": row.active,
-        "parameters": row.parameters,
-        "parameters_full": row.parameters_full,
-        "parameters_kept": row.parameters / row.parameters_full,
-        "active_parameters": row.active_parameters,
-        "genome": row.summary,
-        "lineage_depth": row.depth,
-        "phase": row.phase,
-        "operator": row.operator,
-        "gold_logprob": row.gold_logprob,
-        "phenotype_hash": row.phenotype_hash,
-    }
-
-
-def _show_json(detail: IndividualDetail) -> dict[str, Any]:
-    record, fitness = detail.individual, detail.fitness
-    return {
-        "id": detail.ref,
-        "search": detail.search.name,
-        "genome_kind": detail.search.genome_kind,
-        "genome": record.summary,
-        "phase": record.phase,
-        "operator": record.operator,
-        "parents": [f"{detail.search.name}:{parent}" for parent in record.parents],
-        "lineage_depth": record.depth,
-        "experts": record.experts,
-        "active": record.active,
-        "parameters": record.parameters,
-        "active_parameters": record.active_parameters,
-        "parameters_full": record.parameters_full,
-        "status": fitness.status,
-        "fitness": fitness.fitness,
-        "tie_break": fitness.tie_break,
-        "failure": fitness.failure,
-        "content_hash": record.content_hash,
-        "phenotype_hash": record.phenotype_hash,
-        "evaluations": [
-            {
-                "task": item.task,
-                "split": item.split,
-                "score": item.score,
-                "gold_logprob": item.gold_logprob,
-                "examples": item.examples_seen,
-                "failure": item.failure,
-                "seconds": item.seconds,
-                "worker": item.worker,
-                "attempt": item.attempt,
-            }
-            for item in detail.evaluations
-        ],
-        "exports": detail.exports,
-    }
 
 
 def _print_lineage(graph: LineageGraph) -> None:

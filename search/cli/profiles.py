@@ -17,13 +17,12 @@ from moevolve.search.cli.console import (
     errors,
     print_json,
 )
+from moevolve.search.cli.endings import told_in_a_line
 from moevolve.search.cli.profile_output import print_profile, report_json
 
 if TYPE_CHECKING:
     from moevolve.search.profiling import ProfileRequest
     from moevolve.workers.profiling_report import ProfileReport
-
-_INTERRUPTED = 130
 
 
 def register(app: typer.Typer) -> None:
@@ -68,17 +67,10 @@ def profile(
     request = ProfileRequest(
         tuple(models), sizes, prompt_tokens, new_tokens, repeats, search, device, threads, trust_remote_code, apart
     )
-    # A cluster manager stops a process with SIGTERM, a lost terminal with SIGHUP: clean up as for Ctrl-C.
-    for each in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, signal.default_int_handler)
-    try:
+    # A lost terminal sends SIGHUP, after which there must be as little left behind as after Ctrl-C.
+    signals = (signal.SIGTERM, signal.SIGHUP)
+    with told_in_a_line("interrupted; nothing was stored or left behind", ProfileError, signals=signals):
         report = _run(request, store)
-    except KeyboardInterrupt:
-        errors.print("interrupted; nothing was stored or left behind")
-        raise typer.Exit(_INTERRUPTED) from None
-    except ProfileError as error:
-        errors.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from None
     if as_json:
         print_json(report_json(report))
     else:

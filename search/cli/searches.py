@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moevolve.search.cli.console import DEFAULT_STORE, JsonOption, StoreOption, errors, print_json
+from moevolve.search.cli.console import DEFAULT_STORE, JsonOption, StoreOption, print_json
+from moevolve.search.cli.endings import told_in_a_line
 from moevolve.search.config import RunConfig
 from moevolve.search.config_files import apply_override, load_run_config, parse_run_config
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from moevolve.search.plan import Plan
     from moevolve.store.repository import Store
 
-INTERRUPTED = 130
+INTERRUPTED = "interrupted; everything evaluated so far is in the store"
 
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. genome.experts=4.")
@@ -94,19 +94,10 @@ def _follow(plan: Plan, store: Store, as_json: bool) -> None:
     from moevolve.search.pool import PoolError
     from moevolve.store.session import without_password
 
-    # A cluster manager stops a driver with SIGTERM: treat it like Ctrl-C.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     name = plan.config.name
     hint = f"continue with: moevolve resume {name} --store {shlex.quote(without_password(plan.config.store))}"
-    try:
-        with watch(name) as observer:
-            report = service.execute(plan, store, observer)
-    except KeyboardInterrupt:
-        errors.print(f"interrupted; everything evaluated so far is in the store, {hint}", soft_wrap=True)
-        raise typer.Exit(INTERRUPTED) from None
-    except PoolError as error:
-        errors.print(f"error: {error}; {hint}", markup=False, soft_wrap=True)
-        raise typer.Exit(1) from None
+    with told_in_a_line(f"{INTERRUPTED}, {hint}", PoolError, hint), watch(name) as observer:
+        report = service.execute(plan, store, observer)
     if as_json:
         print_json(report)
     else:

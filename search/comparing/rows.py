@@ -9,17 +9,12 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-from moevolve.evaluators.metrics import metric_of
-from moevolve.evaluators.types import Split
+from moevolve.evaluators.types import SPLITS, Split
 from moevolve.search.calibrating import stored_calibration
 from moevolve.search.comparing.run import Outcome
 from moevolve.search.comparing.significance import Outcomes, Significance, paired_test, weighted_interval
-from moevolve.search.finalise import Contestant
+from moevolve.search.finalise import BEST_LABEL, FULL_LABEL, Contestant
 from moevolve.store.repository import Store
-
-FULL = "full model"
-BEST = "best found"
-_SPLITS: tuple[Split, ...] = ("search", "dev", "test")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +54,7 @@ class Row:
         against_full, against_baseline: paired tests of `headline` against the full model, and against the best
             baseline; None where there is nothing to pair.
         refs: the individuals, one per seed.
-        failure: why there is nothing else, or why seeds are missing.
+        failure: why there is nothing else, or why seeds are missing or score nothing on a split.
         outcomes: what the paired tests are made on; empty once they are.
     """
 
@@ -107,8 +102,8 @@ def _full(outcomes: Sequence[Outcome], store: Store) -> list[Row]:
     """The unedited model; every search scored the same one, so the first that got so far will do."""
     for outcome in outcomes:
         for contestant in outcome.report.contestants if outcome.report is not None else ():
-            if contestant.label == FULL:
-                return [replace(_row([(outcome, contestant)], store), method=FULL, baseline=False)]
+            if contestant.label == FULL_LABEL:
+                return [replace(_row([(outcome, contestant)], store), method=FULL_LABEL, baseline=False)]
     return []
 
 
@@ -121,19 +116,23 @@ def _method(outcomes: Sequence[Outcome], store: Store) -> list[Row]:
     for label in labels:
         held = [(each, c) for each in reported for c in each.report.contestants if c.label == label]  # type: ignore[union-attr]
         # Of a baseline of random ones, the draws themselves are the result, not the best of them.
-        if label != FULL and not (cell.baseline and label == BEST and len(labels) > 2):
+        if label != FULL_LABEL and not (cell.baseline and label == BEST_LABEL and len(labels) > 2):
             rows.append(_row(held, store))
     failures = [f"seed {each.cell.config.seed}: {each.failure}" for each in outcomes if each.failure is not None]
     if failures:
-        empty = Row("", "", cell.method, BEST, cell.baseline, failure="; ".join(failures))
-        best = next((row for row in rows if row.contestant == BEST), None)
-        rows = [row for row in rows if row is not best] + [replace(best or empty, failure=empty.failure)]
+        empty = Row("", "", cell.method, BEST_LABEL, cell.baseline, failure="; ".join(failures))
+        best = next((row for row in rows if row.contestant == BEST_LABEL), empty)
+        said = dict.fromkeys(each for each in (best.failure, empty.failure) if each is not None)
+        rows = [row for row in rows if row is not best] + [replace(best, failure="; ".join(said))]
     return rows
 
 
 def _row(held: Sequence[tuple[Outcome, Contestant]], store: Store) -> Row:
     cell, first = held[0][0].cell, held[0][1]
-    splits = [split for split in _SPLITS if any(score.split == split for score in first.scores)]
+    scored = {score.split for _, contestant in held for score in contestant.scores}
+    if first.ref is not None and held[0][0].plan.config.final.test:
+        scored.add("test")  # an individual that broke there has no score
+    splits = [split for split in SPLITS if split in scored]
     scores: list[Measured] = []
     outcomes: tuple[Outcomes, ...] = ()
     for split in splits:
@@ -157,19 +156,32 @@ def _row(held: Sequence[tuple[Outcome, Contestant]], store: Store) -> Row:
         evaluations=fmean(evaluations for evaluations, _ in costs),
         seconds=fmean(seconds for _, seconds in costs),
         refs=tuple(contestant.ref for _, contestant in held if contestant.ref is not None),
+        failure=_breaks(held, splits, store),
         outcomes=outcomes,
     )
 
 
+def _breaks(held: Sequence[tuple[Outcome, Contestant]], splits: Sequence[Split], store: Store) -> str | None:
+    """Where individuals failed on examples that they weren't chosen by."""
+    measured = {reference.fingerprint for split in splits for reference in held[0][0].plan.splits(split)}
+    said = [
+        f"seed {outcome.cell.config.seed} on {record.split}: {record.failure}"
+        for outcome, contestant in held
+        for record in (() if contestant.ref is None else store.individual(contestant.ref).evaluations)
+        if record.failure is not None and record.task_fingerprint in measured
+    ]
+    return "; ".join(said) or None
+
+
 def _cost(outcome: Outcome, contestant: Contestant, store: Store) -> tuple[float, float]:
     """Models evaluated and seconds; a method's own start takes no evaluation to find, random draws take theirs."""
-    if contestant.label == FULL:
+    if contestant.label == FULL_LABEL:
         return 0.0, 0.0
     plan = outcome.plan
     config, recipe, model = plan.config, plan.space.recipe, plan.facts.fingerprint
     calibration = None if recipe is None else stored_calibration(recipe, config, store, plan.search_id, model)
     begun = 0.0 if calibration is None else calibration.seconds or 0.0
-    if contestant.label != BEST and not contestant.draws:
+    if contestant.label != BEST_LABEL and not contestant.draws:
         return 0.0, begun
     costs = store.costs(store.search(plan.search_id))
     seconds = sum(each.seconds_alone for each in costs.splits if each.split != "test")
@@ -210,30 +222,30 @@ def _held_out(held: Sequence[tuple[Outcome, Contestant]]) -> Iterable[Measured]:
 
 
 def _outcomes(held: Sequence[tuple[Outcome, Contestant]], split: Split, store: Store) -> tuple[Outcomes, ...]:
-    """Per task, what the examples scored on average over seeds."""
+    """Per task, what the examples scored on average over seeds: nothing from an individual that broke on them."""
     plan = held[0][0].plan
     found = []
-    for reference, weight in zip(plan.splits(split), plan.weights, strict=True):
-        per_seed, metric = [], "mean"
+    for prepared, weight in zip(plan.prepared[split], plan.weights, strict=True):
+        per_seed = []
         for outcome, contestant in held:
             search = store.search(outcome.plan.search_id)
             records = store.evaluations(
-                contestant.phenotype or "", search.model_fingerprint, search.engine_fingerprint, [reference.fingerprint]
+                contestant.phenotype or "", search.model_fingerprint, search.engine_fingerprint, [prepared.fingerprint]
             )
             for record in records:
-                values = np.frombuffer(record.outcomes or b"", dtype="<f4").astype(np.float64)
-                metric = metric_of(record.score or 0.0, record.gold_logprob or 0.0, values)
-                per_seed.append(values)
-        logs = metric == "geometric_mean" and len(per_seed) > 1
+                broken = np.zeros(len(prepared.examples), dtype="<f4").tobytes()
+                kept = broken if record.failure is not None else record.outcomes or b""
+                per_seed.append(np.frombuffer(kept, dtype="<f4").astype(np.float64))
+        logs = prepared.metric == "geometric_mean" and len(per_seed) > 1
         stacked = np.stack(per_seed)
         values = np.exp(np.log(np.maximum(stacked, 1e-30)).mean(axis=0)) if logs else stacked.mean(axis=0)
-        found.append(Outcomes(values, metric, weight))
+        found.append(Outcomes(values, prepared.metric, weight))
     return tuple(found)
 
 
 def _tested(rows: list[Row]) -> list[Row]:
     """The rows of one (task, budget) with their paired tests."""
-    full = next((row for row in rows if row.method == FULL and row.outcomes), None)
+    full = next((row for row in rows if row.method == FULL_LABEL and row.outcomes), None)
     baselines = [row for row in rows if row.baseline and row.outcomes and row.headline is not None]
     best = max(baselines, key=lambda row: row.headline.score, default=None)  # type: ignore[union-attr]
     return [
@@ -243,6 +255,8 @@ def _tested(rows: list[Row]) -> list[Row]:
 
 
 def _against(row: Row, other: Row | None) -> Significance | None:
-    if other is None or other is row or not row.outcomes:
+    if other is None or other is row or not row.outcomes or row.headline is None or other.headline is None:
+        return None
+    if row.headline.split != other.headline.split:
         return None
     return paired_test(row.outcomes, other.outcomes)

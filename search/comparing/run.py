@@ -98,5 +98,5 @@ def _plan(cell: Cell, store: Store, known: SearchRecord | None) -> Plan:
             f"search {known.name} is in the store with other settings than the comparison has now; give the comparison "
             "another name, or use another store"
         )
-    # What doesn't change the population may differ: workers, and what is scored at the end.
+    # What doesn't change the population may differ: workers, and what is scored at the end of the splits it has.
     return resume_plan(store, known.name, lambda _: cell.config)

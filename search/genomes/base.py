@@ -92,11 +92,6 @@ class GenomeSpace(Protocol[G]):
         ...
 
     @property
-    def random_title(self) -> str:
-        """What random initial individuals are, in a final table: `random pruning` for example."""
-        ...
-
-    @property
     def recipe(self) -> CalibrationRecipe | None:
         """How the calibration is made that this kind needs; None if it needs none."""
         ...

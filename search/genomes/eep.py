@@ -116,10 +116,6 @@ class EepSpace:
     def phase_kinds(self) -> tuple[str, ...]:
         return "prune", "merge"
 
-    @property
-    def random_title(self) -> str:
-        return "random pruning"
-
     def calibrated(self, calibration: Calibration) -> EepSpace:
         return replace(self, calibration=calibration)
 

@@ -111,10 +111,6 @@ class FactorLlmSpace:
         return ("tune",)
 
     @property
-    def random_title(self) -> str:
-        return "random divisions and routers"
-
-    @property
     def recipe(self) -> FactorLlmRecipe:
         section = self.section
         return FactorLlmRecipe(

@@ -140,10 +140,6 @@ class NanoMoeSpace:
         return ("tune",)
 
     @property
-    def random_title(self) -> str:
-        return "random mixing"
-
-    @property
     def recipe(self) -> None:
         return None
 

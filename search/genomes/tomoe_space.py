@@ -92,10 +92,6 @@ class ToMoeSpace:
         return ("tune",)
 
     @property
-    def random_title(self) -> str:
-        return "random masks and routers"
-
-    @property
     def recipe(self) -> ToMoeRecipe:
         section = self.section
         return ToMoeRecipe(section.attention, section.components, _SAMPLE, section.calibration_tokens)

@@ -19,17 +19,14 @@ from moevolve.search.config_files import parse_stored_config
 from moevolve.search.config_phases import PhaseConfig
 from moevolve.search.evaluation import Subject, find_subject, full_fitness
 from moevolve.search.figures.lineage import main_line
+from moevolve.search.genomes.base import Genome
 from moevolve.search.reporting.standings import Scorer, Standings, standings
+from moevolve.store.answers import LineageGraph, LineageNode
 from moevolve.store.costs import IndividualSize, SearchCosts
-from moevolve.store.records import HistoryRow, LineageGraph, LineageNode, SearchRecord
+from moevolve.store.records import HistoryRow, SearchRecord
 from moevolve.store.repository import Store
+from moevolve.store.session import without_password
 
-_RANDOM_TITLES = {
-    "eep": "random pruning",
-    "factorllm": "random divisions and routers",
-    "tomoe": "random masks and routers",
-    "nanomoe": "random mixing",
-}
 _REASON = 160
 
 
@@ -99,7 +96,7 @@ class Contents:
     failures: tuple[Failure, ...]
     costs: SearchCosts
     subject: Subject | None = field(repr=False)
-    start: Any = field(repr=False)
+    start: Genome | None = field(repr=False)
     notes: tuple[str, ...]
     commands: tuple[tuple[str, str], ...] = field(repr=False)
     provenance: tuple[tuple[str, str], ...] = field(repr=False)
@@ -124,7 +121,7 @@ def gather(store: Store, name: str, limit: int = 5, analysis: Analysis | None = 
     if analysis is not None and analysis.search_id != search.id:
         raise UserError(f"the analysis is of {analysis.ref}, which is no individual of search {search.name}")
     history = store.history(search.id)
-    table = standings(store, search, config, history, _RANDOM_TITLES.get(search.genome_kind, "random individuals"))
+    table = standings(store, search, config, history)
     winner = table.winner
     subject, start, notes = _subject(store, winner.ref if winner else None, history)
     graph = None if winner is None else store.ancestors(winner.ref)
@@ -161,13 +158,9 @@ def settings_text(stored: str) -> str:
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
 
 
-def without_password(url: str) -> str:
-    """A database URL with asterisks for its password, wherever it stands."""
-    url = re.sub(r"(://[^:/@\s]*):[^@\s]*@", r"\1:***@", url)
-    return re.sub(r"(?i)([?&](?:password|passwd|sslpassword)=)[^&\s]*", r"\1***", url)
-
-
-def _subject(store: Store, ref: str | None, history: Sequence[HistoryRow]) -> tuple[Subject | None, Any, list[str]]:
+def _subject(
+    store: Store, ref: str | None, history: Sequence[HistoryRow]
+) -> tuple[Subject | None, Genome | None, list[str]]:
     """The best with its genome and the genome of the start, or a note on why they can't be had."""
     if ref is None:
         return None, None, []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.types import SPLITS
 from moevolve.search.config import StoredConfig
 from moevolve.search.reporting.contents import Contents
 from moevolve.search.reporting.drawings import drawings_of
@@ -41,7 +42,7 @@ def render_page(contents: Contents) -> str:
         c=contents,
         s=contents.search,
         drawings=drawings_of(contents),
-        splits=("search", "dev", "test"),
+        splits=SPLITS,
         cell=_cell,
         size=lambda row: _size(row, contents.config),
         line=line if not skipped else (line[0], *line[skipped + 1 :]),

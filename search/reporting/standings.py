@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from moevolve.evaluators.types import SPLITS, Split
 from moevolve.search.config import RunConfig, StoredConfig
 from moevolve.search.driver import weighted_means
 from moevolve.search.evaluation import FULL, interval
-from moevolve.store.records import FULL_MODEL, EvaluationRecord, HistoryRow, IndividualDetail, SearchRecord, Split
+from moevolve.search.finalise import BEST_LABEL, FULL_LABEL, START_LABEL
+from moevolve.store.records import FULL_MODEL, EvaluationRecord, HistoryRow, IndividualDetail, SearchRecord
 from moevolve.store.repository import Store
-
-SPLITS: tuple[Split, ...] = ("search", "dev", "test")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +153,7 @@ def _cell(record: EvaluationRecord) -> Cell:
     return Cell(record.score, *interval(record), record.examples_seen)
 
 
-def standings(
-    store: Store, search: SearchRecord, config: StoredConfig, history: Sequence[HistoryRow], random_title: str
-) -> Standings:
+def standings(store: Store, search: SearchRecord, config: StoredConfig, history: Sequence[HistoryRow]) -> Standings:
     """The final table of a search, as far as the store holds it.
 
     Args:
@@ -163,24 +161,23 @@ def standings(
         search: finished or not.
         config: its configuration.
         history: its individuals.
-        random_title: what its random individuals are.
     """
     scorer = Scorer(store, search, config)
     winner, reranked = _winner(store, search, config, scorer)
     if winner is not None:
         scorer.learn(winner.evaluations)
     whole = None if not history else store.individual(f"{search.name}:{history[0].index}").individual.parameters_full
-    rows = [Row("full model", None, scorer.cells(FULL_MODEL), whole, whole)]
+    rows = [Row(FULL_LABEL, None, scorer.cells(FULL_MODEL), whole, whole)]
     draws = _draws(config, history)
     if draws:
         first = store.individual(f"{search.name}:{draws[0].index}").individual
-        label = f"{random_title}, {len(draws)} draws"
+        label = f"{config.genome.random_title}, {len(draws)} draws"
         rows.append(Row(label, None, scorer.mean_cells(draws), first.parameters, whole))
     if history and history[0].operator == "start" and history[0].status == "ok":
         start = store.individual(f"{search.name}:{history[0].index}")
-        rows.append(_row("unsearched start", start, scorer))
+        rows.append(_row(START_LABEL, start, scorer))
     if winner is not None:
-        rows.append(_row("best found", winner, scorer))
+        rows.append(_row(BEST_LABEL, winner, scorer))
     return Standings(scorer.tasks, tuple(rows), tuple(_gaps(search, scorer, rows)), winner, reranked)
 
 
@@ -222,10 +219,10 @@ def _gaps(search: SearchRecord, scorer: Scorer, rows: Sequence[Row]) -> list[Gap
         return [Gap(whole, f"moevolve resume {shlex.quote(search.name)}")]
     gaps = []
     for row in rows:
-        single = row.ref is not None or row.label == "full model"
+        single = row.ref is not None or row.label == FULL_LABEL
         if not single:
             continue
-        splits: tuple[Split, ...] = SPLITS if row.label == "best found" else ("search", "test")
+        splits: tuple[Split, ...] = SPLITS if row.label == BEST_LABEL else ("search", "test")
         for task in scorer.tasks:
             for split in splits:
                 if (task, split) not in row.cells:

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from moevolve.search.calibrating import calibrated_plan
@@ -16,6 +17,7 @@ from moevolve.search.driver import Driver
 from moevolve.search.finalise import Finaliser, FinalReport
 from moevolve.search.local_pool import LocalPool
 from moevolve.search.plan import Plan
+from moevolve.search.service import make_plan, register
 from moevolve.search.strategies.registry import make_strategy
 from moevolve.store.repository import Store
 from moevolve.workers.actor import EvaluationWorker
@@ -79,6 +81,33 @@ def search(plan: Plan, store: Store, stop: int | None = None) -> None:
 def population(store: Store, search_id: str) -> list[tuple[Any, ...]]:
     rows = store.history(search_id)
     return [(row.index, row.operator, row.parents, row.genome, row.content_hash, row.fitness) for row in rows]
+
+
+def never(*arguments: Any) -> bytes:
+    raise AssertionError("the calibration is stored")
+
+
+def check_repeated_and_resumed(run: RunConfig, folder: Path) -> None:
+    """An interrupted search of 30 individuals, 8 of them initial, ends as an uninterrupted one does, bit for bit."""
+    found, search_id = [], f"{run.name}-1"
+    # A store each, so that no evaluation is reused.
+    for name, stop in (("whole", None), ("interrupted", 11)):
+        with Store.open(f"sqlite:///{folder / name}.db") as store:
+            plan = make_plan(run, search_id)
+            register(plan, store)
+            plan = calibrated_plan(plan, store, calibrate)
+            if stop is not None:
+                with pytest.raises(KeyboardInterrupt):
+                    search(plan, store, stop)
+                plan = calibrated_plan(make_plan(run, search_id), store, never)
+            search(plan, store)
+            found.append(population(store, search_id))
+    assert found[0] == found[1]
+    assert len(found[0]) == 30
+    assert found[0][0][1] == "start" and [row[1] for row in found[0][1:8]] == ["random"] * 7
+    assert {row[1] for row in found[0][8:]} <= {"mutation", "crossover+mutation"}
+    fitness = [row[5] for row in found[0]]
+    assert len(set(fitness)) > 3 and max(fitness) > fitness[0]
 
 
 def complete(plan: Plan, store: Store) -> FinalReport:

@@ -13,6 +13,7 @@ from moevolve.search.config_genomes import EepSection
 from moevolve.search.config_phases import MergePhase, PrunePhase, TunePhase
 from moevolve.search.genomes.eep import EepSpace
 from moevolve.search.genomes.eep_genome import EepGenome
+from moevolve.store.records import HistoryRow, IndividualStatus
 from moevolve.workers.edits.eep import RouterSpace
 from moevolve.workers.messages import DenseFacts, LinearFacts, ModelFacts
 
@@ -115,3 +116,17 @@ def continuous(space: EepSpace, seed: int = 0) -> EepGenome:
     return EepGenome(
         space, rng.standard_normal(shape).astype(np.float32), rng.standard_normal(shape).astype(np.float32)
     )
+
+
+def history_row(index: int, phase: str, fitness: float | None, status: IndividualStatus = "ok") -> HistoryRow:
+    return HistoryRow(index, phase, "mutation", b"", f"h{index}", f"p{index}", 0, (), status, fitness, fitness, None)
+
+
+HISTORY = [
+    history_row(0, "prune", 0.4),
+    history_row(1, "prune", None, "failed"),
+    history_row(2, "prune", 0.6),
+    history_row(3, "merge", 0.5),
+    history_row(4, "merge", 0.7),
+    history_row(5, "merge", None, "pending"),
+]

@@ -15,14 +15,16 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.metrics import confidence_interval
 from moevolve.search.cli.comparison_tables import print_tables, write_csv, write_markdown
 from moevolve.search.comparing.config import Comparison, load_comparison
-from moevolve.search.comparing.rows import BEST, FULL, Row, comparison_rows
+from moevolve.search.comparing.rows import Row, comparison_rows
 from moevolve.search.comparing.run import run_comparison
 from moevolve.search.comparing.significance import Outcomes, paired_test, weighted_interval
+from moevolve.search.finalise import BEST_LABEL, FULL_LABEL
 from moevolve.search.local_pool import LocalPool
 from moevolve.search.plan import Plan
 from moevolve.search.service import Observer
 from moevolve.store.repository import Store
 from moevolve.workers.actor import EvaluationWorker
+from moevolve.workers.edits.base import IdentityEdit
 
 
 def write(tiny: Any, folder: Path, **changes: Any) -> Path:
@@ -140,13 +142,13 @@ def finished(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Compa
 
 def test_rows_say_what_the_store_holds(finished: tuple[Comparison, Path, list[Row]]) -> None:
     _, folder, rows = finished
-    per_budget = [FULL, "random", "reap", "prune", "prune", "prune + merge", "prune + merge"]
+    per_budget = [FULL_LABEL, "random", "reap", "prune", "prune", "prune + merge", "prune + merge"]
     assert [row.method for row in rows] == per_budget * 2
     with Store.open(f"sqlite:///{folder / 'store.db'}") as store:
         for row in rows:
             assert row.failure is None
-            assert (row.against_full is None) == (row.method == FULL or "draws" in row.contestant)
-            if row.contestant != BEST:
+            assert (row.against_full is None) == (row.method == FULL_LABEL or "draws" in row.contestant)
+            if row.contestant != BEST_LABEL:
                 continue
             assert len(row.refs) == row.seeds == 2
             details = [store.individual(ref) for ref in row.refs]
@@ -245,7 +247,43 @@ def test_a_search_that_fails_stops_no_other(tiny: Any, tmp_path: Path) -> None:
         rows = run(comparison, store, first_fails)
     failures = {row.method: row.failure for row in rows}
     assert "the unedited model can't be evaluated: broken" in str(failures.pop("random"))
-    assert set(failures) == {FULL, "reap", "prune", "prune + merge"} and not any(failures.values())
+    assert set(failures) == {FULL_LABEL, "reap", "prune", "prune + merge"} and not any(failures.values())
+
+
+@pytest.mark.parametrize("broken", [1, 2])
+def test_a_best_that_breaks_on_test_scores_nothing_there(tiny: Any, tmp_path: Path, broken: int) -> None:
+    path = write(tiny, tmp_path, budgets={"one": {}}, methods={"prune": {}})
+    comparison = load_comparison(path, ("base.final.random_draws=0",))
+    left = [broken]
+
+    class Breaking(LocalPool):
+        def poll(self, timeout: float) -> Any:
+            request = self._queue[0] if self._queue else None
+            found = super().poll(timeout)
+            if request is None or isinstance(request.edit, IdentityEdit) or not left[0]:
+                return found
+            if self._splits[request.splits[0]].split != "test":
+                return found
+            left[0] -= 1
+            return [replace(each, reply=replace(each.reply, results=(), failure="broken")) for each in found]
+
+    def breaking(plan: Plan) -> LocalPool:
+        made = pool(plan)
+        made.__class__ = Breaking
+        return made
+
+    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
+        rows = run(comparison, store, breaking)
+        (best,) = (row for row in rows if (row.method, row.contestant) == ("prune", BEST_LABEL))
+        scores = [
+            each.score or 0.0 for ref in best.refs for each in store.individual(ref).evaluations if each.split == "test"
+        ]
+    assert len(scores) == 2 and scores.count(0.0) >= broken
+    found = best.score("test")
+    assert found is not None and found.score == pytest.approx(np.mean(scores))
+    assert found.low is not None and found.high is not None and found.low <= found.score <= found.high
+    assert best.against_full is not None
+    assert best.failure == "; ".join(f"seed {seed} on test: broken" for seed in range(broken))
 
 
 def test_tables_hold_every_row(
@@ -310,7 +348,7 @@ def test_the_command_runs_and_repeats(tiny: Any, moevolve: Any, tmp_path: Path) 
     assert first.returncode == 0, first.stderr
     rows = json.loads(first.stdout)
     assert [row["method"] for row in rows] == [
-        FULL,
+        FULL_LABEL,
         "random",
         "reap",
         "prune",

@@ -139,7 +139,7 @@ def test_export_loads_without_moevolve(finished: Path, moevolve: Any, tmp_path: 
 
 def test_coefficients_go_out_and_come_back(finished: Path, moevolve: Any, tmp_path: Path, tiny: Any) -> None:
     out = tmp_path / "again.pth"
-    assert moevolve("export", "calm:20", out, cwd=finished).returncode == 0
+    assert json.loads(moevolve("export", "calm:20", out, "--json", cwd=finished).stdout) == {"file": str(out)}
     imported = moevolve("import-eep", out, "--experts-of", tiny.model, "--json")
     (row,) = json.loads(imported.stdout)
     assert row["experts"] == 2

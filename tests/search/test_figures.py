@@ -8,32 +8,18 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from search_samples import continuous, dense_model, eep_space
+from search_samples import HISTORY, continuous, dense_model, eep_space, history_row
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config_genomes import NanoMoeSection
 from moevolve.search.figures import course, lineage, matrices, usage
 from moevolve.search.figures.style import BLUE, INK, drawing, save, to_svg
 from moevolve.search.genomes.nanomoe import NanoMoeGenome, NanoMoeSpace
+from moevolve.store.answers import LineageGraph, LineageNode
 from moevolve.store.costs import IndividualSize
-from moevolve.store.records import HistoryRow, IndividualStatus, LineageGraph, LineageNode
 from moevolve.workers.edits.factorllm import FactorLlmEdit
 from moevolve.workers.edits.tomoe import ToMoeEdit
 from moevolve.workers.usage import MixedLayer, RoutedLayer, Usage
-
-
-def row(index: int, phase: str, fitness: float | None, status: IndividualStatus = "ok") -> HistoryRow:
-    return HistoryRow(index, phase, "mutation", b"", f"h{index}", f"p{index}", 0, (), status, fitness, fitness, None)
-
-
-HISTORY = [
-    row(0, "prune", 0.4),
-    row(1, "prune", None, "failed"),
-    row(2, "prune", 0.6),
-    row(3, "merge", 0.5),
-    row(4, "merge", 0.7),
-    row(5, "merge", None, "pending"),
-]
 
 
 def line(axes: Any, label: str) -> list[tuple[float, float]]:
@@ -251,7 +237,7 @@ def test_bars_of_many_experts_get_the_whole_width() -> None:
 
 
 def test_a_page_does_not_grow_with_a_long_search() -> None:
-    rows = [row(index, "tune", (index % 97) / 100) for index in range(20_000)]
+    rows = [history_row(index, "tune", (index % 97) / 100) for index in range(20_000)]
     figure = course.course_figure(rows, None)
     (scatter,) = [each for each in figure.axes[0].collections if each.get_label() == "tune"]
     assert scatter.get_rasterized() and len(scatter.get_offsets()) == len(rows)

@@ -88,6 +88,14 @@ def test_one_search_keeps_the_scores_of_all_its_tasks(
     assert resume_plan(store, "both").prepared == plan.prepared
 
 
+def test_a_search_cannot_be_resumed_with_a_split_it_was_launched_without(tiny: Any, store: Store) -> None:
+    data = tiny.run_data("short", tasks=[{"name": str(tiny.task)}], **SMALL)
+    register(new_plan(parse_run_config(data | {"final": {"rerank": 0, "test": False}}, "test")), store)
+    for final, advice in (({"rerank": 2, "test": False}, "final.rerank: 0"), ({"rerank": 0}, "final.test: false")):
+        with pytest.raises(UserError, match=f"launched without it; set {advice}"):
+            resume_plan(store, "short", lambda _, final=final: parse_run_config(data | {"final": final}, "test"))
+
+
 def mmlu_files(folder: Path, subjects: list[str]) -> None:
     """Local stand-ins with the hub's columns: 8 validation and 2 test questions of every subject."""
     words = ("red", "blue", "green", "cat", "dog", "bird")

@@ -6,26 +6,13 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from search_samples import continuous, eep_space
+from search_samples import HISTORY, continuous, eep_space, history_row
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.eep_genome import EepGenome
 from moevolve.search.plots import plot_search
-from moevolve.store.records import HistoryRow, IndividualStatus
+from moevolve.store.records import HistoryRow
 
-
-def row(index: int, phase: str, fitness: float | None, status: IndividualStatus = "ok") -> HistoryRow:
-    return HistoryRow(index, phase, "mutation", b"", f"h{index}", f"p{index}", 0, (), status, fitness, fitness, None)
-
-
-HISTORY = [
-    row(0, "prune", 0.4),
-    row(1, "prune", None, "failed"),
-    row(2, "prune", 0.6),
-    row(3, "merge", 0.5),
-    row(4, "merge", 0.7),
-    row(5, "merge", None, "pending"),
-]
 GENOMES: dict[str, EepGenome | None] = {
     "none": None,
     "one group": continuous(eep_space(4, 1)),
@@ -58,7 +45,7 @@ def test_all_of_the_search_is_labelled(tmp_path: Path) -> None:
 
 def test_what_is_not_there_is_not_in_the_legend(tmp_path: Path) -> None:
     path = tmp_path / "search.svg"
-    plot_search(path, "demo", [row(0, "prune", 0.4)], None, None)
+    plot_search(path, "demo", [history_row(0, "prune", 0.4)], None, None)
     assert not {"failed", "full model", "merge", "original expert"} & texts(path)
 
 
@@ -77,7 +64,9 @@ def test_unknown_formats_are_refused(tmp_path: Path, name: str) -> None:
     assert not (tmp_path / name).exists()
 
 
-@pytest.mark.parametrize("history", [[], [row(0, "prune", None, "pending"), row(1, "prune", None, "failed")]])
+@pytest.mark.parametrize(
+    "history", [[], [history_row(0, "prune", None, "pending"), history_row(1, "prune", None, "failed")]]
+)
 def test_a_search_without_evaluations_is_refused(tmp_path: Path, history: list[HistoryRow]) -> None:
     with pytest.raises(UserError, match=r"^demo: no evaluated individual to plot yet$"):
         plot_search(tmp_path / "search.png", "demo", history, None, None)

@@ -25,11 +25,12 @@ from moevolve.search.desk import EvaluationDesk
 from moevolve.search.driver import Driver
 from moevolve.search.evaluation import evaluate_subject, find_subject
 from moevolve.search.plan import Plan
-from moevolve.search.reporting.contents import Contents, failures_of, gather, settings_text, without_password
+from moevolve.search.reporting.contents import Contents, failures_of, gather, settings_text
 from moevolve.search.reporting.page import render_page
 from moevolve.search.strategies.registry import make_strategy
 from moevolve.store.errors import StoreError
 from moevolve.store.repository import Store
+from moevolve.store.session import without_password
 
 SEARCHED = {
     "eep": "Matrices of eep:",

@@ -105,7 +105,9 @@ def test_a_missing_file_or_folder_is_named_and_not_made(tmp_path: Path) -> None:
         ("oracle+unheard://host/db", "oracle is not supported"),
         ("postgresql+unheard://host/db", "cannot be used"),
         ("postgresql://me:secret@127.0.0.1:1/none", "connection"),
+        ("postgresql://127.0.0.1:1/none?user=me&password=secret", "connection"),
         ("postgresql://me@host:port/none", "not a database URL"),
+        ("postgresql://me:secret@host:port/none", "not a database URL"),
     ],
 )
 def test_urls_that_lead_nowhere(url: str, reason: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import subprocess
 import sys
@@ -13,13 +12,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from edit_checks import Found, Residents
 from family_samples import SETTINGS as MORE_SETTINGS
-from family_samples import randomise
+from family_samples import edit_of_kind, randomise
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moevolve.workers.config import ModelConfig
+from moevolve.workers.edits.base import IdentityEdit
 from moevolve.workers.edits.eep import EepEdit
+from moevolve.workers.resident import ResidentModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -184,7 +186,6 @@ for directory in json.loads(sys.argv[1]):
     out.append([logits.tolist(), text.tolist(), type(model).__module__.split(".")[0]])
 print(json.dumps(out))
 """
-Found = list[tuple[list[list[list[float]]], list[list[int]], str]]
 
 
 @pytest.fixture
@@ -237,36 +238,34 @@ def model_config(checkpoint: Callable[[str], Path]) -> Callable[..., ModelConfig
     return make
 
 
+@pytest.fixture(scope="module")
+def resident(model_config: Callable[..., ModelConfig]) -> Residents:
+    """A resident model per family and settings, shared between a file's tests: edits must leave nothing behind."""
+    loaded: dict[tuple[str, str], ResidentModel] = {}
+
+    def get(family: str, **settings: str) -> ResidentModel:
+        key = (family, repr(sorted(settings.items())))
+        if key not in loaded:
+            loaded[key] = ResidentModel.load(model_config(family, **settings))
+        assert isinstance(loaded[key].applied, IdentityEdit)
+        return loaded[key]
+
+    return get
+
+
 @pytest.fixture(scope="session")
 def moe_layers() -> Callable[[str], int]:
     return lambda family: 2 if family == "qwen2_moe" else 3
 
 
-def one_hot(layers: int, retained: int, rng: np.random.Generator, experts: int = EXPERTS) -> NDArray[np.float32]:
-    picks = [rng.permutation(experts)[:retained] for _ in range(layers)]
-    return np.eye(experts, dtype=np.float32)[np.stack(picks)]
-
-
 @pytest.fixture(scope="session")
 def make_edit(moe_layers: Callable[[str], int]) -> Callable[..., EepEdit]:
-    """Edits by kind: `prune`, `crossed` (two different one-hot matrices), `mapped`, `merged`, `both`, `mixed`."""
+    """See `edit_of_kind`."""
 
     def make(
         family: str, kind: str, retained: int = 4, active: int = 2, space: str = "probs", seed: int = 0
     ) -> EepEdit:
-        rng = np.random.default_rng(seed)
-        layers = moe_layers(family)
-        mapping = one_hot(layers, retained, rng)
-        merging = one_hot(layers, retained, rng) if kind == "crossed" else copy.deepcopy(mapping)
-        noise = rng.normal(0, 0.15, (2, *mapping.shape)).astype(np.float32)
-        if kind in ("mapped", "both", "mixed"):
-            mapping = mapping + noise[0]
-        if kind in ("merged", "both", "mixed"):
-            merging = merging + noise[1] * (rng.random(merging.shape) < 0.6)
-        if kind == "mixed":
-            mapping[0] = merging[0] = one_hot(1, retained, rng)[0]
-            merging[-1] = one_hot(1, retained, rng)[0]
-        return EepEdit(mapping, merging, active, space)  # type: ignore[arg-type]
+        return edit_of_kind(moe_layers(family), EXPERTS, kind, retained, active, space, seed)
 
     return make
 

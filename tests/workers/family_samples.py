@@ -103,24 +103,30 @@ def one_hot(layers: int, retained: int, experts: int, rng: np.random.Generator) 
     return np.eye(experts, dtype=np.float32)[np.stack([rng.permutation(experts)[:retained] for _ in range(layers)])]
 
 
-def make_family_edit(
-    variant: str, kind: str, retained: int = 4, active: int = 2, space: str = "probs", seed: int = 0
+def edit_of_kind(
+    layers: int, experts: int, kind: str, retained: int = 4, active: int = 2, space: str = "probs", seed: int = 0
 ) -> EepEdit:
     """Edits by kind: `prune`, `crossed` (two different one-hot matrices), `mapped`, `merged`, `both`, `mixed`."""
     rng = np.random.default_rng(seed)
-    sample = SAMPLES[variant]
-    layers = len(sample.moe_layers)
-    mapping = one_hot(layers, retained, sample.experts, rng)
-    merging = one_hot(layers, retained, sample.experts, rng) if kind == "crossed" else mapping.copy()
+    mapping = one_hot(layers, retained, experts, rng)
+    merging = one_hot(layers, retained, experts, rng) if kind == "crossed" else mapping.copy()
     noise = rng.normal(0, 0.15, (2, *mapping.shape)).astype(np.float32)
     if kind in ("mapped", "both", "mixed"):
         mapping = mapping + noise[0]
     if kind in ("merged", "both", "mixed"):
         merging = merging + noise[1] * (rng.random(merging.shape) < 0.6)
     if kind == "mixed":
-        mapping[0] = merging[0] = one_hot(1, retained, sample.experts, rng)[0]
-        merging[-1] = one_hot(1, retained, sample.experts, rng)[0]
+        mapping[0] = merging[0] = one_hot(1, retained, experts, rng)[0]
+        merging[-1] = one_hot(1, retained, experts, rng)[0]
     return EepEdit(mapping, merging, active, space)  # type: ignore[arg-type]
+
+
+def make_family_edit(
+    variant: str, kind: str, retained: int = 4, active: int = 2, space: str = "probs", seed: int = 0
+) -> EepEdit:
+    """See `edit_of_kind`."""
+    sample = SAMPLES[variant]
+    return edit_of_kind(len(sample.moe_layers), sample.experts, kind, retained, active, space, seed)
 
 
 class PlainBlock(nn.Module):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from edit_checks import logits
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -40,12 +41,6 @@ def random_alignment(layers: int, seed: int = 0, experts: int = EXPERTS, width: 
 def aligned(edit: EepEdit, seed: int = 0) -> EepEdit:
     alignment = random_alignment(edit.layers, seed)
     return EepEdit(edit.router_mapping, edit.expert_merging, edit.active, edit.router_space, alignment=alignment)
-
-
-@torch.inference_mode()
-def logits(model: ResidentModel, edit: Edit, ids: Tensor) -> Tensor:
-    with model.edited(edit):
-        return model.model(ids).logits
 
 
 def close(found: Tensor, expected: Tensor) -> bool:

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from edit_checks import logits
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
@@ -45,12 +46,6 @@ def planted(config: ModelConfig) -> tuple[ResidentModel, Alignment]:
             tensor[4] = tensor[1]
         rearrange(tensors, codes)
     return ResidentModel(model, tokenizer, config), Alignment(moves)
-
-
-@torch.inference_mode()
-def logits(model: ResidentModel, edit: EepEdit, ids: Tensor) -> Tensor:
-    with model.edited(edit):
-        return model.model(ids).logits
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.analysis import analyse_usage
-from moevolve.workers.config import ModelConfig
 from moevolve.workers.edits.base import IdentityEdit
 from moevolve.workers.edits.eep import EepEdit
 from moevolve.workers.edits.factorllm import FactorLlmEdit
@@ -24,12 +23,6 @@ from moevolve.workers.usage import RoutedLayer
 
 SEQUENCES = [tuple(np.random.default_rng(i).integers(3, 97, 4 + 3 * i).tolist()) for i in range(6)]
 TOKENS = sum(map(len, SEQUENCES))
-
-
-@pytest.fixture(scope="module")
-def resident(model_config: Callable[..., ModelConfig]) -> Callable[[str], ResidentModel]:
-    made: dict[str, ResidentModel] = {}
-    return lambda family: made.setdefault(family, ResidentModel.load(model_config(family)))
 
 
 def inputs_of(model: ResidentModel, edit: Any) -> dict[int, torch.Tensor]:

@@ -3,56 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from edit_checks import Residents, assert_close, logits
 from torch import Tensor
 
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.workers.config import ModelConfig
-from moevolve.workers.edits.base import Edit, IdentityEdit
-from moevolve.workers.edits.eep import EepEdit, is_one_hot
-from moevolve.workers.resident import ResidentModel
+from moevolve.workers.edits.base import IdentityEdit
+from moevolve.workers.edits.eep import EepEdit, one_hot_layers
 
 Checkpoints = Callable[[str], Path]
 Configs = Callable[..., ModelConfig]
 Edits = Callable[..., EepEdit]
-Residents = Callable[..., ResidentModel]
 PlainLogits = Callable[[Path, EepEdit, Tensor], Tensor]
 
 FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
 RESCALING = ("mixtral", "qwen3_moe")
 KINDS = ("prune", "crossed", "mapped", "merged", "both", "mixed")
-_loaded: dict[tuple[str, str], ResidentModel] = {}
-
-
-@pytest.fixture
-def resident(model_config: Configs) -> Iterator[Residents]:
-    """A resident model per family and settings, shared between tests: edits must leave nothing behind."""
-
-    def get(family: str, **settings: str) -> ResidentModel:
-        key = (family, repr(sorted(settings.items())))
-        if key not in _loaded:
-            _loaded[key] = ResidentModel.load(model_config(family, **settings))
-        assert isinstance(_loaded[key].applied, IdentityEdit)
-        return _loaded[key]
-
-    yield get
-
-
-@torch.inference_mode()
-def logits(model: ResidentModel, edit: Edit, ids: torch.Tensor) -> torch.Tensor:
-    with model.edited(edit):
-        return model.model(ids).logits
-
-
-def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
-    assert torch.isfinite(expected).all()
-    scale = max(1.0, float(expected.abs().max()))
-    assert float((found - expected).abs().max()) <= 1e-5 * scale
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -309,10 +281,9 @@ def test_phenotype_hash_tells_edits_apart() -> None:
 
 def test_one_hot_detection() -> None:
     eye = np.eye(4, dtype=np.float32)
-    assert is_one_hot(eye[[1, 1, 3]])
-    assert not is_one_hot(eye * 0.5)
-    assert not is_one_hot(np.array([[1, 1, 0, 0]], np.float32))
-    assert not is_one_hot(np.zeros((1, 4), np.float32))
+    assert one_hot_layers(eye[None, [1, 1, 3]]).tolist() == [True]
+    others = (eye * 0.5, np.array([[1, 1, 0, 0]], np.float32), np.zeros((1, 4), np.float32))
+    assert not any(one_hot_layers(each[None]).any() for each in others)
     edit = EepEdit(np.stack([eye, eye * 2]), np.stack([eye * 2, eye]), 2)
     assert edit.one_hot_mapping.tolist() == [True, False]
-    assert [edit.prunes_only(0), edit.prunes_only(1)] == [False, True]
+    assert edit.one_hot_merging.tolist() == [False, True]

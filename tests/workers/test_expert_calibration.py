@@ -35,18 +35,6 @@ def subset_recipe(layers: int, **changes: Any) -> SubsetRecipe:
 
 
 @pytest.fixture(scope="module")
-def resident(model_config: Callable[..., ModelConfig]) -> Callable[[str], ResidentModel]:
-    loaded: dict[str, ResidentModel] = {}
-
-    def get(family: str) -> ResidentModel:
-        if family not in loaded:
-            loaded[family] = ResidentModel.load(model_config(family))
-        return loaded[family]
-
-    return get
-
-
-@pytest.fixture(scope="module")
 def plain(resident: Callable[[str], ResidentModel]) -> Callable[[str], list[list[Token]]]:
     made: dict[str, list[list[Token]]] = {}
 

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from edit_checks import Computed, Found, assert_same_elsewhere, computed
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingRule
 from moevolve.workers import export
 from moevolve.workers.config import ModelConfig
-from moevolve.workers.edits.base import Edit, IdentityEdit
+from moevolve.workers.edits.base import IdentityEdit
 from moevolve.workers.edits.eep import EepEdit
 from moevolve.workers.export import ExportError, export_model
 from moevolve.workers.export_card import ExportCard, ExportScore
@@ -27,9 +28,7 @@ from moevolve.workers.resident import ResidentModel
 
 Configs = Callable[..., ModelConfig]
 Edits = Callable[..., EepEdit]
-Found = list[tuple[list[list[list[float]]], list[list[int]], str]]
 Outsider = Callable[[list[Path], Tensor], Found]
-Edited = tuple[Tensor, list[list[int]]]
 
 FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
 CARD = ExportCard(
@@ -44,17 +43,9 @@ CARD = ExportCard(
 )
 
 
-@torch.inference_mode()
-def edited(resident: ResidentModel, edit: Edit, ids: Tensor) -> Edited:
-    prompt = resident.tokenizer("the quick brown", return_tensors="pt")
-    with resident.edited(edit):
-        text = resident.model.generate(**prompt, max_new_tokens=4, do_sample=False)
-        return resident.model(ids).logits, text.tolist()
-
-
 def export_all(
     family: str, model_config: Configs, make_edit: Edits, tokens: Tensor, folder: Path
-) -> dict[Path, Edited]:
+) -> dict[Path, Computed]:
     """Export every kind of edit of one family: directories by name, with what the edited resident computes."""
     resident = ResidentModel.load(model_config(family))
     facts = describe_model(model_config(family))
@@ -68,10 +59,10 @@ def export_all(
         "logits-stock": make_edit(family, "both", retained=3, active=3, space="logits"),
         "full-stock": IdentityEdit(),
     }
-    expected: dict[Path, Edited] = {}
+    expected: dict[Path, Computed] = {}
     for name, edit in cases.items():
         directory = folder / f"{family}-{name}"
-        expected[directory] = edited(resident, edit, tokens)
+        expected[directory] = computed(resident, edit, tokens)
         report = export_model(resident, edit, directory, CARD)
         assert report.form == name.split("-")[1]
         retained = edit.retained if isinstance(edit, EepEdit) else 6
@@ -85,15 +76,11 @@ def export_all(
 def test_exports_load_and_agree_without_moevolve(
     model_config: Configs, make_edit: Edits, tokens: Tensor, outsider: Outsider, tmp_path: Path
 ) -> None:
-    expected: dict[Path, Edited] = {}
+    expected: dict[Path, Computed] = {}
     for family in FAMILIES:
         expected |= export_all(family, model_config, make_edit, tokens, tmp_path)
     found = outsider(list(expected), tokens)
-    for (directory, (logits, text)), (other_logits, other_text, module) in zip(expected.items(), found, strict=True):
-        scale = max(1.0, float(logits.abs().max()))
-        assert float((torch.tensor(other_logits) - logits).abs().max()) <= 2e-5 * scale, directory
-        assert other_text == text, directory
-        assert module == ("transformers" if directory.name.endswith("stock") else "transformers_modules"), directory
+    assert_same_elsewhere(expected, found)
 
 
 def test_a_native_export_never_loads_as_something_else(model_config: Configs, make_edit: Edits, tmp_path: Path) -> None:

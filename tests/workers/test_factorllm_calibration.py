@@ -31,17 +31,6 @@ LAYERS, HIDDEN, WIDTH = 3, 32, 48
 SEQUENCES: list[Tokens] = [
     tuple(int(token) for token in np.random.default_rng(row).integers(3, 97, 4 + row % 9)) for row in range(40)
 ]
-_loaded: dict[str, ResidentModel] = {}
-
-
-@pytest.fixture
-def resident(model_config: Callable[..., ModelConfig]) -> Callable[[str], ResidentModel]:
-    def get(family: str) -> ResidentModel:
-        if family not in _loaded:
-            _loaded[family] = ResidentModel.load(model_config(family))
-        return _loaded[family]
-
-    return get
 
 
 def seen(model: ResidentModel, layer: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -202,7 +191,7 @@ def test_a_balanced_assignment_gives_way_where_it_costs_least() -> None:
 
 def test_inputs_that_do_not_vary_give_finite_numbers() -> None:
     statistics = InputStatistics(4, 2, torch.device("cpu"))
-    statistics.add(torch.ones(9, 4), torch.tensor([[1.0, 0.0]]).expand(9, -1))
+    statistics.add_pairs(torch.ones(9, 4), torch.tensor([[1.0, 0.0]]).expand(9, -1))
     weight, bias = statistics.ridge(1e-3, intercept=True)
     assert np.allclose(weight, 0) and np.allclose(bias, [1, 0])
     directions = principal_directions(np.diag([4.0, 1.0, 0.0, 0.0]), 3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from edit_checks import assert_close, digest, logits
 from torch import Tensor, nn
 
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.workers.config import ModelConfig
-from moevolve.workers.edits.base import Edit
 from moevolve.workers.edits.eep import EepEdit
 from moevolve.workers.edits.factorllm import FactorLlmEdit
 from moevolve.workers.resident import ResidentModel
@@ -22,7 +21,6 @@ from moevolve.workers.resident import ResidentModel
 Configs = Callable[..., ModelConfig]
 FAMILIES = ("llama", "opt")
 LAYERS, HIDDEN, WIDTH, EXPERTS = 3, 32, 48, 6
-_loaded: dict[str, ResidentModel] = {}
 
 
 def edit_of(
@@ -33,18 +31,6 @@ def edit_of(
     weight = rng.standard_normal((LAYERS, routers, experts, HIDDEN)).astype(np.float32)
     bias = rng.standard_normal((LAYERS, routers, experts)).astype(np.float32)
     return FactorLlmEdit(np.stack(parts), weight, bias, active, scale)
-
-
-@pytest.fixture
-def resident(model_config: Configs) -> Callable[[str], ResidentModel]:
-    """A resident model per family, shared between tests: edits must leave nothing behind."""
-
-    def get(family: str) -> ResidentModel:
-        if family not in _loaded:
-            _loaded[family] = ResidentModel.load(model_config(family))
-        return _loaded[family]
-
-    return get
 
 
 class PlainFactored(nn.Module):
@@ -94,26 +80,6 @@ def plain_logits(directory: Path, edit: FactorLlmEdit, ids: Tensor) -> Tensor:
             mlp = layer.mlp
             layer.mlp = PlainFactored(mlp.up_proj, mlp.gate_proj, mlp.down_proj, mlp.act_fn, edit, i)
     return model(ids).logits
-
-
-@torch.inference_mode()
-def logits(model: ResidentModel, edit: Edit | None, ids: Tensor) -> Tensor:
-    if edit is None:
-        return model.model(ids).logits
-    with model.edited(edit):
-        return model.model(ids).logits
-
-
-def digest(model: ResidentModel) -> str:
-    whole = hashlib.sha256()
-    for name, tensor in sorted(model.model.state_dict().items()):
-        whole.update(name.encode() + tensor.contiguous().numpy().tobytes())
-    return whole.hexdigest()
-
-
-def assert_close(found: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
-    assert torch.isfinite(expected).all()
-    assert float((found - expected).abs().max()) <= tolerance * max(1.0, float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -8,49 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from edit_checks import Residents, assert_close, logits
 from family_samples import SAMPLES, make_family_edit, plain_family_logits
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.config import ModelConfig
-from moevolve.workers.edits.base import Edit, IdentityEdit
+from moevolve.workers.edits.base import IdentityEdit
 from moevolve.workers.edits.eep import EepEdit
-from moevolve.workers.resident import ResidentModel
 
 Checkpoints = Callable[[str], Path]
 Configs = Callable[..., ModelConfig]
-Residents = Callable[..., ResidentModel]
 
 KINDS = ("prune", "crossed", "mapped", "merged", "both", "mixed")
 variants = pytest.mark.parametrize("variant", list(SAMPLES))
 CONTINUOUS = ("mapped", "both", "mixed")
-_loaded: dict[tuple[str, str], ResidentModel] = {}
-
-
-@pytest.fixture
-def resident(model_config: Configs) -> Residents:
-    """A resident model per variant and settings, shared between tests: edits must leave nothing behind."""
-
-    def get(variant: str, **settings: str) -> ResidentModel:
-        key = (variant, repr(sorted(settings.items())))
-        if key not in _loaded:
-            _loaded[key] = ResidentModel.load(model_config(variant, **settings))
-        assert isinstance(_loaded[key].applied, IdentityEdit)
-        return _loaded[key]
-
-    return get
-
-
-@torch.inference_mode()
-def logits(model: ResidentModel, edit: Edit, ids: Tensor) -> Tensor:
-    with model.edited(edit):
-        return model.model(ids).logits
-
-
-def assert_close(found: Tensor, expected: Tensor) -> None:
-    assert torch.isfinite(expected).all()
-    scale = max(1.0, float(expected.abs().max()))
-    assert float((found - expected).abs().max()) <= 1e-5 * scale
 
 
 def spaces(variant: str, kind: str) -> tuple[str, ...]:

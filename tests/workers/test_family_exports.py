@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from edit_checks import Computed, Found, assert_same_elsewhere, computed
 from family_samples import SAMPLES, make_family_edit
 from torch import Tensor
 
@@ -21,19 +22,9 @@ from moevolve.workers.facts import describe_model, parameters_after
 from moevolve.workers.resident import ResidentModel
 
 Configs = Callable[..., ModelConfig]
-Found = list[tuple[list[list[list[float]]], list[list[int]], str]]
 Outsider = Callable[[list[Path], Tensor], Found]
-Edited = tuple[Tensor, list[list[int]]]
 
 CARD = ExportCard("A small model", "someone/base", "f00d", "trial", "42", "trial#17", (), ())
-
-
-@torch.inference_mode()
-def edited(resident: ResidentModel, edit: Edit, ids: Tensor) -> Edited:
-    prompt = resident.tokenizer("the quick brown", return_tensors="pt")
-    with resident.edited(edit):
-        text = resident.model.generate(**prompt, max_new_tokens=4, do_sample=False)
-        return resident.model(ids).logits, text.tolist()
 
 
 def cases(variant: str) -> dict[str, Edit]:
@@ -50,13 +41,13 @@ def cases(variant: str) -> dict[str, Edit]:
     return made
 
 
-def export_all(variant: str, config: ModelConfig, tokens: Tensor, folder: Path) -> dict[Path, Edited]:
+def export_all(variant: str, config: ModelConfig, tokens: Tensor, folder: Path) -> dict[Path, Computed]:
     """Export every kind of edit of one variant: directories by name, with what the edited resident computes."""
     resident, facts, sample = ResidentModel.load(config), describe_model(config), SAMPLES[variant]
-    expected: dict[Path, Edited] = {}
+    expected: dict[Path, Computed] = {}
     for name, edit in cases(variant).items():
         directory = folder / f"{variant}-{name}"
-        expected[directory] = edited(resident, edit, tokens)
+        expected[directory] = computed(resident, edit, tokens)
         report = export_model(resident, edit, directory, CARD)
         assert report.form == name.split("-")[1]
         retained = edit.retained if isinstance(edit, EepEdit) else sample.experts
@@ -74,15 +65,11 @@ def export_all(variant: str, config: ModelConfig, tokens: Tensor, folder: Path) 
 def test_exports_load_and_agree_without_moevolve(
     model_config: Configs, tokens: Tensor, outsider: Outsider, tmp_path: Path
 ) -> None:
-    expected: dict[Path, Edited] = {}
+    expected: dict[Path, Computed] = {}
     for variant in SAMPLES:
         expected |= export_all(variant, model_config(variant), tokens, tmp_path)
     found = outsider(list(expected), tokens)
-    for (directory, (logits, text)), (other_logits, other_text, module) in zip(expected.items(), found, strict=True):
-        scale = max(1.0, float(logits.abs().max()))
-        assert float((torch.tensor(other_logits) - logits).abs().max()) <= 2e-5 * scale, directory
-        assert other_text == text, directory
-        assert module == ("transformers" if directory.name.endswith("stock") else "transformers_modules"), directory
+    assert_same_elsewhere(expected, found)
 
 
 @pytest.mark.parametrize(("variant", "space"), [("deepseek_v3-grouped", "probs"), ("gpt_oss", "logits")])

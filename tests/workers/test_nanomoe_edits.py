@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
+import edit_checks
 import numpy as np
 import pytest
 import torch
+from edit_checks import Residents, logits
 from torch import Tensor
 
 from moevolve.evaluators.errors import CandidateError, UserError
@@ -17,30 +20,15 @@ from moevolve.workers.block_factors import low_rank_factors, refine_factors, spl
 from moevolve.workers.config import ModelConfig
 from moevolve.workers.dense_layout import find_linears
 from moevolve.workers.edits.apply_nanomoe import BlockMixedLinear
-from moevolve.workers.edits.base import Edit, IdentityEdit
+from moevolve.workers.edits.base import IdentityEdit
 from moevolve.workers.edits.nanomoe import BlockForm, NanoMoeEdit, Variant
 from moevolve.workers.resident import ResidentModel
 
 Checkpoints = Callable[[str], Path]
-Residents = Callable[..., ResidentModel]
 
 PATTERNS = {"llama": "*.mlp.*", "opt": "*.fc[12]", "phi": "*.mlp.*", "mixtral": "*.self_attn.*"}
+assert_close = partial(edit_checks.assert_close, tolerance=2e-5)
 VARIANTS: tuple[Variant, ...] = ("I", "II", "III", "low_rank")
-_loaded: dict[tuple[str, str], ResidentModel] = {}
-
-
-@pytest.fixture
-def resident(model_config: Callable[..., ModelConfig]) -> Residents:
-    """A resident model per family and settings, shared between tests: edits must leave nothing behind."""
-
-    def get(family: str, **settings: str) -> ResidentModel:
-        key = (family, repr(sorted(settings.items())))
-        if key not in _loaded:
-            _loaded[key] = ResidentModel.load(model_config(family, **settings))
-        assert isinstance(_loaded[key].applied, IdentityEdit)
-        return _loaded[key]
-
-    return get
 
 
 def names_of(model: ResidentModel, pattern: str) -> tuple[str, ...]:
@@ -58,12 +46,6 @@ def make(
     return NanoMoeEdit(form, names, (form.unmixed + steps).astype(np.float32), **changes)
 
 
-@torch.inference_mode()
-def logits(model: ResidentModel, edit: Edit, ids: Tensor) -> Tensor:
-    with model.edited(edit):
-        return model.model(ids).logits
-
-
 def plain_logits(directory: Path, edit: NanoMoeEdit, ids: Tensor) -> Tensor:
     """Logits of the checkpoint with every chosen layer's weight replaced by the dense product."""
     from transformers import AutoModelForCausalLM
@@ -79,11 +61,6 @@ def plain_logits(directory: Path, edit: NanoMoeEdit, ids: Tensor) -> Tensor:
         weight.data = reference.block_mix_weight(u, v, mixing).float()
     with torch.inference_mode():
         return model(ids).logits
-
-
-def assert_close(found: Tensor, expected: Tensor, tolerance: float = 2e-5) -> None:
-    assert torch.isfinite(expected).all()
-    assert float((found - expected).abs().max()) <= tolerance * max(1.0, float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("family", PATTERNS)
@@ -210,7 +187,7 @@ def test_sixteen_bit_models_are_edited(dtype: str, resident: Residents, tokens: 
     for variant in VARIANTS:
         found = logits(model, make(model, variant, 0.05), tokens)
         assert found.dtype == getattr(torch, dtype)
-        assert_close(found.float(), logits(full, make(full, variant, 0.05), tokens), 0.05)
+        assert_close(found.float(), logits(full, make(full, variant, 0.05), tokens), tolerance=0.05)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,20 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from edit_checks import assert_close, digest, logits
 from torch import Tensor, nn
 
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.workers.config import ModelConfig
 from moevolve.workers.edits.apply_tomoe import ToMoeApplicator, balance
-from moevolve.workers.edits.base import Edit
 from moevolve.workers.edits.tomoe import HeadMasks, ToMoeEdit
 from moevolve.workers.lean import lean_blocks
-from moevolve.workers.resident import ResidentModel
 
 Configs = Callable[..., ModelConfig]
 FAMILIES = ("llama", "opt")
 LAYERS, HIDDEN, WIDTH, EXPERTS, HEAD_DIM, COMPONENTS = 3, 32, 48, 4, 8, 5
-_loaded: dict[str, ResidentModel] = {}
 
 
 def heads_of(pairs: tuple[int, ...] = (2, 1, 4), active: tuple[int, ...] = (5, 8, 1), seed: int = 1) -> HeadMasks:
@@ -44,18 +41,6 @@ def edit_of(widths: tuple[int, ...] = (20, 7, 33), heads: HeadMasks | None = Non
     kept = np.stack([[rng.permutation(WIDTH) < width for _ in range(EXPERTS)] for width in widths])
     router = rng.standard_normal((LAYERS, EXPERTS, COMPONENTS))
     return ToMoeEdit(kept, router, rng.standard_normal((LAYERS, COMPONENTS, HIDDEN)), heads)
-
-
-@pytest.fixture
-def resident(model_config: Configs) -> Callable[[str], ResidentModel]:
-    """A resident model per family, shared between tests: edits must leave nothing behind."""
-
-    def get(family: str) -> ResidentModel:
-        if family not in _loaded:
-            _loaded[family] = ResidentModel.load(model_config(family))
-        return _loaded[family]
-
-    return get
 
 
 class SlicedNetwork(nn.Module):
@@ -146,26 +131,6 @@ def sliced_logits(directory: Path, edit: ToMoeEdit, ids: Tensor) -> Tensor:
             mlp = layer.mlp
             layer.mlp = SlicedNetwork(mlp.up_proj, mlp.gate_proj, mlp.down_proj, mlp.act_fn, edit, i)
     return model(ids).logits
-
-
-@torch.inference_mode()
-def logits(model: ResidentModel, edit: Edit | None, ids: Tensor) -> Tensor:
-    if edit is None:
-        return model.model(ids).logits
-    with model.edited(edit):
-        return model.model(ids).logits
-
-
-def digest(model: ResidentModel) -> str:
-    whole = hashlib.sha256()
-    for name, tensor in sorted(model.model.state_dict().items()):
-        whole.update(name.encode() + tensor.contiguous().numpy().tobytes())
-    return whole.hexdigest()
-
-
-def assert_close(found: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
-    assert torch.isfinite(expected).all()
-    assert float((found - expected).abs().max()) <= tolerance * max(1.0, float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

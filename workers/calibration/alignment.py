@@ -95,8 +95,7 @@ def _watch(resident: ResidentModel, sequences: Sequence[Tokens], sample: int) ->
         for ordinal, layer in enumerate(layers):
             stack.callback(layer.block.register_forward_pre_hook(partial(keep, ordinal)).remove)
             stack.callback(layer.gate.register_forward_hook(partial(count, ordinal)).remove)
-        decoder = resident.model.get_decoder()
         for tokens in sequences:
-            decoder(input_ids=torch.tensor([tokens], device=resident.device), use_cache=False)
+            resident.run(tokens)
             begun += len(tokens)
     return [torch.cat(each) for each in inputs], uses

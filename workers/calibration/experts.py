@@ -82,9 +82,8 @@ def _run(
     with ExitStack() as stack:
         for layer, measures in zip(resident.layers, watchers, strict=True):
             stack.callback(layer.gate.register_forward_hook(_tell(layer, measures, runs)).remove)
-        decoder = resident.model.get_decoder()
         for tokens in sequences:
-            decoder(input_ids=torch.tensor([tokens], device=resident.device), use_cache=False)
+            resident.run(tokens)
 
 
 def _tell(layer: MoELayer, measures: Sequence[Measure], runs: list[int]) -> Callable[..., None]:

@@ -128,7 +128,7 @@ def _measure(
     def watch(i: int, inputs: Tensor, activations: Tensor) -> None:
         order = orders[i].to(activations.device)
         labels = nearest_experts(activations[:, order], layers[i].down.weight[:, order], recipe)
-        statistics[i].add(inputs, labels)
+        statistics[i].add_pairs(inputs, labels)
 
     watch_networks(resident, sequences, [(layer, partial(watch, i)) for i, layer in enumerate(layers)])
     return [_solve(each, experts, recipe) for each, experts in zip(statistics, divisions, strict=True)]

@@ -11,31 +11,25 @@ _NEGLIGIBLE = 1e-6
 """A direction whose standard deviation is below this share of the largest doesn't vary."""
 
 
-class InputStatistics:
-    """Moments of inputs and their products with targets, in float64; memory doesn't grow with the tokens.
+class InputMoments:
+    """Moments of inputs, in float64; memory doesn't grow with the tokens.
 
     Args:
         inputs: size of an input.
-        targets: size of a target.
         device: where the inputs are.
     """
 
-    def __init__(self, inputs: int, targets: int, device: torch.device) -> None:
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.float64, device=device)
-
+    def __init__(self, inputs: int, device: torch.device) -> None:
         self.count = 0
-        self._sum, self._target_sum = zeros(inputs), zeros(targets)
-        self._products, self._target_products = zeros(inputs, inputs), zeros(inputs, targets)
+        self._sum = torch.zeros(inputs, dtype=torch.float64, device=device)
+        self._products = torch.zeros(inputs, inputs, dtype=torch.float64, device=device)
 
-    def add(self, inputs: Tensor, targets: Tensor) -> None:
-        """Take in tokens: inputs [tokens, inputs], targets [tokens, targets], any floating dtype."""
-        inputs, targets = inputs.double(), targets.double()
+    def add(self, inputs: Tensor) -> None:
+        """Take in tokens: inputs [tokens, inputs], any floating dtype."""
+        inputs = inputs.double()
         self.count += len(inputs)
         self._sum += inputs.sum(dim=0)
-        self._target_sum += targets.sum(dim=0)
         self._products += inputs.t() @ inputs
-        self._target_products += inputs.t() @ targets
 
     @property
     def mean(self) -> NDArray[np.float64]:
@@ -53,6 +47,28 @@ class InputStatistics:
         """Mean product of inputs, [inputs, inputs]."""
         moment: NDArray[np.float64] = (self._products / self.count).cpu().numpy()
         return moment
+
+
+class InputStatistics(InputMoments):
+    """Moments of inputs and their products with targets.
+
+    Args:
+        inputs: size of an input.
+        targets: size of a target.
+        device: where the inputs are.
+    """
+
+    def __init__(self, inputs: int, targets: int, device: torch.device) -> None:
+        super().__init__(inputs, device)
+        self._target_sum = torch.zeros(targets, dtype=torch.float64, device=device)
+        self._target_products = torch.zeros(inputs, targets, dtype=torch.float64, device=device)
+
+    def add_pairs(self, inputs: Tensor, targets: Tensor) -> None:
+        """Take in tokens with their targets [tokens, targets], any floating dtype."""
+        inputs, targets = inputs.double(), targets.double()
+        self.add(inputs)
+        self._target_sum += targets.sum(dim=0)
+        self._target_products += inputs.t() @ targets
 
     def ridge(self, share: float, intercept: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Linear regression of the targets on the inputs, the intercept not regularised.

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.batching import Tokens
 from moevolve.workers.calibration.base import Calibration
-from moevolve.workers.calibration.input_statistics import principal_directions
+from moevolve.workers.calibration.input_statistics import InputMoments, principal_directions
 from moevolve.workers.calibration.tomoe_recipe import ToMoeRecipe
 from moevolve.workers.dense_layout import DenseLayer
 from moevolve.workers.resident import ResidentModel
@@ -156,37 +156,11 @@ class _Heads(_Site):
 def _find_directions(
     resident: ResidentModel, sequences: Sequence[Tokens], sites: Sequence[_Site], components: int
 ) -> None:
-    moments = [_Moments(site.reads) for site in sites]
+    moments = [InputMoments(site.reads.in_features, site.reads.weight.device) for site in sites]
     _run(resident, sequences, [(site.reads, False, each.add) for site, each in zip(sites, moments, strict=True)])
     for site, each in zip(sites, moments, strict=True):
-        directions = input_directions(each.mean, each.square, components)
+        directions = input_directions(each.mean, each.moment, components)
         site.directions = torch.from_numpy(directions).to(site.reads.weight.device)
-
-
-class _Moments:
-    """Mean and mean products of inputs, in float64."""
-
-    def __init__(self, reads: nn.Linear) -> None:
-        size, device = reads.weight.shape[1], reads.weight.device
-        self._count = 0
-        self._sum = torch.zeros(size, dtype=torch.float64, device=device)
-        self._products = torch.zeros(size, size, dtype=torch.float64, device=device)
-
-    def add(self, inputs: Tensor) -> None:
-        inputs = inputs.double()
-        self._count += len(inputs)
-        self._sum += inputs.sum(dim=0)
-        self._products += inputs.t() @ inputs
-
-    @property
-    def mean(self) -> NDArray[np.float64]:
-        mean: NDArray[np.float64] = (self._sum / self._count).cpu().numpy()
-        return mean
-
-    @property
-    def square(self) -> NDArray[np.float64]:
-        square: NDArray[np.float64] = (self._products / self._count).cpu().numpy()
-        return square
 
 
 def input_directions(mean: NDArray[np.float64], square: NDArray[np.float64], components: int) -> NDArray[np.float64]:
@@ -222,6 +196,5 @@ def _run(resident: ResidentModel, sequences: Sequence[Tokens], watches: Sequence
             else:
                 handle = module.register_forward_pre_hook(lambda _m, args, take=take: take(args[0].flatten(0, -2)))
             stack.callback(handle.remove)
-        decoder = resident.model.get_decoder()
         for tokens in sequences:
-            decoder(input_ids=torch.tensor([tokens], device=resident.device), use_cache=False)
+            resident.run(tokens)

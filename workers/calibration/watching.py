@@ -33,9 +33,8 @@ def watch_networks(
             seen: list[Tensor] = []
             stack.callback(layer.up.register_forward_pre_hook(_keep_input(seen)).remove)
             stack.callback(layer.down.register_forward_pre_hook(_tell(seen, watcher)).remove)
-        decoder = resident.model.get_decoder()
         for tokens in sequences:
-            decoder(input_ids=torch.tensor([tokens], device=resident.device), use_cache=False)
+            resident.run(tokens)
 
 
 def _keep_input(seen: list[Tensor]) -> Callable[[nn.Module, tuple[Any, ...]], None]:

@@ -7,11 +7,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from moevolve.evaluators.errors import CandidateError, UserError
-from moevolve.kernels.expert_ffn import NetworkWeights, choose_experts, expert_ffn
+from moevolve.evaluators.errors import CandidateError
+from moevolve.kernels.expert_ffn import choose_experts, expert_ffn
 from moevolve.workers.dense_layout import DenseLayer, Replacement
 from moevolve.workers.edits.applicator import ModelParts
 from moevolve.workers.edits.base import Edit
+from moevolve.workers.edits.dense import check_shape, dense_layers_for, weights_of
 from moevolve.workers.edits.factorllm import FactorLlmEdit
 from moevolve.workers.edits.tensors import host_tensor
 
@@ -78,20 +79,6 @@ class FactorizedNetwork(nn.Module):
         return expert_ffn(flat, chosen, weights_of(self._source[0]), self.output_scale).view(hidden_states.shape)
 
 
-def weights_of(layer: DenseLayer) -> NetworkWeights:
-    """The tensors that a layer's network runs on now."""
-    gate = layer.gate
-    return NetworkWeights(
-        up=layer.up.weight,
-        gate=None if gate is None else gate.weight,
-        down=layer.down.weight,
-        up_bias=layer.up.bias,
-        gate_bias=None if gate is None else gate.bias,
-        down_bias=layer.down.bias,
-        activation=layer.activation,
-    )
-
-
 class FactorLlmApplicator:
     """Divided networks (FactorLLM, arXiv 2408.11855, Eq. 5 to 7) on a resident model.
 
@@ -105,10 +92,7 @@ class FactorLlmApplicator:
         Raises:
             UserError: the model has no dense feed-forward networks.
         """
-        layers = parts.dense_layers
-        if not layers:
-            raise UserError("FactorLLM edits need dense feed-forward networks of a family where they are known")
-        self._layers = layers
+        self._layers = layers = dense_layers_for("FactorLLM", parts)
         self._replacements = tuple(Replacement(layer) for layer in layers)
         self.networks = tuple(FactorizedNetwork(layer).eval() for layer in layers)
         self.orders = tuple(NeuronOrder(layer) for layer in layers)
@@ -131,12 +115,6 @@ class FactorLlmApplicator:
             order.restore()
 
     def _check(self, edit: FactorLlmEdit) -> None:
-        first = self._layers[0]
-        found = (len(self._layers), first.width, first.hidden)
-        if (edit.layers, edit.width, edit.hidden) != found:
-            raise UserError(
-                f"the edit is for {edit.layers} networks of {edit.width} neurons on {edit.hidden} inputs, the model "
-                f"has {found[0]} of {found[1]} on {found[2]}; use the model it was searched on"
-            )
+        check_shape(edit, self._layers)
         if not edit.finite:
             raise CandidateError("a router's entry is not finite")

@@ -79,6 +79,7 @@ class NanoMoeApplicator:
         self._made: dict[str, _StandIn] = {}
         self._shown: set[str] = set()
 
+    @torch.inference_mode(False)  # factors are kept, and an export outside of inference mode shares them
     def apply(self, edit: Edit) -> None:
         """See `Applicator.apply`."""
         assert isinstance(edit, NanoMoeEdit)

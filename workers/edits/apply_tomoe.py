@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -12,8 +14,8 @@ from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.kernels.neuron_mask import ExpertMasks, choose_expert, masked_network, top_dimensions
 from moevolve.workers.dense_layout import DenseLayer, Replacement
 from moevolve.workers.edits.applicator import ModelParts
-from moevolve.workers.edits.apply_factorllm import weights_of
 from moevolve.workers.edits.base import Edit
+from moevolve.workers.edits.dense import check_shape, dense_layers_for, weights_of
 from moevolve.workers.edits.tensors import host_tensor
 from moevolve.workers.edits.tomoe import HEAD_FAMILIES, HeadMasks, ToMoeEdit
 
@@ -107,10 +109,7 @@ class ToMoeApplicator:
         Raises:
             UserError: the model has no dense feed-forward networks.
         """
-        layers = parts.dense_layers
-        if not layers:
-            raise UserError("ToMoE edits need dense feed-forward networks of a family where they are known")
-        self._layers = layers
+        self._layers = layers = dense_layers_for("ToMoE", parts)
         self._model_type = str(parts.model.config.model_type)
         self._replacements = tuple(Replacement(layer) for layer in layers)
         self.networks = tuple(MaskedNetwork(layer).eval() for layer in layers)
@@ -139,13 +138,7 @@ class ToMoeApplicator:
         self._heads = []
 
     def _check(self, edit: ToMoeEdit) -> None:
-        first = self._layers[0]
-        found = (len(self._layers), first.width, first.hidden)
-        if (edit.layers, edit.width, edit.hidden) != found:
-            raise UserError(
-                f"the edit is for {edit.layers} networks of {edit.width} neurons on {edit.hidden} inputs, the model "
-                f"has {found[0]} of {found[1]} on {found[2]}; use the model it was searched on"
-            )
+        check_shape(edit, self._layers)
         if edit.heads is not None:
             self._check_heads(edit.heads)
         if not edit.finite:
@@ -168,7 +161,7 @@ def balance(network: MaskedNetwork) -> float:
     return float(len(network.loads) * (network.loads / tokens) @ (network.shares / tokens))
 
 
-def fold(coordinates: Any, directions: Any) -> Tensor:
+def fold(coordinates: NDArray[np.float32], directions: NDArray[np.float32]) -> Tensor:
     """A router [outputs, hidden] from its coordinates on directions."""
     return host_tensor(coordinates) @ host_tensor(directions)
 

@@ -26,11 +26,6 @@ def one_hot_layers(matrices: NDArray[np.float32]) -> NDArray[np.bool_]:
     return binary & (ones.sum(axis=2) == 1).all(axis=1)
 
 
-def is_one_hot(matrix: NDArray[np.float32]) -> bool:
-    """Whether every row of `matrix` [n', n] is one-hot."""
-    return bool(one_hot_layers(matrix[None])[0])
-
-
 @dataclass(frozen=True)
 class EepEdit:
     """Router mapping `W_RM` and expert merging `W_EM` of every MoE layer.
@@ -115,10 +110,6 @@ class EepEdit:
     def finite(self) -> bool:
         """Whether every entry is finite."""
         return bool(np.isfinite(self.router_mapping).all() and np.isfinite(self.expert_merging).all())
-
-    def prunes_only(self, layer: int) -> bool:
-        """Whether MoE layer `layer` needs no merged weights: every new expert is one of the originals."""
-        return bool(self.one_hot_merging[layer])
 
     @cached_property
     def phenotype_hash(self) -> str:
