@@ -91,9 +91,9 @@ def _load(path: Path) -> dict[str, NDArray[np.float32]]:
         raise UserError(f"{path}: no such coefficient file")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0][:200]
-        raise UserError(f"{path}: not a file of tensors ({reason})") from None
+    except Exception:
+        # What torch says goes on to advise weights_only=False, which runs code in the file.
+        raise UserError(f"{path}: not a file of tensors that torch.save wrote, or it holds more than tensors") from None
     if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
         raise UserError(f"{path}: expected a dict of tensors")
     for key, value in content.items():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moevolve.search.cli.console import JsonOption, errors, print_json
-from moevolve.search.cli.searches import INTERRUPTED, AddressOption, SetOption
+from moevolve.search.cli.searches import INTERRUPTED, AddressOption, as_override
 
 if TYPE_CHECKING:
     from moevolve.search.comparing.config import Cell, Comparison
@@ -23,7 +23,10 @@ def register(app: typer.Typer) -> None:
 
 def compare(
     config: Annotated[Path, typer.Argument(help="Comparison (YAML).")],
-    overrides: SetOption = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. base.workers.count=4."),
+    ] = None,
     store: Annotated[
         str | None, typer.Option("--store", envvar="MOEVOLVE_STORE", help="SQLAlchemy URL; default: the base's.")
     ] = None,
@@ -41,7 +44,7 @@ def compare(
     from moevolve.store.repository import Store
 
     changes = {"base.store": store, "base.workers.address": address}
-    extra = tuple(f"{key}={value}" for key, value in changes.items() if value is not None)
+    extra = tuple(as_override(key, value) for key, value in changes.items() if value is not None)
     comparison = load_comparison(config, (*(overrides or ()), *extra))
     for path in (csv, markdown):
         _check_folder(path)
