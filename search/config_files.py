@@ -26,6 +26,8 @@ def load_run_config(path: Path, overrides: tuple[str, ...] = ()) -> RunConfig:
         UserError: the file is missing, no YAML, has an unknown key or a bad value; the message names the field.
     """
     data = read_mapping(path)
+    if "base" in data and "methods" in data:
+        raise UserError(f"{path}: this is a comparison: run it with `moevolve compare`")
     for override in overrides:
         apply_override(data, override)
     resolve_paths(data, path.parent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -47,7 +48,7 @@ def compare(
     extra = tuple(as_override(key, value) for key, value in changes.items() if value is not None)
     comparison = load_comparison(config, (*(overrides or ()), *extra))
     for path in (csv, markdown):
-        _check_folder(path)
+        _check_target(path)
     # A cluster manager stops a driver with SIGTERM: treat it like Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     hint = "run the same command again to go on"
@@ -82,8 +83,13 @@ def _watch(comparison: Comparison) -> Callable[[int, Cell], Observer]:
     return observer
 
 
-def _check_folder(path: Path | None) -> None:
+def _check_target(path: Path | None) -> None:
+    """Whether a file can be written there is better known before hours of searches than after."""
     from moevolve.evaluators.errors import UserError
 
-    if path is not None and not path.parent.is_dir():
+    if path is None:
+        return
+    if not path.parent.is_dir():
         raise UserError(f"{path}: the folder {path.parent} doesn't exist")
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UserError(f"{path}: can't be written; give the path of a file")

@@ -108,6 +108,20 @@ def test_a_tune_phase_of_eep_is_told_which_phases_there_are(launch: Callable[...
     assert "phases.0.kind: a tune phase doesn't suit genome kind eep; use prune or merge" in message
 
 
+def test_a_comparison_knows_before_it_runs_where_its_tables_cannot_go(tiny: Any, tmp_path: Path) -> None:
+    store = tmp_path / "store.db"
+    base = {key: value for key, value in tiny.run_data("x", store=f"sqlite:///{store}").items() if key != "name"}
+    path = tmp_path / "compare.yaml"
+    path.write_text(yaml.safe_dump({"name": "sides", "base": base, "methods": {"search": {}}}))
+    assert "can't be written; give the path of a file" in refusal("compare", path, "--csv", tmp_path)
+    assert "the folder" in refusal("compare", path, "--markdown", tmp_path / "none" / "table.md")
+    assert "genome: unknown key" in refusal("compare", path, "--set", "genome.experts=2")
+    assert refusal("launch", path).endswith("run it with `moevolve compare`")
+    run = tiny.write_run(tmp_path / "run.yaml", "one", store=f"sqlite:///{store}")
+    assert refusal("compare", run).endswith("run it with `moevolve launch`")
+    assert not store.exists()
+
+
 def test_missing_and_broken_run_files(tmp_path: Path) -> None:
     assert "nowhere.yaml" in refusal("launch", tmp_path / "nowhere.yaml")
     (tmp_path / "broken.yaml").write_text("a: [1")
