@@ -54,7 +54,11 @@ def read_coefficients(path: Path, layers: int, experts: int) -> tuple[Matrices, 
 
 
 def write_coefficients(path: Path, genome: EepGenome) -> None:
-    """Write a genome in the authors' form (`torch.save`, tensors only): the last group becomes `others`."""
+    """Write a genome in the authors' form (`torch.save`, tensors only): the last group becomes `others`.
+
+    Raises:
+        UserError: the file can't be written.
+    """
     import torch
 
     groups = np.array(genome.space.layer_groups)
@@ -65,7 +69,11 @@ def write_coefficients(path: Path, genome: EepGenome) -> None:
             last = group == genome.space.groups - 1
             key = _OTHERS[kind] if last else _key(kind, int(members[0]), int(members[-1]))
             tensors[key] = torch.from_numpy(matrices[group].copy())
-    torch.save(tensors, path)
+    try:
+        with path.open("wb") as file:
+            torch.save(tensors, file)
+    except OSError as error:
+        raise UserError(f"{path}: can't be written: {error.strerror or error}") from None
 
 
 def group_layers(mapping: Matrices, merging: Matrices) -> int:
