@@ -54,7 +54,11 @@ def read_coefficients(path: Path, layers: int, experts: int) -> tuple[Matrices, 
 
 
 def write_coefficients(path: Path, genome: EepGenome) -> None:
-    """Write a genome in the authors' form (`torch.save`, tensors only): the last group becomes `others`."""
+    """Write a genome in the authors' form (`torch.save`, tensors only): the last group becomes `others`.
+
+    Raises:
+        UserError: the file can't be written.
+    """
     import torch
 
     groups = np.array(genome.space.layer_groups)
@@ -65,7 +69,11 @@ def write_coefficients(path: Path, genome: EepGenome) -> None:
             last = group == genome.space.groups - 1
             key = _OTHERS[kind] if last else _key(kind, int(members[0]), int(members[-1]))
             tensors[key] = torch.from_numpy(matrices[group].copy())
-    torch.save(tensors, path)
+    try:
+        with path.open("wb") as file:
+            torch.save(tensors, file)
+    except OSError as error:
+        raise UserError(f"{path}: can't be written: {error.strerror or error}") from None
 
 
 def group_layers(mapping: Matrices, merging: Matrices) -> int:
@@ -91,9 +99,9 @@ def _load(path: Path) -> dict[str, NDArray[np.float32]]:
         raise UserError(f"{path}: no such coefficient file")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0][:200]
-        raise UserError(f"{path}: not a file of tensors ({reason})") from None
+    except Exception:
+        # What torch says goes on to advise weights_only=False, which runs code in the file.
+        raise UserError(f"{path}: not a file of tensors that torch.save wrote, or it holds more than tensors") from None
     if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
         raise UserError(f"{path}: expected a dict of tensors")
     for key, value in content.items():

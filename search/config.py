@@ -163,7 +163,7 @@ class RunConfig(StoredConfig):
 
     @model_validator(mode="after")
     def _prune_before_merge(self) -> Self:
-        kinds = [phase.kind for phase in self.phases]
-        if kinds != sorted(kinds, key=("prune", "merge", "tune").index):
+        kinds = [phase.kind for phase in self.phases if phase.kind != "tune"]
+        if kinds != sorted(kinds, key=("prune", "merge").index):
             raise ValueError("phases: a prune phase can't follow a merge phase, merged experts have no retained ones")
         return self

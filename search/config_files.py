@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ def load_run_config(path: Path, overrides: tuple[str, ...] = ()) -> RunConfig:
         UserError: the file is missing, no YAML, has an unknown key or a bad value; the message names the field.
     """
     data = read_mapping(path)
+    if "base" in data and "methods" in data:
+        raise UserError(f"{path}: this is a comparison: run it with `moevolve compare`")
     for override in overrides:
         apply_override(data, override)
     resolve_paths(data, path.parent)
@@ -126,11 +129,27 @@ def describe_validation(error: ValidationError) -> str:
     findings = []
     for item in error.errors():
         field = ".".join(str(part) for part in item["loc"] if part not in _TAGS)
-        message = item["msg"].removeprefix("Value error, ")
-        if item["type"] == "extra_forbidden":
-            message = "unknown key"
+        message = _message(item["type"], item["msg"], item.get("ctx", {}))
         findings.append(f"{field}: {message}" if field else message)
     return "; ".join(findings)
+
+
+def _message(kind: str, message: str, context: Mapping[str, Any]) -> str:
+    """Pydantic's message in the words of YAML, which has lists and mappings."""
+    match kind:
+        case "extra_forbidden":
+            return "unknown key"
+        case "tuple_type":
+            return "expected a list, for example [a, b]"
+        case "model_type" | "model_attributes_type" | "dict_type":
+            return "expected a mapping of settings"
+        case "too_short":
+            return f"expected {context['min_length']} or more entries"
+        case "union_tag_invalid":
+            return f"{context['tag']} is unknown; there are {context['expected_tags'].replace(chr(39), '')}"
+        case "union_tag_not_found":
+            return f"expected a mapping of settings with {context['discriminator'].strip(chr(39))}"
+    return message.removeprefix("Value error, ")
 
 
 def _yaml_value(override: str, value: str) -> Any:

@@ -110,7 +110,7 @@ def register(plan: Plan, store: Store) -> None:
 
 
 def resume_plan(store: Store, name: str, adjust: Callable[[RunConfig], RunConfig] = lambda config: config) -> Plan:
-    """The plan of a stored search, with execution settings adjusted.
+    """The plan of a stored search, with settings adjusted that don't change the population.
 
     Raises:
         UserError: model, tasks or configuration are not what the search was launched with.
@@ -121,8 +121,8 @@ def resume_plan(store: Store, name: str, adjust: Callable[[RunConfig], RunConfig
     if not isinstance(stored, RunConfig):
         raise UserError(f"search {record.name} was imported: there is nothing to resume")
     config = adjust(stored)
-    if config.config_hash != stored.config_hash:
-        raise UserError("resume: only `workers` settings may change; everything else would change the population")
+    if (config.config_hash, config.name) != (stored.config_hash, stored.name):
+        raise UserError("resume: only `workers` and `final` settings may change; others would make it another search")
     plan = make_plan(config, record.id)
     if plan.facts.fingerprint != record.model_fingerprint:
         raise UserError(f"model.path {config.model.path}: these are not the weights that search {record.name} ran on")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +11,7 @@ import typer
 
 from moevolve.search.cli.console import JsonOption, print_json
 from moevolve.search.cli.endings import told_in_a_line
-from moevolve.search.cli.searches import INTERRUPTED, AddressOption, SetOption
+from moevolve.search.cli.searches import INTERRUPTED, AddressOption, as_override
 
 if TYPE_CHECKING:
     from moevolve.search.comparing.config import Cell, Comparison
@@ -23,7 +24,10 @@ def register(app: typer.Typer) -> None:
 
 def compare(
     config: Annotated[Path, typer.Argument(help="Comparison (YAML).")],
-    overrides: SetOption = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. base.workers.count=4."),
+    ] = None,
     store: Annotated[
         str | None, typer.Option("--store", envvar="MOEVOLVE_STORE", help="SQLAlchemy URL; default: the base's.")
     ] = None,
@@ -41,10 +45,10 @@ def compare(
     from moevolve.store.repository import Store
 
     changes = {"base.store": store, "base.workers.address": address}
-    extra = tuple(f"{key}={value}" for key, value in changes.items() if value is not None)
+    extra = tuple(as_override(key, value) for key, value in changes.items() if value is not None)
     comparison = load_comparison(config, (*(overrides or ()), *extra))
     for path in (csv, markdown):
-        _check_folder(path)
+        _check_target(path)
     hint = "run the same command again to go on"
     with told_in_a_line(f"{INTERRUPTED}, {hint}", PoolError, hint), Store.open(comparison.store) as opened:
         rows = comparison_rows(run_comparison(comparison, opened, _watch(comparison)), opened)
@@ -70,8 +74,13 @@ def _watch(comparison: Comparison) -> Callable[[int, Cell], Observer]:
     return observer
 
 
-def _check_folder(path: Path | None) -> None:
+def _check_target(path: Path | None) -> None:
+    """Whether a file can be written there is better known before hours of searches than after."""
     from moevolve.evaluators.errors import UserError
 
-    if path is not None and not path.parent.is_dir():
+    if path is None:
+        return
+    if not path.parent.is_dir():
         raise UserError(f"{path}: the folder {path.parent} doesn't exist")
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UserError(f"{path}: can't be written; give the path of a file")

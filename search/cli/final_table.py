@@ -25,7 +25,8 @@ def print_report(report: FinalReport, store: str) -> None:
     for task in tasks:
         if len(tasks) > 1:
             rows.append([f"[bold]{escape(task)}[/bold]", *[""] * (len(columns) - 1)])
-        rows += [_row(contestant, task, splits, sizes, report) for contestant in report.contestants]
+        measured_on = [row for row in report.contestants if any(score.task == task for score in row.scores)]
+        rows += [_row(contestant, task, splits, sizes, report) for contestant in measured_on]
         ends.append(len(rows) - 1)
     print_table(
         f"{report.search} on {', '.join(tasks)}: "

@@ -23,16 +23,19 @@ def plot(
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
     """Draw a search: score over evaluations, and the best EEP individual's matrices as heat maps."""
+    from moevolve.search.config_files import parse_stored_config
     from moevolve.search.evaluation import find_subject, full_fitness
     from moevolve.search.genomes.eep_genome import EepGenome
     from moevolve.search.plots import plot_search
+    from moevolve.search.reporting.standings import Scorer, find_winner
     from moevolve.store.repository import Store
 
     with Store.open(store, create=False) as opened:
         record = opened.search(search)
         history = opened.history(record.id)
-        leaders = opened.best_of_search(record.id, 1)
-        reference = individual or (f"{record.name}:{leaders[0].index}" if leaders else None)
+        config = parse_stored_config(record.config)
+        winner, _ = find_winner(opened, record, config, Scorer(opened, record, config))
+        reference = individual or (winner.ref if winner is not None else None)
         genome = None if reference is None else find_subject(opened, reference).genome
         # Other kinds have no matrices of experts to look at.
         matrices = genome if isinstance(genome, EepGenome) else None

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moevolve.evaluators.errors import UserError
 from moevolve.search.cli.console import DEFAULT_STORE, JsonOption, StoreOption, print_json
 from moevolve.search.cli.endings import told_in_a_line
 from moevolve.search.config import RunConfig
-from moevolve.search.config_files import apply_override, load_run_config, parse_run_config
+from moevolve.search.config_files import apply_override, load_run_config, parse_run_config, parse_stored_config
 
 if TYPE_CHECKING:
     from moevolve.search.plan import Plan
@@ -32,6 +34,11 @@ def register(app: typer.Typer) -> None:
     app.command()(resume)
 
 
+def as_override(key: str, value: str) -> str:
+    """What `--set` takes for a setting that is text, whatever else YAML would read in it."""
+    return f"{key}={json.dumps(value)}"
+
+
 def launch(
     config: Annotated[Path, typer.Argument(help="Run configuration (YAML).")],
     overrides: SetOption = None,
@@ -47,7 +54,7 @@ def launch(
 ) -> None:
     """Launch a search and follow it to its end. Ctrl-C leaves it resumable."""
     changes = {"store": store, "name": name, "workers.address": address}
-    extra = tuple(f"{key}={value}" for key, value in changes.items() if value is not None)
+    extra = tuple(as_override(key, value) for key, value in changes.items() if value is not None)
     settings = load_run_config(config, (*(overrides or ()), *extra))
 
     from moevolve.search import service
@@ -57,17 +64,30 @@ def launch(
     with Store.open(settings.store) as opened:
         exists = any(summary.search.name == settings.name for summary in opened.searches())
         if or_resume and exists:
-            _follow(service.resume_plan(opened, settings.name), opened, as_json)
+            _follow(_relaunched(settings, opened, config), opened, as_json)
         else:
             service.register(plan, opened)
             _follow(plan, opened, as_json)
+
+
+def _relaunched(settings: RunConfig, store: Store, path: Path) -> Plan:
+    """The plan of the stored search of this name, if that is what the settings describe."""
+    from moevolve.search import service
+
+    record = store.search(settings.name)
+    if parse_stored_config(record.config).config_hash != settings.config_hash:
+        raise UserError(
+            f"--or-resume: search {record.name} is in the store with other settings than {path} has now; give this one "
+            f"another name with --name, or continue that one with `moevolve resume {record.name}`"
+        )
+    return service.resume_plan(store, record.id, lambda _: settings)
 
 
 def resume(
     search: Annotated[str, typer.Argument(help="Name or id of the search.")],
     store: StoreOption = DEFAULT_STORE,
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Only `workers.*` may change.")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Only `workers.*` and `final.*` may change.")
     ] = None,
     address: AddressOption = None,
     as_json: JsonOption = False,
@@ -77,8 +97,8 @@ def resume(
     from moevolve.store.repository import Store
 
     def adjust(stored: RunConfig) -> RunConfig:
-        data: dict[str, Any] = stored.model_dump(mode="json")
-        for override in (*(overrides or ()), *([f"workers.address={address}"] if address else [])):
+        data: dict[str, Any] = stored.model_dump(mode="json") | {"store": store}
+        for override in (*(overrides or ()), *([as_override("workers.address", address)] if address else [])):
             apply_override(data, override)
         return parse_run_config(data, f"search {search}")
 

@@ -109,6 +109,8 @@ def load_comparison(path: Path, overrides: tuple[str, ...] = ()) -> Comparison:
         UserError: the file is missing, no YAML, has an unknown key or a bad value; the message names the field.
     """
     data = read_mapping(path)
+    if "phases" in data and "methods" not in data:
+        raise UserError(f"{path}: this is one search, not a comparison: run it with `moevolve launch`")
     base = data.get("base")
     if isinstance(base, str):
         source = path.parent / base

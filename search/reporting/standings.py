@@ -69,6 +69,7 @@ class Standings:
 
     Attributes:
         tasks: names, as configured.
+        others: names of tasks that the best was tested on, too, and which it was not searched on.
         rows: full model, random draws, the method's start, the best; those that there are.
         gaps: what wasn't measured.
         winner: the best found.
@@ -76,6 +77,7 @@ class Standings:
     """
 
     tasks: tuple[str, ...]
+    others: tuple[str, ...]
     rows: tuple[Row, ...]
     gaps: tuple[Gap, ...]
     winner: IndividualDetail | None
@@ -101,10 +103,15 @@ class Scorer:
         self._fingerprints = {(record.task, record.split): record.task_fingerprint for record in records}
 
     def learn(self, evaluations: Sequence[EvaluationRecord]) -> None:
-        """Take over versions of splits that the search doesn't have itself, such as a `test` evaluated by hand."""
+        """Take over splits that the search doesn't have itself: a `test` evaluated by hand, or of another task."""
         for record in sorted(evaluations, key=lambda one: (one.created_at is None, one.created_at)):
-            if record.task in self.tasks:
+            if record.task in self.tasks or record.split == "test":
                 self._fingerprints.setdefault((record.task, record.split), record.task_fingerprint)
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Tasks that were not searched on (`final.held_out`, or evaluated by hand), by name."""
+        return tuple(sorted({task for task, _ in self._fingerprints} - set(self.tasks)))
 
     def find(self, phenotypes: Sequence[str]) -> dict[tuple[str, str, str], EvaluationRecord]:
         """(phenotype, task, split) -> evaluation."""
@@ -163,7 +170,7 @@ def standings(store: Store, search: SearchRecord, config: StoredConfig, history:
         history: its individuals.
     """
     scorer = Scorer(store, search, config)
-    winner, reranked = _winner(store, search, config, scorer)
+    winner, reranked = find_winner(store, search, config, scorer)
     if winner is not None:
         scorer.learn(winner.evaluations)
     whole = None if not history else store.individual(f"{search.name}:{history[0].index}").individual.parameters_full
@@ -178,7 +185,8 @@ def standings(store: Store, search: SearchRecord, config: StoredConfig, history:
         rows.append(_row(START_LABEL, start, scorer))
     if winner is not None:
         rows.append(_row(BEST_LABEL, winner, scorer))
-    return Standings(scorer.tasks, tuple(rows), tuple(_gaps(search, scorer, rows)), winner, reranked)
+    gaps = tuple(_gaps(search, scorer, rows))
+    return Standings(scorer.tasks, scorer.others, tuple(rows), gaps, winner, reranked)
 
 
 def _row(label: str, detail: IndividualDetail, scorer: Scorer) -> Row:
@@ -188,7 +196,7 @@ def _row(label: str, detail: IndividualDetail, scorer: Scorer) -> Row:
     )
 
 
-def _winner(
+def find_winner(
     store: Store, search: SearchRecord, config: StoredConfig, scorer: Scorer
 ) -> tuple[IndividualDetail | None, bool]:
     """What the end of the search would pick, or has: the best on `dev` among the best few by fitness."""

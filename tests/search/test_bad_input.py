@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.cli.app import app
+from moevolve.search.config_files import load_run_config
+from moevolve.search.service import new_plan, register
 from moevolve.store.errors import StoreError
 from moevolve.store.repository import Store
 
@@ -72,6 +74,52 @@ def test_overrides_are_checked_like_the_file(launch: Callable[..., str]) -> None
     assert "expected KEY=VALUE" in launch("--set", "seed")
     assert "phases" in launch("--set", "phases.7.sigma=1")
     assert "genome.experts" in launch("--set", "genome.experts=many")
+
+
+def test_a_name_is_text_whatever_yaml_would_read_in_it(launch: Callable[..., str]) -> None:
+    assert launch("--name", "2", "--set", "window=0").endswith(
+        "run.yaml: window: Input should be greater than or equal to 1"
+    )
+
+
+def test_launching_again_with_other_settings_is_not_resuming(tiny: Any, tmp_path: Path) -> None:
+    path = tiny.write_run(tmp_path / "run.yaml", "again", store=f"sqlite:///{tmp_path / 'store.db'}")
+    settings = load_run_config(path)
+    with Store.open(settings.store) as store:
+        register(new_plan(settings), store)
+    message = refusal("launch", path, "--or-resume", "--set", "seed=9")
+    for words in ("--or-resume: search again", "other settings than", "--name", "`moevolve resume again`"):
+        assert words in message
+
+
+def test_resuming_under_another_name_is_refused(tiny: Any, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'store.db'}"
+    settings = load_run_config(tiny.write_run(tmp_path / "run.yaml", "again", store=url))
+    with Store.open(url) as store:
+        register(new_plan(settings), store)
+    for change in ("name=other", "seed=9"):
+        assert "only `workers` and `final` settings may change" in refusal(
+            "resume", "again", "--store", url, "--set", change
+        )
+
+
+def test_a_tune_phase_of_eep_is_told_which_phases_there_are(launch: Callable[..., str]) -> None:
+    message = launch(phases=[{"kind": "tune", "evaluations": 9}, {"kind": "merge", "evaluations": 9}])
+    assert "phases.0.kind: a tune phase doesn't suit genome kind eep; use prune or merge" in message
+
+
+def test_a_comparison_knows_before_it_runs_where_its_tables_cannot_go(tiny: Any, tmp_path: Path) -> None:
+    store = tmp_path / "store.db"
+    base = {key: value for key, value in tiny.run_data("x", store=f"sqlite:///{store}").items() if key != "name"}
+    path = tmp_path / "compare.yaml"
+    path.write_text(yaml.safe_dump({"name": "sides", "base": base, "methods": {"search": {}}}))
+    assert "can't be written; give the path of a file" in refusal("compare", path, "--csv", tmp_path)
+    assert "the folder" in refusal("compare", path, "--markdown", tmp_path / "none" / "table.md")
+    assert "genome: unknown key" in refusal("compare", path, "--set", "genome.experts=2")
+    assert refusal("launch", path).endswith("run it with `moevolve compare`")
+    run = tiny.write_run(tmp_path / "run.yaml", "one", store=f"sqlite:///{store}")
+    assert refusal("compare", run).endswith("run it with `moevolve launch`")
+    assert not store.exists()
 
 
 def test_missing_and_broken_run_files(tmp_path: Path) -> None:

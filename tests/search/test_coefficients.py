@@ -158,6 +158,13 @@ def test_files_of_code_are_refused_and_not_run(
     assert not (tmp_path / "unpickled.txt").exists()
 
 
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    for path in (tmp_path / "none" / "a.pth", tmp_path):
+        with pytest.raises(UserError, match="can't be written") as caught:
+            write_coefficients(path, continuous(eep_space(4, 4)))
+        assert str(path) in str(caught.value)
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     assert_refused(tmp_path / "none.pth", "no such coefficient file")
     assert_refused(tmp_path, "no such coefficient file")

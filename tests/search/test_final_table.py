@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from moevolve.search.cli.final_table import print_report
@@ -51,6 +53,20 @@ def test_several_tasks_are_blocks_of_the_same_columns(capsys: pytest.CaptureFixt
     assert sum(line.startswith("├") for line in lines) == 2
     assert max(map(len, lines[1:])) <= 100
     assert any("moevolve best --search wide" in line for line in lines)
+
+
+def test_a_contestant_has_no_line_in_the_block_of_a_task_it_was_not_scored_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    both = report(("rte", "held-out"), 3_000_000)
+    full, draws, best = both.contestants
+    alone = replace(draws, scores=tuple(score for score in draws.scores if score.task == "rte"))
+    print_report(replace(both, contestants=(full, alone, best)), STORE)
+    firsts = [line.split("│")[1].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    assert [name for name in firsts if name] == [
+        *("rte", "full model", "random masks, 3 draws", "best found", "wide:7"),
+        *("held-out", "full model", "best found", "wide:7"),
+    ]
 
 
 def test_active_parameters_have_a_column_where_tokens_skip_some(capsys: pytest.CaptureFixture[str]) -> None:

@@ -229,6 +229,19 @@ def test_what_was_not_measured_is_said_with_the_command(tiny: Any, tmp_path: Pat
             f"test, the full model {100 * contents.standings.rows[0].cells['pick', 'test'].score:.1f} %"
             in (page_of(contents)[1])
         )
+        assert not contents.standings.others
+        evaluate_subject(store, find_subject(store, winner.ref), f"{tiny.task}@perplexity", "test")
+        contents = gather(store, "bare")
+        assert contents.standings.tasks == ("pick",) and contents.standings.others == ("pick@perplexity",)
+        assert not contents.standings.gaps and "pick@perplexity not searched on" in page_of(contents)[1]
+
+
+def test_a_plot_shows_the_matrices_of_the_reports_best(all_kinds: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["plot", "eep", "-o", str(tmp_path / "eep.svg"), "--store", all_kinds])
+    assert done.exit_code == 0, done.output
+    with Store.open(all_kinds) as store:
+        winner = gather(store, "eep").standings.winner
+    assert winner is not None and f"matrices of {winner.ref} " in (tmp_path / "eep.svg").read_text()
 
 
 def _evaluations(folder: Path) -> int:
