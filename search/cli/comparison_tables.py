@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -20,9 +20,8 @@ _NOTE = (
 
 
 def print_tables(name: str, rows: Sequence[Row]) -> None:
-    """One table per task and budget."""
-    for title, group in _groups(name, rows):
-        headings, body = _table(group)
+    """One table per task and budget; with several tasks, one per budget that sums them up."""
+    for title, headings, body in _tables(name, rows):
         print_table(title, [(heading, place > 0) for place, heading in enumerate(headings)], body)
     output.print(_NOTE, highlight=False)
 
@@ -30,8 +29,7 @@ def print_tables(name: str, rows: Sequence[Row]) -> None:
 def write_markdown(name: str, rows: Sequence[Row], path: Path) -> None:
     """The same tables for a document."""
     parts = []
-    for title, group in _groups(name, rows):
-        headings, body = _table(group)
+    for title, headings, body in _tables(name, rows):
         lines = [headings, ["---", *(["---:"] * (len(headings) - 1))], *body]
         flat = ("| " + " | ".join(cell.replace("\n", ", ") for cell in line) + " |" for line in lines)
         parts.append(f"**{title}**\n\n" + "\n".join(flat) + "\n")
@@ -61,9 +59,30 @@ def _line(row: Row, score: Measured | None) -> list[object]:
     return [*head, *measured, *costs, *tests, " ".join(row.refs), row.failure]
 
 
-def _groups(name: str, rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
-    groups = groupby(rows, key=lambda row: (row.task, row.budget))
-    return [(", ".join([name, *(label for label in key if label)]), list(group)) for key, group in groups]
+def _tables(name: str, rows: Sequence[Row]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+    """Title, headings and cells of every table."""
+    for key, group in groupby(rows, key=lambda row: (row.task, row.budget)):
+        yield ", ".join([name, *(label for label in key if label)]), *_table(list(group))
+    tasks = list(dict.fromkeys(row.task for row in rows))
+    for budget in dict.fromkeys(row.budget for row in rows) if len(tasks) > 1 else ():
+        title = ", ".join([name, *([budget] if budget else []), "all tasks"])
+        here = [row for row in rows if row.budget == budget]
+        yield f"{title}: test; * another score than the best baseline's, p < 0.05", *_summary(tasks, here)
+
+
+def _summary(tasks: Sequence[str], rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Contestants by tasks, headline scores."""
+    found = {(_label(row), row.task): row for row in rows}
+    body = []
+    for label in dict.fromkeys(label for label, _ in found):
+        cells = [found.get((label, task)) for task in tasks]
+        body.append([label, *("-" if row is None else _headline(row) for row in cells)])
+    return ["method", *tasks], body
+
+
+def _headline(row: Row) -> str:
+    test = row.against_baseline
+    return _mean(row.headline) + (" *" if test is not None and test.p < 0.05 else "")
 
 
 def _table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:

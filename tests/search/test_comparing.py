@@ -302,6 +302,20 @@ def test_tables_hold_every_row(
     assert len({line.count("|") for line in tables}) == 1
 
 
+def test_several_tasks_are_summed_up(
+    finished: tuple[Comparison, Path, list[Row]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, _, rows = finished
+    both = [replace(row, task=task) for task in ("pick", "other") for row in rows if row.budget == "2 of 4"]
+    write_markdown("both", both, tmp_path / "rows.md")
+    _, summary = (tmp_path / "rows.md").read_text().split("**both, 2 of 4, all tasks")
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in summary.splitlines() if "|" in line]
+    assert lines[0] == ["method", "pick", "other"]
+    for row, (_, *cells) in zip(rows[:7], lines[2:], strict=True):
+        assert row.headline is not None
+        assert {cell.removesuffix(" *") for cell in cells} == {f"{100 * row.headline.score:.1f}"}
+
+
 def outcomes(values: Any, metric: str = "mean", weight: float = 1.0) -> Outcomes:
     return Outcomes(np.asarray(values, dtype=np.float64), metric, weight)
 
