@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
+import signal
 import socket
 import tempfile
+import threading
 from typing import Any
 
 import ray
@@ -31,6 +33,8 @@ def start_ray(workers: WorkersSection) -> None:
     if ray.is_initialized():
         return
     local: dict[str, Any] = {}
+    # Ray takes SIGTERM for itself, in Python and below it, and dies of it with a stack trace.
+    before = signal.getsignal(signal.SIGTERM)
     _check_reachable(workers.address)
     if workers.address is None:
         local = {"num_cpus": max(1, math.ceil(workers.count * workers.num_cpus)), "include_dashboard": False}
@@ -45,6 +49,14 @@ def start_ray(workers: WorkersSection) -> None:
             )
     except (ConnectionError, RayError, ValueError) as error:
         raise PoolError(f"workers.address {workers.address}: can't join this Ray cluster: {error}") from error
+    finally:
+        _handle(signal.SIGTERM, before)
+
+
+def _handle(number: signal.Signals, handler: Any) -> None:
+    """Set a signal's handler back; only the main thread can, and only it had one changed."""
+    if threading.current_thread() is threading.main_thread() and handler is not None:
+        signal.signal(number, handler)
 
 
 def _check_reachable(address: str | None) -> None:

@@ -208,18 +208,23 @@ def test_workers_killed_during_evaluation_change_nothing(
     assert snapshot(database, "calm") == uninterrupted
 
 
-def test_ctrl_c_leaves_a_resumable_search(
-    uninterrupted: Any, tiny: Any, snapshot: Any, moevolve: Any, tmp_path: Path
+@pytest.mark.parametrize(
+    ("stop", "number"),
+    # Ctrl-C in a terminal reaches the whole group, a cluster manager's SIGTERM the driver alone.
+    [pytest.param(os.killpg, signal.SIGINT, id="ctrl-c"), pytest.param(os.kill, signal.SIGTERM, id="sigterm")],
+)
+def test_an_interruption_leaves_a_resumable_search(
+    stop: Any, number: int, uninterrupted: Any, tiny: Any, snapshot: Any, moevolve: Any, tmp_path: Path
 ) -> None:
     database = tmp_path / "moevolve.db"
     run = tiny.write_run(tmp_path / "run.yaml", "calm")
     process = start(["launch", str(run)], tmp_path)
     wait_for(database, 5, process)
-    os.killpg(process.pid, signal.SIGINT)
+    stop(process.pid, number)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 130
     assert "moevolve resume calm" in output
-    assert "Traceback" not in output
+    assert "Traceback" not in output and "SIGTERM" not in output
     (search,) = json.loads(moevolve("searches", "--json").stdout)
     assert search["status"] == "interrupted"
     assert moevolve("resume", "calm", "--set", "workers.count=2", "--set", "workers.num_cpus=0.5").returncode == 0
