@@ -167,9 +167,12 @@ def execute(
 
 
 def _run(plan: Plan, store: Store, observer: Observer, make_pool: PoolFactory, calibrate: Calibrate) -> FinalReport:
-    if plan.space.recipe is not None:
+
+    def measure(*args: Any) -> bytes:
         observer.on_stage("calibrating")
-        plan = calibrated_plan(plan, store, calibrate)
+        return calibrate(*args)
+
+    plan = calibrated_plan(plan, store, measure)
     observer.on_stage("starting workers")
     pool = make_pool(plan)
     try:
