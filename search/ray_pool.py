@@ -19,7 +19,7 @@ from moevolve.search.config import WorkersSection
 from moevolve.search.pool import Completion, PoolError
 from moevolve.workers.actor import EvaluationWorker, WorkerInfo
 from moevolve.workers.calibration.base import CalibrationRecipe
-from moevolve.workers.config import EngineConfig, ModelConfig
+from moevolve.workers.config import EngineConfig, ModelConfig, Shortcuts
 from moevolve.workers.messages import EvaluationReply, EvaluationRequest
 
 log = logging.getLogger(__name__)
@@ -69,6 +69,7 @@ class RayPool:
         engine: how prompts are run.
         splits: prepared splits by fingerprint; shipped to each worker once.
         worker: the actor's class (tests inject faults through a subclass).
+        shortcuts: which ways to compute less the workers take.
     """
 
     def __init__(
@@ -78,13 +79,14 @@ class RayPool:
         engine: EngineConfig,
         splits: Mapping[str, PreparedSplit],
         worker: type[EvaluationWorker] = EvaluationWorker,
+        shortcuts: Shortcuts = Shortcuts(),
     ) -> None:
         start_ray(workers)
         self._workers = workers
         self._splits: dict[str, Any] = {}
         self.add_splits(splits)
         self._actor_class: Any = ray.remote(num_cpus=workers.num_cpus, num_gpus=workers.num_gpus)(_actor_class(worker))
-        self._actor_args = (model, engine)
+        self._actor_args = (model, engine, shortcuts)
         self._queue: deque[_Task] = deque()
         self._failed: list[Completion] = []
         self._failed_starts = 0

@@ -54,6 +54,21 @@ class EngineConfig:
     tail_tokens: int = 64
 
 
+@dataclass(frozen=True, slots=True)
+class Shortcuts:
+    """Ways to compute less for the same result; on unless somebody wants to see what they save.
+
+    None of them changes a score, so they are no part of any fingerprint.
+
+    Attributes:
+        draft: read greedy tokens off the pass over the gold answer, instead of decoding all of them step by step.
+        lean: leave out feed-forward work that nobody reads (`moevolve.workers.lean`).
+    """
+
+    draft: bool = True
+    lean: bool = True
+
+
 def engine_fingerprint(model: ModelConfig, engine: EngineConfig) -> str:
     """SHA-256 (hex) of the settings that can change the last digits of a score, the checkpoint itself excepted."""
     settings = asdict(model) | asdict(engine)

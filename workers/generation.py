@@ -27,7 +27,7 @@ from moevolve.workers.batching import (
     tokenize_split,
 )
 from moevolve.workers.choices import ChoiceScorer, Scored
-from moevolve.workers.config import EngineConfig
+from moevolve.workers.config import EngineConfig, Shortcuts
 from moevolve.workers.forward import Forward, sums_by_owner, token_logprobs
 from moevolve.workers.runtime import WORKER_ENV, configure_runtime
 from moevolve.workers.texts import Span, TextScorer, compared_spans, whole_texts
@@ -60,9 +60,7 @@ class GenerationEngine:
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         config: EngineConfig,
-        *,
-        draft: bool = True,
-        lean: bool = True,
+        shortcuts: Shortcuts = Shortcuts(),
     ) -> None:
         """Take a model to evaluate; edits made to it later are seen.
 
@@ -70,17 +68,14 @@ class GenerationEngine:
             model: in eval mode; inputs go to the device of its input embeddings.
             tokenizer: the model's.
             config: batching and truncation. `threads` is not set here; see `configure_runtime`.
-            draft: read greedy tokens off the pass over the gold answer; False decodes all but the first step by step,
-                and is there to compare with.
-            lean: leave out feed-forward work that nobody reads (`moevolve.workers.lean`); False is there to compare
-                with.
+            shortcuts: which ways to compute less are taken.
         """
-        self._forward = Forward(model, lean)
+        self._forward = Forward(model, shortcuts.lean)
         self._scorer = TextScorer(self._forward, config.batch_tokens)
         self.tokenizer = tokenizer
         self.config = config
         self._choices = ChoiceScorer(self._forward, config.batch_tokens)
-        self._draft = draft
+        self._draft = shortcuts.draft
         self.bos = missing_bos(model, tokenizer)
         self._ends = end_tokens(model, tokenizer)
         self._tokenized: dict[str, TokenizedSplit] = {}

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.matching import make_matcher
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
-from moevolve.workers.config import EngineConfig
+from moevolve.workers.config import EngineConfig, Shortcuts
 from moevolve.workers.generation import WORKER_ENV, GenerationEngine, configure_runtime
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Case:
         self, batch_tokens: int = 4096, draft: bool = True, lean: bool = True, **config: int
     ) -> GenerationEngine:
         settings = EngineConfig(batch_tokens=batch_tokens, **config)
-        return GenerationEngine(self.model, self.tokenizer, settings, draft=draft, lean=lean)
+        return GenerationEngine(self.model, self.tokenizer, settings, Shortcuts(draft=draft, lean=lean))
 
     def count_passes(self, run: Callable[[], object]) -> int:
         passes = 0

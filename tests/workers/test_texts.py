@@ -91,7 +91,9 @@ Engines = Callable[..., GenerationEngine]
 @pytest.fixture
 def engine_of(tiny_tokenizer: PreTrainedTokenizerFast) -> Engines:
     def make(model: PreTrainedModel, batch_tokens: int = 4096, lean: bool = True, **config: Any) -> GenerationEngine:
-        return GenerationEngine(model, tiny_tokenizer, EngineConfig(batch_tokens=batch_tokens, **config), lean=lean)
+        return GenerationEngine(
+            model, tiny_tokenizer, EngineConfig(batch_tokens=batch_tokens, **config), Shortcuts(lean=lean)
+        )
 
     return make
 
