@@ -19,7 +19,7 @@ from moevolve.search.config import WorkersSection
 from moevolve.search.pool import Completion, PoolError
 from moevolve.workers.actor import EvaluationWorker, WorkerInfo
 from moevolve.workers.calibration.base import CalibrationRecipe
-from moevolve.workers.config import EngineConfig, ModelConfig, Shortcuts
+from moevolve.workers.config import ALL_SHORTCUTS, EngineConfig, ModelConfig, Shortcuts
 from moevolve.workers.messages import EvaluationReply, EvaluationRequest
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class RayPool:
         engine: EngineConfig,
         splits: Mapping[str, PreparedSplit],
         worker: type[EvaluationWorker] = EvaluationWorker,
-        shortcuts: Shortcuts = Shortcuts(),
+        shortcuts: Shortcuts = ALL_SHORTCUTS,
     ) -> None:
         start_ray(workers)
         self._workers = workers

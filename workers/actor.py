@@ -14,7 +14,7 @@ from moevolve.evaluators.types import COMPARING_KINDS, PreparedSplit
 from moevolve.workers.analysis import analyse_usage
 from moevolve.workers.calibration.base import CalibrationRecipe
 from moevolve.workers.calibration.calibrators import calibrate, token_sequences
-from moevolve.workers.config import EngineConfig, ModelConfig, Shortcuts
+from moevolve.workers.config import ALL_SHORTCUTS, EngineConfig, ModelConfig, Shortcuts
 from moevolve.workers.generation import GenerationEngine, configure_runtime
 from moevolve.workers.messages import EvaluationReply, EvaluationRequest, TaskResult
 from moevolve.workers.resident import ResidentModel
@@ -46,7 +46,7 @@ class EvaluationWorker:
         UserError: the checkpoint can't be loaded.
     """
 
-    def __init__(self, model: ModelConfig, engine: EngineConfig, shortcuts: Shortcuts = Shortcuts()) -> None:
+    def __init__(self, model: ModelConfig, engine: EngineConfig, shortcuts: Shortcuts = ALL_SHORTCUTS) -> None:
         configure_runtime(engine.threads)
         self._resident = ResidentModel.load(model)
         self._engine = GenerationEngine(self._resident.model, self._resident.tokenizer, engine, shortcuts)

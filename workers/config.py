@@ -69,6 +69,9 @@ class Shortcuts:
     lean: bool = True
 
 
+ALL_SHORTCUTS = Shortcuts()
+
+
 def engine_fingerprint(model: ModelConfig, engine: EngineConfig) -> str:
     """SHA-256 (hex) of the settings that can change the last digits of a score, the checkpoint itself excepted."""
     settings = asdict(model) | asdict(engine)

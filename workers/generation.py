@@ -27,7 +27,7 @@ from moevolve.workers.batching import (
     tokenize_split,
 )
 from moevolve.workers.choices import ChoiceScorer, Scored
-from moevolve.workers.config import EngineConfig, Shortcuts
+from moevolve.workers.config import ALL_SHORTCUTS, EngineConfig, Shortcuts
 from moevolve.workers.forward import Forward, sums_by_owner, token_logprobs
 from moevolve.workers.runtime import WORKER_ENV, configure_runtime
 from moevolve.workers.texts import Span, TextScorer, compared_spans, whole_texts
@@ -60,7 +60,7 @@ class GenerationEngine:
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         config: EngineConfig,
-        shortcuts: Shortcuts = Shortcuts(),
+        shortcuts: Shortcuts = ALL_SHORTCUTS,
     ) -> None:
         """Take a model to evaluate; edits made to it later are seen.
 

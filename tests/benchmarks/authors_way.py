@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Sequence
+from itertools import takewhile
 
 import numpy as np
 import torch

@@ -19,7 +19,7 @@ MODEL = ModelConfig(path=str(Path(__file__).parents[2] / "configs" / "demo" / "m
 
 
 def edits() -> list[EepEdit]:
-    """Two pruned and two merged candidates of 4 of 8 experts, mapped weights mostly positive: the authors divide by any sum."""
+    """Two pruned and two merged candidates of 4 of 8 experts, near enough to pruning that no mapped weights vanish."""
     rng = np.random.default_rng(0)
     made = []
     for spread in (0.0, 0.0, 0.03, 0.1):

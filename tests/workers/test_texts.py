@@ -18,7 +18,7 @@ from moevolve.evaluators.runner import run_split
 from moevolve.evaluators.types import Example, FitnessKind, Matching, PreparedSplit
 from moevolve.workers import texts as texts_module
 from moevolve.workers.actor import EvaluationWorker
-from moevolve.workers.config import EngineConfig, ModelConfig
+from moevolve.workers.config import EngineConfig, ModelConfig, Shortcuts
 from moevolve.workers.edits.base import Edit, IdentityEdit
 from moevolve.workers.edits.eep import EepEdit
 from moevolve.workers.generation import GenerationEngine
