@@ -128,9 +128,7 @@ class AuthorsWay:
         )
         answers = made[:, columns.prompt_columns :].tolist()
         ends = end_tokens(self._original, self._tokenizer)
-        cut = [
-            answer[: next((i for i, token in enumerate(answer) if token in ends), len(answer))] for answer in answers
-        ]
+        cut = [list(takewhile(lambda token: token not in ends, answer)) for answer in answers]
         return list(self._tokenizer.batch_decode(cut, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def _tokens(self, split: PreparedSplit) -> tuple[Tokens, ...]:

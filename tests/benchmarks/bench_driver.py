@@ -18,35 +18,16 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
+from no_op_search import make_plan, reply_to
 
-from moevolve.evaluators.types import Example, Matching, PreparedSplit, SplitResult
-from moevolve.search.config import RunConfig
 from moevolve.search.desk import EvaluationDesk
 from moevolve.search.driver import Driver
-from moevolve.search.genomes.registry import make_space
 from moevolve.search.plan import Plan
 from moevolve.search.pool import Completion
 from moevolve.search.service import register
-from moevolve.search.strategies.registry import make_schedule, make_strategy
+from moevolve.search.strategies.registry import make_strategy
 from moevolve.store.repository import Store
-from moevolve.workers.messages import EvaluationReply, EvaluationRequest, ModelFacts, TaskResult
-
-LAYERS = 32
-FACTS = ModelFacts(
-    family="mixtral",
-    fingerprint="weights",
-    moe_layers=tuple(range(LAYERS)),
-    experts=8,
-    active=2,
-    renormalise=True,
-    parameters=46_702_792_704,
-    expert_parameters=176_160_768,
-    router_parameters_per_expert=4096,
-    dtype_bytes=2,
-)
-SPLIT = PreparedSplit("task", "search", "rank", "mean", Matching(), 1, " ", (Example("?", ("a",), ("a", "b")),))
-OUTCOMES = np.ones(100, dtype=np.float32)
+from moevolve.workers.messages import EvaluationRequest
 
 
 class Dispatched(Exception):
@@ -75,7 +56,7 @@ class IdlePool:
 
     def poll(self, timeout: float) -> list[Completion]:
         count = min(self.batch, len(self.requests))
-        return [Completion(_reply(self.requests.popleft()), attempts=1) for _ in range(count)]
+        return [Completion(reply_to(self.requests.popleft()), attempts=1) for _ in range(count)]
 
     def close(self) -> None:
         self.requests.clear()
@@ -120,25 +101,6 @@ def measure(folder: Path, individuals: int, window: int, batch: int, threshold: 
     )
 
 
-def make_plan(individuals: int, window: int, threshold: float | None) -> Plan:
-    parents = {"rule": "top_k"} if threshold is None else {"rule": "threshold", "margin": threshold}
-    config = RunConfig.model_validate(
-        {
-            "name": "bench",
-            "model": {"path": "nowhere"},
-            "tasks": [{"name": "task"}],
-            "genome": {"experts": 4},
-            "phases": [
-                {"kind": "prune", "evaluations": individuals // 5, "parents": parents},
-                {"kind": "merge", "evaluations": individuals - individuals // 5, "parents": parents},
-            ],
-            "window": window,
-        }
-    )
-    space = make_space(config.genome, FACTS)
-    return Plan(config, "bench-1", FACTS, space, make_schedule(config), {"search": (SPLIT,)})
-
-
 def drive(plan: Plan, store: Store, pool: IdlePool) -> None:
     desk = EvaluationDesk(store, pool, plan.facts.fingerprint, "engine")
     driver = Driver(plan, make_strategy(plan.config, plan.space, plan.schedule), store, desk)
@@ -146,14 +108,6 @@ def drive(plan: Plan, store: Store, pool: IdlePool) -> None:
         driver.run()
     except Dispatched:
         return
-
-
-def _reply(request: EvaluationRequest) -> EvaluationReply:
-    score = (int(request.edit.phenotype_hash[:4], 16) if request.edit.phenotype_hash != "full" else 0) / 2**16
-    results = tuple(
-        TaskResult("task", "search", key, SplitResult(score, score - 1, OUTCOMES), 0.0) for key in request.splits
-    )
-    return EvaluationReply(request.ticket, results, None, 0.0, "bench")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,105 @@
+"""Measures how busy the driver keeps many workers whose evaluations take a second. Not a test: run it by hand.
+
+    python tests/benchmarks/bench_busy.py [--workers 256] [--seconds 1.0] [--individuals 10240] [--windows 512]
+
+Workers only sleep, and many of them live in one process (a Ray actor of many threads), since few machines have room for
+256 processes; pool, messages, driver and store are the real ones. Busy is slept time over workers x wall time, from the
+first request to the last evaluation. A window of twice the workers lets stragglers finish without anybody waiting.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import no_op_search
+import ray
+from no_op_search import SPLIT, make_plan, reply_to
+
+from moevolve.evaluators.types import PreparedSplit
+from moevolve.search.config import WorkersSection
+from moevolve.search.desk import EvaluationDesk
+from moevolve.search.driver import Driver
+from moevolve.search.ray_pool import RayPool, _Slot
+from moevolve.search.service import register
+from moevolve.search.strategies.registry import make_strategy
+from moevolve.store.repository import Store
+from moevolve.workers.actor import EvaluationWorker, WorkerInfo
+from moevolve.workers.config import EngineConfig, ModelConfig
+from moevolve.workers.messages import EvaluationReply, EvaluationRequest
+
+PROCESSES = 4
+
+
+class SleepingWorker(EvaluationWorker):
+    """Many workers in one: each call sleeps as long as an evaluation takes."""
+
+    def __init__(self, model: ModelConfig, engine: EngineConfig, shortcuts: object, seconds: float = 1.0) -> None:
+        self._seconds = seconds
+
+    def info(self, node: str = "") -> WorkerInfo:
+        return WorkerInfo("sleeper", node, "cpu")
+
+    def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
+        time.sleep(self._seconds)
+        return reply_to(request)
+
+
+class CrowdedPool(RayPool):
+    """A pool whose workers share a few processes."""
+
+    def __init__(self, workers: WorkersSection, seconds: float) -> None:
+        self._seconds = seconds
+        self._processes: Any = None
+        super().__init__(workers, ModelConfig("nowhere"), EngineConfig(), {SPLIT.fingerprint: SPLIT}, SleepingWorker)
+
+    def _start(self) -> _Slot:
+        if self._processes is None:
+            crowd = self._workers.count // PROCESSES + 1
+            actor = self._actor_class.options(max_concurrency=crowd)
+            self._processes = cycle([actor.remote(*self._actor_args, self._seconds) for _ in range(PROCESSES)])
+        process = next(self._processes)
+        return _Slot(process, process.node_info.remote())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, default=256)
+    parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--individuals", type=int, default=10240)
+    parser.add_argument("--windows", type=int, nargs="+", default=[512])
+    options = parser.parse_args()
+    ray.cloudpickle.register_pickle_by_value(no_op_search)  # workers can't import what lies beside this script
+    workers = WorkersSection(count=options.workers, num_cpus=0)
+    for window in options.windows:
+        wall = measure(workers, options.seconds, options.individuals, window)
+        busy = options.individuals * options.seconds / (options.workers * wall)
+        print(
+            f"{options.workers} workers of {options.seconds:g} s, window {window}: {options.individuals} individuals "
+            f"in {wall:.1f} s, workers {100 * busy:.1f} % busy"
+        )
+    ray.shutdown()
+
+
+def measure(workers: WorkersSection, seconds: float, individuals: int, window: int) -> float:
+    """Seconds from the first request to the last evaluation."""
+    plan = make_plan(individuals, window)
+    pool = CrowdedPool(workers, seconds)
+    with tempfile.TemporaryDirectory() as folder, Store.open(f"sqlite:///{Path(folder) / 'bench.db'}") as store:
+        register(plan, store)
+        while pool.ready < workers.count:
+            pool.poll(0.1)
+        desk = EvaluationDesk(store, pool, plan.facts.fingerprint, "engine")
+        started = time.perf_counter()
+        Driver(plan, make_strategy(plan.config, plan.space, plan.schedule), store, desk).run()
+        wall = time.perf_counter() - started
+    pool.close()
+    return wall
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""One search of the search-cost benchmark: the real driver, pool and store, with a clock beside them."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from moevolve.search.calibrating import calibrated_plan
+from moevolve.search.config import RunConfig
+from moevolve.search.desk import EvaluationDesk
+from moevolve.search.driver import Driver, Progress
+from moevolve.search.genomes.base import Genome
+from moevolve.search.plan import Plan
+from moevolve.search.ray_pool import RayPool, calibrate_on_ray
+from moevolve.search.service import new_plan, register
+from moevolve.search.strategies.registry import make_strategy
+from moevolve.store.records import HistoryRow
+from moevolve.store.repository import Store
+from moevolve.workers.config import ALL_SHORTCUTS, Shortcuts, engine_fingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class Incumbent:
+    """The best individual by fitness from some moment on.
+
+    Attributes:
+        seconds: since the first request, when it was told.
+        place: individuals complete by then, over the search's order where that is asked for.
+        held_out: its score on `test`.
+    """
+
+    seconds: float
+    place: int
+    held_out: float
+
+
+@dataclass(frozen=True)
+class TimedSearch:
+    """What a search took.
+
+    Attributes:
+        wall: seconds from the first request to the last evaluation; workers were loaded before.
+        individuals: of the whole search.
+        evaluated: evaluations that were run; the others were known.
+        prunings: individuals of the prune phase.
+        incumbents: in order; fitness never falls, held-out scores may.
+        best: fitness of the last of them.
+    """
+
+    wall: float
+    individuals: int
+    evaluated: int
+    prunings: int
+    incumbents: tuple[Incumbent, ...] = field(repr=False)
+    best: float
+
+    def held_out_at(self, seconds: float) -> float:
+        """Held-out score of the incumbent at a moment; 0 before there is one."""
+        return next((each.held_out for each in reversed(self.incumbents) if each.seconds <= seconds), 0.0)
+
+
+def run_timed(config: RunConfig, shortcuts: Shortcuts = ALL_SHORTCUTS, held_out: bool = True) -> TimedSearch:
+    """Run a search in a store of its own, then score its incumbents on `test`, which is not timed.
+
+    Calibrations are measured before the clock starts, and workers load their model.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store.open(f"sqlite:///{Path(folder) / 'store.db'}")
+        plan = new_plan(config)
+        register(plan, store)
+        plan = calibrated_plan(plan, store, calibrate_on_ray)
+        model, engine = config.model.to_worker(), config.engine.to_worker()
+        pool = RayPool(config.workers, model, engine, plan.all_prepared, shortcuts=shortcuts)
+        try:
+            while pool.ready < config.workers.count:
+                pool.poll(0.1)
+            desk = EvaluationDesk(store, pool, plan.facts.fingerprint, engine_fingerprint(model, engine))
+            search = _drive(plan, store, desk, held_out)
+        finally:
+            pool.close()
+        store.close()
+    return search
+
+
+def _drive(plan: Plan, store: Store, desk: EvaluationDesk, held_out: bool) -> TimedSearch:
+    news: list[tuple[float, int]] = []
+    last: Progress | None = None
+    started = time.perf_counter()
+
+    def watch(progress: Progress) -> None:
+        nonlocal last
+        last = progress
+        if progress.best is not None and (not news or news[-1][1] != progress.best[0]):
+            news.append((time.perf_counter() - started, progress.best[0]))
+
+    Driver(plan, make_strategy(plan.config, plan.space, plan.schedule), store, desk, watch).run()
+    wall = time.perf_counter() - started
+    assert last is not None and last.best is not None
+    rows = {row.index: row for row in store.history(plan.search_id)}
+    scores = _test_scores(plan, desk, [rows[index] for _, index in news]) if held_out else {}
+    return TimedSearch(
+        wall=wall,
+        individuals=last.total,
+        evaluated=last.evaluated,
+        prunings=sum(row.index < plan.schedule.spans[0].stop for row in rows.values()),
+        incumbents=tuple(Incumbent(seconds, index, scores.get(index, 0.0)) for seconds, index in news),
+        best=last.best[1],
+    )
+
+
+def _test_scores(plan: Plan, desk: EvaluationDesk, rows: list[HistoryRow]) -> dict[int, float]:
+    """Scores on `test`, by index."""
+    genomes: dict[int, Genome] = {row.index: plan.space.from_bytes(row.genome) for row in rows}
+    jobs = {index: plan.job(genome, "test") for index, genome in genomes.items()}
+    settled = {item.job.key: item for item in desk.run(list(jobs.values()))}
+    return {index: settled[job.key].evaluations[0].score or 0.0 for index, job in jobs.items()}
