@@ -6,109 +6,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
+from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
 
+from moevolve.evaluators.config_source import Count, Selection, Source, TaskSection
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.matching import MATCHERS, known_matcher
 from moevolve.evaluators.metrics import DEFAULT_METRICS, known_metric
-from moevolve.evaluators.types import TEXT_KINDS, FitnessKind, Matching, Positions, Split
+from moevolve.evaluators.types import (
+    TEXT_KINDS,
+    Example,
+    FitnessKind,
+    HarnessTask,
+    Matching,
+    Positions,
+    PreparedSplit,
+    Split,
+)
 from moevolve.evaluators.yaml_files import explain_validation
 
-Count = Annotated[int, Field(ge=1)]
-Scalar = str | int | bool
 
-
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
-
-
-class Source(_Model):
-    """Where the rows are: a dataset of the Hugging Face hub, or local JSONL files.
-
-    Attributes:
-        hub: dataset id on the hub (`aps/super_glue`).
-        config: the hub dataset's configuration, if it has several.
-        revision: branch, tag or commit of the hub dataset.
-        files: for each source split (any name) one or several JSONL files, relative to the YAML's folder or absolute.
-        lm_eval: a task of lm-evaluation-harness; set by `moevolve.evaluators.harness` only.
-    """
-
-    hub: str | None = None
-    config: str | None = None
-    revision: str | None = None
-    files: dict[str, tuple[Path, ...]] | None = None
-    lm_eval: str | None = None
-
-    @field_validator("files", mode="before")
-    @classmethod
-    def _one_or_several(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            return value
-        return {split: [paths] if isinstance(paths, str | Path) else paths for split, paths in value.items()}
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.lm_eval is not None and self.hub is None and self.files is None:
-            return self
-        if (self.hub is None) == (self.files is None) or self.lm_eval is not None:
-            raise ValueError("give either `hub` or `files`")
-        if self.files is not None and (self.config or self.revision):
-            raise ValueError("`config` and `revision` belong to `hub`, not to `files`")
-        seen: dict[Path, str] = {}
-        for split, paths in (self.files or {}).items():
-            if not paths:
-                raise ValueError(f"`files.{split}` names no file")
-            for path in paths:
-                where = path.resolve()
-                if where in seen:
-                    raise ValueError(f"{path} stands under both `{seen[where]}` and `{split}`; list it once and let "
-                                     "the splits choose different rows of it")  # fmt: skip
-                seen[where] = split
-        return self
-
-
-class Selection(_Model):
-    """Which rows of a source split one of our splits takes; the same rows on every machine.
-
-    The filters come first, then the order (file order, or shuffled by `seed`), then `offset` and `count`, counted
-    within each group of equal `per` values when `per` is given.
-
-    Attributes:
-        source: the source split (YAML key `from`).
-        where: column -> accepted values.
-        where_not: column -> values left out.
-        min_chars: column of text -> fewest characters a row must have there, white space at both ends not counted
-            (leaves empty lines and headings out of running text).
-        seed: shuffle with this seed; None keeps the file's order.
-        per: a column; `offset` and `count` then hold for each of its values (a stratified sample).
-        offset: rows skipped.
-        count: rows taken; None takes all that are left.
-        indices: explicit row numbers from 0 (instead of everything above but `source`).
-    """
-
-    source: str = Field(alias="from")
-    where: dict[str, tuple[Scalar, ...]] = {}
-    where_not: dict[str, tuple[Scalar, ...]] = {}
-    min_chars: dict[str, Count] = {}
-    seed: int | None = None
-    per: str | None = None
-    offset: int = Field(default=0, ge=0)
-    count: Count | None = None
-    indices: tuple[Annotated[int, Field(ge=0)], ...] | None = None
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.indices is None:
-            return self
-        filters = self.where or self.where_not or self.min_chars
-        if filters or self.seed is not None or self.per or self.offset or self.count:
-            raise ValueError("`indices` can't be combined with other ways of choosing rows")
-        if not self.indices or len(set(self.indices)) != len(self.indices):
-            raise ValueError("`indices` must name at least one row, and none twice")
-        return self
-
-
-class MatchingConfig(_Model):
+class MatchingConfig(TaskSection):
     """How an answer is compared with the references; see `moevolve.evaluators.matching`."""
 
     kind: str = "exact"
@@ -123,7 +40,7 @@ class MatchingConfig(_Model):
         return Matching(kind=self.kind, stop=self.stop)
 
 
-class TaskConfig(_Model):
+class TaskConfig(TaskSection):
     """One task: data, prompt, answers, matching and fixed splits.
 
     Attributes:
@@ -156,8 +73,8 @@ class TaskConfig(_Model):
     description: str = ""
     source: Source
     splits: dict[Split, Selection] = Field(min_length=1)
-    fields: dict[str, tuple[str, ...]] = {}
-    labels: dict[str, dict[str, str]] = {}
+    fields: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    labels: dict[str, dict[str, str]] = Field(default_factory=dict)
     prompt: str = Field(min_length=1)
     answer: str | None = None
     references: str | tuple[str, ...] | None = None
@@ -233,6 +150,23 @@ class TaskConfig(_Model):
         if self.fitness == "agreement":
             return self.positions or ("answer" if self.labelled else "greedy")
         return "text"
+
+    def prepared(
+        self, split: Split, examples: tuple[Example, ...], harness: HarnessTask | None = None
+    ) -> PreparedSplit:
+        """A split with everything the task says of how its examples are scored."""
+        return PreparedSplit(
+            task=self.name,
+            split=split,
+            fitness=self.fitness,
+            metric=self.scored_by,
+            matching=self.matching.build(),
+            max_new_tokens=self.max_new_tokens,
+            answer_prefix=self.answer_prefix,
+            examples=examples,
+            positions=self.compared,
+            harness=harness,
+        )
 
     @classmethod
     def from_mapping(cls, raw: Mapping[str, Any], origin: str = "") -> TaskConfig:

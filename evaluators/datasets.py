@@ -11,7 +11,7 @@ from typing import Any
 from datasets import Dataset, load_dataset
 from datasets.exceptions import DatasetsError
 
-from moevolve.evaluators.config import Source
+from moevolve.evaluators.config_source import Source
 from moevolve.evaluators.errors import UserError
 
 Row = dict[str, Any]

@@ -160,18 +160,7 @@ def _prepare(
         documents=tuple(texts),
         contexts=tuple(contexts),
     )
-    return PreparedSplit(
-        task=task.name,
-        split=split,
-        fitness=task.fitness,
-        metric=task.scored_by,
-        matching=task.matching.build(),
-        max_new_tokens=task.max_new_tokens,
-        answer_prefix=task.answer_prefix,
-        examples=tuple(examples),
-        positions=task.compared,
-        harness=judged if task.fitness == "lm_eval" else None,
-    )
+    return task.prepared(split, tuple(examples), judged if task.fitness == "lm_eval" else None)
 
 
 def _contexts(task: Any, document: dict[str, Any], row: int) -> tuple[str, ...]:

@@ -66,17 +66,7 @@ def _prepare(task: TaskConfig, split: Split, table: Table, template: ExampleTemp
     examples = tuple(
         _checked(task, template.example(table.row(i), table.place(i)), table.place(i)) for i in rows[split]
     )
-    return PreparedSplit(
-        task=task.name,
-        split=split,
-        fitness=task.fitness,
-        metric=task.scored_by,
-        matching=task.matching.build(),
-        max_new_tokens=task.max_new_tokens,
-        answer_prefix=task.answer_prefix,
-        examples=examples,
-        positions=task.compared,
-    )
+    return task.prepared(split, examples)
 
 
 def _checked(task: TaskConfig, example: Example, place: str) -> Example:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from moevolve.evaluators.config import Selection
+from moevolve.evaluators.config_source import Selection
 from moevolve.evaluators.datasets import Table
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Split

@@ -149,13 +149,17 @@ def execute(
 ) -> FinalReport:
     """Run a recorded search from wherever it stands; its status in the store tells how it ended.
 
+    A finished one is not replayed: only final scores are taken, and measured where some are missing.
+
     Raises:
         PoolError: no worker can be had; the search stays resumable.
         KeyboardInterrupt: the user stopped it; the search stays resumable.
     """
-    store.set_status(plan.search_id, "running")
+    finished = store.search(plan.search_id).status == "finished"
+    if not finished:
+        store.set_status(plan.search_id, "running")
     try:
-        report = _run(plan, store, observer, make_pool, calibrate)
+        report = _run(plan, store, observer, make_pool, calibrate, finished)
     except KeyboardInterrupt:
         store.set_status(plan.search_id, "interrupted", "stopped by the user")
         raise
@@ -166,8 +170,9 @@ def execute(
     return report
 
 
-def _run(plan: Plan, store: Store, observer: Observer, make_pool: PoolFactory, calibrate: Calibrate) -> FinalReport:
-
+def _run(
+    plan: Plan, store: Store, observer: Observer, make_pool: PoolFactory, calibrate: Calibrate, finished: bool
+) -> FinalReport:
     def measure(*args: Any) -> bytes:
         observer.on_stage("calibrating")
         return calibrate(*args)
@@ -178,8 +183,9 @@ def _run(plan: Plan, store: Store, observer: Observer, make_pool: PoolFactory, c
     try:
         engine = engine_fingerprint(plan.config.model.to_worker(), plan.config.engine.to_worker())
         desk = EvaluationDesk(store, pool, plan.facts.fingerprint, engine)
-        strategy = make_strategy(plan.config, plan.space, plan.schedule)
-        Driver(plan, strategy, store, desk, observer.on_progress).run()
+        if not finished:
+            strategy = make_strategy(plan.config, plan.space, plan.schedule)
+            Driver(plan, strategy, store, desk, observer.on_progress).run()
         observer.on_stage("re-ranking and final scores")
         return Finaliser(plan, store, desk).report()
     finally:

@@ -15,6 +15,7 @@ from moevolve.search.comparing.run import Outcome
 from moevolve.search.comparing.significance import Outcomes, Significance, paired_test, weighted_interval
 from moevolve.search.finalise import BEST_LABEL, FULL_LABEL, Contestant
 from moevolve.store.repository import Store
+from moevolve.workers.config import engine_fingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,10 +229,9 @@ def _outcomes(held: Sequence[tuple[Outcome, Contestant]], split: Split, store: S
     for prepared, weight in zip(plan.prepared[split], plan.weights, strict=True):
         per_seed = []
         for outcome, contestant in held:
-            search = store.search(outcome.plan.search_id)
-            records = store.evaluations(
-                contestant.phenotype or "", search.model_fingerprint, search.engine_fingerprint, [prepared.fingerprint]
-            )
+            config, model = outcome.plan.config, outcome.plan.facts.fingerprint
+            engine = engine_fingerprint(config.model.to_worker(), config.engine.to_worker())
+            records = store.evaluations(contestant.phenotype or "", model, engine, [prepared.fingerprint])
             for record in records:
                 broken = np.zeros(len(prepared.examples), dtype="<f4").tobytes()
                 kept = broken if record.failure is not None else record.outcomes or b""

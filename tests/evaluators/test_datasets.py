@@ -9,7 +9,7 @@ import datasets
 import pytest
 
 from moevolve.evaluators import datasets as loading
-from moevolve.evaluators.config import Source
+from moevolve.evaluators.config_source import Source
 from moevolve.evaluators.errors import UserError
 
 

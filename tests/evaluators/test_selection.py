@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moevolve.evaluators.config import Selection
+from moevolve.evaluators.config_source import Selection
 from moevolve.evaluators.datasets import Table
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.selection import check_disjoint, select_rows, value_key

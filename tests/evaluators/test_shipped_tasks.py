@@ -10,7 +10,7 @@ import datasets
 import pytest
 
 from moevolve.evaluators import prepare
-from moevolve.evaluators.config import Source
+from moevolve.evaluators.config_source import Source
 from moevolve.evaluators.datasets import Table
 from moevolve.evaluators.demo.prompts import CHOICES, TEMPLATES
 from moevolve.evaluators.matching import make_matcher
