@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,7 @@ from moevolve.search.desk import EvaluationDesk, Job, SplitRef
 from moevolve.search.driver import weighted_means
 from moevolve.search.genomes.base import Genome, GenomeSpace
 from moevolve.search.genomes.registry import make_space
-from moevolve.store.records import EvaluationRecord, IndividualDetail, SearchRecord
+from moevolve.store.records import EvaluationRecord, HistoryRow, IndividualDetail, SearchRecord
 from moevolve.store.repository import Store
 from moevolve.workers.config import engine_fingerprint
 from moevolve.workers.edits.base import Edit, IdentityEdit
@@ -72,6 +73,11 @@ def find_subject(store: Store, reference: str, search: str | None = None) -> Sub
     space = calibrated_space(space, config, store, record.id, facts.fingerprint)
     genome = None if detail is None else space.from_bytes(detail.individual.genome)
     return Subject(record, config, facts, space, detail, genome)
+
+
+def start_of(subject: Subject, history: Sequence[HistoryRow]) -> Genome | None:
+    """The genome that a subject's search started from; None where its kind has no start of its own."""
+    return subject.space.from_bytes(history[0].genome) if history and history[0].operator == "start" else None
 
 
 def evaluate_subject(store: Store, subject: Subject, task: str, split: Split) -> EvaluationRecord:

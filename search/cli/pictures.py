@@ -18,14 +18,13 @@ def plot(
     search: Annotated[str, typer.Argument(help="Name or id of the search.")],
     out: Annotated[Path, typer.Option("-o", "--output", help="Picture to write (.png, .svg, .pdf).")],
     individual: Annotated[
-        str | None, typer.Option("--individual", help="Whose matrices to draw; default: the search's best.")
+        str | None, typer.Option("--individual", help="Whose genome to draw; default: the search's best.")
     ] = None,
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
-    """Draw a search: score over evaluations, and the best EEP individual's matrices as heat maps."""
+    """Draw a search: score over evaluations, and what was searched of the best individual (matrices, masks ...)."""
     from moevolve.search.config_files import parse_stored_config
-    from moevolve.search.evaluation import find_subject, full_fitness
-    from moevolve.search.genomes.eep_genome import EepGenome
+    from moevolve.search.evaluation import find_subject, full_fitness, start_of
     from moevolve.search.plots import plot_search
     from moevolve.search.reporting.standings import Scorer, find_winner
     from moevolve.store.repository import Store
@@ -36,8 +35,7 @@ def plot(
         config = parse_stored_config(record.config)
         winner, _ = find_winner(opened, record, config, Scorer(opened, record, config))
         reference = individual or (winner.ref if winner is not None else None)
-        genome = None if reference is None else find_subject(opened, reference).genome
-        # Other kinds have no matrices of experts to look at.
-        matrices = genome if isinstance(genome, EepGenome) else None
-        plot_search(out, record.name, history, full_fitness(opened, record), matrices, reference or "")
+        subject = None if reference is None else find_subject(opened, reference)
+        genome, start = (None, None) if subject is None else (subject.genome, start_of(subject, history))
+        plot_search(out, record.name, history, full_fitness(opened, record), genome, reference or "", start)
     output.print(f"wrote {out}", highlight=False)

@@ -17,7 +17,7 @@ from moevolve.search.analysing import Analysis
 from moevolve.search.config import RunConfig, StoredConfig
 from moevolve.search.config_files import parse_stored_config
 from moevolve.search.config_phases import PhaseConfig
-from moevolve.search.evaluation import Subject, find_subject, full_fitness
+from moevolve.search.evaluation import Subject, find_subject, full_fitness, start_of
 from moevolve.search.figures.lineage import main_line
 from moevolve.search.genomes.base import Genome
 from moevolve.search.reporting.standings import Scorer, Standings, standings
@@ -168,9 +168,7 @@ def _subject(
         subject = find_subject(store, ref)
     except (UserError, OSError) as error:
         return None, None, [f"The searched matrices are left out: {' '.join(str(error).split())}"]
-    first = history[0]
-    start = subject.space.from_bytes(first.genome) if first.operator == "start" else None
-    return subject, start, []
+    return subject, start_of(subject, history), []
 
 
 def _facts(store: Store, search: SearchRecord, config: StoredConfig) -> list[tuple[str, str]]:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from moevolve.search.analysing import Analysis, figures_of
 from moevolve.search.figures.course import course_figure, size_figure
+from moevolve.search.figures.dense import division_figure, mixing_figure, widths_figure
 from moevolve.search.figures.lineage import lineage_figure
-from moevolve.search.figures.matrices import MAX_ROWS, division_figure, eep_figure, mixing_figure, widths_figure
+from moevolve.search.figures.matrices import MAX_ROWS, eep_figure
 from moevolve.search.figures.style import to_svg
 from moevolve.search.genomes.eep_genome import EepGenome
 from moevolve.search.genomes.factorllm import FactorLlmGenome

@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
+from factorllm_samples import factorllm_space
 from search_samples import HISTORY, continuous, eep_space, history_row
+from tomoe_samples import tomoe_space
 
 from moevolve.evaluators.errors import UserError
+from moevolve.search.config_phases import TunePhase
 from moevolve.search.genomes.eep_genome import EepGenome
 from moevolve.search.plots import plot_search
 from moevolve.store.records import HistoryRow
@@ -55,6 +59,20 @@ def test_many_groups_are_thinned_out_and_the_picture_says_so(tmp_path: Path) -> 
     found = texts(path)
     assert "matrices of demo:4 (8 of 32 groups)" in found
     assert {text for text in found if text.startswith("layer ")} >= {"layer 0", "layer 31"}
+
+
+def test_widths_and_divisions_of_dense_models_are_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "search.svg"
+    phase = TunePhase(evaluations=4)
+    tomoe = tomoe_space().sample(np.random.default_rng(0), phase).genome
+    plot_search(path, "demo", HISTORY, 0.8, tomoe, "demo:4")
+    assert {"widths of demo:4", "any expert (union)", "whole network"} <= texts(path)
+    divided = factorllm_space()
+    start, other = (divided.sample(np.random.default_rng(seed), phase).genome for seed in (0, 1))
+    plot_search(path, "demo", HISTORY, 0.8, other, "demo:4", start)
+    assert {"division of demo:4", "expert at the start", "neurons in common"} <= texts(path)
+    plot_search(path, "demo", HISTORY, 0.8, other, "demo:4")  # nothing to hold it against
+    assert "division of demo:4" not in texts(path)
 
 
 @pytest.mark.parametrize("name", ["search.docx", "search", "search.csv"])
