@@ -12,7 +12,7 @@ from search_samples import HISTORY, continuous, dense_model, eep_space, history_
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config_genomes import NanoMoeSection
-from moevolve.search.figures import course, lineage, matrices, usage
+from moevolve.search.figures import course, dense, lineage, matrices, usage
 from moevolve.search.figures.style import BLUE, INK, drawing, save, to_svg
 from moevolve.search.genomes.nanomoe import NanoMoeGenome, NanoMoeSpace
 from moevolve.store.answers import LineageGraph, LineageNode
@@ -117,7 +117,7 @@ def test_eep_matrices_are_drawn_about_zero() -> None:
 def test_changes_of_mixing_are_measured_from_the_start(variant: Any) -> None:
     space = NanoMoeSpace.of(NanoMoeSection(kind="nanomoe", variant=variant, blocks=2, rank=3), dense_model())
     start = np.broadcast_to(space.form.unmixed, space.shape)
-    assert not matrices.mixing_change(NanoMoeGenome(space, start)).any()
+    assert not dense.mixing_change(NanoMoeGenome(space, start)).any()
     moved = start.copy()
     if variant == "I":
         moved[1, 0, 1] -= 0.5
@@ -125,11 +125,11 @@ def test_changes_of_mixing_are_measured_from_the_start(variant: Any) -> None:
         moved[1, 0, 1] += [3, 0, 4]
     else:
         moved[1, :, 0, 1, 0] += [3, 0, 4]
-    change = matrices.mixing_change(NanoMoeGenome(space, moved))
+    change = dense.mixing_change(NanoMoeGenome(space, moved))
     assert change.shape == (len(space.layers), 2, 2)
     size = {"I": -0.5, "II": 5 / np.sqrt(3), "III": 5 / 3}[variant]
     assert change[1, 0, 1] == pytest.approx(size) and np.count_nonzero(change) == 1
-    images = [axes.images[0] for axes in matrices.mixing_figure(NanoMoeGenome(space, moved)).axes if axes.images]
+    images = [axes.images[0] for axes in dense.mixing_figure(NanoMoeGenome(space, moved)).axes if axes.images]
     assert images[1].get_clim() == pytest.approx((-0.5, 0.5) if variant == "I" else (0, size))
 
 
@@ -137,9 +137,9 @@ def test_neurons_in_common_are_counted() -> None:
     zeros: Any = np.zeros((1, 1, 2, 3)), np.zeros((1, 1, 2))
     start = FactorLlmEdit(np.array([[0, 1, 2, 3]]), *zeros, 1)
     now = FactorLlmEdit(np.array([[0, 2, 1, 3]]), *zeros, 1)
-    assert matrices.neurons_moved(start, start).tolist() == [[[2, 0], [0, 2]]]
-    assert matrices.neurons_moved(now, start).tolist() == [[[1, 1], [1, 1]]]
-    (image,) = matrices.division_figure(now, start).axes[0].images
+    assert dense.neurons_moved(start, start).tolist() == [[[2, 0], [0, 2]]]
+    assert dense.neurons_moved(now, start).tolist() == [[[1, 1], [1, 1]]]
+    (image,) = dense.division_figure(now, start).axes[0].images
     assert image.get_array().tolist() == [[1, 1], [1, 1]] and image.get_clim() == (0, 2)
 
 
@@ -147,7 +147,7 @@ def test_widths_stand_in_front_of_unions() -> None:
     kept = np.zeros((2, 2, 8), dtype=bool)
     kept[0, 0, :3] = kept[0, 1, 2:5] = kept[1, :, :6] = True
     edit = ToMoeEdit(kept, np.zeros((2, 2, 1)), np.zeros((2, 1, 4)))
-    axes = matrices.widths_figure(edit).axes[0]
+    axes = dense.widths_figure(edit).axes[0]
     heights = [[bar.get_height() for bar in bars] for bars in axes.containers]
     assert heights == [[5, 6], [3, 6]]
     assert {y for _, y in line(axes, "whole network")} == {8}
