@@ -49,7 +49,7 @@ class WorkerMemory:
 
 
 def worker_memory(
-    config: RunConfig, outline: ModelOutline, space: GenomeSpace[Any], passes: Iterable[Pass], on_gpu: bool
+    config: RunConfig, outline: ModelOutline, space: GenomeSpace[Any], passes: Iterable[Pass], on_gpu: bool, host: bool
 ) -> WorkerMemory:
     """Memory of a worker of a search.
 
@@ -62,13 +62,12 @@ def worker_memory(
         space: its genomes.
         passes: all that are run.
         on_gpu: whether the device has memory of its own.
+        host: whether original experts stay on the host, whatever the run says.
     """
-    host = config.model.originals == "host"
     experts = outline.experts_bytes
     items = [MemoryItem("weights outside of experts", outline.weight_bytes - experts, 0)]
     if experts:
-        title = "original experts (host, pinned)" if host and on_gpu else "original experts"
-        items.append(_original(title, outline, host, on_gpu))
+        items.append(_original(outline, host, on_gpu))
         items.append(MemoryItem("buffers for candidates' experts", _buffers(config, outline, space, host), 0))
     passes = tuple(passes)
     items.append(MemoryItem("keys and values of a batch", max(map(_cached(outline), passes), default=0), 0))
@@ -78,7 +77,8 @@ def worker_memory(
     return WorkerMemory(tuple(items), full, loading)
 
 
-def _original(title: str, outline: ModelOutline, host: bool, on_gpu: bool) -> MemoryItem:
+def _original(outline: ModelOutline, host: bool, on_gpu: bool) -> MemoryItem:
+    title = "original experts"
     if not host:
         return MemoryItem(title, outline.experts_bytes, 0)
     return MemoryItem(title, 0, outline.pinned_bytes if on_gpu else outline.experts_bytes)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from moevolve.evaluators.errors import UserError
@@ -15,12 +16,16 @@ from moevolve.search.planning.devices import GPU_UTILISATION, Device, Utilisatio
 from moevolve.search.planning.estimate import NOTHING, Placement, Range, edit_seconds, evaluation_flops
 from moevolve.search.planning.memory import WorkerMemory, worker_memory
 from moevolve.search.planning.sizes import ModelSize, model_sizes
-from moevolve.search.planning.work import ModelWork, candidate_work, full_work
+from moevolve.search.planning.models import shipped_models
+from moevolve.search.planning.work import candidate_work, full_work
 from moevolve.search.planning.workload import PhaseCount, Prompts, SplitWork, WorkloadReader, phase_counts
 from moevolve.workers.outline import ModelOutline
 
-CPU_UTILISATION = Utilisation(compute=1.0, memory=1.0, link=1.0)
-"""Rates of a CPU are measured, not looked up."""
+CPU_UTILISATION = Utilisation(compute=0.5, memory=1.0, link=1.0)
+"""Of rates that are measured, not looked up. Matrix products are half of a pass of the demo models, whose layers are
+narrow; in wider ones they are more of it."""
+
+DEVICE, HOST = "device", "host"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +62,17 @@ class DeviceEstimate:
 
     Attributes:
         placement: the device as a worker has it.
-        fits: see `Placement.fits`.
+        fits: by where original experts are kept (`device`, `host`), see `Placement.fits`.
         phases: a candidate of each.
+        scoring: seconds of scoring a candidate of the last phase, per split.
         rate: evaluations per second of all workers, over the search's phases.
         hours: of all evaluations, those at the end included, if none repeats another.
     """
 
     placement: Placement
-    fits: str
+    fits: Mapping[str, str]
     phases: tuple[PhaseEstimate, ...]
+    scoring: tuple[Range, ...] = field(repr=False)
     rate: Range
     hours: Range
 
@@ -78,7 +85,7 @@ class PlanReport:
         config: the run.
         outline: its model.
         sizes: the full model, and a candidate of each phase.
-        memory: of one worker, by `gpu` and `cpu`; only what was asked for.
+        memory: of one worker, by where original experts are kept: `device`, and for models of experts `host`.
         splits: all that is evaluated, `search` first.
         flops: of one evaluation on `search`, by phase.
         counts: individuals by phase.
@@ -89,7 +96,7 @@ class PlanReport:
     config: RunConfig
     outline: ModelOutline = field(repr=False)
     sizes: tuple[ModelSize, ...]
-    memory: WorkerMemory
+    memory: Mapping[str, WorkerMemory]
     splits: tuple[SplitWork, ...]
     flops: tuple[tuple[str, Range], ...]
     counts: tuple[PhaseCount, ...]
@@ -128,7 +135,10 @@ class Planner:
         config, request = self._config, self._request
         on_gpu = bool(request.gpus) or not request.cpu
         passes = [one for split in self.splits for one in (*split.passes.sure, *split.passes.decoding)]
-        memory = worker_memory(config, self._outline, self._space, passes, on_gpu)
+        memory = {
+            where: worker_memory(config, self._outline, self._space, passes, on_gpu, where == HOST)
+            for where in ((DEVICE, HOST) if self._outline.experts_bytes else (DEVICE,))
+        }
         placements = [self._on_gpu(gpu) for gpu in request.gpus]
         if request.cpu:
             placements.append(self._on_cpu())
@@ -150,7 +160,7 @@ class Planner:
         starts = 1 if any(count.kind == "tune" for count in self._counts) else 0
         return section.rerank, (2 + starts + section.random_draws if section.test else 0)
 
-    def _estimate(self, placement: Placement, memory: WorkerMemory) -> DeviceEstimate:
+    def _estimate(self, placement: Placement, memory: Mapping[str, WorkerMemory]) -> DeviceEstimate:
         phases = tuple(self._phase(placement, count.kind) for count in self._counts)
         searched, individuals = NOTHING, 0
         for count, phase in zip(self._counts, phases, strict=True):
@@ -159,7 +169,10 @@ class Planner:
         everything = searched + self._ending(placement, phases[-1])
         rate = Range(*(placement.workers * individuals / seconds for seconds in (searched.most, searched.least)))
         hours = everything.times(1 / placement.workers / 3600)
-        return DeviceEstimate(placement, placement.fits(memory), phases, rate, hours)
+        fits = {where: placement.fits(each) for where, each in memory.items()}
+        work = self._works[phases[-1].kind]
+        scoring = tuple(placement.evaluation(work, (split,)) for split in self.splits)
+        return DeviceEstimate(placement, fits, phases, scoring, rate, hours)
 
     def _phase(self, placement: Placement, kind: str) -> PhaseEstimate:
         edit = edit_seconds(placement, self._outline, self._space, kind, self._config.model.originals)
@@ -221,7 +234,13 @@ def plan(request: PlanRequest) -> PlanReport:
     """
     from moevolve.workers.outline import outline_model
 
-    return Planner(request, outline_model(request.config.model.to_worker())).report()
-
-
-__all__ = ["DeviceEstimate", "ModelWork", "PhaseEstimate", "PlanReport", "PlanRequest", "Planner", "plan"]
+    model = request.config.model.to_worker()
+    try:
+        outline = outline_model(model)
+    except UserError as error:
+        if Path(model.path).is_dir():
+            raise
+        raise UserError(
+            f"{error}; --model takes a folder with a config.json, or one of {', '.join(shipped_models())}"
+        ) from error
+    return Planner(request, outline).report()

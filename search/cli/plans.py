@@ -1,0 +1,120 @@
+"""`plan`: what a search would take, before it is launched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.cli.console import DEFAULT_STORE, JsonOption, StoreOption, print_json
+from moevolve.search.cli.plan_output import plan_json, print_plan
+from moevolve.search.cli.searches import SetOption, as_override
+from moevolve.search.config_files import load_run_config
+
+if TYPE_CHECKING:
+    from moevolve.search.config import RunConfig
+    from moevolve.search.planning.measured import Comparison
+    from moevolve.search.planning.report import PlanReport, PlanRequest
+    from moevolve.search.planning.workload import Prompts
+
+DEFAULT_GPUS = "a100-80g,h100,h200"
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(plan)
+
+
+def plan(
+    config: Annotated[Path, typer.Argument(help="Run configuration (YAML).")],
+    overrides: SetOption = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="DIR|NAME", help="A config in the place of model.path's.")
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option("--gpu", metavar="NAME,...", help=f"GPUs to estimate for; default: {DEFAULT_GPUS}."),
+    ] = None,
+    device: Annotated[
+        Literal["cpu"] | None, typer.Option("--device", help="Estimate for this machine's CPU, which is measured.")
+    ] = None,
+    prompt_tokens: Annotated[
+        int | None, typer.Option("--prompt-tokens", min=1, help="Of every prompt, in the place of the tasks' data.")
+    ] = None,
+    new_tokens: Annotated[
+        int | None, typer.Option("--new-tokens", min=1, help="Of every answer; default: the task's max_new_tokens.")
+    ] = None,
+    examples: Annotated[
+        int | None, typer.Option("--examples", min=1, help="Of every split; default: what the tasks' files say.")
+    ] = None,
+    utilisation: Annotated[
+        float | None, typer.Option("--utilisation", help="Share of a GPU's operations/s that passes get (0 to 1).")
+    ] = None,
+    measured: Annotated[
+        str | None, typer.Option("--measured", metavar="SEARCH", help="Compare with this search of the store.")
+    ] = None,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Estimate a search's memory, operations and hours from the model's config. No weights are loaded.
+
+    Model facts, memory of weights and operations are counted; seconds are estimates.
+    """
+    changes = () if model is None else (as_override("model.path", _model_path(model)),)
+    settings = load_run_config(config, (*(overrides or ()), *changes))
+    request = _request(settings, gpu, device == "cpu", _prompts(prompt_tokens, new_tokens, examples), utilisation)
+
+    from moevolve.search.planning.report import plan as make_plan
+
+    report = make_plan(request)
+    comparisons = () if measured is None else _compare(report, store, measured)
+    if as_json:
+        print_json(plan_json(report, comparisons))
+    else:
+        print_plan(report, comparisons)
+
+
+def _model_path(name: str) -> str:
+    from moevolve.search.planning.models import find_model
+
+    found = find_model(name)
+    return str(Path(found).resolve()) if Path(found).exists() else found
+
+
+def _prompts(prompt_tokens: int | None, new_tokens: int | None, examples: int | None) -> Prompts | None:
+    from moevolve.search.planning.workload import Prompts
+
+    if prompt_tokens is not None:
+        return Prompts(prompt_tokens, new_tokens, examples)
+    for name, value in (("--new-tokens", new_tokens), ("--examples", examples)):
+        if value is not None:
+            raise UserError(f"{name} goes with --prompt-tokens: without it lengths are those of the tasks' data")
+    return None
+
+
+def _request(
+    settings: RunConfig, gpu: str | None, cpu: bool, prompts: Prompts | None, utilisation: float | None
+) -> PlanRequest:
+    from dataclasses import replace
+
+    from moevolve.search.planning.devices import GPU_UTILISATION, find_gpus
+    from moevolve.search.planning.report import PlanRequest
+
+    if gpu is None and not cpu:
+        on_cpu = settings.model.device == "cpu" or (settings.model.device == "auto" and not settings.workers.num_gpus)
+        gpu, cpu = (None, True) if on_cpu else (DEFAULT_GPUS, False)
+    assumed = GPU_UTILISATION
+    if utilisation is not None:
+        if not 0 < utilisation <= 1:
+            raise UserError(f"--utilisation {utilisation}: give a share above 0, and 1 at most")
+        assumed = replace(assumed, compute=utilisation)
+    return PlanRequest(settings, () if gpu is None else find_gpus(gpu), cpu, prompts, assumed)
+
+
+def _compare(report: PlanReport, store: str, search: str) -> tuple[Comparison, ...]:
+    from moevolve.search.planning.measured import compare
+    from moevolve.store.repository import Store
+
+    with Store.open(store, create=False) as opened:
+        return compare(report, opened, search)
