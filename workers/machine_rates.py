@@ -14,10 +14,12 @@ from moevolve.workers.loading import DTYPES
 from moevolve.workers.outline import ModelOutline
 from moevolve.workers.runtime import configure_runtime
 
-_COPY_BYTES = 1 << 26
-_MOST_FLOPS = 1 << 31
-_MOST_SIDE = 4096
-_SECONDS = 0.15
+_COPY_BYTES = 1 << 25
+_MOST_FLOPS = 1 << 28
+_MOST_SIDE = 1024
+"""Milliseconds: long enough to reach the full rate, short enough to be left alone by other processes at times."""
+
+_SECONDS = 0.3
 _LAYERS = 4
 
 
@@ -42,8 +44,8 @@ class MachineRates:
 def measure_machine(outline: ModelOutline, dtype: str, engine: EngineConfig) -> MachineRates:
     """Measure this process on the CPU; takes about a second. Its number of torch threads is set to the engine's.
 
-    The matrix product is that of a batch's tokens with a network's, or an expert's, input matrix; both are cut down where
-    they are larger than is needed to see the rate.
+    The matrix product is that of a batch's tokens with a network's, or an expert's, input matrix; both are cut down
+    where they are larger than is needed to see the rate.
 
     Args:
         outline: the model.

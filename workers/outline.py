@@ -102,15 +102,26 @@ def outline_model(config: ModelConfig) -> ModelOutline:
         layers=tuple(_layer(layer, model) for layer in decoder.layers),
         output_flops=matrix_flops(output, model.config),
         attention_flops=pair,
-        weight_bytes=sum(each.nbytes for each in (*model.parameters(), *model.buffers())),
+        weight_bytes=_weight_bytes(model),
         expert_bytes=sizes,
         cache_bytes=cached * facts.dtype_bytes,
         caches=_caches(model),
         hidden=int(model.config.hidden_size),
         vocabulary=int(output.weight.shape[0]),
-        intermediate=facts.dense.width if facts.dense else facts.expert_parameters // (3 * int(model.config.hidden_size)),
+        intermediate=facts.dense.width
+        if facts.dense
+        else facts.expert_parameters // (3 * int(model.config.hidden_size)),
         positions=int(model.config.max_position_embeddings),
     )
+
+
+def _weight_bytes(model: PreTrainedModel) -> int:
+    from moevolve.workers.layout import CORRECTION_BIAS
+
+    parameters = sum(each.nbytes for each in model.parameters())
+    # Loading keeps correction biases in float32, whatever the dtype.
+    sizes = (4 if name.endswith(CORRECTION_BIAS) else each.itemsize for name, each in model.named_buffers())
+    return parameters + sum(size * each.numel() for size, each in zip(sizes, model.buffers(), strict=True))
 
 
 def _layer(layer: nn.Module, model: PreTrainedModel) -> LayerOutline:
@@ -136,11 +147,13 @@ def _attention(model: PreTrainedModel) -> tuple[int, int]:
     layers = len(model.get_decoder().layers)
     heads = int(config.num_attention_heads)
     head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
-    if getattr(config, "kv_lora_rank", None):  # DeepSeek's attention caches keys and values of all heads, unpacked
+    if getattr(config, "kv_lora_rank", None):
+        # DeepSeek's attention caches what keys and values are made from; making them again in every step isn't counted.
         keys, values = int(config.qk_nope_head_dim + config.qk_rope_head_dim), int(config.v_head_dim)
-        return layers * 2 * heads * (keys + values), layers * heads * (keys + values)
-    cached = int(getattr(config, "num_key_value_heads", None) or heads)
-    return layers * 4 * heads * head_dim, layers * 2 * cached * head_dim
+        return layers * 2 * heads * (keys + values), layers * int(config.kv_lora_rank + config.qk_rope_head_dim)
+    attentions = [layer.self_attn for layer in model.get_decoder().layers]
+    cached = sum(int(each.k_proj.out_features + each.v_proj.out_features) for each in attentions)
+    return layers * 4 * heads * head_dim, cached
 
 
 def _caches(model: PreTrainedModel) -> bool:

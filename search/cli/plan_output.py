@@ -147,7 +147,9 @@ def _print_devices(report: PlanReport) -> None:
     for estimate in report.devices:
         where = originals if originals in estimate.fits else "device"
         other = next((place for place in estimate.fits if place != where), None)
-        fits = estimate.fits[where] + (f"\n{other}: {estimate.fits[other]}" if other and estimate.placement.memory else "")
+        fits = estimate.fits[where] + (
+            f"\n{other}: {estimate.fits[other]}" if other and estimate.placement.memory else ""
+        )
         per_phase = "\n".join(f"{p.kind}: {_span(p.scoring, _seconds)}{_edit(p.edit)}" for p in estimate.phases)
         rows.append(
             [
@@ -215,7 +217,11 @@ def notes(report: PlanReport) -> list[str]:
                 f"assumed to get {used.compute:.0%} of the first"
             )
     if any(phase.edit is None for estimate in report.devices for phase in estimate.phases):
-        found.append(f"making a {report.config.genome.kind} candidate of the resident model takes time that isn't counted")
+        found.append(
+            f"making a {report.config.genome.kind} candidate of the resident model takes time that isn't counted"
+        )
+    if any(not estimate.placement.device.memory for estimate in report.devices):
+        found.append("on a CPU, device and host are the same memory")
     used_host = report.memory.get(report.config.model.originals)
     if used_host is not None and used_host.loading:
         found.append(f"loading takes {_bytes(used_host.loading)} of host memory for a while, in every worker")

@@ -65,9 +65,7 @@ _PCIE4, _PCIE5 = 32 * _GIGA, 64 * _GIGA
 def _gpu(
     name: str, title: str, half: float, single: float, bandwidth: float, memory: int, link: int = _PCIE4
 ) -> Device:
-    return Device(
-        name, title, half * _TERA, single * _TERA, bandwidth * _GIGA, memory * _GIGA, link, GPU_LAYER_SECONDS
-    )
+    return Device(name, title, half * _TERA, single * _TERA, bandwidth * _GIGA, memory * _GIGA, link, GPU_LAYER_SECONDS)
 
 
 GPUS: dict[str, Device] = {

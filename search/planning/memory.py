@@ -93,9 +93,7 @@ def _buffers(config: RunConfig, outline: ModelOutline, space: GenomeSpace[Any], 
 
 
 def _cached(outline: ModelOutline) -> Any:
-    return lambda one: (
-        one.rows * (one.cached + one.columns + one.steps - 1) * outline.cache_bytes if one.kept else 0
-    )
+    return lambda one: one.rows * (one.cached + one.columns + one.steps - 1) * outline.cache_bytes if one.kept else 0
 
 
 def _activations(outline: ModelOutline, passes: Iterable[Pass]) -> int:

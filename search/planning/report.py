@@ -15,9 +15,9 @@ from moevolve.search.genomes.registry import make_space
 from moevolve.search.planning.devices import GPU_UTILISATION, Device, Utilisation
 from moevolve.search.planning.estimate import NOTHING, Placement, Range, edit_seconds, evaluation_flops
 from moevolve.search.planning.memory import WorkerMemory, worker_memory
-from moevolve.search.planning.sizes import ModelSize, model_sizes
 from moevolve.search.planning.models import shipped_models
-from moevolve.search.planning.work import candidate_work, full_work
+from moevolve.search.planning.sizes import ModelSize, model_sizes
+from moevolve.search.planning.work import ModelWork, candidate_work, full_work
 from moevolve.search.planning.workload import PhaseCount, Prompts, SplitWork, WorkloadReader, phase_counts
 from moevolve.workers.outline import ModelOutline
 
@@ -121,7 +121,9 @@ class Planner:
         self._dev = reader.splits("dev") if config.final.rerank else ()
         self._test = (*reader.splits("test"), *reader.held_out()) if config.final.test else ()
         self._counts = phase_counts(config, self._space)
-        self._works = {phase.kind: candidate_work(outline, self._space, phase.kind) for phase in config.phases}
+        self._works: dict[str, ModelWork] = {
+            phase.kind: candidate_work(outline, self._space, phase.kind) for phase in config.phases
+        }
         self._full = full_work(outline)
         self._check_positions()
 
@@ -212,8 +214,8 @@ class Planner:
             longest = max((one.cached + one.columns + one.steps - 1 for one in _all(split)), default=0)
             if longest > self._outline.positions:
                 raise UserError(
-                    f"task {split.task}, split {split.split}: prompts and answers reach {longest} tokens, the model has "
-                    f"{self._outline.positions} positions; set engine.max_prompt_tokens, or a smaller --prompt-tokens"
+                    f"task {split.task}, split {split.split}: prompts and answers reach {longest} tokens, the model "
+                    f"has {self._outline.positions} positions; set engine.max_prompt_tokens, or a smaller --prompt-tokens"
                 )
 
 

@@ -53,10 +53,10 @@ def model_sizes(
 
 def _counts(space: GenomeSpace[Any], kind: str) -> tuple[int, int, int | None, int]:
     if isinstance(space, EepSpace):
-        native = space.router_space == "probs" and (kind == "merge" or not space.facts.renormalise)
+        folds = space.router_space == "logits" or (space.facts.rule.one_hot_folds and kind == "prune")
         sizes = (space.facts, space.retained)
-        used = active_parameters(*sizes, space.active, native)
-        return space.retained, space.active, parameters_after(*sizes, native), used
+        used = active_parameters(*sizes, space.active, not folds)
+        return space.retained, space.active, parameters_after(*sizes, not folds), used
     facts = space.facts  # type: ignore[attr-defined]
     if isinstance(space, NanoMoeSpace):
         form = space.form
