@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -15,9 +16,10 @@ from moevolve.search.config_files import load_run_config
 
 if TYPE_CHECKING:
     from moevolve.search.config import RunConfig
+    from moevolve.search.planning.devices import Device, Utilisation
     from moevolve.search.planning.measured import Comparison
-    from moevolve.search.planning.report import PlanReport, PlanRequest
-    from moevolve.search.planning.workload import Prompts
+    from moevolve.search.planning.prompts import Prompts
+    from moevolve.search.planning.report import PlanReport
 
 DEFAULT_GPUS = "a100-80g,h100,h200"
 
@@ -63,11 +65,13 @@ def plan(
     """
     changes = () if model is None else (as_override("model.path", _model_path(model)),)
     settings = load_run_config(config, (*(overrides or ()), *changes))
-    request = _request(settings, gpu, device == "cpu", _prompts(prompt_tokens, new_tokens, examples), utilisation)
+    gpus, cpu = _devices(settings, gpu, device == "cpu")
+    prompts, assumed = _prompts(prompt_tokens, new_tokens, examples), _utilisation(utilisation)
 
+    from moevolve.search.planning.report import PlanRequest
     from moevolve.search.planning.report import plan as make_plan
 
-    report = make_plan(request)
+    report = make_plan(PlanRequest(settings, gpus, cpu, prompts, assumed))
     comparisons = () if measured is None else _compare(report, store, measured)
     if as_json:
         print_json(plan_json(report, comparisons))
@@ -83,7 +87,7 @@ def _model_path(name: str) -> str:
 
 
 def _prompts(prompt_tokens: int | None, new_tokens: int | None, examples: int | None) -> Prompts | None:
-    from moevolve.search.planning.workload import Prompts
+    from moevolve.search.planning.prompts import Prompts
 
     if prompt_tokens is not None:
         return Prompts(prompt_tokens, new_tokens, examples)
@@ -93,23 +97,24 @@ def _prompts(prompt_tokens: int | None, new_tokens: int | None, examples: int | 
     return None
 
 
-def _request(
-    settings: RunConfig, gpu: str | None, cpu: bool, prompts: Prompts | None, utilisation: float | None
-) -> PlanRequest:
-    from dataclasses import replace
-
-    from moevolve.search.planning.devices import GPU_UTILISATION, find_gpus
-    from moevolve.search.planning.report import PlanRequest
+def _devices(settings: RunConfig, gpu: str | None, cpu: bool) -> tuple[tuple[Device, ...], bool]:
+    """The GPUs to estimate for, and whether to estimate for this CPU: what was asked for, else what suits the run."""
+    from moevolve.search.planning.devices import find_gpus
 
     if gpu is None and not cpu:
-        on_cpu = settings.model.device == "cpu" or (settings.model.device == "auto" and not settings.workers.num_gpus)
-        gpu, cpu = (None, True) if on_cpu else (DEFAULT_GPUS, False)
-    assumed = GPU_UTILISATION
-    if utilisation is not None:
-        if not 0 < utilisation <= 1:
-            raise UserError(f"--utilisation {utilisation}: give a share above 0, and 1 at most")
-        assumed = replace(assumed, compute=utilisation)
-    return PlanRequest(settings, () if gpu is None else find_gpus(gpu), cpu, prompts, assumed)
+        cpu = settings.model.device == "cpu" or (settings.model.device == "auto" and not settings.workers.num_gpus)
+        gpu = None if cpu else DEFAULT_GPUS
+    return (() if gpu is None else find_gpus(gpu)), cpu
+
+
+def _utilisation(compute: float | None) -> Utilisation:
+    from moevolve.search.planning.devices import GPU_UTILISATION
+
+    if compute is None:
+        return GPU_UTILISATION
+    if not 0 < compute <= 1:
+        raise UserError(f"--utilisation {compute}: give a share above 0, and 1 at most")
+    return replace(GPU_UTILISATION, compute=compute)
 
 
 def _compare(report: PlanReport, store: str, search: str) -> tuple[Comparison, ...]:

@@ -16,9 +16,10 @@ from moevolve.search.planning.devices import GPU_UTILISATION, Device, Utilisatio
 from moevolve.search.planning.estimate import NOTHING, Placement, Range, edit_seconds, evaluation_flops
 from moevolve.search.planning.memory import WorkerMemory, worker_memory
 from moevolve.search.planning.models import shipped_models
+from moevolve.search.planning.prompts import Prompts
 from moevolve.search.planning.sizes import ModelSize, model_sizes
 from moevolve.search.planning.work import ModelWork, candidate_work, full_work
-from moevolve.search.planning.workload import PhaseCount, Prompts, SplitWork, WorkloadReader, phase_counts
+from moevolve.search.planning.workload import PhaseCount, SplitWork, WorkloadReader, phase_counts
 from moevolve.workers.outline import ModelOutline
 
 CPU_UTILISATION = Utilisation(compute=0.5, memory=1.0, link=1.0)
@@ -215,7 +216,7 @@ class Planner:
             if longest > self._outline.positions:
                 raise UserError(
                     f"task {split.task}, split {split.split}: prompts and answers reach {longest} tokens, the model "
-                    f"has {self._outline.positions} positions; set engine.max_prompt_tokens, or a smaller --prompt-tokens"
+                    f"has {self._outline.positions} positions; set engine.max_prompt_tokens, or give fewer"
                 )
 
 

@@ -15,20 +15,12 @@ from moevolve.search.config import RunConfig, TaskSection
 from moevolve.search.genomes.base import GenomeSpace
 from moevolve.search.genomes.eep import EepSpace
 from moevolve.search.genomes.nanomoe import NanoMoeSpace
+from moevolve.search.planning.prompts import Prompts
 from moevolve.workers.outline import ModelOutline
 from moevolve.workers.passes import Passes, PromptMeter, SplitLengths, passes_of
 
 _CHARACTERS = 4
 """Per token, where there is no tokenizer: about what English text has."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prompts:
-    """What the user says of prompts in the place of data: tokens of each, tokens of an answer, how many there are."""
-
-    prompt_tokens: int
-    new_tokens: int | None = None
-    examples: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,10 +29,11 @@ from moevolve.search.planning.devices import GPU_UTILISATION, GPUS, Device, find
 from moevolve.search.planning.estimate import Placement, edit_seconds
 from moevolve.search.planning.memory import worker_memory
 from moevolve.search.planning.models import find_model, shipped_models
+from moevolve.search.planning.prompts import Prompts
 from moevolve.search.planning.report import PlanRequest, plan
 from moevolve.search.planning.sizes import model_sizes
 from moevolve.search.planning.work import ModelWork, candidate_work, full_work
-from moevolve.search.planning.workload import Prompts, phase_counts
+from moevolve.search.planning.workload import phase_counts
 from moevolve.workers.config import EngineConfig, ModelConfig
 from moevolve.workers.generation import GenerationEngine
 from moevolve.workers.machine_rates import measure_machine
