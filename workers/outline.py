@@ -5,7 +5,6 @@ Operations are counted as `moevolve.workers.profiling_costs` counts them, on the
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -74,8 +73,9 @@ class ModelOutline:
 
     @property
     def pinned_bytes(self) -> int:
-        """What all experts take in pinned host memory, where torch rounds every tensor up to a power of two."""
-        return sum(1 << math.ceil(math.log2(size)) for sizes in self.expert_bytes for size in sizes)
+        """What all experts take in pinned host memory, where torch rounds every tensor up to a power of two
+        (`CachingHostAllocator`, unless it is set otherwise)."""
+        return sum(1 << (size - 1).bit_length() for sizes in self.expert_bytes for size in sizes)
 
 
 def outline_model(config: ModelConfig) -> ModelOutline:

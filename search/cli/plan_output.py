@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from moevolve.search.cli.console import millions, output, print_table
+from moevolve.search.cli.plan_texts import bytes_text, hours_text, operations_text, rate_text, seconds_text, span_text
 
 if TYPE_CHECKING:
-    from moevolve.search.planning.estimate import Range
     from moevolve.search.planning.measured import Comparison
     from moevolve.search.planning.report import DeviceEstimate, PlanReport
 
@@ -90,7 +90,7 @@ def print_plan(report: PlanReport, comparisons: Sequence[Comparison]) -> None:
                 f"{size.experts}, {size.active} active" if size.experts else "-",
                 "-" if size.parameters is None else millions(size.parameters),
                 millions(size.active_parameters),
-                _operations(size.token_flops),
+                operations_text(size.token_flops),
             ]
             for size in report.sizes
         ],
@@ -114,19 +114,19 @@ def _print_memory(report: PlanReport) -> None:
     rows = []
     for place, title in enumerate(titles):
         rows.append([title, *(cell for m in report.memory.values() for cell in _two(m.items[place]))])
-    rows.append(["sum", *(cell for m in report.memory.values() for cell in (_bytes(m.device), _bytes(m.host)))])
+    rows.append(["sum", *(cell for m in report.memory.values() for cell in (bytes_text(m.device), bytes_text(m.host)))])
     if any(m.full_model for m in report.memory.values()):
         rows.append(
             [
                 "while the full model is scored",
-                *(c for m in report.memory.values() for c in (_bytes(m.device + m.full_model), _bytes(m.host))),
+                *(c for m in report.memory.values() for c in (bytes_text(m.device + m.full_model), bytes_text(m.host))),
             ]
         )
     print_table(None, columns, [row[: len(columns)] for row in rows], (len(titles) - 1,))
 
 
 def _two(item: Any) -> tuple[str, str]:
-    return _bytes(item.device), _bytes(item.host)
+    return bytes_text(item.device), bytes_text(item.host)
 
 
 def _print_work(report: PlanReport) -> None:
@@ -137,7 +137,10 @@ def _print_work(report: PlanReport) -> None:
     )
     for kind, flops in report.flops:
         output.print(
-            f"FLOPs per evaluation ({kind}): {_span(flops, _operations)}", markup=False, highlight=False, soft_wrap=True
+            f"FLOPs per evaluation ({kind}): {span_text(flops, operations_text)}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
         )
 
 
@@ -150,14 +153,14 @@ def _print_devices(report: PlanReport) -> None:
         fits = estimate.fits[where] + (
             f"\n{other}: {estimate.fits[other]}" if other and estimate.placement.memory else ""
         )
-        per_phase = "\n".join(f"{p.kind}: {_span(p.scoring, _seconds)}{_edit(p.edit)}" for p in estimate.phases)
+        per_phase = "\n".join(f"{p.kind}: {span_text(p.scoring, seconds_text)}{_edit(p.edit)}" for p in estimate.phases)
         rows.append(
             [
                 f"{estimate.placement.workers:g} x {estimate.placement.device.name}",
                 fits,
                 per_phase,
-                _span(estimate.rate, _rate),
-                _span(estimate.hours, _hours),
+                span_text(estimate.rate, rate_text),
+                span_text(estimate.hours, hours_text),
             ]
         )
     named = f" (originals: {originals})" if len(report.memory) > 1 else ""
@@ -184,7 +187,11 @@ def _print_comparisons(comparisons: Sequence[Comparison]) -> None:
         [
             [
                 *(c.device, c.task, c.split, f"{c.evaluations:,}"),
-                *(_span(c.estimated, _seconds), _seconds(c.measured), _span(c.ratio, lambda x: f"{x:.2f}")),
+                *(
+                    span_text(c.estimated, seconds_text),
+                    seconds_text(c.measured),
+                    span_text(c.ratio, lambda x: f"{x:.2f}"),
+                ),
             ]
             for c in comparisons
         ],
@@ -220,11 +227,16 @@ def notes(report: PlanReport) -> list[str]:
         found.append(
             f"making a {report.config.genome.kind} candidate of the resident model takes time that isn't counted"
         )
+    busy = min((estimate.placement.workers for estimate in report.devices), default=report.config.workers.count)
+    if busy < report.config.workers.count:
+        found.append(
+            f"the run's window, or this machine's cores, keep {busy:g} of {report.config.workers.count} workers busy"
+        )
     if any(not estimate.placement.device.memory for estimate in report.devices):
         found.append("on a CPU, device and host are the same memory")
     used_host = report.memory.get(report.config.model.originals)
     if used_host is not None and used_host.loading:
-        found.append(f"loading takes {_bytes(used_host.loading)} of host memory for a while, in every worker")
+        found.append(f"loading takes {bytes_text(used_host.loading)} of host memory for a while, in every worker")
     found.append(
         "not counted: calibration, loading, the CUDA context and the allocator's spare room, and shortcuts such as "
         "early stopping"
@@ -233,34 +245,4 @@ def notes(report: PlanReport) -> list[str]:
 
 
 def _edit(seconds: float | None) -> str:
-    return " + ?" if seconds is None else f" + {_seconds(seconds)}"
-
-
-def _span(found: Range, text: Any) -> str:
-    least, most = text(found.least), text(found.most)
-    return least if least == most else f"{least} - {most}"
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.2f}" if value < 10 else f"{value:,.0f}"
-
-
-def _rate(value: float) -> str:
-    return f"{value:.3f}" if value < 1 else f"{value:.1f}"
-
-
-def _hours(value: float) -> str:
-    return f"{value:.2f}" if value < 1 else f"{value:,.1f}"
-
-
-def _bytes(size: int) -> str:
-    if not size:
-        return "-"
-    return f"{size / 2**30:,.1f} GiB" if size >= 2**30 else f"{size / 2**20:,.1f} MiB"
-
-
-def _operations(flops: float) -> str:
-    for unit, name in ((1e15, "P"), (1e12, "T"), (1e9, "G")):
-        if flops >= unit:
-            return f"{flops / unit:,.2f} {name}"
-    return f"{flops / 1e6:,.2f} M"
+    return " + ?" if seconds is None else f" + {seconds_text(seconds)}"

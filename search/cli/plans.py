@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -11,6 +12,7 @@ import typer
 from moevolve.evaluators.errors import UserError
 from moevolve.search.cli.console import DEFAULT_STORE, JsonOption, StoreOption, print_json
 from moevolve.search.cli.plan_output import plan_json, print_plan
+from moevolve.search.cli.plan_summary import print_summary
 from moevolve.search.cli.searches import SetOption, as_override
 from moevolve.search.config_files import load_run_config
 
@@ -31,8 +33,14 @@ def register(app: typer.Typer) -> None:
 def plan(
     config: Annotated[Path, typer.Argument(help="Run configuration (YAML).")],
     overrides: SetOption = None,
-    model: Annotated[
-        str | None, typer.Option("--model", metavar="DIR|NAME", help="A config in the place of model.path's.")
+    models: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model", metavar="DIR|NAME", help="A config in the place of model.path's; several are compared."
+        ),
+    ] = None,
+    keep: Annotated[
+        float | None, typer.Option("--keep", help="Share of the experts that is retained, for genome.experts (0 to 1).")
     ] = None,
     gpu: Annotated[
         str | None,
@@ -63,20 +71,41 @@ def plan(
 
     Model facts, memory of weights and operations are counted; seconds are estimates.
     """
-    changes = () if model is None else (as_override("model.path", _model_path(model)),)
-    settings = load_run_config(config, (*(overrides or ()), *changes))
-    gpus, cpu = _devices(settings, gpu, device == "cpu")
+    runs = [_settings(config, overrides or (), model, keep) for model in models or (None,)]
+    gpus, cpu = _devices(runs[0], gpu, device == "cpu")
     prompts, assumed = _prompts(prompt_tokens, new_tokens, examples), _utilisation(utilisation)
 
     from moevolve.search.planning.report import PlanRequest
     from moevolve.search.planning.report import plan as make_plan
 
-    report = make_plan(PlanRequest(settings, gpus, cpu, prompts, assumed))
-    comparisons = () if measured is None else _compare(report, store, measured)
+    if measured is not None and len(runs) > 1:
+        raise UserError("--measured goes with one model, the one that the search was launched with")
+    reports = [make_plan(PlanRequest(settings, gpus, cpu, prompts, assumed)) for settings in runs]
+    comparisons = () if measured is None else _compare(reports[0], store, measured)
     if as_json:
-        print_json(plan_json(report, comparisons))
+        found = [plan_json(report, comparisons) for report in reports]
+        print_json(found[0] if len(found) == 1 else found)
+    elif len(reports) > 1:
+        print_summary(reports)
     else:
-        print_plan(report, comparisons)
+        print_plan(reports[0], comparisons)
+
+
+def _settings(config: Path, overrides: Sequence[str], model: str | None, keep: float | None) -> RunConfig:
+    """The run, with another model, and as many of its experts as are to be kept."""
+    changes = [*overrides, *(() if model is None else (as_override("model.path", _model_path(model)),))]
+    settings = load_run_config(config, tuple(changes))
+    if keep is None:
+        return settings
+    if not 0 < keep <= 1:
+        raise UserError(f"--keep {keep}: give a share above 0, and 1 at most")
+
+    from moevolve.workers.outline import outline_model
+
+    experts = outline_model(settings.model.to_worker()).facts.experts
+    if not experts:
+        raise UserError(f"--keep: {settings.model.path} has no experts; leave it out")
+    return load_run_config(config, (*changes, f"genome.experts={max(1, round(keep * experts))}"))
 
 
 def _model_path(name: str) -> str:

@@ -42,7 +42,7 @@ class Placement:
         utilisation: what is got of it.
         share: of one device that the worker has, 1 at most: rates are multiplied by it.
         memory: bytes of all devices that the worker has; 0 where it is the host's.
-        workers: that run at once.
+        workers: that are busy at once: no more than the run's window, and on a CPU than there are cores for.
         dtype: of the model.
     """
 

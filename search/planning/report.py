@@ -20,6 +20,7 @@ from moevolve.search.planning.prompts import Prompts
 from moevolve.search.planning.sizes import ModelSize, model_sizes
 from moevolve.search.planning.work import ModelWork, candidate_work, full_work
 from moevolve.search.planning.workload import PhaseCount, SplitWork, WorkloadReader, phase_counts
+from moevolve.search.strategies.registry import make_schedule
 from moevolve.workers.outline import ModelOutline
 
 CPU_UTILISATION = Utilisation(compute=0.5, memory=1.0, link=1.0)
@@ -126,6 +127,7 @@ class Planner:
             phase.kind: candidate_work(outline, self._space, phase.kind) for phase in config.phases
         }
         self._full = full_work(outline)
+        self._busy = min(config.workers.count, make_schedule(config).in_flight)
         self._check_positions()
 
     @property
@@ -194,7 +196,7 @@ class Planner:
         count = workers.num_gpus or 1.0
         share = min(count, 1.0)
         memory = int(gpu.memory * count)
-        return Placement(gpu, self._request.utilisation, share, memory, workers.count, self._config.model.dtype)
+        return Placement(gpu, self._request.utilisation, share, memory, self._busy, self._config.model.dtype)
 
     def _on_cpu(self) -> Placement:
         from moevolve.workers.machine_rates import measure_machine
@@ -202,7 +204,7 @@ class Planner:
         config = self._config
         rates = measure_machine(self._outline, config.model.dtype, config.engine.to_worker())
         cores = os.cpu_count() or 1
-        workers = min(config.workers.count, max(1.0, cores / rates.threads))
+        workers = min(self._busy, max(1.0, cores / rates.threads))
         device = Device(
             "cpu",
             f"this CPU, {rates.threads} thread{'s' if rates.threads > 1 else ''} per worker",
