@@ -117,6 +117,8 @@ class Planner:
         """
         self._request, self._config, self._outline = request, request.config, outline
         config = request.config
+        if config.model.originals == HOST and config.model.device_map is not None:
+            raise UserError("model.originals: host and model.device_map exclude each other; use one of them")
         self._space: GenomeSpace[Any] = make_space(config.genome, outline.facts, config.phases)
         reader = WorkloadReader(config, outline, request.prompts)
         self._search = reader.splits("search")
