@@ -27,10 +27,10 @@ from moevolve.workers.passes import Pass
 from moevolve.workers.resident import ResidentModel
 
 
-def lab_config(model: str, **changes: Any) -> RunConfig:
+def lab_config(name: str, **changes: Any) -> RunConfig:
     data: dict[str, Any] = {
         "name": "lab",
-        "model": {"path": find_model(model), "dtype": "bfloat16", "device": "cuda"},
+        "model": {"path": find_model(name), "dtype": "bfloat16", "device": "cuda"},
         "tasks": [{"name": "boolq"}],
         "genome": {"experts": 4, "groups": 1},
         "phases": [{"kind": "prune", "evaluations": 200}, {"kind": "merge", "evaluations": 100}],
