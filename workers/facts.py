@@ -5,7 +5,8 @@ torch and transformers are imported where they are needed, so that listings on t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.config import ModelConfig
@@ -29,25 +30,51 @@ def describe_model(config: ModelConfig) -> ModelFacts:
     Raises:
         UserError: the checkpoint can't be read, or its family isn't supported.
     """
+    return replace(describe_config(meta_model(config), config), fingerprint=model_fingerprint(config))
+
+
+def meta_model(config: ModelConfig) -> PreTrainedModel:
+    """A checkpoint's model without weights, on the meta device, in the dtype that a worker would hold it in.
+
+    Raises:
+        UserError: its config can't be read, or its family isn't supported.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
-    from moevolve.workers.dense_layout import find_linears
-    from moevolve.workers.layout import family_of, find_moe_layers
-    from moevolve.workers.loading import load_config, packed_format
+    from moevolve.workers.layout import family_of
+    from moevolve.workers.loading import DTYPES, load_config, packed_format
 
     settings = load_config(config)
+    family_of(settings, config.path)
+    packed_format(settings, config.path)
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(settings, dtype=DTYPES[config.dtype])
+    model.tie_weights()
+    return model
+
+
+def describe_config(model: PreTrainedModel, config: ModelConfig) -> ModelFacts:
+    """Facts of a model whose weights need not be there: its fingerprint, which is of weights, is left empty.
+
+    Args:
+        model: from `meta_model`.
+        config: what it was made from.
+    """
+    from moevolve.workers.dense_layout import find_linears
+    from moevolve.workers.layout import family_of, find_moe_layers
+    from moevolve.workers.loading import packed_format
+
+    settings = model.config
     family = family_of(settings, config.path)
     packed = packed_format(settings, config.path)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(settings)
-    model.tie_weights()
     layers = find_moe_layers(model, config.path)
     first = layers[0] if layers else None
-    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    embeddings: Any = model.get_input_embeddings()
+    tied = model.get_output_embeddings().weight is embeddings.weight
     return ModelFacts(
         family=family.model_type,
-        fingerprint=model_fingerprint(config),
+        fingerprint="",
         moe_layers=tuple(layer.index for layer in layers),
         experts=first.count if first else 0,
         active=_active(settings, config) if first else 0,
@@ -63,7 +90,7 @@ def describe_model(config: ModelConfig) -> ModelFacts:
             LinearFacts(name, module.out_features, module.in_features, module.bias is not None)
             for name, module in find_linears(model).items()
         ),
-        embedding_parameters=0 if tied else model.get_input_embeddings().weight.numel(),
+        embedding_parameters=0 if tied else embeddings.weight.numel(),
         routing=first.rule if first else None,
     )
 

@@ -78,6 +78,19 @@ def model_costs(model: PreTrainedModel, context: int) -> ModelCosts:
     )
 
 
+def matrix_flops(module: nn.Module, config: PretrainedConfig) -> int:
+    """Operations per token in a part of a model, attention between positions left out.
+
+    Args:
+        module: any part of a model as `model_costs` takes it.
+        config: the model's.
+
+    Raises:
+        UserError: it holds matrices that no rule covers.
+    """
+    return 2 * sum(use.products for use in _uses(module, config, type(module).__name__))
+
+
 def _uses(module: nn.Module, config: PretrainedConfig, name: str) -> list[_Use]:
     use = _use_of(module, config, name)
     inner = [pair for pair in module.named_children() if pair[1] in use.inner]
@@ -89,7 +102,7 @@ def _use_of(module: nn.Module, config: PretrainedConfig, name: str) -> _Use:
     own: dict[str, Any] = dict(module.named_parameters(recurse=False))
     if kind in _NATIVE:
         return _NATIVE[kind](module, config)
-    if isinstance(module, nn.Linear) or kind.endswith("TopKRouter"):
+    if isinstance(module, nn.Linear) or kind.lower().endswith("topkrouter"):
         return _Use(0, own["weight"].numel())
     if isinstance(module, nn.Embedding):
         return _Use(0, 0)

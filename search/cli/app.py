@@ -7,7 +7,17 @@ import sys
 import typer
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.cli import analyses, checkpoints, comparisons, listings, pictures, profiles, reports, searches
+from moevolve.search.cli import (
+    analyses,
+    checkpoints,
+    comparisons,
+    listings,
+    pictures,
+    plans,
+    profiles,
+    reports,
+    searches,
+)
 from moevolve.search.cli.console import errors
 from moevolve.store.errors import StoreError
 
@@ -17,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for module in (searches, comparisons, listings, checkpoints, profiles, pictures, analyses, reports):
+for module in (searches, plans, comparisons, listings, checkpoints, profiles, pictures, analyses, reports):
     module.register(app)
 
 

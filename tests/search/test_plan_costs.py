@@ -1,0 +1,192 @@
+"""What a plan counts, against published sizes, the engine's own passes, torch's counter and exported checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from profile_lab import export_sample, load_plainly, write_model
+from pydantic import TypeAdapter
+from search_samples import PRUNE
+from torch.utils.flop_counter import FlopCounterMode
+
+from moevolve.evaluators.prepare import prepare_split
+from moevolve.evaluators.registry import load_task
+from moevolve.evaluators.runner import run_split
+from moevolve.evaluators.types import PreparedSplit
+from moevolve.search.config_genomes import GenomeSection
+from moevolve.search.genomes.registry import make_space
+from moevolve.search.planning.models import find_model, shipped_models
+from moevolve.search.planning.sizes import model_sizes
+from moevolve.search.planning.work import candidate_work, full_work
+from moevolve.workers.config import EngineConfig, ModelConfig
+from moevolve.workers.generation import GenerationEngine
+from moevolve.workers.outline import outline_model
+from moevolve.workers.passes import Pass, PromptMeter, SplitLengths, passes_of
+from moevolve.workers.profiling_costs import model_costs
+from moevolve.workers.resident import ResidentModel
+
+PUBLISHED = {  # billions of parameters: all, per token (Mistral AI's and Qwen's announcements)
+    "mixtral-8x7b": (46.7, 12.9),
+    "mixtral-8x22b": (141, 39),
+    "qwen1.5-moe-a2.7b": (14.3, 2.7),
+    "qwen2-57b-a14b": (57.4, 14),
+    "qwen3-30b-a3b": (30.5, 3.3),
+}
+
+
+def test_configs_of_all_published_models_are_there() -> None:
+    assert set(shipped_models()) == set(PUBLISHED)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_shipped_configs_have_the_published_parameters(name: str) -> None:
+    outline = outline_model(ModelConfig(find_model(name), dtype="bfloat16"))
+    space = make_space(TypeAdapter(GenomeSection).validate_python({"experts": outline.facts.experts}), outline.facts)
+    full = model_sizes(outline, space, full_work(outline), {})[0]
+    assert full.parameters is not None
+    assert full.parameters / 1e9 == pytest.approx(PUBLISHED[name][0], rel=0.005)
+    assert full.active_parameters / 1e9 == pytest.approx(PUBLISHED[name][1], rel=0.02)
+    assert outline.weight_bytes == pytest.approx(2 * full.parameters, rel=1e-6)
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory, tiny: Any) -> Callable[[str], PreparedSplit]:
+    """The tiny task with choices of one and of several tokens, under any fitness."""
+    folder = tmp_path_factory.mktemp("tasks")
+    words = ("red", "the cat", "is a dog", "blue bird")
+    rows = [{"text": "which " * (1 + 5 * i % 4) + words[i % 4], "label": words[i % 4]} for i in range(23)]
+    (folder / "words.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = ["source: {files: {all: words.jsonl}}", "splits: {search: {from: all}}", 'prompt: "{{ text }} Answer :"']
+    lines += ['answer: "{{ label }}"', f"choices: {json.dumps(words)}", "max_new_tokens: 5", "matching: {kind: exact}"]
+    (folder / "words.yaml").write_text("\n".join(lines))
+    return lambda fitness: prepare_split(load_task(f"{folder}/words.yaml").with_fitness(fitness), "search")  # type: ignore[arg-type]
+
+
+class Seen:
+    """Passes that a model ran: rows, columns and cached columns of each."""
+
+    def __init__(self) -> None:
+        self.passes: list[tuple[int, int, int]] = []
+
+    def __call__(self, module: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
+        rows, columns = kwargs["input_ids"].shape
+        self.passes.append((rows, columns, kwargs["attention_mask"].shape[1] - columns))
+
+
+@contextmanager
+def watched(model: Any) -> Iterator[Seen]:
+    seen = Seen()
+    handle = model.register_forward_pre_hook(seen, with_kwargs=True)
+    yield seen
+    handle.remove()
+
+
+@pytest.fixture(scope="module")
+def resident(tiny: Any) -> ResidentModel:
+    """With attention and experts in ordinary matrix products, which torch's counter sees."""
+    settings: Any = {"experts_implementation": "eager", "attn_implementation": "eager"}
+    return ResidentModel.load(ModelConfig(str(tiny.model), device="cpu", **settings))
+
+
+ENGINE = EngineConfig(batch_tokens=40)
+
+
+@pytest.mark.parametrize("fitness", ["rank", "generate", "perplexity", "kl", "agreement"])
+def test_passes_and_operations_are_those_of_the_engine(
+    resident: ResidentModel, task: Callable[[str], PreparedSplit], fitness: str
+) -> None:
+    split = task(fitness)
+    outline = outline_model(resident.config)
+    lengths = PromptMeter(resident.config, ENGINE).lengths(split)
+    planned = passes_of(lengths, ENGINE.batch_tokens)
+    section: Any = TypeAdapter(GenomeSection).validate_python({"experts": 2, "groups": 2})
+    space = make_space(section, outline.facts)
+    edit = space.sample(np.random.default_rng(1), PRUNE).genome.express()
+    engine = GenerationEngine(resident.model, resident.tokenizer, ENGINE)
+    engine.remember(split)
+    # No answer is decoded on: texts that read as decided at once leave only what every candidate needs.
+    run = (lambda: engine.generate(split, lambda i, text: True)) if fitness == "generate" else None
+    counter = FlopCounterMode(display=False, depth=10)
+    with resident.edited(edit), watched(resident.model) as seen, counter:
+        run() if run is not None else run_split(engine, split)
+    counts = {name: sum(each.values()) for name, each in counter.get_flop_counts().items()}
+    rotary = sum(flops for name, flops in counts.items() if name.endswith("rotary_emb"))
+    if fitness == "generate":
+        lengths = SplitLengths(lengths.fitness, lengths.prompts, _drafts(split, lengths), (), 5)
+        planned = passes_of(lengths, ENGINE.batch_tokens)
+    assert [(one.rows, one.columns, one.cached) for one in planned.sure] == seen.passes
+    work = candidate_work(outline, space, "prune")
+    assert sum(work.flops(one) for one in planned.sure) == counter.get_total_flops() - rotary
+
+
+def _drafts(split: PreparedSplit, lengths: SplitLengths) -> tuple[int, ...]:
+    """Decided answers have all but the gold answer's last token fed."""
+    golds = [len(example.references[0].split()) for example in split.examples]
+    assert max(golds) > 1
+    return tuple(gold - 1 for gold in golds)
+
+
+def test_decoding_takes_a_pass_of_one_column_per_step(
+    resident: ResidentModel, task: Callable[[str], PreparedSplit]
+) -> None:
+    split = task("generate")
+    lengths = PromptMeter(resident.config, ENGINE).lengths(split)
+    planned = passes_of(lengths, ENGINE.batch_tokens)
+    engine = GenerationEngine(resident.model, resident.tokenizer, ENGINE)
+    with watched(resident.model) as seen:
+        engine.generate(split, lambda i, text: False)
+    decoded = [each for each in seen.passes if each[1] == 1]
+    # Gold answers that are met, and ends, spare some steps.
+    assert 0 < len(decoded) <= sum(one.steps for one in planned.decoding)
+    assert all(one.steps == split.max_new_tokens - 1 for one in planned.decoding)
+    firsts = [one for one in planned.sure if not one.cached]
+    assert [(one.rows, one.cached) for one in planned.decoding] == [(one.rows, one.columns) for one in firsts]
+
+
+def test_steps_of_a_pass_attend_to_one_more_column_each() -> None:
+    many = Pass(3, 1, 10, 3, 3, 3, 3, True, steps=4)
+    assert many.pairs == sum(Pass(3, 1, 10 + step, 3, 3, 3, 3).pairs for step in range(4)) == 3 * (11 + 12 + 13 + 14)
+
+
+DENSE: dict[str, tuple[str, dict[str, Any]]] = {
+    "factorllm": (
+        "llama",
+        {"kind": "factorllm", "experts": 4, "active": 2, "components": 3, "calibration_tokens": 200},
+    ),
+    "factorllm-inline": (
+        "opt",
+        {"kind": "factorllm", "experts": 4, "active": 2, "components": 3, "calibration_tokens": 200},
+    ),
+    "tomoe": (
+        "phi",
+        {"kind": "tomoe", "experts": 3, "components": 3, "latent": 3, "calibration_tokens": 200, "attention": False},
+    ),
+    "nanomoe": ("llama", {"kind": "nanomoe", "variant": "I", "blocks": 4, "rank": 2}),
+    "nanomoe-attention": (
+        "mixtral",
+        {"kind": "nanomoe", "variant": "III", "blocks": 8, "rank": 2, "layers": "*.self_attn.*"},
+    ),
+    "eep": ("mixtral", {"kind": "eep", "experts": 3, "groups": 1}),
+}
+
+
+@pytest.mark.parametrize("case", DENSE)
+def test_candidates_are_as_large_and_take_as_much_as_their_exports(tiny: Any, tmp_path: Path, case: str) -> None:
+    family, genome = DENSE[case]
+    model = write_model(tiny, family, tmp_path / "model")
+    exported = export_sample(tiny, model, genome, tmp_path / "export", merge=case == "eep")
+    outline = outline_model(ModelConfig(str(model)))
+    space = make_space(TypeAdapter(GenomeSection).validate_python(genome), outline.facts)
+    kind = "merge" if case == "eep" else "tune"
+    work = candidate_work(outline, space, kind)
+    costs = model_costs(load_plainly(exported.directory), 1)
+    assert work.token_flops == costs.linear_flops
+    _, size = model_sizes(outline, space, full_work(outline), {kind: work})
+    assert size.active_parameters == costs.active_parameters
+    assert size.parameters is None if case == "tomoe" else size.parameters == costs.parameters
