@@ -19,21 +19,31 @@ _BAG_ROWS = 32
 
 
 def merge_experts(coefficients: Tensor, experts: Tensor, out: Tensor) -> None:
-    """Write merged experts straight into a preallocated buffer.
+    """Write merged experts of one candidate, or of P at once, straight into a preallocated buffer.
+
+    On a CPU each candidate's experts get the bits they get alone.
 
     Args:
-        coefficients: `W_EM`, float32 [n', n], finite, on the host.
+        coefficients: `W_EM`, float32 [n', n] or [P, n', n], finite, on the host.
         experts: parameters of the n experts, contiguous [n, ...], float32, bfloat16 or float16.
-        out: buffer for the n' new experts, contiguous [n', ...], dtype of `experts`; on the device of `experts`, or on
-            another one, to which the experts in use are then streamed piece by piece.
+        out: buffer for the new experts, contiguous [n', ...] or [P, n', ...], dtype of `experts`; on the device of
+            `experts`, or on another one, to which the experts in use are then streamed piece by piece.
     """
-    retained, count = coefficients.shape
-    source, target = experts.view(count, -1), out.view(retained, -1)
+    candidates = coefficients.view(-1, *coefficients.shape[-2:])
+    population, retained, count = candidates.shape
+    source, target = experts.view(count, -1), out.view(population * retained, -1)
     if source.device != target.device:
-        _merge_streamed(coefficients, source, target)
+        _merge_streamed(coefficients.view(-1, count), source, target)
     elif source.device.type != "cpu":
-        _merge_dense(coefficients.to(source.device), source, target)
-    elif source.dtype == torch.float32 and source.shape[1] % _BAG_COLUMNS == 0 and _is_sparse(coefficients):
+        _merge_dense(coefficients.view(-1, count).to(source.device), source, target)
+    else:
+        for each, merged in zip(candidates, target.view(population, retained, -1), strict=True):
+            _merge_on_host(each, source, merged)
+
+
+def _merge_on_host(coefficients: Tensor, source: Tensor, target: Tensor) -> None:
+    """One candidate, on a CPU."""
+    if source.dtype == torch.float32 and source.shape[1] % _BAG_COLUMNS == 0 and _is_sparse(coefficients):
         _merge_bags(coefficients, source, target)
     else:
         _merge_dense(coefficients, source, target)

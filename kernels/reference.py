@@ -81,6 +81,28 @@ def route_token(
     return weights * rule.scale
 
 
+def route_population(
+    logits: Tensor, mappings: Tensor, owner: Tensor, active: int, rule: RoutingRule, logits_space: bool
+) -> Tensor:
+    """Routing weights of tokens that each belong to one of P candidates, zero where an expert was not chosen.
+
+    Args:
+        logits: the router's logits over all n experts, [tokens, n].
+        mappings: each candidate's `W_RM`, [P, n', n].
+        owner: the candidate of each token, [tokens].
+        active, rule, logits_space: see `route_token`.
+
+    Returns:
+        float64 [tokens, n'].
+    """
+    return torch.stack(
+        [
+            route_token(token, mappings[int(candidate)], active, rule, logits_space)
+            for token, candidate in zip(logits, owner, strict=True)
+        ]
+    )
+
+
 def _scores(logits: Tensor, rule: RoutingRule) -> Tensor:
     """The softmax, of which the chosen part is rescaled where only the chosen logits have one, or the sigmoid."""
     return 1 / (1 + torch.exp(-logits)) if rule.scores == "sigmoid" else torch.softmax(logits, dim=0)
