@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from moevolve.kernels.dispatch import uses_triton
+
 _DENSE_COLUMNS = 1 << 16
 _SCRATCH_COLUMNS = 1 << 15
 _STAGED_COLUMNS = 1 << 22
@@ -29,13 +31,17 @@ def merge_experts(coefficients: Tensor, experts: Tensor, out: Tensor) -> None:
         out: buffer for the new experts, contiguous [n', ...] or [P, n', ...], dtype of `experts`; on the device of
             `experts`, or on another one, to which the experts in use are then streamed piece by piece.
     """
-    candidates = coefficients.view(-1, *coefficients.shape[-2:])
+    candidates = coefficients.reshape(-1, *coefficients.shape[-2:])
     population, retained, count = candidates.shape
     source, target = experts.view(count, -1), out.view(population * retained, -1)
     if source.device != target.device:
-        _merge_streamed(coefficients.view(-1, count), source, target)
+        _merge_streamed(coefficients.reshape(-1, count), source, target)
+    elif uses_triton(source, target):
+        from moevolve.kernels.triton_merge import merge
+
+        merge(coefficients.reshape(-1, count).to(source.device), source, target)
     elif source.device.type != "cpu":
-        _merge_dense(coefficients.view(-1, count).to(source.device), source, target)
+        _merge_dense(coefficients.reshape(-1, count).to(source.device), source, target)
     else:
         for each, merged in zip(candidates, target.view(population, retained, -1), strict=True):
             _merge_on_host(each, source, merged)
