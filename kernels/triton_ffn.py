@@ -13,7 +13,6 @@ import triton.language as tl
 from torch import Tensor
 
 _TOKENS = 64
-_OUTPUTS = 64
 _INNER = 32
 
 
@@ -28,9 +27,10 @@ def ffn(tokens: Tensor, ends: Tensor, gate_up: Tensor, down: Tensor, activation:
     starts, first_tiles = _tiles(ends)
     tiles = triton.cdiv(pairs, _TOKENS) + experts
     tokens = tokens.contiguous()
-    common = {"TOKENS": _TOKENS, "OUTPUTS": _OUTPUTS, "INNER": _INNER, "num_warps": 4}
+    outputs = 128 if tokens.element_size() == 2 else 64  # as shared memory has room for
+    common = {"TOKENS": _TOKENS, "OUTPUTS": outputs, "INNER": _INNER, "num_warps": 4}
     with torch.cuda.device_of(tokens):
-        _gate_up[(tiles, triton.cdiv(width, _OUTPUTS))](
+        _gate_up[(tiles, triton.cdiv(width, outputs))](
             tokens,
             gate_up,
             inner,
@@ -43,7 +43,7 @@ def ffn(tokens: Tensor, ends: Tensor, gate_up: Tensor, down: Tensor, activation:
             GELU=activation == "gelu",
             **common,
         )
-        _down[(tiles, triton.cdiv(hidden, _OUTPUTS))](
+        _down[(tiles, triton.cdiv(hidden, outputs))](
             inner, down, out, starts, ends, first_tiles, experts, width, hidden, **common
         )
     return out

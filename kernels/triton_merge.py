@@ -31,8 +31,8 @@ def merge(coefficients: Tensor, source: Tensor, target: Tensor) -> None:
     rows, count = coefficients.shape
     size = source.shape[1]
     tile = min(_MOST_ROWS, triton.next_power_of_2(rows))
-    # 16 bytes per thread and load, unless the rows' sums would not leave room for them.
-    block = max(512, min(4096, 8192 // tile)) if source.element_size() == 2 else max(256, min(2048, 4096 // tile))
+    # Every thread loads 16 bytes of an expert at a time, twice that where few sums leave room for it.
+    block = 128 * 16 // source.element_size() * (2 if tile <= 4 else 1)
     with torch.cuda.device_of(source):
         _merge[(triton.cdiv(rows, tile), triton.cdiv(size, block))](
             coefficients, source, target, size, rows, COUNT=count, ROWS=tile, BLOCK=block, UNROLL=_UNROLL, num_warps=4
@@ -62,12 +62,12 @@ def _merge(  # type: ignore[no-untyped-def]
         for step in tl.static_range(UNROLL):
             values = tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
             factors = tl.load(coefficients + row * COUNT + first + step, mask=used, other=0.0)
-            sums += factors[:, None] * values[None, :]
+            sums = tl.fma(factors[:, None], values[None, :], sums)
             pointers += size
     for step in tl.static_range(rest):
         values = tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
         factors = tl.load(coefficients + row * COUNT + COUNT - rest + step, mask=used, other=0.0)
-        sums += factors[:, None] * values[None, :]
+        sums = tl.fma(factors[:, None], values[None, :], sums)
         pointers += size
     out = target + row.to(tl.int64)[:, None] * size + columns[None, :]
     tl.store(out, sums.to(target.dtype.element_ty), mask=used[:, None] & inside[None, :])
