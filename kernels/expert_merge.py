@@ -46,7 +46,7 @@ def merge_experts(coefficients: Tensor, experts: Tensor, out: Tensor) -> None:
     elif uses_triton(source, target):
         from moevolve.kernels.triton_merge import merge
 
-        merge(coefficients.reshape(-1, count).to(source.device), source, target)
+        merge(coefficients.reshape(-1, count).to(source.device).contiguous(), source, target)
     elif source.device.type != "cpu":
         _merge_dense(coefficients.reshape(-1, count).to(source.device), source, target)
     else:
