@@ -29,6 +29,7 @@ bench: $(STAMP)
 	$(BIN)/python tests/benchmarks/bench_store.py
 	$(BIN)/python tests/benchmarks/bench_driver.py
 	$(BIN)/python tests/benchmarks/bench_edits.py
+	$(BIN)/python tests/benchmarks/bench_kernels.py
 
 $(INSTALLED): pyproject.toml
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)

@@ -6,91 +6,138 @@ Which formulation runs depends on the coefficients, shapes, dtype and devices on
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
-_DENSE_COLUMNS = 1 << 16
-_SCRATCH_COLUMNS = 1 << 15
+from moevolve.kernels.dispatch import uses_triton
+
+_MERGED_VALUES = 1 << 17
+"""Values that a candidate's step on a CPU computes: no more than malloc hands out without fetching new pages."""
+
+_SCRATCH_VALUES = 1 << 18
+"""Values of all experts per step where they are widened to float32 first: those stay in the second-level cache."""
+
 _STAGED_COLUMNS = 1 << 22
 
-_BAG_COLUMNS = 1024
-_BAG_ROWS = 32
-"""Rows of `_BAG_COLUMNS` values per step and expert: all experts' pieces (128 KiB each) stay in cache."""
+_BAG_COLUMNS = 256
+"""Columns per bag: their sums fit into registers, and all experts' values of them into the first-level cache."""
 
 
 def merge_experts(coefficients: Tensor, experts: Tensor, out: Tensor) -> None:
-    """Write merged experts straight into a preallocated buffer.
+    """Write merged experts of one candidate, or of P at once, straight into a preallocated buffer.
+
+    The originals are read once for all candidates, a piece at a time. On a CPU and in Triton each candidate's experts
+    get the bits they get alone.
 
     Args:
-        coefficients: `W_EM`, float32 [n', n], finite, on the host.
+        coefficients: `W_EM`, float32 [n', n] or [P, n', n], finite, on the host.
         experts: parameters of the n experts, contiguous [n, ...], float32, bfloat16 or float16.
-        out: buffer for the n' new experts, contiguous [n', ...], dtype of `experts`; on the device of `experts`, or on
-            another one, to which the experts in use are then streamed piece by piece.
+        out: buffer for the new experts, contiguous [n', ...] or [P, n', ...], dtype of `experts`; on the device of
+            `experts`, or on another one, to which the experts in use are then streamed piece by piece.
     """
-    retained, count = coefficients.shape
-    source, target = experts.view(count, -1), out.view(retained, -1)
+    candidates = coefficients.reshape(-1, *coefficients.shape[-2:])
+    population, retained, count = candidates.shape
+    source, target = experts.view(count, -1), out.view(population * retained, -1)
     if source.device != target.device:
-        _merge_streamed(coefficients, source, target)
+        _merge_streamed(coefficients.reshape(-1, count), source, target)
+    elif uses_triton(source, target):
+        from moevolve.kernels.triton_merge import merge
+
+        merge(coefficients.reshape(-1, count).to(source.device).contiguous(), source, target)
     elif source.device.type != "cpu":
-        _merge_dense(coefficients.to(source.device), source, target)
-    elif source.dtype == torch.float32 and source.shape[1] % _BAG_COLUMNS == 0 and _is_sparse(coefficients):
-        _merge_bags(coefficients, source, target)
+        _merge_dense(coefficients.reshape(-1, count).to(source.device), source, target)
     else:
-        _merge_dense(coefficients, source, target)
+        _merge_on_host(candidates, source, target.view(population, retained, -1))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Bags:
+    """One candidate's weighted sums as bags of an embedding, for `rows` rows of `_BAG_COLUMNS` values per expert.
+
+    The sum over the non-zero coefficients stays in registers while each needed value is read once. Bags of the same
+    row come one after the other, so that all but the first find it in cache.
+    """
+
+    indices: Tensor
+    weights: Tensor
+    offsets: Tensor
+
+    @classmethod
+    def of(cls, coefficients: Tensor, rows: int, stride: int) -> _Bags:
+        """For a table in which an expert's rows begin `stride` rows after those of the one before."""
+        new, old = coefficients.nonzero().unbind(dim=1)
+        counts = coefficients.count_nonzero(dim=1).repeat(rows)
+        indices = (torch.arange(rows)[:, None] + old * stride).flatten()
+        offsets = counts.cumsum(0) - counts
+        return cls(indices.int(), coefficients[new, old].repeat(rows), offsets.int())
+
+    def sums(self, table: Tensor) -> Tensor:
+        """[rows * n', _BAG_COLUMNS] of a table of rows."""
+        return embedding_bag(self.indices, table, self.offsets, mode="sum", per_sample_weights=self.weights)
 
 
 def _is_sparse(coefficients: Tensor) -> bool:
     """Whether bags beat a matrix product.
 
     Bags cost in proportion to the non-zero coefficients, the product whatever they are. Measured on one core, they
-    break even at about one coefficient per expert read or written (few experts), or a quarter of the matrix (many).
+    break even at about two coefficients per expert read or written (few experts), or 0.6 of the matrix (many).
     """
     retained, count = coefficients.shape
-    return int(coefficients.count_nonzero()) <= max(retained + count, retained * count // 4)
+    return int(coefficients.count_nonzero()) <= max(2 * (retained + count), 3 * retained * count // 5)
+
+
+def _merge_on_host(candidates: Tensor, source: Tensor, target: Tensor) -> None:
+    """Every candidate's part of one piece before the next piece is read.
+
+    Args:
+        candidates: [P, n', n].
+        source: [n, size].
+        target: [P, n', size].
+    """
+    count, size = source.shape
+    wide = source.dtype == torch.float32
+    values = min(_MERGED_VALUES // candidates.shape[1], size if wide else _SCRATCH_VALUES // count)
+    step = max(values // _BAG_COLUMNS, 1) * _BAG_COLUMNS
+    bagged = [size % _BAG_COLUMNS == 0 and _is_sparse(each) for each in candidates]
+    bags: dict[tuple[int, int], _Bags] = {}
+    scratch = torch.empty(0 if wide else count * min(step, size), dtype=torch.float32)
+    for start in range(0, size, step):
+        width = min(step, size - start)
+        piece = source[:, start : start + width]
+        if not wide:
+            piece = scratch[: count * width].view(count, width).copy_(piece)
+        for index, coefficients in enumerate(candidates):
+            merged = target[index, :, start : start + width]
+            if not bagged[index]:
+                _product(coefficients, piece, merged)
+                continue
+            rows, stride = width // _BAG_COLUMNS, piece.stride(0) // _BAG_COLUMNS
+            if (index, rows) not in bags:
+                bags[index, rows] = _Bags.of(coefficients, rows, stride)
+            table = piece.as_strided(((count - 1) * stride + rows, _BAG_COLUMNS), (_BAG_COLUMNS, 1))
+            sums = bags[index, rows].sums(table).view(rows, -1, _BAG_COLUMNS).transpose(0, 1)
+            merged.view(-1, rows, _BAG_COLUMNS).copy_(sums)
+
+
+def _product(coefficients: Tensor, piece: Tensor, merged: Tensor) -> None:
+    """`coefficients @ piece` in float32 into `merged`, which may be of another dtype."""
+    if merged.dtype == torch.float32:
+        torch.mm(coefficients, piece, out=merged)
+    else:
+        merged.copy_(torch.mm(coefficients, piece))
 
 
 def _merge_dense(coefficients: Tensor, source: Tensor, target: Tensor) -> None:
-    """One matrix product, on a CPU in pieces that stay in cache."""
-    on_cpu = source.device.type == "cpu"
+    """One matrix product on a device without Triton, in pieces where it has to be widened to float32."""
     if source.dtype == torch.float32:
-        step = _DENSE_COLUMNS * torch.get_num_threads() if on_cpu else source.shape[1]
-        for start in range(0, source.shape[1], step):
-            piece = slice(start, start + step)
-            torch.mm(coefficients, source[:, piece], out=target[:, piece])
+        torch.mm(coefficients, source, out=target)
         return
-    step = min(_SCRATCH_COLUMNS if on_cpu else _STAGED_COLUMNS, source.shape[1])
-    wide = torch.empty((source.shape[0], step), dtype=torch.float32, device=source.device)
-    merged = torch.empty((target.shape[0], step), dtype=torch.float32, device=source.device)
-    for start in range(0, source.shape[1], step):
-        width = min(step, source.shape[1] - start)
-        wide[:, :width].copy_(source[:, start : start + width])
-        torch.mm(coefficients, wide[:, :width], out=merged[:, :width])
-        target[:, start : start + width].copy_(merged[:, :width])
-
-
-def _merge_bags(coefficients: Tensor, source: Tensor, target: Tensor) -> None:
-    """Weighted sums over the non-zero coefficients only, as bags of an embedding.
-
-    The experts are read as a table of short rows; bag (i, r) sums row r of every expert that new expert i uses. The sum
-    stays in registers while each needed value is read once, and a step's rows of all experts stay in cache.
-    """
-    retained, count = coefficients.shape
-    rows = source.shape[1] // _BAG_COLUMNS
-    table = source.view(count * rows, _BAG_COLUMNS)
-    uses = [row.nonzero().flatten() for row in coefficients]
-    for start in range(0, rows, _BAG_ROWS):
-        step = min(_BAG_ROWS, rows - start)
-        if start == 0 or step < _BAG_ROWS:
-            within = torch.arange(step)[:, None]
-            indices = torch.cat([(used * rows + within).flatten() for used in uses])
-            weights = torch.cat([row[used].repeat(step) for row, used in zip(coefficients, uses, strict=True)])
-            sizes = torch.tensor([len(used) for used in uses]).repeat_interleave(step)
-            offsets = sizes.cumsum(0) - sizes
-        sums = torch.nn.functional.embedding_bag(
-            indices + start, table, offsets, mode="sum", per_sample_weights=weights
-        )
-        columns = slice(start * _BAG_COLUMNS, (start + step) * _BAG_COLUMNS)
-        target[:, columns].copy_(sums.view(retained, step * _BAG_COLUMNS))
+    for start in range(0, source.shape[1], _STAGED_COLUMNS):
+        piece = slice(start, start + _STAGED_COLUMNS)
+        _product(coefficients, source[:, piece].float(), target[:, piece])
 
 
 def _merge_streamed(coefficients: Tensor, source: Tensor, target: Tensor) -> None:

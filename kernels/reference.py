@@ -81,6 +81,51 @@ def route_token(
     return weights * rule.scale
 
 
+def route_population(
+    logits: Tensor, mappings: Tensor, owner: Tensor, active: int, rule: RoutingRule, logits_space: bool
+) -> Tensor:
+    """Routing weights of tokens that each belong to one of P candidates, zero where an expert was not chosen.
+
+    Args:
+        logits: the router's logits over all n experts, [tokens, n].
+        mappings: each candidate's `W_RM`, [P, n', n].
+        owner: the candidate of each token, [tokens].
+        active, rule, logits_space: see `route_token`.
+
+    Returns:
+        float64 [tokens, n'].
+    """
+    return torch.stack(
+        [
+            route_token(token, mappings[int(candidate)], active, rule, logits_space)
+            for token, candidate in zip(logits, owner, strict=True)
+        ]
+    )
+
+
+def grouped_ffn(tokens: Tensor, ends: Tensor, gate_up: Tensor, down: Tensor, activation: str) -> Tensor:
+    """Each token through its own expert, `down_e (act(gate_e x) * (up_e x))`, token by token.
+
+    Args:
+        tokens: [pairs, hidden], sorted by expert.
+        ends: where each expert's tokens end, [E].
+        gate_up: [E, 2 * width, hidden].
+        down: [E, hidden, width].
+        activation: silu or gelu (exact).
+
+    Returns:
+        float64 [pairs, hidden].
+    """
+    out = torch.zeros(tokens.shape, dtype=torch.float64)
+    width = down.shape[2]
+    for place, token in enumerate(tokens.double()):
+        expert = sum(int(end) <= place for end in ends)
+        gate, up = gate_up[expert, :width].double() @ token, gate_up[expert, width:].double() @ token
+        shape = 1 / (1 + torch.exp(-gate)) if activation == "silu" else (1 + torch.erf(gate / 2**0.5)) / 2
+        out[place] = down[expert].double() @ (gate * shape * up)
+    return out
+
+
 def _scores(logits: Tensor, rule: RoutingRule) -> Tensor:
     """The softmax, of which the chosen part is rescaled where only the chosen logits have one, or the sigmoid."""
     return 1 / (1 + torch.exp(-logits)) if rule.scores == "sigmoid" else torch.softmax(logits, dim=0)

@@ -1,11 +1,8 @@
-"""Measures edits: merging against a copy of the same bytes, and applying edits to a resident model. Run it by hand.
+"""Measures applying edits to a resident model, a random Mixtral of 32 layers (hidden 64, 8 experts). Run it by hand.
 
     python tests/benchmarks/bench_edits.py [--threads 1] [--device cpu] [--repeats 15]
 
-A merge of n experts into n' reads n and writes n' of them; the copy it is held against moves as many bytes in all.
-Both are timed alternately, so that other load on the machine falls on both; the best of each counts (ratio 1: as
-fast as copying).
-Edits are applied to a random Mixtral of 32 layers (hidden 64, 8 experts), a fresh edit each time.
+A fresh edit each time; medians. How fast merging itself is, bench_kernels.py measures.
 """
 
 from __future__ import annotations
@@ -21,11 +18,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from moevolve.kernels.expert_merge import merge_experts
 from moevolve.workers.config import ModelConfig
 from moevolve.workers.edits.eep import EepEdit
-
-SHAPES = ((8, 4, 4 << 20), (8, 2, 4 << 20), (16, 8, 2 << 20), (60, 30, 1 << 19))
 
 
 def main() -> None:
@@ -35,11 +29,6 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    print(f"merging on {options.device}, {options.threads} thread(s)")
-    for dtype in (torch.float32, torch.bfloat16):
-        for count, retained, size in SHAPES:
-            for density in (1.0, 0.35):
-                measure_merge(count, retained, size, density, dtype, options.device, options.repeats)
     measure_apply(options.device, options.repeats)
 
 
@@ -49,30 +38,6 @@ def timed(action: Callable[[], object], device: str) -> float:
     if device == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter() - start
-
-
-def measure_merge(
-    count: int, retained: int, size: int, density: float, dtype: torch.dtype, device: str, repeats: int
-) -> None:
-    generator = torch.Generator().manual_seed(0)
-    experts = torch.randn((count, size), generator=generator).to(device, dtype)
-    out = torch.empty((retained, size), dtype=dtype, device=device)
-    # A merged candidate's matrix: one-hot rows with some entries perturbed.
-    coefficients = torch.randn((retained, count), generator=generator) * 0.1
-    coefficients *= torch.rand((retained, count), generator=generator) < density
-    coefficients[torch.arange(retained), torch.randperm(count, generator=generator)[:retained]] += 1
-    moved = torch.empty((count + retained) * size // 2, dtype=dtype, device=device).normal_()
-    to = torch.empty_like(moved)
-    copies, merges = [], []
-    for _ in range(repeats):
-        copies.append(timed(lambda: to.copy_(moved), device))
-        merges.append(timed(lambda: merge_experts(coefficients, experts, out), device))
-    copied, merged = min(copies), min(merges)
-    nbytes = (count + retained) * size * experts.element_size()
-    print(
-        f"  {str(dtype)[6:]:9} {count:3} -> {retained:3}, {int(coefficients.count_nonzero()):5} coefficients: "
-        f"{nbytes / merged / 1e9:6.1f} GB/s, copy {nbytes / copied / 1e9:6.1f} GB/s, ratio {copied / merged:.2f}"
-    )
 
 
 def measure_apply(device: str, repeats: int) -> None:

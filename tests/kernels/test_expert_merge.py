@@ -43,7 +43,7 @@ def test_matches_the_oracle(
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("density", [0.2, 1.0])
 def test_pieces_join_without_gap(dtype: torch.dtype, density: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, size in {"_DENSE_COLUMNS": 16, "_SCRATCH_COLUMNS": 16, "_BAG_COLUMNS": 5, "_BAG_ROWS": 4}.items():
+    for name, size in {"_MERGED_VALUES": 80, "_SCRATCH_VALUES": 130, "_BAG_COLUMNS": 5}.items():
         monkeypatch.setattr(expert_merge, name, size)
     generator = torch.Generator().manual_seed(0)
     coefficients = torch.randn((4, 8), generator=generator)

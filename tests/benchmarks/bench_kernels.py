@@ -1,0 +1,193 @@
+"""Measures the kernels against what the machine could do: copy the same bytes, or multiply as much. Run it by hand.
+
+    python tests/benchmarks/bench_kernels.py [--threads 1] [--device cpu] [--repeats 9] [--json FILE] [--only merge]
+
+Every measurement alternates with its yardstick, so that other load on the machine falls on both, and medians count. On
+one CPU thread the time is the thread's own, which other processes don't add to. `copy` is the time of a copy that moves
+as many bytes (read plus written) over the kernel's; `limit` the larger of that and the time of as many multiplications
+and additions in a large matrix product of the dtype (float32 for merging) over the kernel's. 1 is as fast as it gets.
+
+- merge: n experts into n', of one candidate and of several in one call.
+- route: logits to weights and indices, every token by its candidate's mapping.
+- ffn: a mixture's experts over sorted tokens, by every implementation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from moevolve.kernels.dispatch import uses_triton
+from moevolve.kernels.expert_merge import merge_experts
+from moevolve.kernels.fused_router import can_fuse, route_fused
+from moevolve.kernels.grouped_ffn import best_implementation, grouped_ffn
+from moevolve.kernels.routing_population import TokenOwners, route_mapped_by_owner, route_selected_by_owner
+from moevolve.kernels.routing_rule import RoutingRule
+
+# n, n', values per expert
+MERGES = ((8, 4, 4 << 20), (8, 2, 4 << 20), (16, 8, 2 << 20), (60, 30, 1 << 19))
+# tokens, n, n', k
+ROUTES = ((8192, 8, 4, 2), (8192, 60, 30, 4))
+# tokens, experts, hidden, width; k = 2
+FFNS = ((1024, 8, 256, 512), (1024, 32, 256, 512), (64, 16, 512, 1024))
+GPU_FFNS = ((8192, 8, 4096, 14336), (8192, 64, 2048, 1408), (64, 64, 2048, 1408))
+
+Action = Callable[[], object]
+Row = dict[str, str | float]
+
+
+class Bench:
+    """Times kernels on one device beside their yardsticks, prints a line for each and keeps it."""
+
+    def __init__(self, device: str, threads: int, repeats: int) -> None:
+        self.device, self.repeats, self.rows = device, repeats, list[Row]()
+        self._clock = time.thread_time if device == "cpu" and threads == 1 else time.perf_counter
+        self._rates: dict[torch.dtype, float] = {}
+
+    def medians(self, actions: dict[str, Action]) -> dict[str, float]:
+        """Seconds of each, timed in turns after one turn to warm up."""
+        times: dict[str, list[float]] = {name: [] for name in actions}
+        for turn in range(self.repeats + 1):
+            for name, action in actions.items():
+                start = self._clock()
+                action()
+                if self.device == "cuda":
+                    torch.cuda.synchronize()
+                if turn:
+                    times[name].append(self._clock() - start)
+        return {name: statistics.median(each) for name, each in times.items()}
+
+    def rate(self, dtype: torch.dtype) -> float:
+        """Multiplications and additions per second of a large matrix product."""
+        if dtype not in self._rates:
+            size = 8192 if self.device == "cuda" else 1024
+            a, b = (torch.randn((size, size), device=self.device).to(dtype) for _ in range(2))
+            self._rates[dtype] = 2 * size**3 / self.medians({"product": lambda: a @ b})["product"]
+        return self._rates[dtype]
+
+    def measure(
+        self, what: str, nbytes: float, operations: float, dtype: torch.dtype, actions: dict[str, Action]
+    ) -> None:
+        """Time ways to do the same thing; `nbytes` are read or written and `operations` done in `dtype` at least."""
+        source = torch.ones(max(int(nbytes) // 8, 1), dtype=torch.float32, device=self.device)
+        target = torch.empty_like(source)
+        seconds = self.medians({"copy": lambda: target.copy_(source), **actions})
+        copy, arithmetic = seconds.pop("copy"), operations / self.rate(dtype)
+        for name, taken in seconds.items():
+            row: Row = {"what": what, "by": name, "milliseconds": taken * 1e3}
+            row |= {"gigabytes_per_second": nbytes / taken / 1e9, "gigaflops": operations / taken / 1e9}
+            row |= {"copy": copy / taken, "limit": max(copy, arithmetic) / taken}
+            self.rows.append(row)
+            print(
+                f"  {what:58} {name:12} {taken * 1e3:9.3f} ms {nbytes / taken / 1e9:8.1f} GB/s "
+                f"{operations / taken / 1e9:9.1f} GFLOP/s  copy {copy / taken:5.2f}  limit {row['limit']:5.2f}"
+            )
+
+
+def merged_matrix(retained: int, count: int, density: float, generator: torch.Generator) -> Tensor:
+    """A merged candidate's `W_EM`: one-hot rows with some entries perturbed."""
+    coefficients = torch.randn((retained, count), generator=generator) * 0.1
+    coefficients *= torch.rand((retained, count), generator=generator) < density
+    coefficients[torch.arange(retained), torch.randperm(count, generator=generator)[:retained]] += 1
+    return coefficients
+
+
+def bench_merge(bench: Bench) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        for count, retained, size in MERGES:
+            generator = torch.Generator().manual_seed(0)
+            experts = torch.randn((count, size), generator=generator).to(bench.device, dtype)
+            out = torch.empty((4, retained, size), dtype=dtype, device=bench.device)
+            for density in (1.0, 0.35):
+                each = torch.stack([merged_matrix(retained, count, density, generator) for _ in range(4)])
+                used = int(each[0].count_nonzero())
+                what = f"merge {str(dtype)[6:]} {count} -> {retained}, {used} coefficients"
+                one = {"one": partial(merge_experts, each[0], experts, out[0])}
+                value = experts.element_size()
+                bench.measure(what, (count + retained) * size * value, 2.0 * used * size, torch.float32, one)
+                every = int(each.count_nonzero())
+                four: dict[str, Action] = {
+                    "in one call": partial(merge_experts, each, experts, out),
+                    "one by one": lambda e=each, x=experts, o=out: [merge_experts(e[i], x, o[i]) for i in range(4)],
+                }
+                nbytes = (count + 4 * retained) * size * value
+                bench.measure(f"4 candidates: {what}", nbytes, 2.0 * every * size, torch.float32, four)
+
+
+def bench_route(bench: Bench) -> None:
+    rule = RoutingRule(True)
+    for tokens, count, retained, active in ROUTES:
+        generator = torch.Generator().manual_seed(0)
+        logits = torch.randn((tokens, count), generator=generator).to(bench.device, torch.bfloat16)
+        owners = TokenOwners.of((torch.arange(tokens) * 8 // tokens).to(bench.device), 8)
+        mapping = torch.stack([merged_matrix(retained, count, 0.35, generator) for _ in range(8)]).to(bench.device)
+        selected = mapping.argmax(dim=2)
+        nbytes = tokens * (count * 2 + active * 12)
+        for name, plan, route in (
+            ("mapping", mapping, partial(route_mapped_by_owner, logits, mapping, owners, active, rule)),
+            ("one-hot", selected, partial(route_selected_by_owner, logits, selected, owners, active, rule, False)),
+        ):
+            actions: dict[str, Action] = {"torch": route}
+            if can_fuse(rule, logits, plan):
+                actions["fused"] = partial(route_fused, logits, plan, owners, active, rule)
+            operations = 2.0 * tokens * count * retained if name == "mapping" else 0.0
+            what = f"route {tokens} tokens of 8 candidates, {count} -> {retained}, {name}"
+            bench.measure(what, nbytes, operations, torch.float32, actions)
+
+
+def bench_ffn(bench: Bench) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        for tokens, experts, hidden, width in GPU_FFNS if bench.device == "cuda" else FFNS:
+            generator = torch.Generator().manual_seed(0)
+            inputs = torch.randn((2 * tokens, hidden), generator=generator).to(bench.device, dtype)
+            gate_up = torch.randn((experts, 2 * width, hidden), generator=generator).to(bench.device, dtype) * 0.02
+            down = torch.randn((experts, hidden, width), generator=generator).to(bench.device, dtype) * 0.02
+            shares = torch.rand(experts, generator=generator) * (torch.rand(experts, generator=generator) < 0.9)
+            ends = (shares.cumsum(0) / shares.sum() * 2 * tokens).round().to(torch.int32)
+            ends[-1] = 2 * tokens
+            names = ["loop"]
+            if hasattr(torch.nn.functional, "grouped_mm"):
+                names.append("grouped_mm")
+            if uses_triton(inputs):
+                names.append("triton")
+            best = best_implementation(inputs, gate_up, down)
+            ends = ends.to(bench.device)
+            actions: dict[str, Action] = {
+                name + " *" * (name == best): partial(grouped_ffn, inputs, ends, gate_up, down, "silu", name)  # type: ignore[arg-type]
+                for name in names
+            }
+            nbytes = (gate_up.numel() + down.numel() + 2 * inputs.numel()) * inputs.element_size()
+            what = f"ffn {str(dtype)[6:]} {2 * tokens} pairs, {experts} experts {hidden} x {width}"
+            bench.measure(what, nbytes, 12.0 * tokens * hidden * width, dtype, actions)
+
+
+def main() -> None:
+    parts = {"merge": bench_merge, "route": bench_route, "ffn": bench_ffn}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--json", type=Path, help="write all rows here")
+    parser.add_argument("--only", choices=tuple(parts))
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    bench = Bench(options.device, options.threads, options.repeats)
+    print(f"kernels on {options.device}, {options.threads} thread(s); * is what runs by default")
+    with torch.inference_mode():
+        for name, part in parts.items():
+            if options.only in (None, name):
+                part(bench)
+    if options.json:
+        options.json.write_text(json.dumps({"device": options.device, "rows": bench.rows}, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
