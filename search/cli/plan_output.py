@@ -27,7 +27,6 @@ def plan_json(report: PlanReport, comparisons: Sequence[Comparison]) -> dict[str
                 "items": memory.items,
                 "device_bytes": memory.device,
                 "host_bytes": memory.host,
-                "full_model_device_bytes": memory.device + memory.full_model,
                 "loading_host_bytes": memory.loading,
             }
             for where, memory in report.memory.items()
@@ -115,13 +114,6 @@ def _print_memory(report: PlanReport) -> None:
     for place, title in enumerate(titles):
         rows.append([title, *(cell for m in report.memory.values() for cell in _two(m.items[place]))])
     rows.append(["sum", *(cell for m in report.memory.values() for cell in (bytes_text(m.device), bytes_text(m.host)))])
-    if any(m.full_model for m in report.memory.values()):
-        rows.append(
-            [
-                "while the full model is scored",
-                *(c for m in report.memory.values() for c in (bytes_text(m.device + m.full_model), bytes_text(m.host))),
-            ]
-        )
     print_table(None, columns, [row[: len(columns)] for row in rows], (len(titles) - 1,))
 
 

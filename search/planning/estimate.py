@@ -69,12 +69,10 @@ class Placement:
         return total
 
     def fits(self, memory: WorkerMemory) -> str:
-        """Whether a worker fits: `yes`, `no`, or `not the full model`, whose scores would then be missing."""
+        """Whether a worker fits: `yes` or `no`, `-` where the device's memory isn't known."""
         if not self.memory:
             return "-"
-        if memory.device > self.memory:
-            return "no"
-        return "yes" if memory.device + memory.full_model <= self.memory else "not the full model"
+        return "yes" if memory.device <= self.memory else "no"
 
 
 def evaluation_flops(work: ModelWork, splits: Sequence[SplitWork]) -> Range:

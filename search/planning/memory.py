@@ -31,12 +31,10 @@ class WorkerMemory:
 
     Attributes:
         items: that add up.
-        full_model: bytes more on the device while the unedited model runs, whose experts are then all there.
         loading: bytes of host memory that loading takes before the weights are on the device.
     """
 
     items: tuple[MemoryItem, ...]
-    full_model: int
     loading: int
 
     @property
@@ -69,12 +67,14 @@ def worker_memory(
     if experts:
         items.append(_original(outline, host, on_gpu))
         items.append(MemoryItem("buffers for candidates' experts", _buffers(config, outline, space, host), 0))
+        # The unedited model runs on one layer's originals at a time where they stay on the host.
+        shown = experts // len(outline.facts.moe_layers) if host else 0
+        items.append(MemoryItem("one layer's original experts", shown, 0))
     passes = tuple(passes)
     items.append(MemoryItem("keys and values of a batch", max(map(_cached(outline), passes), default=0), 0))
     items.append(MemoryItem("activations and logits of a batch (estimate)", _activations(outline, passes), 0))
-    full = experts - _buffers(config, outline, space, host) if host and experts else 0
     loading = outline.weight_bytes if on_gpu and config.model.device_map is None else 0
-    return WorkerMemory(tuple(items), full, loading)
+    return WorkerMemory(tuple(items), loading)
 
 
 def _original(outline: ModelOutline, host: bool, on_gpu: bool) -> MemoryItem:

@@ -52,10 +52,10 @@ def test_memory_of_a_mixtral_with_originals_here_and_there() -> None:
     assert found.outline.experts_bytes == experts
     cached = 2 * 32 * 8 * 128 * 2
     rows = 4096 // 160
-    assert [item.device for item in here.items[1:4]] == [experts, experts // 2, rows * (160 + 7) * cached]
-    assert [item.device for item in there.items[1:3]] == [0, experts // 2]
-    assert here.device - there.device == experts
-    assert (here.host, here.full_model, there.full_model) == (0, 0, experts // 2)
+    assert [item.device for item in here.items[1:5]] == [experts, experts // 2, 0, rows * (160 + 7) * cached]
+    assert [item.device for item in there.items[1:4]] == [0, experts // 2, experts // 32]
+    assert here.device - there.device == experts - experts // 32
+    assert here.host == 0
     # 1.75 and 0.875 GiB per layer become 2 and 1.
     assert there.host == 32 * 3 * 2**30
     assert here.loading == found.outline.weight_bytes
@@ -73,7 +73,7 @@ def test_what_fits_where() -> None:
     gpus = find_gpus("a100-40g, h100,H200")
     fits = [each.fits for each in report(lab_config("mixtral-8x7b"), *gpus).devices]
     assert fits[0] == {"device": "no", "host": "no"}
-    assert fits[1] == {"device": "no", "host": "not the full model"}
+    assert fits[1] == {"device": "no", "host": "yes"}
     assert fits[2] == {"device": "yes", "host": "yes"}
     two = lab_config("mixtral-8x7b", workers={"num_gpus": 2})
     assert report(two, *find_gpus("h100")).devices[0].fits["device"] == "yes"

@@ -12,7 +12,7 @@ from moevolve.kernels.routing_rule import NO_SCORES, RoutingRule
 from moevolve.workers.edits.applicator import ModelParts
 from moevolve.workers.edits.base import Edit
 from moevolve.workers.edits.eep import EepEdit
-from moevolve.workers.edits.experts import LayerExperts
+from moevolve.workers.edits.experts import LayerExperts, OneLayer
 from moevolve.workers.edits.router import EditableRouter, RoutingPlan, fold
 from moevolve.workers.edits.tensors import host_tensor
 from moevolve.workers.layout import MoELayer
@@ -38,9 +38,10 @@ class EepApplicator:
         if not layers:
             raise UserError("EEP edits need MoE layers, and this model is dense")
         self._layers = layers
+        lent = OneLayer() if on_host else None
         self.routers = tuple(EditableRouter(layer) for layer in layers)
         self.experts: tuple[LayerExperts, ...] = tuple(
-            LayerExperts(layer, ordinal, device if on_host else layer.router_weight.device, on_host)
+            LayerExperts(layer, ordinal, device if on_host else layer.router_weight.device, lent)
             for ordinal, layer in enumerate(layers)
         )
         for layer, router, experts in zip(layers, self.routers, self.experts, strict=True):

@@ -12,6 +12,33 @@ from moevolve.workers.edits.rearrange import rearrange
 from moevolve.workers.layout import MoELayer
 
 
+class OneLayer:
+    """Device memory for all n experts of one layer; layers whose originals are on the host take turns in it.
+
+    So the unedited model runs where only the retained experts of all layers fit, at the price of copying every layer's
+    experts in every pass.
+
+    Attributes:
+        holder: the layer whose experts are there now.
+    """
+
+    def __init__(self) -> None:
+        self.holder: LayerExperts | None = None
+        self._views: dict[str, nn.Parameter] = {}
+
+    @torch.inference_mode(False)  # memory taken while the model runs must be writable later
+    def room_for(self, holder: LayerExperts, like: dict[str, Tensor], device: torch.device) -> dict[str, nn.Parameter]:
+        """The memory, which is `holder`'s from now on."""
+        self.holder = holder
+        if {name: view.shape for name, view in self._views.items()} != {name: t.shape for name, t in like.items()}:
+            self._views.clear()
+            self._views = {
+                name: nn.Parameter(torch.empty_like(tensor, device=device), requires_grad=False)
+                for name, tensor in like.items()
+            }
+        return self._views
+
+
 class LayerExperts:
     """Swaps a layer's expert parameters between the originals and a preallocated buffer.
 
@@ -24,21 +51,23 @@ class LayerExperts:
         on_host: whether the originals are kept off the device (or, on a CPU, merely apart from what the model runs on).
     """
 
-    def __init__(self, layer: MoELayer, ordinal: int, device: torch.device, on_host: bool) -> None:
+    def __init__(self, layer: MoELayer, ordinal: int, device: torch.device, lent: OneLayer | None = None) -> None:
         """Take over a layer's experts.
 
         Args:
             layer: the layer, with its original parameters.
             ordinal: its number among the MoE layers.
             device: where the model runs this layer.
-            on_host: move the originals to host memory (pinned when `device` is CUDA).
+            lent: move the originals to host memory (pinned when `device` is CUDA); what all layers' originals are then
+                shown in, one after the other.
         """
         self._module = layer.experts
         self._device = device
         self._index = layer.index
         self._ordinal = ordinal
         self._alignment: Alignment | None = None
-        self.on_host = on_host
+        self.on_host = on_host = lent is not None
+        self._lent = lent
         self.count = layer.count
         parameters: dict[str, nn.Parameter] = {name: getattr(layer.experts, name) for name in layer.family.tensors}
         self.originals: dict[str, Tensor] = {
@@ -72,7 +101,8 @@ class LayerExperts:
         return True
 
     def show_originals(self, alignment: Alignment | None = None) -> None:
-        """Let the model run on all n originals. Free on the device; from the host they are copied once per change.
+        """Let this layer run on all n originals. Free on the device; from the host they are copied every time, unless
+        this is the only layer.
 
         Args:
             alignment: how their neurons are to lie; None as they were loaded.
@@ -81,16 +111,21 @@ class LayerExperts:
             UserError: the device has no room for all experts.
         """
         moved = self.arrange(alignment)
-        if self._shows_originals and not moved:
-            return
         if self._full is not None:
-            self._install(self._full, self.count)
-        else:
-            views = self._buffer(self.count)
+            if not self._shows_originals or moved:
+                self._install(self._full, self.count)
+            self._shows_originals = True
+            return
+        assert self._lent is not None
+        there = self._lent.holder is self and not moved
+        try:
+            views = self._lent.room_for(self, self.originals, self._device)
+        except torch.cuda.OutOfMemoryError as error:
+            raise self._no_room(self.count) from error
+        if not there:
             for name, view in views.items():
                 view.data.copy_(self.originals[name], non_blocking=True)
-            self._install(views, self.count)
-        self._shows_originals = True
+        self._install(views, self.count)
 
     def stand_by(self) -> None:
         """Give up what is shown, at no cost: the unedited model needs `show_originals` before it runs."""
@@ -165,10 +200,13 @@ class LayerExperts:
                 for name, tensor in self.originals.items()
             }
         except torch.cuda.OutOfMemoryError as error:
-            raise UserError(
-                f"no room on {self._device} for {retained} experts of layer {self._index}; retain fewer experts, "
-                "keep the originals on the host (model.originals: host), or spread the model (model.device_map)"
-            ) from error
+            raise self._no_room(retained) from error
+
+    def _no_room(self, experts: int) -> UserError:
+        return UserError(
+            f"no room on {self._device} for {experts} experts of layer {self._index}; retain fewer experts, "
+            "keep the originals on the host (model.originals: host), or spread the model (model.device_map)"
+        )
 
 
 def _to_host(tensor: Tensor, pin: bool) -> Tensor:
