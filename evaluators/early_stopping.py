@@ -77,6 +77,7 @@ class Floor:
         splits: fingerprint of each split.
         weights: of each.
         most: the most that each score can be, as far as is known; a known score itself.
+        examples: of each split.
         penalty: what is taken off.
         alpha: None for certainty. Otherwise racing: the probability, at most, with which a candidate of `least` or more
             is given up by one split's examples.
@@ -86,6 +87,7 @@ class Floor:
     splits: tuple[str, ...]
     weights: tuple[float, ...]
     most: tuple[float, ...]
+    examples: tuple[int, ...]
     penalty: float = 0.0
     alpha: float | None = None
 

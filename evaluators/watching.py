@@ -60,7 +60,8 @@ class OutcomeWatch:
         self._look()
 
     def _look(self) -> None:
-        tally = Tally.of(self.outcomes)
+        # By outcomes as they are kept, so that whoever looks at them later comes to the same.
+        tally = Tally.of(self.outcomes if self._floor.alpha is None else self.outcomes.astype(np.float32))
         if tally.seen == tally.count:
             return  # all of it ran: that is an evaluation, whatever came out
         if self._floor.alpha is not None:
