@@ -42,28 +42,60 @@ class Tally:
         seen_mean: mean outcome of those seen.
         seen: how many were.
         count: examples of the split.
+        binary: whether those seen are all right or wrong, nothing between.
     """
 
     most: float
     seen_mean: float
     seen: int
     count: int
+    binary: bool
 
     @classmethod
     def of(cls, outcomes: NDArray[np.floating]) -> Tally:
         """Count outcomes, NaN for those to come; one at least is there."""
         known = ~np.isnan(outcomes)
         hoped = np.where(known, outcomes, 1.0).astype(np.float64)
-        return cls(mean(hoped), mean(outcomes[known].astype(np.float64)), int(known.sum()), int(outcomes.size))
+        seen = outcomes[known].astype(np.float64)
+        return cls(mean(hoped), mean(seen), seen.size, int(outcomes.size), bool(np.isin(seen, (0.0, 1.0)).all()))
 
     def likely_most(self, alpha: float) -> float:
         """An upper confidence bound of the score at level `1 - alpha / LOOKS`, and never above `most`.
 
-        Hoeffding's inequality for a sample without replacement, in R. J. Serfling's sharper form (Annals of Statistics
-        2(1), 1974, Cor. 1.1). It takes the examples seen for a random sample.
+        It takes the examples seen for a random sample without replacement. Of right-or-wrong outcomes, the bound is the
+        largest number of right ones among all with which so few of those seen, or fewer, are not too improbable
+        (hypergeometric distribution); of others it is Hoeffding's inequality in R. J. Serfling's sharper form (Annals
+        of Statistics 2(1), 1974, Cor. 1.1).
         """
+        if self.binary:
+            return self._likely_right(alpha / LOOKS) / self.count
         left = 1 - (self.seen - 1) / self.count
         return min(self.most, self.seen_mean + math.sqrt(left * math.log(LOOKS / alpha) / (2 * self.seen)))
+
+    def _likely_right(self, level: float) -> int:
+        """The largest number of right examples among all that isn't ruled out; found by bisection."""
+        right = round(self.seen_mean * self.seen)
+        low, high = right, self.count - self.seen + right
+        while low < high:
+            middle = (low + high + 1) // 2
+            if _few_enough(right, self.seen, middle, self.count) >= level:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+
+def _few_enough(right: int, seen: int, total: int, count: int) -> float:
+    """Probability that of `seen` examples drawn from `count`, `total` of them right, at most `right` are right."""
+    least = max(0, seen - (count - total))
+    return math.fsum(
+        math.exp(_log_ways(total, j) + _log_ways(count - total, seen - j) - _log_ways(count, seen))
+        for j in range(least, min(right, total) + 1)
+    )
+
+
+def _log_ways(count: int, chosen: int) -> float:
+    return math.lgamma(count + 1) - math.lgamma(chosen + 1) - math.lgamma(count - chosen + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +138,18 @@ class Floor:
         """Whether the fitness can't be of use any more."""
         return self.bound < self.least
 
-    def rejects(self, split: str, tally: Tally) -> bool:
-        """Whether a candidate may be given up with a split half-way, the splits before it known."""
+    def rejects(self, split: str, tally: Tally, certainly: bool = False) -> bool:
+        """Whether a candidate may be given up with a split half-way, the splits before it known.
+
+        Args:
+            split: fingerprint.
+            tally: of its examples so far.
+            certainly: leave racing out.
+        """
         if split not in self.splits:
             return False
-        most = tally.most if self.alpha is None else tally.likely_most(self.alpha)
-        return self.knowing(split, most).out_of_reach
+        if self.knowing(split, tally.most).out_of_reach:
+            return True
+        return (
+            self.alpha is not None and not certainly and self.knowing(split, tally.likely_most(self.alpha)).out_of_reach
+        )

@@ -64,13 +64,10 @@ class OutcomeWatch:
         tally = Tally.of(self.outcomes if self._floor.alpha is None else self.outcomes.astype(np.float32))
         if tally.seen == tally.count:
             return  # all of it ran: that is an evaluation, whatever came out
-        if self._floor.alpha is not None:
-            looks = LOOKS * tally.seen // tally.count
-            if looks == self._looks:
-                return
-            self._looks = looks
-        if self._floor.rejects(self._split.fingerprint, tally):
+        looks = LOOKS * tally.seen // tally.count
+        if self._floor.rejects(self._split.fingerprint, tally, certainly=looks == self._looks):
             raise OutOfReach
+        self._looks = looks
 
 
 def rank_outcome(logprobs: NDArray[np.float64], example: Example) -> tuple[float, float]:

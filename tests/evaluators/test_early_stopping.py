@@ -85,6 +85,19 @@ def test_racing_rejects_wrongly_as_seldom_as_it_says(share: float) -> None:
     assert wrong / trials <= alpha
 
 
+def test_the_bound_on_right_ones_is_the_hypergeometric_one() -> None:
+    outcomes = np.array([1.0] * 3 + [0.0] * 7 + [np.nan] * 20)
+    level = 0.16 / LOOKS
+
+    def few(total: int) -> float:
+        ways = sum(math.comb(total, j) * math.comb(30 - total, 10 - j) for j in range(4))
+        return ways / math.comb(30, 10)
+
+    expected = max(total for total in range(3, 24) if few(total) >= level)
+    assert Tally.of(outcomes).likely_most(0.16) == expected / 30
+    assert 3 < expected < 23
+
+
 def test_racing_rejects_what_is_far_below_sooner_than_certainty_does() -> None:
     outcomes = [1.0, 0.0, 0.0, 0.0, 0.0] * 80
     exact, racing = floor_of(0.6, 1), floor_of(0.6, 1, alpha=0.05)

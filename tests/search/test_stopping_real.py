@@ -60,10 +60,10 @@ def test_a_real_search_ends_alike_with_and_without(tiny: Any, tmp_path: Path, ta
     searched, before = costs.splits[0], all_costs.splits[0]
     assert searched.stopped == len({row.phenotype_hash for row in stopped})
     assert searched.evaluations + searched.stopped == before.evaluations and searched.examples < before.examples
-    _check_listings(f"sqlite:///{tmp_path / 'exact.db'}", stopped[0].index, rows[0].index)
+    _check_listings(f"sqlite:///{tmp_path / 'exact.db'}", str(tiny.task) + task, stopped[0].index, rows[0].index)
 
 
-def _check_listings(url: str, stopped: int, scored: int) -> None:
+def _check_listings(url: str, task: str, stopped: int, scored: int) -> None:
     def said(*arguments: str) -> str:
         result = CliRunner().invoke(app, [*arguments, "--store", url], env={"COLUMNS": "200"})
         assert result.exit_code == 0, result.output
@@ -79,10 +79,12 @@ def _check_listings(url: str, stopped: int, scored: int) -> None:
     listed = {row["id"] for row in json.loads(said("best", "--limit", "100", "--by", "search", "--json"))}
     assert f"tiny:{stopped}" not in listed
     assert "stopped" in said("lineage", f"tiny:{stopped}", "--dot")
+    assert json.loads(said("searches", "--json"))[0]["stopped"] >= 1
     # Whoever asks for its score gets it.
-    before = json.loads(said("searches", "--json"))
-    task = json.loads(said("show", f"tiny:{stopped}", "--json"))["bounds"][0]["task"]
-    assert before[0]["stopped"] >= 1 and task
+    said("evaluate", f"tiny:{stopped}", "--task", task, "--split", "search")
+    now = json.loads(said("show", f"tiny:{stopped}", "--json"))
+    assert now["evaluations"][0]["score"] <= found["bound"] and now["bounds"] == []
+    assert now["status"] == "stopped" and now["fitness"] is None
 
 
 def test_resume_may_switch_it_but_not_race(tiny: Any, tmp_path: Path) -> None:
