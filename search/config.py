@@ -105,6 +105,17 @@ class FinalSection(Section):
     held_out: tuple[str, ...] = ()
 
 
+class RacingSection(Section):
+    """Early stopping by statistics, which can be wrong; see `moevolve.evaluators.early_stopping`.
+
+    Attributes:
+        alpha: the probability, at most, with which one split's examples give up a candidate that would have counted,
+            if they were run in random order.
+    """
+
+    alpha: float = Field(0.05, gt=0, lt=1)
+
+
 class StoredConfig(Section):
     """What every stored search has, imported ones included: enough to rebuild a genome, its model and its engine."""
 
@@ -121,6 +132,8 @@ class StoredConfig(Section):
     def config_hash(self) -> str:
         """SHA-256 (hex) of what determines the population: execution settings, name and store are left out."""
         content = self.model_dump(mode="json", exclude={"name", "workers", "store", "final"})
+        if content.get("early_stopping") in ("exact", "off"):  # one population
+            del content["early_stopping"], content["racing"]
         if content.get("tie_break") == "gold_logprob":  # the setting came later: searches from before keep their hash
             del content["tie_break"]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -133,6 +146,9 @@ class RunConfig(StoredConfig):
         tie_break: what decides between equal scores, before the smaller index does: the mean log-probability of the
             gold answers, the mean `agreement` with the full model (one more evaluation per candidate, of the same
             prompts), or nothing (`index`).
+        early_stopping: `exact` stops an individual once all its remaining examples right couldn't make it a parent, a
+            later phase's start or one of those re-ranked at the end, which changes none of these. `off` evaluates all
+            to the end. `racing` stops by confidence bounds, and may be wrong.
     """
 
     seed: int = Field(0, ge=0)
@@ -141,6 +157,8 @@ class RunConfig(StoredConfig):
     phases: tuple[Phase, ...] = Field(min_length=1)
     window: int = Field(8, ge=1)
     tie_break: Literal["gold_logprob", "agreement", "index"] = "gold_logprob"
+    early_stopping: Literal["exact", "off", "racing"] = "exact"
+    racing: RacingSection = RacingSection()
     workers: WorkersSection = WorkersSection()
     final: FinalSection = FinalSection()
     store: str = "sqlite:///moevolve.db"
@@ -150,6 +168,12 @@ class RunConfig(StoredConfig):
         names = [task.name for task in self.tasks]
         if len(set(names)) != len(names):
             raise ValueError(f"tasks: a task is named twice in {', '.join(names)}")
+        return self
+
+    @model_validator(mode="after")
+    def _racing_is_asked_for(self) -> Self:
+        if self.early_stopping != "racing" and self.racing != RacingSection():
+            raise ValueError(f"racing: goes with early_stopping: racing, not {self.early_stopping}")
         return self
 
     @model_validator(mode="after")

@@ -53,6 +53,8 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 def parse_run_config(data: dict[str, Any], where: str) -> RunConfig:
     """Validate plain data; `where` heads the error message."""
+    if data.get("early_stopping") is False:  # YAML's own reading of a bare off
+        data = data | {"early_stopping": "off"}
     try:
         return RunConfig.model_validate(data)
     except ValidationError as error:

@@ -10,17 +10,20 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from moevolve.evaluators.early_stopping import Floor
 from moevolve.evaluators.errors import UserError
 from moevolve.search.desk import EvaluationDesk, Job, Settled
+from moevolve.search.floors import Floors
 from moevolve.search.genomes.base import Description, Genome
 from moevolve.search.plan import Plan
 from moevolve.search.population import Member, RankKey
+from moevolve.search.ranking_values import ranking_values
 from moevolve.search.strategies.base import Proposal, Strategy
 from moevolve.store.errors import StoreError
-from moevolve.store.records import EvaluationRecord, FitnessRecord, HistoryRow, IndividualRecord
+from moevolve.store.records import FitnessRecord, HistoryRow, IndividualRecord, IndividualStatus
 from moevolve.store.repository import Store
 
 # A pool that evaluates within `poll` never runs dry; this bounds how long its results stay unrecorded.
@@ -32,7 +35,7 @@ class Progress:
     """Where a search stands.
 
     Attributes:
-        done: individuals complete, failed ones included.
+        done: individuals complete, failed and stopped ones included.
         total: individuals of the whole search.
         phase: kind of the phase of the newest individual.
         best: index and fitness of the best individual so far, None before the first.
@@ -42,6 +45,7 @@ class Progress:
         evaluated: evaluations run since the driver started.
         rate: evaluations per second since the first one arrived (loading the model left out); None before.
         left: seconds left at the present pace, None while unknown.
+        stopped: individuals that were stopped before all their examples ran.
     """
 
     done: int
@@ -54,6 +58,7 @@ class Progress:
     evaluated: int
     rate: float | None
     left: float | None
+    stopped: int = 0
 
 
 class Driver:
@@ -85,12 +90,14 @@ class Driver:
         self._told = 0
         self._frontier = 0
         self._complete: dict[int, Member] = {}
-        self._pending: dict[int, HistoryRow | IndividualRecord] = {}
+        self._pending: dict[int, tuple[HistoryRow | IndividualRecord, Job]] = {}
+        self._floors = Floors(plan, strategy)
+        self._floor_of: dict[int, Floor | None] = {}
         self._waiting: defaultdict[str, list[int]] = defaultdict(list)
         self._depths: list[int] = []
         self._best: RankKey | None = None
         self._full: float | None = None
-        self._failed = self._reused = self._evaluated = 0
+        self._failed = self._stopped = self._reused = self._evaluated = 0
         self._new_individuals: list[IndividualRecord] = []
         self._new_fitness: list[FitnessRecord] = []
         self._full_job = plan.full_job("search")
@@ -135,10 +142,11 @@ class Driver:
             self._depths.append(row.depth)
             if row.status == "pending":
                 self._check_replay(row)
+                self._floor_of[row.index] = self._floors.of(row.index)
                 unfinished.append(row)
             else:
                 self._strategy.skip(row.index)
-                self._finish(row, row.fitness, row.tie_break)
+                self._finish(row, row.status, row.fitness, row.tie_break)
         self._request([(row, self._plan.space.from_bytes(row.genome)) for row in unfinished])
 
     def _check_replay(self, row: HistoryRow) -> None:
@@ -163,6 +171,7 @@ class Driver:
     def _make(self) -> tuple[IndividualRecord, Genome]:
         self._tell_visible()
         proposal = self._strategy.ask(self._next)
+        self._floor_of[self._next] = self._floors.of(self._next)
         description = self._plan.space.describe(proposal.genome)
         depth = 1 + max(self._depths[parent] for parent in proposal.parents) if proposal.parents else 0
         record = individual_record(proposal, self._plan.schedule.span(proposal.index).kind, description, depth)
@@ -179,14 +188,19 @@ class Driver:
                     f"search {self._plan.search_id}: individual {self._told} has no evaluation, though later ones were "
                     "made from it; the store was changed by hand"
                 )
-            self._strategy.tell(self._complete.pop(self._told))
+            member = self._complete.pop(self._told)
+            self._strategy.tell(member)
+            self._floors.tell(member)
             self._told += 1
 
     def _request(self, batch: list[tuple[Any, Genome]]) -> None:
         jobs: list[Job] = []
         for row, genome in batch:
             job = self._plan.job(genome, "search")
-            self._pending[row.index] = row
+            floor = self._floor_of.pop(row.index)
+            if floor is not None:
+                job = replace(job, floor=replace(floor, penalty=job.penalty))
+            self._pending[row.index] = row, job
             self._waiting[job.edit.phenotype_hash].append(row.index)
             jobs.append(job)
         self._take(self._desk.request(jobs))
@@ -194,21 +208,38 @@ class Driver:
     def _take(self, settled: list[Settled]) -> None:
         for item in settled:
             phenotype = item.job.edit.phenotype_hash
-            fitness, tie_break = self._score(item)
             if phenotype == self._full_job.edit.phenotype_hash:
-                if item.failure is not None:
-                    path = self._plan.config.model.path
-                    raise UserError(f"model.path {path}: the unedited model can't be evaluated: {item.failure}")
-                self._full = fitness
+                self._take_full(item)
             waiting = self._waiting.pop(phenotype, [])
             self._evaluated += not item.reused
             # Of several individuals that wait for one evaluation, one has it run.
             self._reused += len(waiting) if item.reused else max(0, len(waiting) - 1)
             for index in waiting:
-                row = self._pending.pop(index)
-                status = "ok" if item.failure is None else "failed"
-                self._new_fitness.append(FitnessRecord(index, status, fitness, tie_break, item.failure))  # type: ignore[arg-type]
-                self._finish(row, fitness, tie_break)
+                self._settle(index, item)
+
+    def _take_full(self, item: Settled) -> None:
+        if item.failure is not None:
+            path = self._plan.config.model.path
+            raise UserError(f"model.path {path}: the unedited model can't be evaluated: {item.failure}")
+        self._full, _ = self._score(item)
+
+    def _settle(self, index: int, item: Settled) -> None:
+        """Decide one individual by what came for its phenotype; ask again if that was stopped by a higher floor."""
+        row, job = self._pending[index]
+        mine = item if item.stop is None else self._desk.stopped(job, reused=True)
+        if mine is None:
+            self._waiting[job.edit.phenotype_hash].append(index)
+            self._take(self._desk.request([job]))
+            return
+        del self._pending[index]
+        if mine.stop is not None:
+            self._new_fitness.append(FitnessRecord(index, "stopped", failure=mine.stop.reason, bound=mine.stop.bound))
+            self._finish(row, "stopped", None, None)
+            return
+        fitness, tie_break = self._score(mine)
+        status: IndividualStatus = "ok" if mine.failure is None else "failed"
+        self._new_fitness.append(FitnessRecord(index, status, fitness, tie_break, mine.failure))
+        self._finish(row, status, fitness, tie_break)
 
     def _score(self, item: Settled) -> tuple[float | None, float | None]:
         """Fitness and tie-break: means over the tasks, weighted, the first less a penalty; None for a failed one."""
@@ -217,25 +248,31 @@ class Driver:
         score, tie_break = ranking_values(self._plan, item.evaluations)
         return score - item.job.penalty, tie_break
 
-    def _finish(self, row: HistoryRow | IndividualRecord, fitness: float | None, tie_break: float | None) -> None:
+    def _finish(
+        self,
+        row: HistoryRow | IndividualRecord,
+        status: IndividualStatus,
+        fitness: float | None,
+        tie_break: float | None,
+    ) -> None:
         position = self._plan.schedule.span(row.index).position
-        member = Member(row.index, position, row.genome, row.content_hash, fitness, tie_break)
+        member = Member(row.index, position, row.genome, row.content_hash, fitness, tie_break, row.phenotype_hash)
         self._complete[row.index] = member
-        if fitness is None:
-            self._failed += 1
-        elif self._best is None or member.key < self._best:
+        self._failed += status == "failed"
+        self._stopped += status == "stopped"
+        if fitness is not None and (self._best is None or member.key < self._best):
             self._best = member.key
         while self._frontier in self._complete:
             self._frontier += 1
 
     def _flush(self) -> None:
         """One transaction for all that is new. Buffers are emptied only when it went through."""
-        evaluations = self._desk.unsaved
-        if not (self._new_individuals or self._new_fitness or evaluations):
+        evaluations, bounds = self._desk.unsaved, self._desk.unsaved_bounds
+        if not (self._new_individuals or self._new_fitness or evaluations or bounds):
             return
-        self._store.record(self._plan.search_id, self._new_individuals, evaluations, self._new_fitness)
+        self._store.record(self._plan.search_id, self._new_individuals, evaluations, self._new_fitness, bounds)
         self._new_individuals, self._new_fitness = [], []
-        self._desk.saved(len(evaluations))
+        self._desk.saved(len(evaluations), len(bounds))
 
     def _report(self) -> None:
         best = None if self._best is None else (self._best.index, -self._best.negative_fitness)
@@ -253,6 +290,7 @@ class Driver:
                 evaluated=self._evaluated,
                 rate=rate,
                 left=left,
+                stopped=self._stopped,
             )
         )
 
@@ -287,27 +325,3 @@ def individual_record(proposal: Proposal, phase: str, description: Description, 
         depth=depth,
         parents=proposal.parents,
     )
-
-
-def ranking_values(plan: Plan, evaluations: tuple[EvaluationRecord, ...]) -> tuple[float, float]:
-    """Score and tie-break of a candidate from its evaluations on the splits of one name, in the order of its job.
-
-    The tie-break is what the configuration's `tie_break` says: the mean gold log-probability, the mean agreement with
-    the full model, or always 0, so that the index decides.
-    """
-    found = {record.task_fingerprint: record for record in evaluations}
-    score, tie_break = weighted_means(evaluations[: len(plan.weights)], plan.weights)
-    if plan.config.tie_break == "agreement":
-        ties = plan.tie_splits(evaluations[0].split)
-        tie_break, _ = weighted_means(tuple(found[split.fingerprint] for split in ties), plan.weights)
-    elif plan.config.tie_break == "index":
-        tie_break = 0.0
-    return score, tie_break
-
-
-def weighted_means(evaluations: tuple[EvaluationRecord, ...], weights: tuple[float, ...]) -> tuple[float, float]:
-    """Weighted means of score and gold log-probability over tasks, in the order of the weights."""
-    total = sum(weights)
-    score = sum(weight * (record.score or 0.0) for record, weight in zip(evaluations, weights, strict=True)) / total
-    logprob = sum(w * (record.gold_logprob or 0.0) for record, w in zip(evaluations, weights, strict=True)) / total
-    return score, logprob

@@ -17,9 +17,9 @@ from moevolve.search.calibrating import calibrated_space
 from moevolve.search.config import RunConfig, StoredConfig
 from moevolve.search.config_files import parse_stored_config
 from moevolve.search.desk import EvaluationDesk, Job, SplitRef
-from moevolve.search.driver import weighted_means
 from moevolve.search.genomes.base import Genome, GenomeSpace
 from moevolve.search.genomes.registry import make_space
+from moevolve.search.ranking_values import weighted_means
 from moevolve.store.records import EvaluationRecord, HistoryRow, IndividualDetail, SearchRecord
 from moevolve.store.repository import Store
 from moevolve.workers.config import engine_fingerprint

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from moevolve.evaluators.types import Split
+from moevolve.search.completing import leaders_of
 from moevolve.search.desk import EvaluationDesk, Job, Settled
-from moevolve.search.driver import ranking_values
 from moevolve.search.evaluation import interval, with_outcomes
 from moevolve.search.plan import Plan
+from moevolve.search.ranking_values import ranking_values
 from moevolve.store.records import EvaluationRecord, HistoryRow
 from moevolve.store.repository import Store
 from moevolve.workers.facts import active_parameters
@@ -90,7 +91,7 @@ class Finaliser:
 
     def report(self) -> FinalReport:
         """Pick the winner and score the contestants; new evaluations are recorded."""
-        leaders = self._store.best_of_search(self._plan.search_id, max(1, self._section.rerank))
+        leaders = leaders_of(self._plan, self._store, self._desk)
         winner = self._winner(leaders)
         measured: tuple[Split, ...] = ("search", "test") if self._section.test else ("search",)
         contestants = [self._full(measured)]

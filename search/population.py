@@ -31,9 +31,10 @@ class Member:
         phase: position of its phase.
         genome: serialised genome.
         content_hash: hash of the genome's canonical content.
-        fitness: weighted mean score over the tasks' search splits; None if the candidate failed.
+        fitness: weighted mean score over the tasks' search splits; None if the candidate failed or was stopped.
         tie_break: what decides between equal fitness, higher is better (see `RunConfig.tie_break`); None if the
             candidate failed.
+        phenotype_hash: of what its genome expresses to.
     """
 
     index: int
@@ -42,6 +43,7 @@ class Member:
     content_hash: str
     fitness: float | None
     tie_break: float | None
+    phenotype_hash: str = ""
 
     @property
     def key(self) -> RankKey:
@@ -60,9 +62,9 @@ def eligible(ranked: list[Member], rule: TopKParents | ThresholdParents) -> list
 class Ranking:
     """Distinct individuals of one phase, best first, cut to those that can still become parents.
 
-    Members arrive in order of index. A failed one never enters; neither does a repeat of a genome that is in already.
-    With either rule a member that falls out can't come back, since the best only rises. `top_k` keeps k members; a
-    threshold keeps all within its margin, however many they are.
+    Members arrive in order of index. A failed or stopped one never enters; neither does a repeat of a genome that is in
+    already. With either rule a member that falls out can't come back, since the best only rises. `top_k` keeps k
+    members; a threshold keeps all within its margin, however many they are.
     """
 
     def __init__(self, rule: TopKParents | ThresholdParents) -> None:

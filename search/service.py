@@ -122,7 +122,10 @@ def resume_plan(store: Store, name: str, adjust: Callable[[RunConfig], RunConfig
         raise UserError(f"search {record.name} was imported: there is nothing to resume")
     config = adjust(stored)
     if (config.config_hash, config.name) != (stored.config_hash, stored.name):
-        raise UserError("resume: only `workers` and `final` settings may change; others would make it another search")
+        raise UserError(
+            "resume: only `workers` and `final` settings may change, and early_stopping between exact and off; others "
+            "would make it another search"
+        )
     plan = make_plan(config, record.id)
     if plan.facts.fingerprint != record.model_fingerprint:
         raise UserError(f"model.path {config.model.path}: these are not the weights that search {record.name} ran on")

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, select
+from sqlalchemy import Connection, Row, Table, func, select
 
-from moevolve.store.models import contexts, evaluations, exports, individuals, parents, search_tasks, searches
+from moevolve.store.models import bounds, contexts, evaluations, exports, individuals, parents, search_tasks, searches
 from moevolve.store.records import (
+    BoundRecord,
     EvaluationRecord,
     ExportRecord,
     FitnessRecord,
@@ -43,8 +44,11 @@ def read_searches(connection: Connection) -> list[SearchSummary]:
 def _summary(
     search: SearchRecord, counts: dict[tuple[str, str], tuple[int, float | None]], tasks: tuple[str, ...]
 ) -> SearchSummary:
-    ok, failed, pending = (counts.get((search.id, status), (0, None)) for status in ("ok", "failed", "pending"))
-    return SearchSummary(search, ok[0] + failed[0] + pending[0], ok[0], failed[0], ok[1], tasks)
+    ok, failed, stopped, pending = (
+        counts.get((search.id, status), (0, None)) for status in ("ok", "failed", "stopped", "pending")
+    )
+    total = ok[0] + failed[0] + stopped[0] + pending[0]
+    return SearchSummary(search, total, ok[0], failed[0], ok[1], tasks, stopped[0])
 
 
 def read_history(connection: Connection, search_id: str, indices: Sequence[int] | None = None) -> list[HistoryRow]:
@@ -58,7 +62,8 @@ def _history(connection: Connection, search_id: str, indices: Sequence[int] | No
     i, p = individuals.c, parents.c
     edges = select(p.child_idx, p.parent_idx).where(p.search_id == search_id).order_by(p.child_idx, p.position)
     first = (i.idx, i.phase, i.operator, i.genome, i.content_hash, i.phenotype_hash, i.depth)
-    query = select(*first, i.status, i.fitness, i.tie_break, i.failure).where(i.search_id == search_id).order_by(i.idx)
+    last = (i.status, i.fitness, i.tie_break, i.failure, i.bound)
+    query = select(*first, *last).where(i.search_id == search_id).order_by(i.idx)
     if indices is not None:
         edges, query = edges.where(p.child_idx.in_(indices)), query.where(i.idx.in_(indices))
     of: dict[int, list[int]] = {}
@@ -81,38 +86,62 @@ def read_individual(connection: Connection, ref: str) -> IndividualDetail:
     ids = select(c.id).where(
         c.model_fingerprint == search.model_fingerprint, c.engine_fingerprint == search.engine_fingerprint
     )
-    found = read_evaluations(connection, list(connection.execute(ids).scalars()), [row.phenotype_hash])
+    here = list(connection.execute(ids).scalars())
+    found = read_evaluations(connection, here, [row.phenotype_hash])
     found.sort(key=lambda one: (one.task, _SPLIT_ORDER[one.split], one.task_fingerprint))
+    scored = {one.task_fingerprint for one in found}
+    stopped = read_bounds(connection, here, [row.phenotype_hash])
     return IndividualDetail(
         search=search,
         individual=individual,
-        fitness=FitnessRecord(row.idx, row.status, row.fitness, row.tie_break, row.failure),
+        fitness=FitnessRecord(row.idx, row.status, row.fitness, row.tie_break, row.failure, row.bound),
         evaluations=tuple(found),
         exports=tuple(read_exports(connection, search.id, row.idx)),
+        bounds=tuple(one for one in stopped if one.task_fingerprint not in scored),
     )
+
+
+def context_ids(connection: Connection, model: str, engine: str, task_fingerprints: Sequence[str]) -> list[int]:
+    """Ids of the contexts of a model and an engine (fingerprints) on some task splits."""
+    c = contexts.c
+    found: list[int] = []
+    for some in chunks(sorted(set(task_fingerprints))):
+        query = select(c.id).where(c.model_fingerprint == model, c.engine_fingerprint == engine)
+        found += connection.execute(query.where(c.task_fingerprint.in_(some))).scalars()
+    return found
 
 
 def read_evaluations(
     connection: Connection, context_ids: Sequence[int], hashes: Sequence[str]
 ) -> list[EvaluationRecord]:
     """The evaluations of some phenotypes in some contexts, by phenotype hash and task fingerprint."""
-    found: list[EvaluationRecord] = []
+    return [EvaluationRecord(**values) for values in _keyed(connection, evaluations, context_ids, hashes)]
+
+
+def read_bounds(connection: Connection, context_ids: Sequence[int], hashes: Sequence[str]) -> list[BoundRecord]:
+    """The bounds of some phenotypes in some contexts, by phenotype hash and task fingerprint."""
+    return [BoundRecord(**values) for values in _keyed(connection, bounds, context_ids, hashes)]
+
+
+def _keyed(
+    connection: Connection, table: Table, context_ids: Sequence[int], hashes: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Rows of evaluations or bounds together with their contexts, as attributes of their records."""
+    found: list[dict[str, Any]] = []
     for some in chunks(context_ids):
         about = {row.id: row for row in connection.execute(select(contexts).where(contexts.c.id.in_(some)))}
         for context_id in some:
             for few in chunks(hashes):
-                query = select(evaluations).where(
-                    evaluations.c.context_id == context_id, evaluations.c.phenotype_hash.in_(few)
-                )
-                found += [_evaluation(row, about[context_id]) for row in connection.execute(query)]
-    found.sort(key=lambda one: (one.phenotype_hash, one.task_fingerprint))
+                query = select(table).where(table.c.context_id == context_id, table.c.phenotype_hash.in_(few))
+                found += [_attributes(row, about[context_id]) for row in connection.execute(query)]
+    found.sort(key=lambda values: (values["phenotype_hash"], values["task_fingerprint"]))
     return found
 
 
-def _evaluation(row: Row[Any], context: Row[Any]) -> EvaluationRecord:
+def _attributes(row: Row[Any], context: Row[Any]) -> dict[str, Any]:
     values = dict(row._mapping) | dict(context._mapping)
     del values["context_id"], values["id"]
-    return EvaluationRecord(**values)
+    return values
 
 
 def read_exports(connection: Connection, search_id: str, idx: int) -> list[ExportRecord]:

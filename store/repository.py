@@ -13,9 +13,18 @@ from moevolve.store.answers import BestRow, LineageGraph
 from moevolve.store.costs import IndividualSize, SearchCosts, read_costs, read_sizes
 from moevolve.store.errors import StoreError
 from moevolve.store.lineage import lineage
-from moevolve.store.reads import read_evaluations, read_exports, read_history, read_individual, read_searches
+from moevolve.store.reads import (
+    context_ids,
+    read_bounds,
+    read_evaluations,
+    read_exports,
+    read_history,
+    read_individual,
+    read_searches,
+)
 from moevolve.store.records import (
     SEARCH_STATUSES,
+    BoundRecord,
     EvaluationRecord,
     ExportRecord,
     FitnessRecord,
@@ -30,8 +39,16 @@ from moevolve.store.records import (
 )
 from moevolve.store.refs import find_individual, find_search
 from moevolve.store.schema import prepare
-from moevolve.store.session import chunks, insert_all, make_engine, transaction
-from moevolve.store.writes import ContextKey, touch, utc_now, write_evaluations, write_export, write_individuals
+from moevolve.store.session import insert_all, make_engine, transaction
+from moevolve.store.writes import (
+    ContextKey,
+    touch,
+    utc_now,
+    write_bounds,
+    write_evaluations,
+    write_export,
+    write_individuals,
+)
 
 
 class Store:
@@ -152,11 +169,12 @@ class Store:
         individuals: Sequence[IndividualRecord] = (),
         evaluations: Sequence[EvaluationRecord] = (),
         fitness: Sequence[FitnessRecord] = (),
+        bounds: Sequence[BoundRecord] = (),
     ) -> None:
         """Writes a batch of a search's progress in one transaction; the hot path of the driver.
 
         A fitness may belong to an individual of the same batch or of an earlier one. Parents must be recorded before
-        or in the same batch.
+        or in the same batch. A stopped individual may be decided once more: when it was evaluated to its end.
 
         Raises:
             StoreError: unknown search; an index taken by another genome; a parent or a fitness of an individual that
@@ -166,6 +184,8 @@ class Store:
             touch(connection, search_id)
             write_individuals(connection, search_id, individuals, fitness)
             added = write_evaluations(connection, evaluations, self._contexts)
+            if bounds:
+                added |= write_bounds(connection, bounds, {**self._contexts, **added})
         # Only now: the ids of a transaction that was rolled back mean nothing.
         self._contexts = {**self._contexts, **added}
 
@@ -182,13 +202,24 @@ class Store:
             Those that exist, failed ones included, ordered by phenotype hash and task fingerprint.
         """
         hashes = [phenotype_hashes] if isinstance(phenotype_hashes, str) else sorted(set(phenotype_hashes))
-        context = models.contexts.c
-        ours = (context.model_fingerprint == model_fingerprint, context.engine_fingerprint == engine_fingerprint)
         with transaction(self._engine) as connection:
-            ids: list[int] = []
-            for some in chunks(sorted(set(task_fingerprints))):
-                ids += connection.execute(select(context.id).where(*ours, context.task_fingerprint.in_(some))).scalars()
+            ids = context_ids(connection, model_fingerprint, engine_fingerprint, task_fingerprints)
             return read_evaluations(connection, ids, hashes)
+
+    def bounds(
+        self,
+        phenotype_hashes: Sequence[str],
+        model_fingerprint: str,
+        engine_fingerprint: str,
+        task_fingerprints: Sequence[str],
+    ) -> list[BoundRecord]:
+        """What is known of phenotypes that were stopped on some task splits; arguments and order as in `evaluations`.
+
+        An evaluation of the same key may be there as well; it is what counts then.
+        """
+        with transaction(self._engine) as connection:
+            ids = context_ids(connection, model_fingerprint, engine_fingerprint, task_fingerprints)
+            return read_bounds(connection, ids, sorted(set(phenotype_hashes)))
 
     def history(self, search_id: str) -> list[HistoryRow]:
         """All individuals of a search by index, as resume needs them. Gaps and pending rows are given as they are."""

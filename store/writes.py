@@ -10,8 +10,8 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, delete, select, update
 
 from moevolve.store.errors import StoreError
-from moevolve.store.models import contexts, evaluations, exports, individuals, parents, searches
-from moevolve.store.records import EvaluationRecord, ExportRecord, FitnessRecord, IndividualRecord
+from moevolve.store.models import bounds, contexts, evaluations, exports, individuals, parents, searches
+from moevolve.store.records import BoundRecord, EvaluationRecord, ExportRecord, FitnessRecord, IndividualRecord
 from moevolve.store.refs import find_search
 from moevolve.store.session import chunks, insert_all, insert_new
 
@@ -25,6 +25,7 @@ _DECIDE = (
         fitness=bindparam("fitness"),
         tie_break=bindparam("tie_break"),
         failure=bindparam("failure"),
+        bound=bindparam("bound"),
     )
 )
 
@@ -137,6 +138,7 @@ def _individual_row(
         "fitness": fitness.fitness if fitness else None,
         "tie_break": fitness.tie_break if fitness else None,
         "failure": fitness.failure if fitness else None,
+        "bound": fitness.bound if fitness else None,
         "created_at": one.created_at or now,
     }
 
@@ -151,8 +153,13 @@ def _fold_fitness(batch: Sequence[FitnessRecord]) -> dict[int, FitnessRecord]:
             clean = FitnessRecord(one.index, "ok", *numbers)
         elif one.status == "failed" and one.fitness is None and one.tie_break is None and one.failure:
             clean = FitnessRecord(one.index, "failed", failure=one.failure)
+        elif one.status == "stopped" and one.fitness is None and one.tie_break is None and one.failure:
+            clean = FitnessRecord(one.index, "stopped", failure=one.failure, bound=_finite(where, one.bound))
         else:
-            raise StoreError(f"{where}: it is either ok with numbers, or failed with a reason and none; got {one}")
+            raise StoreError(
+                f"{where}: it is ok with numbers, failed with a reason and none, or stopped with a reason and a bound; "
+                f"got {one}"
+            )
         if _contradict(folded.setdefault(one.index, clean), clean):
             raise StoreError(f"{where} is given twice, and differently")
     return folded
@@ -170,8 +177,9 @@ def _decide(
         row = stored.get(one.index)
         if row is None:
             raise StoreError(f"individual {one.index} of search {search_id} has a fitness but is not recorded")
-        if row.status == "pending":
-            values = {"status": one.status, "fitness": one.fitness, "tie_break": one.tie_break, "failure": one.failure}
+        # Stopping decides nothing for good: what was stopped may be evaluated to its end after all.
+        if row.status == "pending" or (row.status == "stopped" and one.status != "stopped"):
+            values = {name: getattr(one, name) for name in ("status", "fitness", "tie_break", "failure", "bound")}
             changes.append({"of_search": search_id, "at": int(one.index), **values})
         elif _contradict(row, one):
             raise StoreError(
@@ -193,21 +201,38 @@ def write_evaluations(
     Returns:
         Ids of the contexts that were not in the cache, to be cached once the transaction is committed.
     """
-    keys: dict[ContextKey, EvaluationRecord] = {}
-    for one in batch:
-        keys.setdefault(_key(one), one)
-    added = {key: _context_id(connection, one) for key, one in keys.items() if key not in cache}
+    added = _new_contexts(connection, batch, cache)
     ids = {**cache, **added}
     now = utc_now()
     insert_new(connection, evaluations, [_evaluation_row(one, ids, now) for one in batch])
     return added
 
 
-def _key(one: EvaluationRecord) -> ContextKey:
+def write_bounds(
+    connection: Connection, batch: Sequence[BoundRecord], cache: Mapping[ContextKey, int]
+) -> dict[ContextKey, int]:
+    """Adds the bounds that are new; arguments and result as in `write_evaluations`."""
+    added = _new_contexts(connection, batch, cache)
+    ids = {**cache, **added}
+    now = utc_now()
+    insert_new(connection, bounds, [_bound_row(one, ids, now) for one in batch])
+    return added
+
+
+def _new_contexts(
+    connection: Connection, batch: Sequence[EvaluationRecord | BoundRecord], cache: Mapping[ContextKey, int]
+) -> dict[ContextKey, int]:
+    keys: dict[ContextKey, EvaluationRecord | BoundRecord] = {}
+    for one in batch:
+        keys.setdefault(_key(one), one)
+    return {key: _context_id(connection, one) for key, one in keys.items() if key not in cache}
+
+
+def _key(one: EvaluationRecord | BoundRecord) -> ContextKey:
     return one.model_fingerprint, one.engine_fingerprint, one.task_fingerprint, one.task, one.split
 
 
-def _context_id(connection: Connection, one: EvaluationRecord) -> int:
+def _context_id(connection: Connection, one: EvaluationRecord | BoundRecord) -> int:
     key = {name: getattr(one, name) for name in ("model_fingerprint", "engine_fingerprint", "task_fingerprint")}
     query = select(contexts.c.id, contexts.c.task, contexts.c.split).where(
         *(contexts.c[k] == v for k, v in key.items())
@@ -244,6 +269,26 @@ def _evaluation_row(one: EvaluationRecord, ids: Mapping[ContextKey, int], now: d
         **{name: _whole(getattr(one, name)) for name in ("experts", "active", "parameters")},
         "created_at": one.created_at or now,
     }
+
+
+def _bound_row(one: BoundRecord, ids: Mapping[ContextKey, int], now: datetime) -> dict[str, Any]:
+    return {
+        "context_id": ids[_key(one)],
+        "phenotype_hash": one.phenotype_hash,
+        "bound": _finite(f"bound of {one.phenotype_hash} on {one.task}/{one.split}", one.bound),
+        "outcomes": bytes(one.outcomes),
+        "examples_seen": int(one.examples_seen),
+        "seconds": float(one.seconds),
+        "worker": one.worker,
+        "attempt": int(one.attempt),
+        "created_at": one.created_at or now,
+    }
+
+
+def _finite(where: str, bound: float | None) -> float:
+    if bound is None or not math.isfinite(bound):
+        raise StoreError(f"{where}: a bound is a finite number, got {bound}")
+    return float(bound)
 
 
 def _whole(value: int | None) -> int | None:

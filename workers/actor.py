@@ -8,15 +8,16 @@ import sys
 import time
 from dataclasses import dataclass
 
+from moevolve.evaluators.early_stopping import Floor
 from moevolve.evaluators.errors import CandidateError
-from moevolve.evaluators.runner import run_split
-from moevolve.evaluators.types import COMPARING_KINDS, PreparedSplit
+from moevolve.evaluators.runner import run_split, run_until
+from moevolve.evaluators.types import COMPARING_KINDS, PartialResult, PreparedSplit, SplitResult
 from moevolve.workers.analysis import analyse_usage
 from moevolve.workers.calibration.base import CalibrationRecipe
 from moevolve.workers.calibration.calibrators import calibrate, token_sequences
 from moevolve.workers.config import ALL_SHORTCUTS, EngineConfig, ModelConfig, Shortcuts
 from moevolve.workers.generation import GenerationEngine, configure_runtime
-from moevolve.workers.messages import EvaluationReply, EvaluationRequest, TaskResult
+from moevolve.workers.messages import EvaluationReply, EvaluationRequest, PartialTaskResult, TaskResult
 from moevolve.workers.resident import ResidentModel
 from moevolve.workers.usage import Usage, UsageRequest
 
@@ -62,7 +63,7 @@ class EvaluationWorker:
         return WorkerInfo(self._name, node, str(self._resident.device))
 
     def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
-        """Apply the edit, score every split in order, revert.
+        """Apply the edit, score every split in order, or until the request's floor is out of reach; revert.
 
         Splits of a fitness that compares (`COMPARING_KINDS`) that this worker hasn't seen are run through the unedited
         model first. Whatever the candidate itself raises becomes the reply's `failure`; the resident model is reverted
@@ -73,11 +74,12 @@ class EvaluationWorker:
         """
         started = time.perf_counter()
         results: list[TaskResult] = []
+        partial: PartialTaskResult | None = None
         failure: str | None = None
         try:
             self._remember(splits)
             with self._resident.edited(request.edit):
-                results.extend(self._score(split) for split in splits)
+                partial = self._score_all(splits, request.floor, results)
         except CandidateError as error:
             failure = str(error)
         except MemoryError as error:
@@ -92,6 +94,8 @@ class EvaluationWorker:
             failure=failure,
             seconds=time.perf_counter() - started,
             worker=self._name,
+            stopped=failure is None and len(results) < len(splits),
+            partial=None if failure is not None else partial,
         )
 
     def calibrate(self, recipe: CalibrationRecipe, splits: tuple[PreparedSplit, ...]) -> bytes:
@@ -122,7 +126,22 @@ class EvaluationWorker:
             if split.fitness in COMPARING_KINDS:
                 self._engine.remember(split)
 
-    def _score(self, split: PreparedSplit) -> TaskResult:
-        started = time.perf_counter()
-        result = run_split(self._engine, split)
-        return TaskResult(split.task, split.split, split.fingerprint, result, time.perf_counter() - started)
+    def _score_all(
+        self, splits: tuple[PreparedSplit, ...], floor: Floor | None, results: list[TaskResult]
+    ) -> PartialTaskResult | None:
+        """Extend `results` split by split; gives the one that the candidate was stopped on."""
+        for split in splits:
+            started = time.perf_counter()
+            result = self._score(split, floor)
+            seconds = time.perf_counter() - started
+            if isinstance(result, PartialResult):
+                return PartialTaskResult(split.fingerprint, result, seconds)
+            results.append(TaskResult(split.task, split.split, split.fingerprint, result, seconds))
+            if floor is not None:
+                floor = floor.knowing(split.fingerprint, result.score)
+                if floor.out_of_reach:
+                    return None
+        return None
+
+    def _score(self, split: PreparedSplit, floor: Floor | None) -> SplitResult | PartialResult:
+        return run_split(self._engine, split) if floor is None else run_until(self._engine, split, floor)

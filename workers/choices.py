@@ -10,11 +10,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import DynamicCache
 
+from moevolve.evaluators.engine import Watch
 from moevolve.workers.batching import Columns, Tokens, pad, plan_batches
 from moevolve.workers.forward import Forward, copy_rows, sums_by_owner, token_logprobs
 
 Scored = tuple[NDArray[np.float64], NDArray[np.bool_]]
 """Summed log-probabilities of continuations (nats), and whether greedy decoding would have made each."""
+
+
+def means(sums: NDArray[np.float64], choices: Sequence[Tokens]) -> NDArray[np.float64]:
+    """Log-probabilities per token, from their sums over the tokens of continuations."""
+    return sums / [len(choice) for choice in choices]
 
 
 class ChoiceScorer:
@@ -29,19 +35,23 @@ class ChoiceScorer:
         self._forward = forward
         self._batch_tokens = batch_tokens
 
-    def score(self, prompts: Sequence[Tokens], choices: Sequence[Sequence[Tokens]]) -> list[Scored]:
+    def score(
+        self, prompts: Sequence[Tokens], choices: Sequence[Sequence[Tokens]], watch: Watch | None = None
+    ) -> list[Scored]:
         """Score every prompt's continuations, float64 and bool [choices] per prompt.
 
         Args:
             prompts: none empty.
             choices: per prompt its continuations, none empty.
+            watch: told of every batch.
 
         Raises:
             CandidateError: logits are not finite.
         """
         sums = [np.zeros(len(group), dtype=np.float64) for group in choices]
         greedy = [np.zeros(len(group), dtype=np.bool_) for group in choices]
-        for batch in plan_batches([len(prompt) for prompt in prompts], [0] * len(prompts), self._batch_tokens):
+        batches = plan_batches([len(prompt) for prompt in prompts], [0] * len(prompts), self._batch_tokens)
+        for batch in batches if watch is None else watch.arrange(batches):
             rows = [row for row, i in enumerate(batch) for _ in choices[i]]
             asked = [choice for i in batch for choice in choices[i]]
             if asked:
@@ -49,6 +59,8 @@ class ChoiceScorer:
                 borders = np.cumsum([len(choices[i]) for i in batch])[:-1]
                 for i, part, same in zip(batch, np.split(found, borders), np.split(agreed, borders), strict=True):
                     sums[i][:], greedy[i][:] = part, same
+            if watch is not None:
+                watch.ranked(batch, [means(sums[i], choices[i]) for i in batch])
         return list(zip(sums, greedy, strict=True))
 
     def _batch(self, prompts: list[Tokens], rows: list[int], choices: list[Tokens]) -> Scored:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from moevolve.evaluators.answer_text import cut
-from moevolve.evaluators.engine import Decided, Generation
+from moevolve.evaluators.engine import Decided, Generation, Watch
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.harness_files import harness_version
 from moevolve.evaluators.types import PreparedSplit
@@ -26,7 +26,7 @@ from moevolve.workers.batching import (
     plan_batches,
     tokenize_split,
 )
-from moevolve.workers.choices import ChoiceScorer, Scored
+from moevolve.workers.choices import ChoiceScorer, Scored, means
 from moevolve.workers.config import ALL_SHORTCUTS, EngineConfig, Shortcuts
 from moevolve.workers.forward import Forward, sums_by_owner, token_logprobs
 from moevolve.workers.runtime import WORKER_ENV, configure_runtime
@@ -84,12 +84,13 @@ class GenerationEngine:
         self._texts: dict[Tokens, str] = {}
 
     @torch.inference_mode()
-    def generate(self, split: PreparedSplit, decided: Decided) -> Generation:
+    def generate(self, split: PreparedSplit, decided: Decided, watch: Watch | None = None) -> Generation:
         """Greedy answers and gold log-probabilities.
 
         Args:
             split: prompts; `max_new_tokens` bounds every answer.
             decided: see `moevolve.evaluators.engine.Decided`; must be a pure function.
+            watch: told of every batch.
 
         Returns:
             Texts without special tokens, cut where decoding stopped: at an end token, after `max_new_tokens`, or once
@@ -99,16 +100,19 @@ class GenerationEngine:
             CandidateError: logits are not finite.
             UserError: the prompts can't be tokenised.
         """
-        answers, logprobs = self._answers(split, decided)
+        answers, logprobs = self._answers(split, decided, watch)
         return Generation(answers.texts(), logprobs)
 
-    def _answers(self, split: PreparedSplit, decided: Decided) -> tuple[Answers, NDArray[np.float64]]:
+    def _answers(
+        self, split: PreparedSplit, decided: Decided, watch: Watch | None = None
+    ) -> tuple[Answers, NDArray[np.float64]]:
         """See `generate`."""
         tokenized = self._tokens_of(split)
         lengths = draft_lengths(tokenized.golds, split.max_new_tokens, decided, self._text)
         answers = Answers(len(lengths), split.max_new_tokens, self._ends, decided, self._text)
         logprobs = np.zeros(len(lengths), dtype=np.float64)
-        for batch in plan_batches([len(p) for p in tokenized.prompts], lengths, self.config.batch_tokens):
+        batches = plan_batches([len(p) for p in tokenized.prompts], lengths, self.config.batch_tokens)
+        for batch in batches if watch is None else watch.arrange(batches):
             prompts = [tokenized.prompts[i] for i in batch]
             golds = [tokenized.golds[i] for i in batch]
             drafts = [gold[: lengths[i]] for i, gold in zip(batch, golds, strict=True)]
@@ -120,10 +124,12 @@ class GenerationEngine:
             rows = [row for row, i in enumerate(batch) if not answers.finished[i]]
             if rows:
                 self._decode(rows, batch, prompts, columns, cache, answers)
+            if watch is not None:
+                watch.generated(batch, answers.texts(batch), logprobs[batch])
         return answers, logprobs
 
     @torch.inference_mode()
-    def rank(self, split: PreparedSplit) -> tuple[NDArray[np.float64], ...]:
+    def rank(self, split: PreparedSplit, watch: Watch | None = None) -> tuple[NDArray[np.float64], ...]:
         """Mean log-probability per token of every choice of every example.
 
         Prompts run once; choices of several tokens then follow on copies of the cached prompts.
@@ -140,11 +146,8 @@ class GenerationEngine:
             if not all(choices):
                 where = f"task {split.task}, split {split.split}, example {i}"
                 raise UserError(f"{where}: a choice has no tokens; give it some text")
-        scored = self._choices.score(tokenized.prompts, tokenized.choices)
-        return tuple(
-            sums / [len(choice) for choice in choices]
-            for (sums, _), choices in zip(scored, tokenized.choices, strict=True)
-        )
+        scored = self._choices.score(tokenized.prompts, tokenized.choices, watch)
+        return tuple(means(sums, choices) for (sums, _), choices in zip(scored, tokenized.choices, strict=True))
 
     @torch.inference_mode()
     def continuations(self, prompts: Sequence[Tokens], choices: Sequence[Sequence[Tokens]]) -> list[Scored]:

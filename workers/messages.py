@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from moevolve.evaluators.types import Split, SplitResult
+from moevolve.evaluators.early_stopping import Floor
+from moevolve.evaluators.types import PartialResult, Split, SplitResult
 from moevolve.kernels.routing_rule import RoutingRule
 from moevolve.workers.edits.base import Edit
 
@@ -17,11 +18,13 @@ class EvaluationRequest:
         ticket: the driver's key of this request; replies carry it back, so a repeated reply is harmless.
         edit: what to do to the resident model.
         splits: fingerprints of the prepared splits, in order.
+        floor: what the candidate has to reach to be of use; None evaluates it to the end.
     """
 
     ticket: str
     edit: Edit
     splits: tuple[str, ...]
+    floor: Floor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +39,24 @@ class TaskResult:
 
 
 @dataclass(frozen=True, slots=True)
+class PartialTaskResult:
+    """The split that a candidate was stopped on, half-way."""
+
+    task_fingerprint: str
+    result: PartialResult
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class EvaluationReply:
     """What a worker found.
 
     Attributes:
-        results: one per requested split; empty when the candidate failed.
+        results: one per requested split; empty when the candidate failed; those before it was stopped if it was.
         failure: the reason when the candidate itself is at fault, else None.
         worker: who did it (for the record only).
+        stopped: whether the candidate was stopped because its floor was out of reach.
+        partial: the split it was stopped on; None if that was between two.
     """
 
     ticket: str
@@ -50,6 +64,8 @@ class EvaluationReply:
     failure: str | None
     seconds: float
     worker: str
+    stopped: bool = False
+    partial: PartialTaskResult | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from moevolve.search.cli.console import (
 from moevolve.search.cli.listing_json import best_json, individual_json, search_json
 from moevolve.store.answers import LineageGraph
 from moevolve.store.lineage import to_dot
-from moevolve.store.records import IndividualDetail
+from moevolve.store.records import FitnessRecord, IndividualDetail
 from moevolve.store.repository import Store
 
 IndividualArgument = Annotated[str, typer.Argument(metavar="INDIVIDUAL", help="SEARCH:INDEX, for example demo:137.")]
@@ -44,6 +44,7 @@ def searches(store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) ->
         ("tasks", False),
         ("individuals", True),
         ("failed", True),
+        ("stopped", True),
         ("best on search", True),
         ("created", False),
     ]
@@ -55,6 +56,7 @@ def searches(store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) ->
             ", ".join(row.tasks),
             str(row.individuals),
             str(row.failed),
+            str(row.stopped),
             percent(row.best_fitness),
             f"{row.search.created_at:%Y-%m-%d %H:%M}" if row.search.created_at else "",
         ]
@@ -131,7 +133,7 @@ def show(individual: IndividualArgument, store: StoreOption = DEFAULT_STORE, as_
             f"{record.parameters:,} of {record.parameters_full:,} "
             f"({100 * record.parameters / record.parameters_full:.1f} %), {record.active_parameters:,} active",
         ),
-        ("status", fitness.status + (f": {fitness.failure}" if fitness.failure else "")),
+        ("status", _status(fitness)),
         (
             "fitness",
             "-" if fitness.fitness is None else f"{percent(fitness.fitness)} (tie-break {fitness.tie_break:.4f})",
@@ -164,6 +166,13 @@ def show(individual: IndividualArgument, store: StoreOption = DEFAULT_STORE, as_
             item.failure or "",
         ]
         for item in detail.evaluations
+    ]
+    rows += [
+        [
+            *(item.task, item.split, f"<= {percent(item.bound)}", "-", f"{item.examples_seen} of {item.examples}"),
+            *(f"{item.seconds:.2f}", str(item.attempt), ""),
+        ]
+        for item in detail.bounds
     ]
     print_table(None, columns, rows)
 
@@ -202,6 +211,13 @@ def tasks(as_json: JsonOption = False) -> None:
         return
     rows = [[name, task.fitness, ", ".join(task.splits), task.description] for name, task in found.items()]
     print_table(None, [("task", False), ("fitness", False), ("splits", False), ("description", False)], rows)
+
+
+def _status(fitness: FitnessRecord) -> str:
+    """A stopped one's reason begins with how it was stopped."""
+    if fitness.status == "stopped" and fitness.failure:
+        return fitness.failure
+    return fitness.status + (f": {fitness.failure}" if fitness.failure else "")
 
 
 def _shape(detail: IndividualDetail) -> tuple[str, str]:

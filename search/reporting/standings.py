@@ -10,9 +10,9 @@ import numpy as np
 
 from moevolve.evaluators.types import SPLITS, Split
 from moevolve.search.config import RunConfig, StoredConfig
-from moevolve.search.driver import weighted_means
 from moevolve.search.evaluation import FULL, interval
 from moevolve.search.finalise import BEST_LABEL, FULL_LABEL, START_LABEL
+from moevolve.search.ranking_values import weighted_means
 from moevolve.store.records import FULL_MODEL, EvaluationRecord, HistoryRow, IndividualDetail, SearchRecord
 from moevolve.store.repository import Store
 

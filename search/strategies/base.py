@@ -50,6 +50,13 @@ class Strategy(Protocol):
         """Like `ask`, for an individual that is stored already: only the state changes, as if it had been asked for."""
         ...
 
+    def floor(self, index: int) -> float | None:
+        """A fitness such that individual `index`, if it ends below, changes nothing that this strategy makes later.
+
+        May be asked for right after `ask(index)` or `skip(index)`. None: there is no telling, or every fitness counts.
+        """
+        ...
+
 
 class PhaseStrategy(Protocol):
     """Makes the individuals of one phase, under the same promise; it is told those of its own phase only.
@@ -68,4 +75,12 @@ class PhaseStrategy(Protocol):
 
     def skip(self, index: int, initial: bool, start: Member | None) -> None:
         """Like `ask`, for an individual that is stored already."""
+        ...
+
+    def floor(self, start: Member | None) -> float | None:
+        """The same as `Strategy.floor` for the next individual of this phase, later phases left out.
+
+        Args:
+            start: the phase's start, if it can't change any more.
+        """
         ...

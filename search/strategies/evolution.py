@@ -11,12 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from moevolve.search.config_phases import PhaseConfig
+from moevolve.search.config_phases import PhaseConfig, TopKParents
 from moevolve.search.genomes.base import GenomeSpace
 from moevolve.search.population import Member, Ranking, eligible
 from moevolve.search.rng import generator
 from moevolve.search.strategies.base import Proposal
 from moevolve.search.strategies.initial import initial_offspring
+
+_ROUNDING = 1e-9
+"""More than the rounding of a margin, and less than any example is worth."""
 
 
 class Evolution:
@@ -43,6 +46,14 @@ class Evolution:
 
     def skip(self, index: int, initial: bool, start: Member | None) -> None:
         """Nothing to do: a proposal leaves no trace here."""
+
+    def floor(self, start: Member | None) -> float | None:
+        """What a member needs to be a parent: with either rule that only rises."""
+        pool, rule = self._pool(start), self._phase.parents
+        if isinstance(rule, TopKParents):
+            return pool[rule.k - 1].fitness if len(pool) == rule.k else None
+        best = pool[0].fitness if pool else None
+        return None if best is None else best - rule.margin - _ROUNDING
 
     def ask(self, index: int, initial: bool, start: Member | None) -> Proposal:
         rng = generator(self._seed, index)

@@ -91,6 +91,10 @@ class NevergradPhase:
         with self._calling(member.index, "tell"):
             self._optimizer.tell(candidate, float(loss))
 
+    def floor(self, start: Member | None) -> float | None:
+        """None: an optimiser learns from every loss."""
+        return None
+
     def skip(self, index: int, initial: bool, start: Member | None) -> None:
         self.ask(index, initial, start)
 

@@ -13,7 +13,7 @@ from search_lab import Stopped, UnrulyPool, drive, make_lab_plan, population, re
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config import RunConfig
-from moevolve.search.driver import weighted_means
+from moevolve.search.ranking_values import weighted_means
 from moevolve.store.errors import StoreError
 from moevolve.store.records import EvaluationRecord
 from moevolve.store.repository import Store

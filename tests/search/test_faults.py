@@ -50,10 +50,10 @@ class UnluckyWorker(EvaluationWorker):
             request = replace(request, edit=replace(edit, expert_merging=edit.expert_merging * np.float32(1e30)))
         return super().evaluate(request, splits)
 
-    def _score(self, split: PreparedSplit) -> Any:
+    def _score(self, *args: Any) -> Any:
         if self._fate == "raises":
             raise ValueError("a bad candidate")
-        return super()._score(split)
+        return super()._score(*args)
 
 
 def unlucky_pool(plan: Plan) -> Pool:

@@ -10,8 +10,8 @@ from dense_lab import calibrate, check_repeated_and_resumed, dense_run, search
 
 from moevolve.search.calibrating import calibrated_plan
 from moevolve.search.config import RunConfig
-from moevolve.search.driver import weighted_means
 from moevolve.search.evaluation import find_subject
+from moevolve.search.ranking_values import weighted_means
 from moevolve.search.service import make_plan, register
 from moevolve.store.repository import Store
 
