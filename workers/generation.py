@@ -29,6 +29,7 @@ from moevolve.workers.batching import (
 from moevolve.workers.choices import ChoiceScorer, Scored
 from moevolve.workers.config import EngineConfig
 from moevolve.workers.forward import Forward, sums_by_owner, token_logprobs
+from moevolve.workers.reuse import LayerReuse
 from moevolve.workers.runtime import WORKER_ENV, configure_runtime
 from moevolve.workers.texts import Span, TextScorer, compared_spans, whole_texts
 
@@ -63,6 +64,7 @@ class GenerationEngine:
         *,
         draft: bool = True,
         lean: bool = True,
+        reuse: LayerReuse | None = None,
     ) -> None:
         """Take a model to evaluate; edits made to it later are seen.
 
@@ -74,8 +76,10 @@ class GenerationEngine:
                 and is there to compare with.
             lean: leave out feed-forward work that nobody reads (`moevolve.workers.lean`); False is there to compare
                 with.
+            reuse: keeps hidden states from one candidate to the next (`moevolve.workers.reuse`); the model's layers
+                must be what its keys say.
         """
-        self._forward = Forward(model, lean)
+        self._forward = Forward(model, lean, reuse)
         self._scorer = TextScorer(self._forward, config.batch_tokens)
         self.tokenizer = tokenizer
         self.config = config
@@ -232,7 +236,7 @@ class GenerationEngine:
             log-probability of each gold answer's tokens.
         """
         keep = columns.ids.shape[1] - columns.prompt_columns + 1
-        logits = self._forward(columns.ids, columns.mask, columns.positions, cache, keep)
+        logits = self._forward(columns.ids, columns.mask, columns.positions, cache, keep, recurs=True)
         places = [row * keep + place for row, gold in enumerate(golds) for place in range(len(gold))]
         logprobs = token_logprobs(logits.flatten(0, 1), places, [token for gold in golds for token in gold])
         counts = [len(gold) for gold in golds]
@@ -264,6 +268,7 @@ class GenerationEngine:
             again = pad(whole, [()] * len(rows), self._forward.device)
             ids, mask, positions, cache = again.ids, again.mask, again.positions, self._forward.new_cache()
         else:
+            self._forward.complete(columns.ids, columns.mask, columns.positions, cache)
             mask = self._rewind(cache, rows, columns, [len(done) - 1 for done in tokens])
             ids, mask, positions = self._next_column(mask, tokens)
         while True:
