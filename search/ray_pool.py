@@ -84,7 +84,7 @@ class RayPool:
         self._splits: dict[str, Any] = {}
         self.add_splits(splits)
         self._actor_class: Any = ray.remote(num_cpus=workers.num_cpus, num_gpus=workers.num_gpus)(_actor_class(worker))
-        self._actor_args = (model, engine)
+        self._actor_args = (model, engine, workers.reuse_bytes)
         self._queue: deque[_Task] = deque()
         self._failed: list[Completion] = []
         self._failed_starts = 0

@@ -18,6 +18,7 @@ from moevolve.workers.config import EngineConfig, ModelConfig
 from moevolve.workers.generation import GenerationEngine, configure_runtime
 from moevolve.workers.messages import EvaluationReply, EvaluationRequest, TaskResult
 from moevolve.workers.resident import ResidentModel
+from moevolve.workers.reuse import LayerReuse
 from moevolve.workers.usage import Usage, UsageRequest
 
 
@@ -40,15 +41,19 @@ class EvaluationWorker:
     Args:
         model: which checkpoint, and how to hold it.
         engine: how prompts are batched and run.
+        reuse_bytes: host memory for hidden states that candidates leave for others (`moevolve.workers.reuse`), which
+            changes no result; 0 runs every layer of every candidate.
 
     Raises:
         UserError: the checkpoint can't be loaded.
     """
 
-    def __init__(self, model: ModelConfig, engine: EngineConfig) -> None:
+    def __init__(self, model: ModelConfig, engine: EngineConfig, reuse_bytes: int = 0) -> None:
         configure_runtime(engine.threads)
         self._resident = ResidentModel.load(model)
-        self._engine = GenerationEngine(self._resident.model, self._resident.tokenizer, engine)
+        resident = self._resident
+        self._reuse = LayerReuse(resident.model, resident.layer_keys, reuse_bytes) if reuse_bytes else None
+        self._engine = GenerationEngine(resident.model, resident.tokenizer, engine, reuse=self._reuse)
         self._settings = engine
         self._name = f"{socket.gethostname()}/{os.getpid()}"
 
@@ -123,5 +128,8 @@ class EvaluationWorker:
 
     def _score(self, split: PreparedSplit) -> TaskResult:
         started = time.perf_counter()
+        if self._reuse is not None:
+            self._reuse.work = self._reuse.spared = 0
         result = run_split(self._engine, split)
-        return TaskResult(split.task, split.split, split.fingerprint, result, time.perf_counter() - started)
+        spared = 0.0 if self._reuse is None else self._reuse.spared / max(self._reuse.work, 1)
+        return TaskResult(split.task, split.split, split.fingerprint, result, time.perf_counter() - started, spared)
