@@ -59,6 +59,7 @@ class Forward:
         cache: DynamicCache | None,
         keep: int,
         recurs: bool = False,
+        whole_cache: bool = False,
     ) -> Tensor:
         """Run new columns, after those in the cache.
 
@@ -69,7 +70,8 @@ class Forward:
             cache: extended in place; None to keep nothing.
             keep: how many closing columns have their logits computed.
             recurs: whether other candidates will be asked the same, and nothing is cached before: layers may be left
-                out then. `complete` the cache before it is used.
+                out then.
+            whole_cache: whether the cache is sure to be used; otherwise `complete` it before.
 
         Returns:
             Logits [rows, keep, vocabulary] in the model's dtype.
@@ -78,7 +80,7 @@ class Forward:
             CandidateError: logits of a token are not finite.
         """
         own = mask[:, -ids.shape[1] :]
-        logits = self._run(ids, mask, positions, cache, keep, recurs)
+        logits = self._run(ids, mask, positions, cache, keep, recurs, whole_cache)
         # A sum is finite only if its terms are, and is far cheaper than a test of every term. Padding doesn't count.
         finite = logits.sum(dim=-1, dtype=torch.float32).isfinite() | (own[:, -keep:] == 0).to(logits.device)
         if not finite.all():
@@ -130,14 +132,22 @@ class Forward:
                 self._run(ids, mask, positions, cache, 1, recurs=False)
 
     def _run(
-        self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache | None, keep: int, recurs: bool
+        self,
+        ids: Tensor,
+        mask: Tensor,
+        positions: Tensor,
+        cache: DynamicCache | None,
+        keep: int,
+        recurs: bool,
+        whole_cache: bool = False,
     ) -> Tensor:
         """One pass; see `__call__`."""
         with ExitStack() as stack:
             if self._lean and ids.shape[1] > 1:
                 stack.enter_context(lean_blocks(self._model, mask[:, -ids.shape[1] :], keep))
-            if self._reuse is not None and recurs:
-                stack.enter_context(self._reuse.over(ids, mask, positions))
+            # Other kinds of caches hold more than keys and values, which can't be put back.
+            if self._reuse is not None and recurs and (cache is None or self.rewinds):
+                stack.enter_context(self._reuse.over(ids, mask, positions, cache, whole_cache))
             logits: Tensor = self._model(
                 input_ids=ids,
                 attention_mask=mask,

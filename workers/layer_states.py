@@ -9,19 +9,21 @@ import torch
 from torch import Tensor
 
 _HALF_LIFE = 32
-"""Candidates after which having been met counts half. On stored searches anything from 8 to 128 spared much the same."""
+"""Candidates after which having been met counts half; on stored searches anything from 8 to 128 spared about as much."""
 
 _REMEMBERED = 1 << 15
 """Beginnings whose weights are remembered; of more, the lighter half is forgotten."""
+
+State = tuple[Tensor, ...]
+"""Hidden states that go into a layer, and, where they are needed, keys and values of the layers before it."""
 
 
 class LayerStates:
     """A store of hidden states by beginning (what the first l layers of a candidate are) and place (which batch).
 
     A state's value is how often candidates have begun like that, older ones counting less and less, times the layers it
-    spares. States of different batches cost as much memory per layer and token, so their sizes don't matter. A new state
-    displaces only states of less value: the batches of one candidate never displace each other, and where there is
-    room for some of them only, those that are there stay.
+    spares. A new state displaces only states of less value: the batches of one candidate never displace each other, and
+    where there is room for some of them only, those that are there stay.
 
     States lie in host memory, pinned where they come from a GPU. On a CPU they are kept without a copy, and must not be
     written to.
@@ -36,7 +38,7 @@ class LayerStates:
         self._limit = limit
         self._bytes = 0
         self._candidates = 0
-        self._states: dict[str, dict[bytes, Tensor]] = {}
+        self._states: dict[str, dict[bytes, State]] = {}
         self._layers: dict[str, int] = {}
         self._weights: dict[str, float] = {}
 
@@ -61,23 +63,23 @@ class LayerStates:
         if len(self._weights) > _REMEMBERED:
             self._forget()
 
-    def get(self, name: str, place: bytes, device: torch.device) -> Tensor | None:
+    def get(self, name: str, place: bytes, device: torch.device) -> State | None:
         """A kept state, on `device`; None if there is none."""
         state = self._states.get(name, {}).get(place)
-        return None if state is None else state.to(device, non_blocking=True)
+        return None if state is None else tuple(part.to(device, non_blocking=True) for part in state)
 
-    def put(self, name: str, place: bytes, state: Tensor) -> None:
+    def put(self, name: str, place: bytes, state: State) -> None:
         """Keep a state, if it is worth more than what must go for it.
 
         Args:
             name: a beginning that was met.
             place: which batch; states of one name and place are the same.
-            state: hidden states that nobody writes to any more.
+            state: tensors that nobody writes to any more.
         """
-        if place in self._states.get(name, {}) or not self._make_room(state.nbytes, self._value(name)):
+        if place in self._states.get(name, {}) or not self._make_room(_size(state), self._value(name)):
             return
-        self._states.setdefault(name, {})[place] = _on_host(state)
-        self._bytes += state.nbytes
+        self._states.setdefault(name, {})[place] = tuple(map(_on_host, state))
+        self._bytes += _size(state)
 
     def _value(self, name: str) -> float:
         """Logarithm of a beginning's value; only differences mean something."""
@@ -92,7 +94,7 @@ class LayerStates:
             if self._value(least) >= value:
                 return False
             states = self._states[least]
-            self._bytes -= states.popitem()[1].nbytes
+            self._bytes -= _size(states.popitem()[1])
             if not states:
                 del self._states[least]
         return True
@@ -104,8 +106,12 @@ class LayerStates:
                 del self._weights[name], self._layers[name]
 
 
-def _on_host(state: Tensor) -> Tensor:
-    if state.device.type == "cpu":
-        return state
+def _size(state: State) -> int:
+    return sum(part.nbytes for part in state)
+
+
+def _on_host(part: Tensor) -> Tensor:
+    if part.device.type == "cpu":
+        return part
     # Copied in the order of the device's work, as is the way back: nobody has to wait for it.
-    return torch.empty(state.shape, dtype=state.dtype, pin_memory=True).copy_(state, non_blocking=True)
+    return torch.empty(part.shape, dtype=part.dtype, pin_memory=True).copy_(part, non_blocking=True)

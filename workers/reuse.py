@@ -1,7 +1,8 @@
 """Reuse of activations: a candidate starts at its first layer that no candidate before it had in the same company.
 
-What goes into decoder layer l of a batch depends on the batch and on the layers before l only. A child that changes some
-layers of its parent has the parent's hidden states up to the first of them, bit for bit, and needn't compute them again.
+What goes into decoder layer l of a batch depends on the batch and on the layers before l only. A child that changes
+some layers of its parent has the parent's hidden states up to the first of them, bit for bit: they needn't be computed
+again.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
-from moevolve.workers.layer_states import LayerStates
+from moevolve.workers.layer_states import LayerStates, State
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import DynamicCache, PreTrainedModel
 
 
 LayerKeys = Callable[[], "tuple[str, ...] | None"]
@@ -50,31 +52,44 @@ class LayerReuse:
         self.work = self.spared = 0
 
     @contextmanager
-    def over(self, ids: Tensor, mask: Tensor, positions: Tensor) -> Iterator[None]:
+    def over(
+        self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache | None, whole_cache: bool
+    ) -> Iterator[None]:
         """For the length of a `with` block that runs the model once over these columns, without cached ones before.
 
-        A cache that the pass fills lacks the layers that were left out; see `moevolve.workers.forward.Forward.complete`.
+        Args:
+            ids, mask, positions: the columns, as `moevolve.workers.forward.Forward` takes them.
+            cache: empty, and filled by the pass; None to keep nothing.
+            whole_cache: whether the cache has all layers after the block, at the cost of keeping their keys and values,
+                too; otherwise it lacks those left out (see `moevolve.workers.forward.Forward.complete`).
         """
         keys = self._keys()
         if keys is None or len(keys) != len(self._layers) or len(keys) < 2:
             yield
             return
         self._meet(keys)
-        place = _place(ids, mask, positions)
-        start, state = 0, None
-        for start in sorted(self._borders, reverse=True):
-            state = self._states.get(self._borders[start], place, ids.device)
-            if state is not None:
-                break
-        first = 0 if state is None else start
+        filled = cache if whole_cache else None
+        place = _place(ids, mask, positions) + (b" cached" if filled is not None else b"")
+        first, state = self._longest(place, ids.device)
         self.work += ids.numel() * len(self._layers)
         self.spared += ids.numel() * first
         with ExitStack() as stack:
-            stack.enter_context(passed_over(self._layers[:first], state))
+            stack.enter_context(passed_over(self._layers[:first], state[0] if state else None))
             for layer, name in self._borders.items():
                 if layer > first:
-                    stack.enter_context(self._keeping(self._layers[layer], name, place))
+                    stack.enter_context(self._keeping(layer, name, place, filled, state[1:]))
             yield
+        # Not before: a model takes the length of what its first layer has cached for that of the columns before.
+        if filled is not None and first:
+            _fill(filled, state[1:])
+
+    def _longest(self, place: bytes, device: torch.device) -> tuple[int, State]:
+        """How many layers may be left out, and what goes into the next; 0 and nothing if none may."""
+        for layer in sorted(self._borders, reverse=True):
+            state = self._states.get(self._borders[layer], place, device)
+            if state is not None:
+                return layer, state
+        return 0, ()
 
     def _meet(self, keys: tuple[str, ...]) -> None:
         """Take note of the model's keys, if they aren't those of the pass before."""
@@ -89,18 +104,40 @@ class LayerReuse:
         self._states.meet({name: layer for layer, name in self._borders.items()})
 
     @contextmanager
-    def _keeping(self, layer: nn.Module, name: str, place: bytes) -> Iterator[None]:
-        """Keep what goes into a layer."""
+    def _keeping(
+        self, layer: int, name: str, place: bytes, cache: DynamicCache | None, before: State
+    ) -> Iterator[None]:
+        """Keep what goes into a layer, and what the layers before it have cached.
+
+        Args:
+            layer: its index.
+            name: the beginning that ends before it.
+            place: which pass it is.
+            cache: if its contents are to be kept.
+            before: keys and values of the layers that don't run.
+        """
 
         def keep(module: nn.Module, args: tuple[Any, ...]) -> None:
             if args and isinstance(args[0], Tensor):
-                self._states.put(name, place, args[0])
+                self._states.put(name, place, (args[0], *before, *_cached(cache, len(before) // 2, layer)))
 
-        handle = layer.register_forward_pre_hook(keep)
+        handle = self._layers[layer].register_forward_pre_hook(keep)
         try:
             yield
         finally:
             handle.remove()
+
+
+def _cached(cache: DynamicCache | None, first: int, end: int) -> State:
+    """Keys and values of some layers, one after the other."""
+    layers = [] if cache is None else cache.layers[first:end]
+    return tuple(part for layer in layers for part in (layer.keys, layer.values))  # type: ignore[misc]
+
+
+def _fill(cache: DynamicCache, state: State) -> None:
+    """Let the first layers of a cache hold keys and values, as `_cached` gives them."""
+    for layer, keys, values in zip(cache.layers, state[::2], state[1::2], strict=False):
+        layer.update(keys, values)
 
 
 def decoder_layers(model: PreTrainedModel) -> tuple[nn.Module, ...]:

@@ -31,14 +31,14 @@ PLENTY = 1 << 24
 
 
 def split_of() -> PreparedSplit:
-    """Twelve prompts of 2 to 19 tokens with golds of 1 to 3, choices of one token."""
+    """Twelve prompts of 2 to 19 tokens with golds of 1 to 3, choices of 1 to 2."""
     rng = np.random.default_rng(5)
 
     def words(count: int) -> str:
         return " ".join(f"w{i}" for i in rng.integers(4, 60, size=count))
 
     examples = tuple(
-        Example(words(int(rng.integers(2, 20))), (words(1 + i % 3),), ("w30", "w31", "w36")) for i in range(12)
+        Example(words(int(rng.integers(2, 20))), (words(1 + i % 3),), ("w30", "w31 w32", "w36")) for i in range(12)
     )
     return PreparedSplit("words", "search", "generate", "accuracy", Matching(), 3, " ", examples)
 
