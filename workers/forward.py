@@ -126,7 +126,8 @@ class Forward:
 
     def complete(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache) -> None:
         """Fill in the layers that a pass over the same columns left out of its cache, by running them."""
-        missing = next((i for i, layer in enumerate(cache.layers) if layer.is_initialized), 0)
+        filled = [bool(getattr(layer, "is_initialized", False)) for layer in cache.layers]
+        missing = filled.index(True)
         if missing:
             with passed_over(decoder_layers(self._model)[missing:]):
                 self._run(ids, mask, positions, cache, 1, recurs=False)

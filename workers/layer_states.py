@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 _HALF_LIFE = 32
-"""Candidates after which having been met counts half; on stored searches anything from 8 to 128 spared about as much."""
+"""Candidates after which having been met counts half; on stored searches 8 to 128 spared much the same."""
 
 _REMEMBERED = 1 << 15
 """Beginnings whose weights are remembered; of more, the lighter half is forgotten."""
@@ -36,16 +36,16 @@ class LayerStates:
             limit: bytes that states may take.
         """
         self._limit = limit
-        self._bytes = 0
+        self._nbytes = 0
         self._candidates = 0
         self._states: dict[str, dict[bytes, State]] = {}
         self._layers: dict[str, int] = {}
         self._weights: dict[str, float] = {}
 
     @property
-    def bytes(self) -> int:
+    def nbytes(self) -> int:
         """Bytes that states take now."""
-        return self._bytes
+        return self._nbytes
 
     def meet(self, beginnings: Mapping[str, int]) -> None:
         """Count a candidate.
@@ -79,7 +79,7 @@ class LayerStates:
         if place in self._states.get(name, {}) or not self._make_room(_size(state), self._value(name)):
             return
         self._states.setdefault(name, {})[place] = tuple(map(_on_host, state))
-        self._bytes += _size(state)
+        self._nbytes += _size(state)
 
     def _value(self, name: str) -> float:
         """Logarithm of a beginning's value; only differences mean something."""
@@ -89,12 +89,12 @@ class LayerStates:
         """Whether `size` bytes are free, once states of less value are gone."""
         if size > self._limit:
             return False
-        while self._bytes + size > self._limit:
+        while self._nbytes + size > self._limit:
             least = min(self._states, key=self._value)
             if self._value(least) >= value:
                 return False
             states = self._states[least]
-            self._bytes -= _size(states.popitem()[1])
+            self._nbytes -= _size(states.popitem()[1])
             if not states:
                 del self._states[least]
         return True

@@ -108,8 +108,9 @@ class ResidentModel:
             return tuple(keys)
         if not isinstance(edit, LayeredEdit):
             return None
-        for layer, key in zip(self.layers or self.dense_layers, edit.layer_hashes, strict=True):
-            keys[layer.index] = key
+        indices = [layer.index for layer in self.layers] or [layer.index for layer in self.dense_layers]
+        for index, key in zip(indices, edit.layer_hashes, strict=True):
+            keys[index] = key
         return tuple(keys)
 
     def apply(self, edit: Edit) -> None:

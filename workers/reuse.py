@@ -131,13 +131,13 @@ class LayerReuse:
 def _cached(cache: DynamicCache | None, first: int, end: int) -> State:
     """Keys and values of some layers, one after the other."""
     layers = [] if cache is None else cache.layers[first:end]
-    return tuple(part for layer in layers for part in (layer.keys, layer.values))  # type: ignore[misc]
+    return tuple(part for layer in layers for part in (layer.keys, layer.values))  # type: ignore[misc, union-attr]
 
 
 def _fill(cache: DynamicCache, state: State) -> None:
     """Let the first layers of a cache hold keys and values, as `_cached` gives them."""
     for layer, keys, values in zip(cache.layers, state[::2], state[1::2], strict=False):
-        layer.update(keys, values)
+        layer.update(keys, values)  # type: ignore[union-attr]
 
 
 def decoder_layers(model: PreTrainedModel) -> tuple[nn.Module, ...]:

@@ -34,9 +34,9 @@ def test_states_come_back_as_they_were_put() -> None:
         found = states.get("a", bytes([i]), CPU)
         assert found is not None and torch.equal(found[0], state(i))
     assert states.get("a", bytes([3]), CPU) is None and states.get("b", bytes([0]), CPU) is None
-    assert states.bytes == 3_000
+    assert states.nbytes == 3_000
     offer(states, "a", 1)
-    assert states.bytes == 3_000, "the same state is kept once"
+    assert states.nbytes == 3_000, "the same state is kept once"
 
 
 def test_batches_of_one_candidate_do_not_displace_each_other() -> None:
@@ -75,10 +75,10 @@ def test_the_bound_holds_and_a_state_beyond_it_is_not_kept() -> None:
     for _ in range(200):
         name, layers = f"{rng.integers(12)}", int(rng.integers(1, 4))
         offer(states, name, layers, places=int(rng.integers(1, 5)))
-        assert 0 < states.bytes <= 7_300
+        assert 0 < states.nbytes <= 7_300
     small = LayerStates(999)
     offer(small, "a", 1)
-    assert small.bytes == 0
+    assert small.nbytes == 0
 
 
 def test_ever_more_beginnings_are_forgotten_but_for_those_with_states() -> None:
