@@ -76,6 +76,8 @@ class WorkersSection(Section):
         timeout_s: an evaluation running longer counts as having killed its worker.
         start_timeout_s: how long the first worker may take to load the model.
         address: Ray address to join (`auto`, `host:port`); None starts Ray on this machine.
+        reuse_memory_mb: MiB of host memory per worker for hidden states that candidates leave for those that have their
+            first layers in common; 0 keeps none.
     """
 
     count: int = Field(1, ge=1)
@@ -85,6 +87,12 @@ class WorkersSection(Section):
     timeout_s: float = Field(3600, gt=0)
     start_timeout_s: float = Field(3600, gt=0)
     address: str | None = None
+    reuse_memory_mb: int = Field(512, ge=0)
+
+    @property
+    def reuse_bytes(self) -> int:
+        """`reuse_memory_mb` in bytes."""
+        return self.reuse_memory_mb << 20
 
 
 class FinalSection(Section):

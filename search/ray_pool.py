@@ -14,6 +14,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutErro
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
+from moevolve.search.affinity import Recent
 from moevolve.search.cluster import start_ray
 from moevolve.search.config import WorkersSection
 from moevolve.search.pool import Completion, PoolError
@@ -27,12 +28,16 @@ log = logging.getLogger(__name__)
 _MAX_LOSSES = 10
 """Workers a candidate may lose to nodes that go away before it is given up."""
 
+_OVERTAKEN = 4
+"""How often later candidates may be taken before the first in the queue, which everything may soon wait for."""
+
 
 @dataclass
 class _Task:
     request: EvaluationRequest
     deaths: int = 0
     losses: int = 0
+    overtaken: int = 0
 
     @property
     def attempts(self) -> int:
@@ -49,6 +54,7 @@ class _Slot:
     task: _Task | None = None
     result: Any = None
     started_at: float = field(default_factory=time.monotonic)
+    recent: Recent = field(default_factory=Recent)
 
     @property
     def pending(self) -> Any:
@@ -86,7 +92,7 @@ class RayPool:
         self._splits: dict[str, Any] = {}
         self.add_splits(splits)
         self._actor_class: Any = ray.remote(num_cpus=workers.num_cpus, num_gpus=workers.num_gpus)(_actor_class(worker))
-        self._actor_args = (model, engine, shortcuts)
+        self._actor_args = (model, engine, shortcuts, workers.reuse_bytes)
         self._queue: deque[_Task] = deque()
         self._failed: list[Completion] = []
         self._failed_starts = 0
@@ -134,10 +140,23 @@ class RayPool:
                 return
             if slot.info is None or slot.task is not None:
                 continue
-            slot.task = self._queue.popleft()
+            slot.task = self._next_for(slot)
             request = slot.task.request
             slot.result = slot.actor.evaluate_refs.remote(request, [self._splits[key] for key in request.splits])
             slot.started_at = time.monotonic()
+
+    def _next_for(self, slot: _Slot) -> _Task:
+        """Take the waiting candidate that can start from most of what the worker keeps."""
+        first = self._queue[0]
+        if not self._workers.reuse_bytes or first.overtaken >= _OVERTAKEN:
+            place = 0
+        else:
+            place = slot.recent.best(task.request.edit for task in self._queue)
+        first.overtaken += place > 0
+        task = self._queue[place]
+        del self._queue[place]
+        slot.recent.add(task.request.edit)
+        return task
 
     def _collect(self, slot: _Slot) -> list[Completion]:
         """Take a slot's finished reference: a loaded worker, a reply, or a death."""
@@ -167,6 +186,7 @@ class RayPool:
         fresh = self._start()
         slot.actor, slot.starting, slot.started_at = fresh.actor, fresh.starting, fresh.started_at
         slot.info = slot.task = slot.result = None
+        slot.recent = Recent()
 
     def _charge(self, task: _Task, info: WorkerInfo, error: Exception) -> None:
         # A broken connection is the first sign of a lost node, long before the cluster declares the node dead.

@@ -19,6 +19,7 @@ from moevolve.workers.config import ALL_SHORTCUTS, EngineConfig, ModelConfig, Sh
 from moevolve.workers.generation import GenerationEngine, configure_runtime
 from moevolve.workers.messages import EvaluationReply, EvaluationRequest, PartialTaskResult, TaskResult
 from moevolve.workers.resident import ResidentModel
+from moevolve.workers.reuse import LayerReuse
 from moevolve.workers.usage import Usage, UsageRequest
 
 
@@ -42,15 +43,21 @@ class EvaluationWorker:
         model: which checkpoint, and how to hold it.
         engine: how prompts are batched and run.
         shortcuts: which ways to compute less are taken.
+        reuse_bytes: host memory for hidden states that candidates leave for others (`moevolve.workers.reuse`), which
+            changes no result; 0 runs every layer of every candidate.
 
     Raises:
         UserError: the checkpoint can't be loaded.
     """
 
-    def __init__(self, model: ModelConfig, engine: EngineConfig, shortcuts: Shortcuts = ALL_SHORTCUTS) -> None:
+    def __init__(
+        self, model: ModelConfig, engine: EngineConfig, shortcuts: Shortcuts = ALL_SHORTCUTS, reuse_bytes: int = 0
+    ) -> None:
         configure_runtime(engine.threads)
         self._resident = ResidentModel.load(model)
-        self._engine = GenerationEngine(self._resident.model, self._resident.tokenizer, engine, shortcuts)
+        resident = self._resident
+        self._reuse = LayerReuse(resident.model, resident.layer_keys, reuse_bytes) if reuse_bytes else None
+        self._engine = GenerationEngine(resident.model, resident.tokenizer, engine, shortcuts, self._reuse)
         self._settings = engine
         self._name = f"{socket.gethostname()}/{os.getpid()}"
 
@@ -132,11 +139,14 @@ class EvaluationWorker:
         """Extend `results` split by split; gives the one that the candidate was stopped on."""
         for split in splits:
             started = time.perf_counter()
+            if self._reuse is not None:
+                self._reuse.work = self._reuse.spared = 0
             result = self._score(split, floor)
             seconds = time.perf_counter() - started
             if isinstance(result, PartialResult):
                 return PartialTaskResult(split.fingerprint, result, seconds)
-            results.append(TaskResult(split.task, split.split, split.fingerprint, result, seconds))
+            spared = 0.0 if self._reuse is None else self._reuse.spared / max(self._reuse.work, 1)
+            results.append(TaskResult(split.task, split.split, split.fingerprint, result, seconds, spared))
             if floor is not None:
                 floor = floor.knowing(split.fingerprint, result.score)
                 if floor.out_of_reach:

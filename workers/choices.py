@@ -68,7 +68,9 @@ class ChoiceScorer:
         columns = pad(prompts, [()] * len(prompts), self._forward.device)
         longer = sorted((k for k, choice in enumerate(choices) if len(choice) > 1), key=lambda k: len(choices[k]))
         cache = self._forward.new_cache() if longer else None
-        logits = self._forward(columns.ids, columns.mask, columns.positions, cache, 1)[:, 0]
+        logits: Tensor = self._forward(
+            columns.ids, columns.mask, columns.positions, cache, 1, recurs=True, whole_cache=True
+        )[:, 0]
         first = [choice[0] for choice in choices]
         sums = token_logprobs(logits, rows, first)
         greedy = np.array(logits.argmax(dim=-1).tolist())[rows] == np.array(first)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from transformers import DynamicCache
 
 from moevolve.evaluators.errors import CandidateError
 from moevolve.workers.lean import lean_blocks
+from moevolve.workers.reuse import LayerReuse, decoder_layers, passed_over
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -32,15 +33,17 @@ class Forward:
             columns, so there they can't.
     """
 
-    def __init__(self, model: PreTrainedModel, lean: bool) -> None:
+    def __init__(self, model: PreTrainedModel, lean: bool, reuse: LayerReuse | None = None) -> None:
         """Take a model; edits made to it later are seen.
 
         Args:
             model: in eval mode.
             lean: leave out feed-forward work that nobody reads; see `moevolve.workers.lean`.
+            reuse: where passes that may come again find and leave hidden states; None runs all layers.
         """
         self._model = model
         self._lean = lean
+        self._reuse = reuse
         self.device: torch.device = next(model.get_input_embeddings().parameters()).device
         self.rewinds = all(type(layer).__name__ == "DynamicLayer" for layer in self.new_cache().layers)
 
@@ -48,7 +51,16 @@ class Forward:
         """An empty cache of the kind the model's layers need."""
         return DynamicCache(config=self._model.config)
 
-    def __call__(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache | None, keep: int) -> Tensor:
+    def __call__(
+        self,
+        ids: Tensor,
+        mask: Tensor,
+        positions: Tensor,
+        cache: DynamicCache | None,
+        keep: int,
+        recurs: bool = False,
+        whole_cache: bool = False,
+    ) -> Tensor:
         """Run new columns, after those in the cache.
 
         Args:
@@ -57,6 +69,9 @@ class Forward:
             positions: int64 [rows, columns], each token's place in its sequence.
             cache: extended in place; None to keep nothing.
             keep: how many closing columns have their logits computed.
+            recurs: whether other candidates will be asked the same, and nothing is cached before: layers may be left
+                out then.
+            whole_cache: whether the cache is sure to be used; otherwise `complete` it before.
 
         Returns:
             Logits [rows, keep, vocabulary] in the model's dtype.
@@ -65,7 +80,7 @@ class Forward:
             CandidateError: logits of a token are not finite.
         """
         own = mask[:, -ids.shape[1] :]
-        logits = self._run(ids, mask, positions, cache, keep)
+        logits = self._run(ids, mask, positions, cache, keep, recurs, whole_cache)
         # A sum is finite only if its terms are, and is far cheaper than a test of every term. Padding doesn't count.
         finite = logits.sum(dim=-1, dtype=torch.float32).isfinite() | (own[:, -keep:] == 0).to(logits.device)
         if not finite.all():
@@ -99,7 +114,7 @@ class Forward:
 
         handle = self._model.get_output_embeddings().register_forward_pre_hook(take)
         try:
-            self._run(ids, mask, positions, None, keep)
+            self._run(ids, mask, positions, None, keep, recurs=True)
         finally:
             handle.remove()
         return taken[0]
@@ -109,10 +124,31 @@ class Forward:
         logits: Tensor = self._model.get_output_embeddings()(hidden)
         return logits
 
-    def _run(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache | None, keep: int) -> Tensor:
+    def complete(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache) -> None:
+        """Fill in the layers that a pass over the same columns left out of its cache, by running them."""
+        filled = [bool(getattr(layer, "is_initialized", False)) for layer in cache.layers]
+        missing = filled.index(True)
+        if missing:
+            with passed_over(decoder_layers(self._model)[missing:]):
+                self._run(ids, mask, positions, cache, 1, recurs=False)
+
+    def _run(
+        self,
+        ids: Tensor,
+        mask: Tensor,
+        positions: Tensor,
+        cache: DynamicCache | None,
+        keep: int,
+        recurs: bool,
+        whole_cache: bool = False,
+    ) -> Tensor:
         """One pass; see `__call__`."""
-        own = mask[:, -ids.shape[1] :]
-        with lean_blocks(self._model, own, keep) if self._lean and ids.shape[1] > 1 else nullcontext():
+        with ExitStack() as stack:
+            if self._lean and ids.shape[1] > 1:
+                stack.enter_context(lean_blocks(self._model, mask[:, -ids.shape[1] :], keep))
+            # Other kinds of caches hold more than keys and values, which can't be put back.
+            if self._reuse is not None and recurs and (cache is None or self.rewinds):
+                stack.enter_context(self._reuse.over(ids, mask, positions, cache, whole_cache))
             logits: Tensor = self._model(
                 input_ids=ids,
                 attention_mask=mask,

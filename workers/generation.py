@@ -29,6 +29,7 @@ from moevolve.workers.batching import (
 from moevolve.workers.choices import ChoiceScorer, Scored, means
 from moevolve.workers.config import ALL_SHORTCUTS, EngineConfig, Shortcuts
 from moevolve.workers.forward import Forward, sums_by_owner, token_logprobs
+from moevolve.workers.reuse import LayerReuse
 from moevolve.workers.runtime import WORKER_ENV, configure_runtime
 from moevolve.workers.texts import Span, TextScorer, compared_spans, whole_texts
 
@@ -61,6 +62,7 @@ class GenerationEngine:
         tokenizer: PreTrainedTokenizerBase,
         config: EngineConfig,
         shortcuts: Shortcuts = ALL_SHORTCUTS,
+        reuse: LayerReuse | None = None,
     ) -> None:
         """Take a model to evaluate; edits made to it later are seen.
 
@@ -69,8 +71,10 @@ class GenerationEngine:
             tokenizer: the model's.
             config: batching and truncation. `threads` is not set here; see `configure_runtime`.
             shortcuts: which ways to compute less are taken.
+            reuse: keeps hidden states from one candidate to the next (`moevolve.workers.reuse`); the model's layers
+                must be what its keys say.
         """
-        self._forward = Forward(model, shortcuts.lean)
+        self._forward = Forward(model, shortcuts.lean, reuse)
         self._scorer = TextScorer(self._forward, config.batch_tokens)
         self.tokenizer = tokenizer
         self.config = config
@@ -230,7 +234,7 @@ class GenerationEngine:
             log-probability of each gold answer's tokens.
         """
         keep = columns.ids.shape[1] - columns.prompt_columns + 1
-        logits = self._forward(columns.ids, columns.mask, columns.positions, cache, keep)
+        logits = self._forward(columns.ids, columns.mask, columns.positions, cache, keep, recurs=True)
         places = [row * keep + place for row, gold in enumerate(golds) for place in range(len(gold))]
         logprobs = token_logprobs(logits.flatten(0, 1), places, [token for gold in golds for token in gold])
         counts = [len(gold) for gold in golds]
@@ -262,6 +266,7 @@ class GenerationEngine:
             again = pad(whole, [()] * len(rows), self._forward.device)
             ids, mask, positions, cache = again.ids, again.mask, again.positions, self._forward.new_cache()
         else:
+            self._forward.complete(columns.ids, columns.mask, columns.positions, cache)
             mask = self._rewind(cache, rows, columns, [len(done) - 1 for done in tokens])
             ids, mask, positions = self._next_column(mask, tokens)
         while True:

@@ -29,13 +29,19 @@ class EvaluationRequest:
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """One split's outcome, with the identity of what was scored."""
+    """One split's outcome, with the identity of what was scored.
+
+    Attributes:
+        seconds: on the worker.
+        spared: share of the layers' work on prompts, in [0, 1], that earlier candidates' hidden states made needless.
+    """
 
     task: str
     split: Split
     task_fingerprint: str
     result: SplitResult
     seconds: float
+    spared: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

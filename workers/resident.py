@@ -16,10 +16,11 @@ from moevolve.workers.dense_layout import DenseLayer, find_dense_layers
 from moevolve.workers.edits.applicator import Applicator, ModelParts
 from moevolve.workers.edits.applicators import APPLICATORS
 from moevolve.workers.edits.apply_eep import EepApplicator
-from moevolve.workers.edits.base import Edit, IdentityEdit
+from moevolve.workers.edits.base import Edit, IdentityEdit, LayeredEdit
 from moevolve.workers.edits.eep import EepEdit
 from moevolve.workers.layout import MoELayer, find_moe_layers
 from moevolve.workers.loading import load_model, resolve_device
+from moevolve.workers.reuse import decoder_layers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -95,6 +96,22 @@ class ResidentModel:
     def applied(self) -> Edit:
         """The edit the model has now; `IdentityEdit` when it has none."""
         return self._applied
+
+    def layer_keys(self) -> tuple[str, ...] | None:
+        """What every decoder layer is now: layers of equal position and key compute the same, bit for bit.
+
+        None where the edit doesn't tell its layers apart.
+        """
+        keys = [""] * len(decoder_layers(self.model))
+        edit = self._applied
+        if isinstance(edit, IdentityEdit):
+            return tuple(keys)
+        if not isinstance(edit, LayeredEdit):
+            return None
+        indices = [layer.index for layer in self.layers] or [layer.index for layer in self.dense_layers]
+        for index, key in zip(indices, edit.layer_hashes, strict=True):
+            keys[index] = key
+        return tuple(keys)
 
     def apply(self, edit: Edit) -> None:
         """Make an edit in place of whatever edit was there.

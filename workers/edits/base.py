@@ -20,6 +20,20 @@ class Edit(Protocol):
         ...
 
 
+@runtime_checkable
+class LayeredEdit(Protocol):
+    """An edit that can tell what it does layer by layer."""
+
+    @property
+    def layer_hashes(self) -> tuple[str, ...]:
+        """Of every MoE layer, or dense network, in order of depth.
+
+        Layers of equal position and hash compute the same on the same model, bit for bit. The position isn't part of
+        the hash, so that groups of layers edited alike show.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class IdentityEdit:
     """The unedited model."""

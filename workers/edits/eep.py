@@ -122,3 +122,16 @@ class EepEdit:
         if self.alignment is not None:
             digest.update(b"aligned" + self.alignment.fingerprint.encode())
         return digest.hexdigest()
+
+    @cached_property
+    def layer_hashes(self) -> tuple[str, ...]:
+        """See `moevolve.workers.edits.base.LayeredEdit`."""
+        # An alignment orders the neurons of all its layers, those too that it doesn't merge, and so their sums.
+        aligned = "" if self.alignment is None else self.alignment.fingerprint
+        head = f"eep/1 {self.router_mapping.shape[1:]} k={self.active} {self.router_space} {aligned}".encode()
+        skips = [b""] * self.layers if self.skip_below is None else [skip.tobytes() for skip in self.skip_below]
+        layers = zip(self.router_mapping, self.expert_merging, skips, strict=True)
+        return tuple(
+            hashlib.sha256(head + mapping.tobytes() + merging.tobytes() + skip).hexdigest()
+            for mapping, merging, skip in layers
+        )

@@ -97,3 +97,10 @@ class FactorLlmEdit:
             # Adding zero turns -0.0 into 0.0: equal routers have equal bytes.
             digest.update((matrices + np.float32(0)).astype("<f4").tobytes())
         return digest.hexdigest()
+
+    @cached_property
+    def layer_hashes(self) -> tuple[str, ...]:
+        """See `moevolve.workers.edits.base.LayeredEdit`."""
+        head = f"factorllm/1 {self.router_weight.shape[1:]} k={self.active} scale={self.output_scale!r}".encode()
+        layers = zip(self.order, self.router_weight, self.router_bias, strict=True)
+        return tuple(hashlib.sha256(head + b"".join(part.tobytes() for part in layer)).hexdigest() for layer in layers)
