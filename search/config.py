@@ -39,6 +39,7 @@ class EngineSection(Section):
     threads: int = Field(1, ge=1)
     max_prompt_tokens: int | None = Field(None, ge=1)
     tail_tokens: int = Field(64, ge=0)
+    products: worker_config.Products = "auto"
 
     @model_validator(mode="after")
     def _tail_fits(self) -> Self:

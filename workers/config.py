@@ -37,6 +37,9 @@ class ModelConfig:
     trust_remote_code: bool = False
 
 
+Products = Literal["auto", "torch", "onednn"]
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """How prompts are batched and run.
@@ -46,12 +49,15 @@ class EngineConfig:
         threads: torch intra-op threads per worker, a fixed number: a score doesn't depend on the machine's load.
         max_prompt_tokens: longer prompts keep their head and their last `tail_tokens` tokens; None keeps all.
         tail_tokens: how many closing tokens survive the truncation (question and `Answer:` stand at the end).
+        products: who multiplies float32 matrices on a CPU: `torch` as it does by itself, `onednn`, or `auto`, the one
+            that is faster on this make of processor (see `moevolve.workers.products`).
     """
 
     batch_tokens: int = 4096
     threads: int = 1
     max_prompt_tokens: int | None = None
     tail_tokens: int = 64
+    products: Products = "auto"
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from moevolve.workers.batching import (
 from moevolve.workers.choices import ChoiceScorer, Scored, means
 from moevolve.workers.config import ALL_SHORTCUTS, EngineConfig, Shortcuts
 from moevolve.workers.forward import Forward, sums_by_owner, token_logprobs
+from moevolve.workers.products import use_products
 from moevolve.workers.reuse import LayerReuse
 from moevolve.workers.runtime import WORKER_ENV, configure_runtime
 from moevolve.workers.texts import Span, TextScorer, compared_spans, whole_texts
@@ -74,6 +75,7 @@ class GenerationEngine:
             reuse: keeps hidden states from one candidate to the next (`moevolve.workers.reuse`); the model's layers
                 must be what its keys say.
         """
+        use_products(model, config.products)
         self._forward = Forward(model, shortcuts.lean, reuse)
         self._scorer = TextScorer(self._forward, config.batch_tokens)
         self.tokenizer = tokenizer

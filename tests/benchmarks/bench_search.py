@@ -1,17 +1,17 @@
 """Measures what a search costs: the authors' way of evaluating, ours, and a plain forward pass. Run it by hand.
 
-    python tests/benchmarks/bench_search.py [--run configs/runs/fast-demo.yaml] [--seeds 0 1 2] [--json FILE]
+    python tests/benchmarks/bench_search.py [--run configs/runs/demo.yaml] [--seeds 0 1] [--json FILE]
 
 Three questions, answered for the model and task of a run file (a Mixtral):
 
 1. What does an evaluation cost? The authors' way (`authors_way.py`: whole state dict, `generate`, all prompts, nothing
    kept; one process, all cores), one plain forward pass of the full model over the search split (the unit), and our
    searches: wall time over individuals, with all shortcuts and with each one off.
-2. When is a held-out score reached? The authors' search (their operators, fitness and budget, one candidate after
-   another) against the run file's: the score on `test` of the best individual so far, mean over seeds, against seconds.
-   Since candidates score the same either way (a test says so), the authors' population is found with our workers and
-   charged what the authors' way takes per pruning and per merging candidate, measured before and after.
-3. What does each shortcut save? The same search with one of them off.
+2. When is a held-out score reached? The authors' search (their operators and fitness, one candidate after another)
+   against the run file's: the score on `test` of the best individual so far, mean over seeds, against seconds. Since
+   candidates score the same either way (a test says so), the authors' population is found with our workers and charged
+   what the authors' way takes per pruning and per merging candidate, measured before and after.
+3. What does each shortcut save? A shorter search of the same kind with one of them off, in turns.
 
 Workers are loaded before any clock starts. Everything is timed in one run, and medians count.
 """
@@ -61,7 +61,7 @@ def main() -> None:
     console = Console()
     torch.set_num_threads(options.threads)
     base = load_run_config(Path(options.run))
-    authors = with_settings(base, authors_settings(*options.authors))
+    authors = with_settings(base, authors_settings(base, options.authors))
     plan = new_plan(authors)
     yardstick = AuthorsWay(base.model.to_worker(), base.engine.to_worker(), options.rows)
     samples = [measure_units(yardstick, plan, options.repeats)]
@@ -72,7 +72,7 @@ def main() -> None:
     theirs = [charged(search, units) for search in theirs]
     result = summary(units, theirs, ours)
     if options.shares:
-        result["shares"] = measure_shares(base, options.repeats)
+        result["shares"] = measure_shares(base, options.short, options.repeats)
     result["machine"] = machine(options.threads)
     show(console, base, result)
     if options.json:
@@ -81,9 +81,12 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", default="configs/runs/fast-demo.yaml")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--authors", type=int, nargs=2, default=[231, 300], help="their evaluations: prune, merge")
+    parser.add_argument("--run", default="configs/runs/demo.yaml")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--authors", type=int, nargs=2, help="their evaluations: prune, merge; default: as the run's")
+    parser.add_argument(
+        "--short", type=int, nargs=2, default=[60, 40], help="evaluations of the searches of question 3"
+    )
     parser.add_argument("--rows", type=int, default=64, help="prompts per batch of the authors' way")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of the authors' way")
     parser.add_argument("--repeats", type=int, default=3)
@@ -92,10 +95,11 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def authors_settings(pruning: int, merging: int) -> dict[str, Any]:
+def authors_settings(base: RunConfig, budget: list[int] | None) -> dict[str, Any]:
     """The paper's search: right answers alone, EEP's operators in both phases."""
+    pruning, merging = budget or [phase.evaluations for phase in base.phases]
     phases = [{"kind": "prune", "evaluations": pruning, "initial": 31}, {"kind": "merge", "evaluations": merging}]
-    return {"strategy": {"kind": "evolution"}, "tie_break": "index", "phases": phases}
+    return {"strategy": {"kind": "evolution"}, "tie_break": "index", "early_stopping": "off", "phases": phases}
 
 
 def with_settings(config: RunConfig, settings: dict[str, Any]) -> RunConfig:
@@ -164,20 +168,35 @@ def costs(searches: list[TimedSearch], units: UnitCosts) -> dict[str, float]:
     }
 
 
-def measure_shares(base: RunConfig, repeats: int) -> dict[str, float]:
-    """Wall time of the same search with one shortcut off, over that with all on: medians of searches run in turns."""
-    settings = {"all on": ALL_SHORTCUTS} | {f"no {f.name}": off(f.name) for f in fields(Shortcuts)}
-    walls: dict[str, list[float]] = {name: [] for name in settings}
+def measure_shares(base: RunConfig, budget: list[int], repeats: int) -> dict[str, float]:
+    """Wall time of a search with one shortcut off, over that with all on: medians of searches run in turns."""
+    phases = [phase.model_dump(mode="json") for phase in base.phases]
+    for phase, evaluations in zip(phases, budget, strict=False):
+        phase["evaluations"] = evaluations
+    short = with_settings(base, {"phases": phases})
+    workers, engine = short.workers, short.engine
+    one = workers.model_copy(update={"count": 1, "num_cpus": workers.count * workers.num_cpus})
+    variants: dict[str, tuple[RunConfig, Shortcuts]] = {
+        "all on": (short, ALL_SHORTCUTS),
+        "no draft": (short, Shortcuts(draft=False)),
+        "no lean": (short, Shortcuts(lean=False)),
+        "no reuse": (changed(short, workers=workers.model_copy(update={"reuse_memory_mb": 0})), ALL_SHORTCUTS),
+        "no early stopping": (changed(short, early_stopping="off"), ALL_SHORTCUTS),
+        f"one worker of {workers.count} threads": (
+            changed(short, workers=one, engine=engine.model_copy(update={"threads": workers.count})),
+            ALL_SHORTCUTS,
+        ),
+    }
+    walls: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(repeats):
-        for name, shortcuts in settings.items():
-            walls[name].append(run_timed(base, shortcuts, held_out=False).wall)
+        for name, (config, shortcuts) in variants.items():
+            walls[name].append(run_timed(config, shortcuts, held_out=False).wall)
     first = statistics.median(walls["all on"])
     return {name: statistics.median(values) / first for name, values in walls.items()}
 
 
-def off(name: str) -> Shortcuts:
-    """All shortcuts but one."""
-    return replace(ALL_SHORTCUTS, **{name: type(getattr(ALL_SHORTCUTS, name))(0)})
+def changed(config: RunConfig, **sections: Any) -> RunConfig:
+    return config.model_copy(update=sections)
 
 
 def machine(threads: int) -> dict[str, Any]:
