@@ -28,8 +28,10 @@ format: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python tests/benchmarks/bench_store.py
 	$(BIN)/python tests/benchmarks/bench_driver.py
+	$(BIN)/python tests/benchmarks/bench_busy.py
 	$(BIN)/python tests/benchmarks/bench_edits.py
 	$(BIN)/python tests/benchmarks/bench_kernels.py
+	$(BIN)/python tests/benchmarks/bench_search.py
 
 $(INSTALLED): pyproject.toml
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)

@@ -1,7 +1,7 @@
 """Linear layers and experts through oneDNN, whose float32 products outrun MKL's on processors that Intel didn't make.
 
 torch multiplies float32 matrices by MKL, which keeps its fastest code for Intel's processors: on an AMD EPYC with
-AVX-512, one core reaches 97 GFLOP/s that way and 218 through oneDNN (tests/benchmarks/bench_products.py). Both compute
+AVX-512, one core reaches 97 GFLOP/s that way and 218 through oneDNN (tests/benchmarks/bench_kernels.py). Both compute
 in float32; their sums may differ in the last digits. oneDNN makes code for every new shape, which takes as long as a
 small product, so the numbers of tokens that experts get are rounded up to few different ones.
 

@@ -10,6 +10,7 @@ and additions in a large matrix product of the dtype (float32 for merging) over 
 - merge: n experts into n', of one candidate and of several in one call.
 - route: logits to weights and indices, every token by its candidate's mapping.
 - ffn: a mixture's experts over sorted tokens, by every implementation.
+- products: linear layers and whole experts (routing's choice to weighted sum) in float32 on a CPU, by torch and oneDNN.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from moevolve.kernels import onednn
 from moevolve.kernels.dispatch import uses_triton
 from moevolve.kernels.expert_merge import merge_experts
 from moevolve.kernels.fused_router import can_fuse, route_fused
-from moevolve.kernels.grouped_ffn import best_implementation, grouped_ffn
+from moevolve.kernels.grouped_ffn import best_implementation, combine, grouped_ffn, sort_by_expert
 from moevolve.kernels.routing_population import TokenOwners, route_mapped_by_owner, route_selected_by_owner
 from moevolve.kernels.routing_rule import RoutingRule
 
@@ -39,6 +41,11 @@ ROUTES = ((8192, 8, 4, 2), (8192, 60, 30, 4))
 # tokens, experts, hidden, width; k = 2
 FFNS = ((1024, 8, 256, 512), (1024, 32, 256, 512), (64, 16, 512, 1024))
 GPU_FFNS = ((8192, 8, 4096, 14336), (8192, 64, 2048, 1408), (64, 64, 2048, 1408))
+
+# tokens, features, outputs
+LINEARS = ((2048, 128, 256), (1024, 128, 8000), (4096, 1024, 1024))
+# tokens, experts, hidden, width; k = 2
+EXPERTS = ((2048, 4, 128, 128), (2048, 8, 512, 1024))
 
 Action = Callable[[], object]
 Row = dict[str, str | float]
@@ -169,8 +176,42 @@ def bench_ffn(bench: Bench) -> None:
             bench.measure(what, nbytes, 12.0 * tokens * hidden * width, dtype, actions)
 
 
+def bench_products(bench: Bench) -> None:
+    if bench.device != "cpu" or not onednn.available():
+        return
+    default = "onednn" if onednn.preferred() else "torch"
+    for tokens, features, outputs in LINEARS:
+        inputs, weight = torch.randn(tokens, features), torch.randn(outputs, features)
+        linears: dict[str, Action] = {
+            "torch": partial(torch.nn.functional.linear, inputs, weight),
+            "onednn": partial(onednn.linear, inputs, weight),
+        }
+        operations = 2.0 * tokens * features * outputs
+        nbytes = 4.0 * (inputs.numel() + weight.numel() + tokens * outputs)
+        measured = {name + " *" * (name == default): action for name, action in linears.items()}
+        bench.measure(f"linear {tokens} x {features} -> {outputs}", nbytes, operations, torch.float32, measured)
+    for tokens, experts, hidden, width in EXPERTS:
+        inputs, weights = torch.randn(tokens, hidden), torch.rand(tokens, 2)
+        gate_up, down = torch.randn(experts, 2 * width, hidden), torch.randn(experts, hidden, width)
+        chosen = torch.rand(tokens, experts).topk(2).indices
+        ways: dict[str, Action] = {
+            "torch": partial(torch_experts, inputs, chosen, weights, gate_up, down),
+            "onednn": partial(onednn.experts, inputs, chosen, weights, gate_up, down, torch.nn.functional.silu),
+        }
+        nbytes = 4.0 * (gate_up.numel() + down.numel() + 6 * inputs.numel())
+        measured = {name + " *" * (name == default): action for name, action in ways.items()}
+        what = f"experts, {tokens} tokens, {experts} experts {hidden} x {width}"
+        bench.measure(what, nbytes, 12.0 * tokens * hidden * width, torch.float32, measured)
+
+
+def torch_experts(inputs: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    order, ends = sort_by_expert(chosen, len(gate_up))
+    outputs = grouped_ffn(inputs[order // 2], ends, gate_up, down, "silu")
+    return combine(outputs, order, weights)
+
+
 def main() -> None:
-    parts = {"merge": bench_merge, "route": bench_route, "ffn": bench_ffn}
+    parts = {"merge": bench_merge, "route": bench_route, "ffn": bench_ffn, "products": bench_products}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
