@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,6 +60,7 @@ class Forward:
         keep: int,
         recurs: bool = False,
         whole_cache: bool = False,
+        places: Sequence[int] | None = None,
     ) -> Tensor:
         """Run new columns, after those in the cache.
 
@@ -72,13 +73,24 @@ class Forward:
             recurs: whether other candidates will be asked the same, and nothing is cached before: layers may be left
                 out then.
             whole_cache: whether the cache is sure to be used; otherwise `complete` it before.
+            places: the only ones of the rows x keep closing columns whose logits are computed, none of them padding;
+                None for all.
 
         Returns:
-            Logits [rows, keep, vocabulary] in the model's dtype.
+            Logits [rows, keep, vocabulary], or [places, vocabulary], in the model's dtype.
 
         Raises:
             CandidateError: logits of a token are not finite.
         """
+        if places is not None:
+            index = torch.tensor(places, dtype=torch.int64, device=self.device)
+            with self._selecting(index):
+                logits = self._run(ids, mask, positions, cache, keep, recurs, whole_cache)[0]
+            finite = logits.sum(dim=-1, dtype=torch.float32).isfinite()
+            if not finite.all():
+                bad = len(index.to(finite.device)[~finite].div(keep, rounding_mode="floor").unique())
+                raise CandidateError(f"non-finite logits for {bad} of {len(ids)} prompts of a batch")
+            return logits
         own = mask[:, -ids.shape[1] :]
         logits = self._run(ids, mask, positions, cache, keep, recurs, whole_cache)
         # A sum is finite only if its terms are, and is far cheaper than a test of every term. Padding doesn't count.
@@ -87,6 +99,20 @@ class Forward:
             bad = int((~finite).any(dim=1).sum())
             raise CandidateError(f"non-finite logits for {bad} of {len(ids)} prompts of a batch")
         return logits
+
+    @contextmanager
+    def _selecting(self, index: Tensor) -> Iterator[None]:
+        """Let the output embeddings see some positions only, as [1, positions, hidden]."""
+
+        def select(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            hidden = args[0].reshape(-1, args[0].shape[-1])
+            return (hidden.index_select(0, index.to(hidden.device)).unsqueeze(0), *args[1:])
+
+        handle = self._model.get_output_embeddings().register_forward_pre_hook(select)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     @property
     def vocabulary(self) -> int:

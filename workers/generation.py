@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -124,7 +125,7 @@ class GenerationEngine:
             drafts = [gold[: lengths[i]] for i, gold in zip(batch, golds, strict=True)]
             columns = pad(prompts, drafts, self._forward.device)
             cache = self._forward.new_cache() if self._forward.rewinds and split.max_new_tokens > 1 else None
-            greedy, logprobs[batch] = self._read_golds(columns, golds, cache)
+            greedy, logprobs[batch] = self._read_golds(columns, golds, [lengths[i] for i in batch], cache)
             for i, draft, tokens in zip(batch, drafts, greedy, strict=True):
                 answers.take(i, draft if self._draft else (), tokens)
             rows = [row for row, i in enumerate(batch) if not answers.finished[i]]
@@ -227,21 +228,24 @@ class GenerationEngine:
         return text
 
     def _read_golds(
-        self, columns: Columns, golds: Sequence[Tokens], cache: DynamicCache | None
+        self, columns: Columns, golds: Sequence[Tokens], drafted: Sequence[int], cache: DynamicCache | None
     ) -> tuple[list[list[int]], NDArray[np.float64]]:
-        """One pass over prompts and drafts.
+        """One pass over prompts and drafts, of `drafted` gold tokens each.
 
         Returns:
-            The most likely token after each prompt and after each draft column, and float64 [rows], the mean
+            The most likely token after each prompt and after each of its draft's tokens, and float64 [rows], the mean
             log-probability of each gold answer's tokens.
         """
         keep = columns.ids.shape[1] - columns.prompt_columns + 1
-        logits = self._forward(columns.ids, columns.mask, columns.positions, cache, keep, recurs=True)
-        places = [row * keep + place for row, gold in enumerate(golds) for place in range(len(gold))]
-        logprobs = token_logprobs(logits.flatten(0, 1), places, [token for gold in golds for token in gold])
+        places = [row * keep + place for row, count in enumerate(drafted) for place in range(count + 1)]
+        starts = np.cumsum([0, *(count + 1 for count in drafted)]).tolist()
+        logits = self._forward(columns.ids, columns.mask, columns.positions, cache, keep, recurs=True, places=places)
+        predicting = [start + place for start, gold in zip(starts, golds, strict=False) for place in range(len(gold))]
+        logprobs = token_logprobs(logits, predicting, [token for gold in golds for token in gold])
         counts = [len(gold) for gold in golds]
         means = sums_by_owner(logprobs, counts) / np.maximum(counts, 1)
-        return logits.argmax(dim=-1).tolist(), means
+        greedy = logits.argmax(dim=-1).tolist()
+        return [greedy[start:end] for start, end in pairwise(starts)], means
 
     def _decode(
         self,
