@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 
+from moevolve.kernels import onednn
 from moevolve.workers.config import EngineConfig
 from moevolve.workers.loading import DTYPES
 from moevolve.workers.outline import ModelOutline
+from moevolve.workers.products import takes_onednn
 from moevolve.workers.runtime import configure_runtime
 
 _COPY_BYTES = 1 << 25
@@ -58,7 +60,9 @@ def measure_machine(outline: ModelOutline, dtype: str, engine: EngineConfig) -> 
     inputs, outputs = min(outline.hidden, _MOST_SIDE), min(2 * outline.intermediate, _MOST_SIDE)
     rows = max(1, min(tokens, _MOST_FLOPS // (2 * inputs * outputs)))
     hidden, weight = (torch.ones(size, inputs, dtype=DTYPES[dtype]) for size in (rows, outputs))
-    product = _fastest(lambda: torch.nn.functional.linear(hidden, weight))
+    by_onednn = dtype == "float32" and takes_onednn(engine.products)
+    multiply = onednn.linear if by_onednn else torch.nn.functional.linear
+    product = _fastest(lambda: multiply(hidden, weight))
     source = torch.ones(_COPY_BYTES, dtype=torch.uint8)
     target = torch.empty_like(source)
     copied = _fastest(lambda: target.copy_(source))

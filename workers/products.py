@@ -32,7 +32,7 @@ def use_products(model: PreTrainedModel, products: Products) -> None:
         raise UserError(f"engine.products is {products!r}; use {', '.join(get_args(Products))}")
     if products == "onednn" and not onednn.available():
         raise UserError("engine.products: this build of torch has no oneDNN; use torch or auto")
-    wanted = products == "onednn" or (products == "auto" and onednn.preferred())
+    wanted = takes_onednn(products)
     for module in model.modules():
         if isinstance(module.__dict__.get("forward"), _Exchanged):
             del module.forward
@@ -40,6 +40,11 @@ def use_products(model: PreTrainedModel, products: Products) -> None:
             module.forward = _Exchanged(_linear, module)  # type: ignore[method-assign]
         elif wanted and _plain_experts(module):
             module.forward = _Exchanged(_experts, module)  # type: ignore[method-assign]
+
+
+def takes_onednn(products: Products) -> bool:
+    """Whether float32 products on this machine's CPU go through oneDNN."""
+    return products == "onednn" or (products == "auto" and onednn.preferred())
 
 
 class _Exchanged(partial[Tensor]):
