@@ -39,7 +39,8 @@ class EngineSection(Section):
     threads: int = Field(1, ge=1)
     max_prompt_tokens: int | None = Field(None, ge=1)
     tail_tokens: int = Field(64, ge=0)
-    products: worker_config.Products = "auto"
+    # Left out of a dumped configuration where it is the default, which keeps the hashes of older ones.
+    products: worker_config.Products = Field("auto", exclude_if=lambda products: products == "auto")
 
     @model_validator(mode="after")
     def _tail_fits(self) -> Self:

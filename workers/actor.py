@@ -50,6 +50,8 @@ class EvaluationWorker:
         UserError: the checkpoint can't be loaded.
     """
 
+    _reuse: LayerReuse | None = None
+
     def __init__(
         self, model: ModelConfig, engine: EngineConfig, shortcuts: Shortcuts = ALL_SHORTCUTS, reuse_bytes: int = 0
     ) -> None:

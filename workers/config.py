@@ -83,4 +83,6 @@ def engine_fingerprint(model: ModelConfig, engine: EngineConfig) -> str:
     settings = asdict(model) | asdict(engine)
     for where in ("path", "revision"):
         del settings[where]
+    if settings["products"] == "auto":  # the setting came later: evaluations from before keep their fingerprint
+        del settings["products"]
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()

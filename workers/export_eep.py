@@ -10,7 +10,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.workers.edits.base import Edit
 from moevolve.workers.edits.eep import EepEdit
 from moevolve.workers.export_base import CheckpointForm, ExportSummary
-from moevolve.workers.export_state import build_model, checkpoint_form, exported_shape
+from moevolve.workers.export_state import build_model, checkpoint_form, exported_shape, loaded_parameters
 from moevolve.workers.layout import family_of
 from moevolve.workers.native import write_native_code
 from moevolve.workers.resident import ResidentModel
@@ -37,7 +37,7 @@ class EepExporter:
         return ExportSummary(
             experts=retained,
             active=active,
-            parameters_before=_parameters_before(resident),
+            parameters_before=loaded_parameters(resident),
             lead=(
                 f"{title} reduced from {count} to {retained} experts per MoE layer ({active} active per token,\n"
                 f"{resident.model.config.num_experts_per_tok} before)"
@@ -58,12 +58,3 @@ class EepExporter:
             retained, _ = exported_shape(resident)
             write_native_code(directory, resident.model, resident.layers[0], retained, version("moevolve"))
         return build_model(resident, form, directory)
-
-
-def _parameters_before(resident: ResidentModel) -> int:
-    before = sum(p.numel() for p in resident.model.parameters())
-    # The resident's expert tensors may be buffers of another size than the original's.
-    for layer in resident.layers:
-        for tensor in layer.expert_tensors().values():
-            before += (layer.count - tensor.shape[0]) * tensor[0].numel()
-    return before

@@ -12,7 +12,7 @@ from moevolve.workers.edits.apply_nanomoe import BlockMixedLinear
 from moevolve.workers.edits.base import Edit
 from moevolve.workers.edits.nanomoe import NanoMoeEdit
 from moevolve.workers.export_base import CheckpointForm, ExportSummary, filled
-from moevolve.workers.export_state import unwrapped_state
+from moevolve.workers.export_state import loaded_parameters, originals_of, unwrapped_state
 from moevolve.workers.layout import family_of
 from moevolve.workers.native import MODULE, import_native, native_config, native_names
 from moevolve.workers.resident import ResidentModel
@@ -54,7 +54,11 @@ class NanoMoeExporter:
         model_class = import_native(directory)
         with torch.device("meta"):
             model = model_class(_config(source, model_class, edit))
-        return filled(model, unwrapped_state(source), source)
+        state = unwrapped_state(source)
+        for ordinal, layer in enumerate(resident.layers):
+            prefix = f"model.layers.{layer.index}.mlp.experts."
+            state |= {prefix + name: tensor for name, tensor in originals_of(resident, ordinal).items()}
+        return filled(model, state, source)
 
 
 def _edit(resident: ResidentModel) -> NanoMoeEdit:
@@ -64,7 +68,7 @@ def _edit(resident: ResidentModel) -> NanoMoeEdit:
 
 
 def _parameters_before(resident: ResidentModel, edit: NanoMoeEdit) -> int:
-    before = sum(parameter.numel() for parameter in resident.model.parameters())
+    before = loaded_parameters(resident)
     for module in resident.model.modules():
         if isinstance(module, BlockMixedLinear):
             outputs, inputs = module.u.shape[:2].numel(), len(module.v) * module.v.shape[2]

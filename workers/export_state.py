@@ -78,7 +78,7 @@ def build_model(resident: ResidentModel, form: CheckpointForm, directory: Path) 
     for ordinal, layer in enumerate(resident.layers):
         prefix = f"model.layers.{layer.index}.mlp."
         router = f"{prefix}{layer.family.router}."
-        for name, tensor in _experts(layer).items():
+        for name, tensor in _experts(resident, ordinal).items():
             state[f"{prefix}experts.{name}"] = tensor
         if form == "stock":
             for name, tensor in _router_tensors(layer).items():
@@ -134,11 +134,30 @@ def _router(layer: MoELayer) -> EditableRouter:
     return gate
 
 
-def _experts(layer: MoELayer) -> dict[str, Tensor]:
-    """The layer's n' experts as the edit has them now, in the edit's order."""
+def loaded_parameters(resident: ResidentModel) -> int:
+    """Parameters of the model with the experts that it was loaded with."""
+    count = sum(parameter.numel() for parameter in resident.model.parameters())
+    # What it has now may be buffers of another size.
+    for layer in resident.layers:
+        for tensor in layer.expert_tensors().values():
+            count += (layer.count - tensor.shape[0]) * tensor.shape[1:].numel()
+    return count
+
+
+def originals_of(resident: ResidentModel, ordinal: int) -> dict[str, Tensor]:
+    """A MoE layer's experts as they were loaded, on the layer's device."""
+    device = resident.layers[ordinal].router_weight.device
+    return {name: tensor.to(device) for name, tensor in resident.original_experts(ordinal).items()}
+
+
+def _experts(resident: ResidentModel, ordinal: int) -> dict[str, Tensor]:
+    """A MoE layer's n' experts as the edit has them now, in the edit's order."""
+    layer = resident.layers[ordinal]
     plan = _router(layer).plan
+    if plan is None:
+        return originals_of(resident, ordinal)
     tensors = {name: tensor.data for name, tensor in layer.expert_tensors().items()}
-    if plan is None or plan.slots is None:
+    if plan.slots is None:
         return tensors
     return {name: tensor.index_select(0, plan.slots) for name, tensor in tensors.items()}
 

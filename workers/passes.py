@@ -168,10 +168,10 @@ def _generating(lengths: SplitLengths, batch_tokens: int, caches: bool) -> Passe
     steps = lengths.max_new_tokens - 1
     for batch in plan_batches(lengths.prompts, lengths.answers, batch_tokens):
         prompts, drafts = [lengths.prompts[i] for i in batch], [lengths.answers[i] for i in batch]
-        rows, columns, keep = len(batch), max(prompts) + max(drafts), max(drafts) + 1
+        rows, columns = len(batch), max(prompts) + max(drafts)
         read = rows + sum(drafts)
         kept = caches and steps > 0
-        sure.append(Pass(rows, columns, 0, sum(prompts) + sum(drafts), read, rows * keep, rows * keep, kept))
+        sure.append(Pass(rows, columns, 0, sum(prompts) + sum(drafts), read, read, read, kept))
         if steps > 0:
             if not caches:
                 decoding.append(Pass(rows, columns, 0, sum(prompts) + rows, rows, rows, rows, True))

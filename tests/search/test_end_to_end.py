@@ -219,7 +219,7 @@ def test_an_interruption_leaves_a_resumable_search(
     database = tmp_path / "moevolve.db"
     run = tiny.write_run(tmp_path / "run.yaml", "calm")
     process = start(["launch", str(run)], tmp_path)
-    wait_for(database, 5, process)
+    wait_for(database, 1, process)
     stop(process.pid, number)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 130

@@ -24,19 +24,17 @@ class OneLayer:
 
     def __init__(self) -> None:
         self.holder: LayerExperts | None = None
-        self._views: dict[str, nn.Parameter] = {}
+        self._memory: dict[str, Tensor] = {}
 
     @torch.inference_mode(False)  # memory taken while the model runs must be writable later
     def room_for(self, holder: LayerExperts, like: dict[str, Tensor], device: torch.device) -> dict[str, nn.Parameter]:
         """The memory, which is `holder`'s from now on."""
         self.holder = holder
-        if {name: view.shape for name, view in self._views.items()} != {name: t.shape for name, t in like.items()}:
-            self._views.clear()
-            self._views = {
-                name: nn.Parameter(torch.empty_like(tensor, device=device), requires_grad=False)
-                for name, tensor in like.items()
-            }
-        return self._views
+        if {name: there.shape for name, there in self._memory.items()} != {name: t.shape for name, t in like.items()}:
+            self._memory.clear()
+            self._memory = {name: torch.empty_like(tensor, device=device) for name, tensor in like.items()}
+        # Parameters of their own, or a model would count those of all its layers as one layer's.
+        return {name: nn.Parameter(memory, requires_grad=False) for name, memory in self._memory.items()}
 
 
 class LayerExperts:
