@@ -39,6 +39,8 @@ class EngineSection(Section):
     threads: int = Field(1, ge=1)
     max_prompt_tokens: int | None = Field(None, ge=1)
     tail_tokens: int = Field(64, ge=0)
+    population: int = Field(1, ge=1)
+    population_memory_mb: int = Field(worker_config.EngineConfig().population_memory_mb, ge=0)
 
     @model_validator(mode="after")
     def _tail_fits(self) -> Self:
@@ -136,6 +138,12 @@ class StoredConfig(Section):
         """The configuration as stored with the search."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True)
 
+    @model_validator(mode="after")
+    def _population_is_of_eep(self) -> Self:
+        if self.engine.population > 1 and self.genome.kind != "eep":
+            raise ValueError(f"engine.population: only eep candidates share a pass; use 1 for {self.genome.kind}")
+        return self
+
     @property
     def config_hash(self) -> str:
         """SHA-256 (hex) of what determines the population: execution settings, name and store are left out."""
@@ -144,6 +152,8 @@ class StoredConfig(Section):
             del content["early_stopping"], content["racing"]
         if content.get("tie_break") == "gold_logprob":  # the setting came later: searches from before keep their hash
             del content["tie_break"]
+        if self.engine.population == 1:  # likewise
+            del content["engine"]["population"], content["engine"]["population_memory_mb"]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

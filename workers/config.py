@@ -46,12 +46,18 @@ class EngineConfig:
         threads: torch intra-op threads per worker, a fixed number: a score doesn't depend on the machine's load.
         max_prompt_tokens: longer prompts keep their head and their last `tail_tokens` tokens; None keeps all.
         tail_tokens: how many closing tokens survive the truncation (question and `Answer:` stand at the end).
+        population: EEP candidates that share a pass, each with `batch_tokens` of its own; see
+            `moevolve.workers.population`.
+        population_memory_mb: most MiB of merged experts that the candidates of a pass may have together; of those that
+            merge, as many share one as fit.
     """
 
     batch_tokens: int = 4096
     threads: int = 1
     max_prompt_tokens: int | None = None
     tail_tokens: int = 64
+    population: int = 1
+    population_memory_mb: int = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,4 +83,6 @@ def engine_fingerprint(model: ModelConfig, engine: EngineConfig) -> str:
     settings = asdict(model) | asdict(engine)
     for where in ("path", "revision"):
         del settings[where]
+    if engine.population == 1:  # the settings came later: what was evaluated before them keeps its fingerprint
+        del settings["population"], settings["population_memory_mb"]
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,32 @@ if TYPE_CHECKING:
 
 _CHUNK = 1 << 22
 """Logits turned to float32 at once: bounds the copies that normalising over a large vocabulary makes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PassRequest:
+    """One pass of the model.
+
+    Attributes:
+        ids, positions: int64 [rows, columns].
+        mask: int64 [rows, cached + columns].
+        cache: extended in place; None to keep nothing.
+        keep: how many closing columns are read.
+        recurs: whether other candidates will ask for the same pass, and nothing is cached before.
+        follows: whether others will ask for the same pass, each after what it has cached.
+        whole_cache: see `Forward.__call__`.
+        hidden: whether what goes into the output embeddings is wanted instead of logits.
+    """
+
+    ids: Tensor
+    mask: Tensor
+    positions: Tensor
+    cache: DynamicCache | None
+    keep: int
+    recurs: bool = False
+    follows: bool = False
+    whole_cache: bool = False
+    hidden: bool = False
 
 
 class Forward:
@@ -60,6 +87,7 @@ class Forward:
         keep: int,
         recurs: bool = False,
         whole_cache: bool = False,
+        follows: bool = False,
     ) -> Tensor:
         """Run new columns, after those in the cache.
 
@@ -72,6 +100,7 @@ class Forward:
             recurs: whether other candidates will be asked the same, and nothing is cached before: layers may be left
                 out then.
             whole_cache: whether the cache is sure to be used; otherwise `complete` it before.
+            follows: whether other candidates will be asked the same, each after what it has cached.
 
         Returns:
             Logits [rows, keep, vocabulary] in the model's dtype.
@@ -80,7 +109,7 @@ class Forward:
             CandidateError: logits of a token are not finite.
         """
         own = mask[:, -ids.shape[1] :]
-        logits = self._run(ids, mask, positions, cache, keep, recurs, whole_cache)
+        logits = self.run(PassRequest(ids, mask, positions, cache, keep, recurs, follows, whole_cache))
         # A sum is finite only if its terms are, and is far cheaper than a test of every term. Padding doesn't count.
         finite = logits.sum(dim=-1, dtype=torch.float32).isfinite() | (own[:, -keep:] == 0).to(logits.device)
         if not finite.all():
@@ -106,18 +135,7 @@ class Forward:
             [rows, keep, hidden] in the model's dtype, on the output embeddings' device; what stands on padding means
             nothing.
         """
-        taken: list[Tensor] = []
-
-        def take(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            taken.append(args[0])
-            return (args[0][:, -1:], *args[1:])  # nobody reads these logits: one column is enough
-
-        handle = self._model.get_output_embeddings().register_forward_pre_hook(take)
-        try:
-            self._run(ids, mask, positions, None, keep, recurs=True)
-        finally:
-            handle.remove()
-        return taken[0]
+        return self.run(PassRequest(ids, mask, positions, None, keep, recurs=True, hidden=True))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The output embeddings' logits of hidden states [positions, hidden], [positions, vocabulary]."""
@@ -130,34 +148,43 @@ class Forward:
         missing = filled.index(True)
         if missing:
             with passed_over(decoder_layers(self._model)[missing:]):
-                self._run(ids, mask, positions, cache, 1, recurs=False)
+                self.run(PassRequest(ids, mask, positions, cache, 1))
 
-    def _run(
-        self,
-        ids: Tensor,
-        mask: Tensor,
-        positions: Tensor,
-        cache: DynamicCache | None,
-        keep: int,
-        recurs: bool,
-        whole_cache: bool = False,
-    ) -> Tensor:
-        """One pass; see `__call__`."""
+    def run(self, request: PassRequest) -> Tensor:
+        """One pass, unchecked: logits or hidden states of the closing columns, [rows, keep, ...]."""
+        ids, cache = request.ids, request.cache
         with ExitStack() as stack:
             if self._lean and ids.shape[1] > 1:
-                stack.enter_context(lean_blocks(self._model, mask[:, -ids.shape[1] :], keep))
+                stack.enter_context(lean_blocks(self._model, request.mask[:, -ids.shape[1] :], request.keep))
             # Other kinds of caches hold more than keys and values, which can't be put back.
-            if self._reuse is not None and recurs and (cache is None or self.rewinds):
-                stack.enter_context(self._reuse.over(ids, mask, positions, cache, whole_cache))
+            if self._reuse is not None and request.recurs and (cache is None or self.rewinds):
+                reused = self._reuse.over(ids, request.mask, request.positions, cache, request.whole_cache)
+                stack.enter_context(reused)
+            taken = stack.enter_context(self._taking_hidden()) if request.hidden else []
             logits: Tensor = self._model(
                 input_ids=ids,
-                attention_mask=mask,
-                position_ids=positions,
+                attention_mask=request.mask,
+                position_ids=request.positions,
                 past_key_values=cache,
                 use_cache=cache is not None,
-                logits_to_keep=keep,
+                logits_to_keep=request.keep,
             ).logits
-        return logits
+        return taken[0] if request.hidden else logits
+
+    @contextmanager
+    def _taking_hidden(self) -> Iterator[list[Tensor]]:
+        """Collect what goes into the output embeddings."""
+        taken: list[Tensor] = []
+
+        def take(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            taken.append(args[0])
+            return (args[0][:, -1:], *args[1:])  # nobody reads these logits: one column is enough
+
+        handle = self._model.get_output_embeddings().register_forward_pre_hook(take)
+        try:
+            yield taken
+        finally:
+            handle.remove()
 
 
 def copy_rows(cache: DynamicCache, rows: Tensor) -> DynamicCache:

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
+from moevolve.kernels.dispatch import uses_triton
 from moevolve.kernels.expert_merge import merge_experts
 from moevolve.workers.edits.alignment import Alignment, in_place, step
 from moevolve.workers.edits.rearrange import rearrange
 from moevolve.workers.layout import MoELayer
+
+
+@dataclass
+class Turn:
+    """Whose tokens the model runs on while several candidates are on it.
+
+    Attributes:
+        count: candidates P.
+        place: the one whose tokens alone there are; None while there are as many tokens of each, one candidate's after
+            the other's.
+    """
+
+    count: int
+    place: int | None = None
 
 
 class OneLayer:
@@ -80,6 +98,24 @@ class LayerExperts:
         self._shows_originals = not on_host
         if on_host:
             self.release()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model runs this layer."""
+        return self._device
+
+    @property
+    def rows_stand_alone(self) -> bool:
+        """Whether a token's result has the same bits whoever else an expert runs on.
+
+        The grouped product of bfloat16 on CUDA goes tile by tile, by a plan that depends on the number of all tokens
+        only. A product per expert may be made in another way for another number of its tokens.
+        """
+        tensor = next(iter(self.originals.values()))
+        if self._device.type != "cuda" or tensor.dtype != torch.bfloat16:
+            return False
+        grouped = getattr(getattr(self._module, "config", None), "_experts_implementation", None) == "grouped_mm"
+        return grouped and torch.cuda.get_device_capability(self._device)[0] >= 9
 
     def arrange(self, alignment: Alignment | None) -> bool:
         """Let the originals' neurons lie as an alignment has it, or as they were loaded.
@@ -162,6 +198,29 @@ class LayerExperts:
         self._install(views, coefficients.shape[0])
         self._shows_originals = False
 
+    def show_stacked(self, coefficients: Tensor, alignment: Alignment | None = None) -> None:
+        """Let the model run on the merged experts of P candidates, one candidate's after the other's.
+
+        Every expert has the bits it has in `show_merged`.
+
+        Args:
+            coefficients: `W_EM` of each, float32 [P, n', n], on the host.
+            alignment: how the originals' neurons are to lie; None as they were loaded.
+        """
+        self.arrange(alignment)
+        count, retained, _ = coefficients.shape
+        views = self._buffer(count * retained)
+        for name, view in views.items():
+            original, target = self.originals[name], view.data.unflatten(0, (count, retained))
+            if original.device == target.device and (original.device.type == "cpu" or uses_triton(original)):
+                merge_experts(coefficients, original, target)
+            else:
+                # Matrix products of another shape may differ in last digits.
+                for each, merged in zip(coefficients, target, strict=True):
+                    merge_experts(each, original, merged)
+        self._install(views, count * retained)
+        self._shows_originals = False
+
     def release(self) -> None:
         """Give the device memory of host-resident experts back until they are next shown."""
         self._buffers.clear()
@@ -172,6 +231,24 @@ class LayerExperts:
         }
         self._install(empty, 0)
         self._shows_originals = False
+
+    def run_in_turn(self, turn: Turn) -> None:
+        """Run every candidate's tokens by themselves where the experts are shared: the products have the shapes that
+        they have for that candidate alone. `run_at_once` ends it.
+        """
+        whole: Callable[..., Tensor] = self._module.forward
+
+        def forward(hidden_states: Tensor, *routing: Tensor) -> Tensor:
+            if turn.place is not None:
+                return whole(hidden_states, *routing)
+            parts = zip(*(tensor.chunk(turn.count) for tensor in (hidden_states, *routing)), strict=True)
+            return torch.cat([whole(*part) for part in parts])
+
+        self._module.forward = forward
+
+    def run_at_once(self) -> None:
+        """Run all tokens together, as the family does."""
+        self._module.__dict__.pop("forward", None)
 
     def _install(self, parameters: dict[str, nn.Parameter], count: int) -> None:
         for name, parameter in parameters.items():

@@ -1,0 +1,148 @@
+"""Several EEP edits on one resident model at once: whose tokens are routed how, and to which experts.
+
+Tokens come candidate by candidate, as many of each. Candidates without merged experts point into the resident
+originals; where any has some, all have their experts in one stacked buffer, one candidate's after the other's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from moevolve.kernels.routing_population import TokenOwners, route_mapped_by_owner, route_selected_by_owner
+from moevolve.workers.edits.apply_eep import EepApplicator
+from moevolve.workers.edits.eep import EepEdit
+from moevolve.workers.edits.experts import LayerExperts, Turn
+from moevolve.workers.edits.router import EditableRouter, Routed, RoutingPlan
+from moevolve.workers.edits.tensors import host_tensor
+
+Company = tuple[object, ...]
+
+
+def company_of(edit: EepEdit) -> Company:
+    """Edits of equal company can be on a model together; a property of each edit by itself."""
+    aligned = None if edit.alignment is None else edit.alignment.fingerprint
+    return merges(edit), edit.router_mapping.shape, edit.active, edit.router_space, aligned
+
+
+def merges(edit: EepEdit) -> bool:
+    """Whether any of its layers has merged experts."""
+    return not bool(edit.one_hot_merging.all())
+
+
+class PopulationPlan:
+    """How one layer routes the tokens of P candidates."""
+
+    def __init__(self, plans: Sequence[RoutingPlan], slots: Tensor, turn: Turn) -> None:
+        """Take every candidate's plan.
+
+        Args:
+            plans: one per candidate; their slots are left alone.
+            slots: where each candidate's new experts lie in the layer's expert tensors, int64 [P, n'].
+            turn: whose tokens come.
+        """
+        self._plans = tuple(replace(plan, slots=own) for plan, own in zip(plans, slots, strict=True))
+        self._slots = slots
+        self._turn = turn
+        self._selected = _stacked([plan.selected for plan in plans])
+        self._mappings = _stacked([plan.mapping for plan in plans])
+        self._biases = _stacked([plan.correction for plan in plans])
+        self._alike = len({(plan.skip_below, plan.logits_space) for plan in plans}) == 1
+        self._owners: dict[int, TokenOwners] = {}
+
+    def route(self, router: EditableRouter, hidden: Tensor) -> Routed:
+        """Route tokens [tokens, hidden]; see `EditableRouter.forward`."""
+        if self._turn.place is not None:
+            return router.follow(self._plans[self._turn.place], hidden)
+        if not self._alike or (self._selected is None and self._mappings is None):
+            routed = zip(self._plans, hidden.chunk(self._turn.count), strict=True)
+            logits, weights, chosen = zip(*(router.follow(plan, part) for plan, part in routed), strict=True)
+            # Logits may be of all experts or of the retained ones only; blocks read none.
+            return logits[0], torch.cat(weights), torch.cat(chosen)
+        owners, plan, logits = self._owners_of(hidden), self._plans[0], router.original_logits(hidden)
+        if self._selected is not None:
+            weights, chosen = route_selected_by_owner(
+                logits,
+                self._selected,
+                owners,
+                plan.active,
+                router.rule,
+                plan.logits_space,
+                plan.skip_below,
+                biases=self._biases,
+            )
+        else:
+            assert self._mappings is not None
+            weights, chosen = route_mapped_by_owner(
+                logits, self._mappings, owners, plan.active, router.rule, plan.skip_below, biases=self._biases
+            )
+        return logits, router.as_weights(weights, logits), self._slots[owners.owner].gather(1, chosen)
+
+    def _owners_of(self, hidden: Tensor) -> TokenOwners:
+        """Of so many tokens, made once."""
+        each = hidden.shape[0] // self._turn.count
+        if each not in self._owners:
+            rows = torch.arange(hidden.shape[0], device=hidden.device)
+            self._owners[each] = TokenOwners(rows // each, rows.split(each))
+        return self._owners[each]
+
+
+class EepPopulation:
+    """Puts several edits on the model of an `EepApplicator`, and takes them off."""
+
+    def __init__(self, applicator: EepApplicator) -> None:
+        self._on = applicator
+
+    def apply(self, edits: Sequence[EepEdit]) -> Turn:
+        """Make edits of one company on the unedited model.
+
+        Args:
+            edits: each of which `EepApplicator.check` lets pass.
+
+        Returns:
+            Where to say whose tokens come.
+
+        Raises:
+            UserError: the device has no room for their experts.
+        """
+        if len({company_of(edit) for edit in edits}) != 1:
+            raise ValueError("edits of different companies can't be on a model together")
+        turn = Turn(len(edits))
+        plans = [self._on.plans(edit) for edit in edits]
+        merging = torch.stack([host_tensor(edit.expert_merging) for edit in edits])
+        for layer, (router, experts) in enumerate(zip(self._on.routers, self._on.experts, strict=True)):
+            shared = not experts.on_host and all(edit.one_hot_merging[layer] for edit in edits)
+            own = [each[layer] for each in plans]
+            if shared:
+                experts.show_originals(edits[0].alignment)
+                slots = torch.stack([plan.slots for plan in own if plan.slots is not None])
+                if not experts.rows_stand_alone:
+                    experts.run_in_turn(turn)
+            else:
+                self._stack(experts, merging[:, layer], edits, layer)
+                retained = edits[0].retained
+                slots = torch.arange(len(edits) * retained, device=experts.device).view(-1, retained)
+            router.population = PopulationPlan(own, slots, turn)
+        return turn
+
+    def revert(self) -> None:
+        """Bring back the unedited model, bit for bit."""
+        for router, experts in zip(self._on.routers, self._on.experts, strict=True):
+            router.population = None
+            experts.run_at_once()
+        self._on.revert()
+
+    def _stack(self, experts: LayerExperts, merging: Tensor, edits: Sequence[EepEdit], layer: int) -> None:
+        if experts.on_host and all(edit.one_hot_merging[layer] for edit in edits):
+            experts.show_selected(merging.argmax(dim=2).flatten().tolist(), edits[0].alignment)
+        else:
+            experts.show_stacked(merging, edits[0].alignment)
+
+
+def _stacked(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """One tensor [P, ...], if every candidate has one."""
+    there = [part for part in parts if part is not None]
+    return torch.stack(there) if len(there) == len(parts) else None
