@@ -38,7 +38,9 @@ PROCESSES = 4
 class SleepingWorker(EvaluationWorker):
     """Many workers in one: each call sleeps as long as an evaluation takes."""
 
-    def __init__(self, model: ModelConfig, engine: EngineConfig, shortcuts: object, seconds: float = 1.0) -> None:
+    def __init__(
+        self, model: ModelConfig, engine: EngineConfig, shortcuts: object, reuse_bytes: int, seconds: float = 1.0
+    ) -> None:
         self._seconds = seconds
 
     def info(self, node: str = "") -> WorkerInfo:

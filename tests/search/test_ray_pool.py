@@ -59,7 +59,7 @@ class FaultyWorker(EvaluationWorker):
         return super().evaluate(request, splits)
 
 
-def _out_of_memory(split: PreparedSplit) -> TaskResult:
+def _out_of_memory(*arguments: Any) -> TaskResult:
     raise MemoryError("no more")
 
 

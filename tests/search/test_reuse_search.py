@@ -36,7 +36,7 @@ class WatchedPool(LocalPool):
     def __init__(self, plan: Plan, reuse_bytes: int) -> None:
         config = plan.config
         model, engine = config.model.to_worker(), config.engine.to_worker()
-        super().__init__(lambda: EvaluationWorker(model, engine, reuse_bytes), plan.all_prepared)
+        super().__init__(lambda: EvaluationWorker(model, engine, reuse_bytes=reuse_bytes), plan.all_prepared)
         self.spared: dict[str, list[float]] = {}
 
     def poll(self, timeout: float) -> list[Completion]:
