@@ -6,9 +6,10 @@ plan, and its experts are the candidate's: pruning ones point into the resident 
 Passes that go on from a candidate's own answers (decoding) run for it alone.
 
 What a candidate gets must not depend on who shares its passes. So a shared pass always has the same number of copies,
-whoever is there, and what the experts compute has the shapes that it has for the candidate alone. What else there is
-(attention, norms, shared experts, output embeddings) treats rows alike, but products over more rows may have other last
-digits than over one candidate's: the number of copies is a setting, `engine.population`, and not chosen here.
+whoever is there, and what feed-forward blocks compute has the shapes that it has for the candidate alone
+(`moevolve.workers.edits.population`). What else there is (attention, norms, output embeddings) treats rows alike, but
+products over more rows may have other last digits than over one candidate's: the number of copies is a setting,
+`engine.population`, and not chosen here.
 """
 
 from __future__ import annotations
@@ -23,8 +24,7 @@ from torch import Tensor
 
 from moevolve.workers.edits.base import Edit
 from moevolve.workers.edits.eep import EepEdit
-from moevolve.workers.edits.experts import Turn
-from moevolve.workers.edits.population import Company, company_of, merges
+from moevolve.workers.edits.population import Company, Turn, company_of, merges
 from moevolve.workers.forward import PassRequest
 from moevolve.workers.generation import GenerationEngine
 from moevolve.workers.lanes import Lane, LaneForward
@@ -222,6 +222,7 @@ def _deal(cache: DynamicCache, owned: Mapping[int, DynamicCache], copies: int) -
             keys, values = (_part(cache, index, name).chunk(copies) for name in ("keys", "values"))
             for place, own in owned.items():
                 own.layers[index].update(keys[place], values[place])  # type: ignore[union-attr]
+            layer.reset()  # its rows are copied: give the memory back
 
 
 def _part(cache: DynamicCache, index: int, name: str) -> Tensor:

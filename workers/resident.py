@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.batching import Tokens
@@ -18,8 +18,7 @@ from moevolve.workers.edits.applicators import APPLICATORS
 from moevolve.workers.edits.apply_eep import EepApplicator
 from moevolve.workers.edits.base import Edit, IdentityEdit, LayeredEdit
 from moevolve.workers.edits.eep import EepEdit
-from moevolve.workers.edits.experts import Turn
-from moevolve.workers.edits.population import EepPopulation
+from moevolve.workers.edits.population import EepPopulation, Turn
 from moevolve.workers.layout import MoELayer, find_moe_layers
 from moevolve.workers.loading import load_model, resolve_device
 from moevolve.workers.reuse import decoder_layers
@@ -217,7 +216,8 @@ class ResidentModel:
             UserError: the device has no room for their experts.
         """
         self.revert()
-        population = EepPopulation(self._eep)
+        blocks = [layer.mlp for layer in decoder_layers(self.model) if isinstance(layer.mlp, nn.Module)]
+        population = EepPopulation(self._eep, blocks)
         try:
             yield population.apply(edits)
         finally:

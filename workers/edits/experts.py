@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
@@ -14,20 +11,6 @@ from moevolve.kernels.expert_merge import merge_experts
 from moevolve.workers.edits.alignment import Alignment, in_place, step
 from moevolve.workers.edits.rearrange import rearrange
 from moevolve.workers.layout import MoELayer
-
-
-@dataclass
-class Turn:
-    """Whose tokens the model runs on while several candidates are on it.
-
-    Attributes:
-        count: candidates P.
-        place: the one whose tokens alone there are; None while there are as many tokens of each, one candidate's after
-            the other's.
-    """
-
-    count: int
-    place: int | None = None
 
 
 class OneLayer:
@@ -231,24 +214,6 @@ class LayerExperts:
         }
         self._install(empty, 0)
         self._shows_originals = False
-
-    def run_in_turn(self, turn: Turn) -> None:
-        """Run every candidate's tokens by themselves where the experts are shared: the products have the shapes that
-        they have for that candidate alone. `run_at_once` ends it.
-        """
-        whole: Callable[..., Tensor] = self._module.forward
-
-        def forward(hidden_states: Tensor, *routing: Tensor) -> Tensor:
-            if turn.place is not None:
-                return whole(hidden_states, *routing)
-            parts = zip(*(tensor.chunk(turn.count) for tensor in (hidden_states, *routing)), strict=True)
-            return torch.cat([whole(*part) for part in parts])
-
-        self._module.forward = forward
-
-    def run_at_once(self) -> None:
-        """Run all tokens together, as the family does."""
-        self._module.__dict__.pop("forward", None)
 
     def _install(self, parameters: dict[str, nn.Parameter], count: int) -> None:
         for name, parameter in parameters.items():

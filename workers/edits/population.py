@@ -2,24 +2,44 @@
 
 Tokens come candidate by candidate, as many of each. Candidates without merged experts point into the resident
 originals; where any has some, all have their experts in one stacked buffer, one candidate's after the other's.
+
+Feed-forward blocks run on every candidate's tokens by themselves, as they do for it alone, except where a token's
+result has the same bits whoever runs along with it: on a CPU it hasn't in the products per expert, nor in activations
+whose vectorised loops leave a rest, nor in gates of one output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from moevolve.kernels.routing_population import TokenOwners, route_mapped_by_owner, route_selected_by_owner
 from moevolve.workers.edits.apply_eep import EepApplicator
 from moevolve.workers.edits.eep import EepEdit
-from moevolve.workers.edits.experts import LayerExperts, Turn
+from moevolve.workers.edits.experts import LayerExperts
 from moevolve.workers.edits.router import EditableRouter, Routed, RoutingPlan
 from moevolve.workers.edits.tensors import host_tensor
 
 Company = tuple[object, ...]
+
+
+@dataclass
+class Turn:
+    """Whose tokens the model runs on while several candidates are on it.
+
+    Attributes:
+        count: candidates P.
+        place: the one whose tokens alone there are; None while there are as many tokens of each, one candidate's after
+            the other's.
+    """
+
+    count: int
+    place: int | None = None
 
 
 def company_of(edit: EepEdit) -> Company:
@@ -93,8 +113,15 @@ class PopulationPlan:
 class EepPopulation:
     """Puts several edits on the model of an `EepApplicator`, and takes them off."""
 
-    def __init__(self, applicator: EepApplicator) -> None:
+    def __init__(self, applicator: EepApplicator, blocks: Sequence[nn.Module]) -> None:
+        """Take a model.
+
+        Args:
+            applicator: its own.
+            blocks: its feed-forward blocks, of experts or dense, that take hidden states [rows, columns, hidden].
+        """
         self._on = applicator
+        self._blocks = tuple(blocks)
 
     def apply(self, edits: Sequence[EepEdit]) -> Turn:
         """Make edits of one company on the unedited model.
@@ -112,34 +139,69 @@ class EepPopulation:
             raise ValueError("edits of different companies can't be on a model together")
         turn = Turn(len(edits))
         plans = [self._on.plans(edit) for edit in edits]
-        merging = torch.stack([host_tensor(edit.expert_merging) for edit in edits])
         for layer, (router, experts) in enumerate(zip(self._on.routers, self._on.experts, strict=True)):
             shared = not experts.on_host and all(edit.one_hot_merging[layer] for edit in edits)
             own = [each[layer] for each in plans]
             if shared:
                 experts.show_originals(edits[0].alignment)
                 slots = torch.stack([plan.slots for plan in own if plan.slots is not None])
-                if not experts.rows_stand_alone:
-                    experts.run_in_turn(turn)
             else:
-                self._stack(experts, merging[:, layer], edits, layer)
-                retained = edits[0].retained
-                slots = torch.arange(len(edits) * retained, device=experts.device).view(-1, retained)
+                slots = self._stack(experts, edits, layer)
             router.population = PopulationPlan(own, slots, turn)
+        if not all(experts.rows_stand_alone for experts in self._on.experts):
+            for block in self._blocks:
+                _run_in_turn(block, turn)
         return turn
 
     def revert(self) -> None:
         """Bring back the unedited model, bit for bit."""
-        for router, experts in zip(self._on.routers, self._on.experts, strict=True):
+        for block in self._blocks:
+            block.__dict__.pop("forward", None)
+        for router in self._on.routers:
             router.population = None
-            experts.run_at_once()
         self._on.revert()
 
-    def _stack(self, experts: LayerExperts, merging: Tensor, edits: Sequence[EepEdit], layer: int) -> None:
-        if experts.on_host and all(edit.one_hot_merging[layer] for edit in edits):
-            experts.show_selected(merging.argmax(dim=2).flatten().tolist(), edits[0].alignment)
+    def _stack(self, experts: LayerExperts, edits: Sequence[EepEdit], layer: int) -> Tensor:
+        """Give every candidate its own copies or merged experts; gives their slots."""
+        retained = edits[0].retained
+        slots = np.tile(np.arange(retained), (len(edits), 1))
+        merging = np.stack([edit.expert_merging[layer] for edit in edits])
+        one_hot = [bool(edit.one_hot_merging[layer]) for edit in edits]
+        if experts.on_host and all(one_hot):
+            experts.show_selected(merging.argmax(axis=2).flatten().tolist(), edits[0].alignment)
         else:
-            experts.show_stacked(merging, edits[0].alignment)
+            for place in np.flatnonzero(one_hot) if not experts.on_host else ():
+                # Alone it would use the originals: tokens are sorted by expert, and the order must be the same.
+                kept = merging[place].argmax(axis=1)
+                merging[place] = merging[place][np.argsort(kept, kind="stable")]
+                slots[place] = np.searchsorted(np.sort(kept), kept)
+            experts.show_stacked(host_tensor(merging), edits[0].alignment)
+        slots += retained * np.arange(len(edits))[:, None]
+        return host_tensor(slots).to(experts.device)
+
+
+def _run_in_turn(block: nn.Module, turn: Turn) -> None:
+    """Let a block see one candidate's tokens after the other's, until its own `forward` is put back."""
+    whole: Callable[..., Any] = block.forward
+
+    def forward(hidden_states: Tensor, *rest: Any, **named: Any) -> Any:
+        if turn.place is not None:
+            return whole(hidden_states, *rest, **named)
+        # A selection of positions (`moevolve.workers.lean`) lies in one row; there are more in a shared pass.
+        dim = 1 if hidden_states.shape[0] == 1 else 0
+        outputs = []
+        try:
+            for place, part in enumerate(hidden_states.chunk(turn.count, dim)):
+                turn.place = place
+                outputs.append(whole(part, *rest, **named))
+        finally:
+            turn.place = None
+        if not isinstance(outputs[0], tuple):
+            return torch.cat(outputs, dim)
+        # What comes beside the hidden states (router logits) nobody reads.
+        return (torch.cat([output[0] for output in outputs], dim), *outputs[0][1:])
+
+    block.forward = forward
 
 
 def _stacked(parts: Sequence[Tensor | None]) -> Tensor | None:

@@ -141,7 +141,7 @@ def test_passes_are_shared_and_nothing_stays_behind(
     monkeypatch.undo()
     together(worker, company("mixtral", "merged", "both", "mixed"))
     assert (digest(resident), resident.expert_pointers()) == before
-    assert not any("forward" in layer.experts.__dict__ for layer in resident.layers)
+    assert not any("forward" in module.__dict__ for module in resident.model.modules())
 
 
 def test_other_edits_and_other_companies_run_apart(workers: Workers, company: Company) -> None:
