@@ -210,8 +210,8 @@ def _joined(owned: Mapping[int, DynamicCache], copies: int) -> DynamicCache:
     joined.layers = [copy.copy(layer) for layer in first.layers]
     for index, layer in enumerate(joined.layers):
         if getattr(layer, "is_initialized", False):
-            layer.keys = torch.cat([_part(each, index, "keys") for each in everyone])
-            layer.values = torch.cat([_part(each, index, "values") for each in everyone])
+            for name in ("keys", "values"):
+                setattr(layer, name, torch.cat([_part(each, index, name) for each in everyone]))
     return joined
 
 

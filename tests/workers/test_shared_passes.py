@@ -19,6 +19,7 @@ from moevolve.workers.actor import EvaluationWorker, WorkerFault
 from moevolve.workers.config import EngineConfig, ModelConfig, engine_fingerprint
 from moevolve.workers.edits.base import IdentityEdit
 from moevolve.workers.edits.eep import EepEdit
+from moevolve.workers.edits.experts import LayerExperts
 from moevolve.workers.forward import Forward, PassRequest
 from moevolve.workers.messages import EvaluationReply, EvaluationRequest
 
@@ -104,6 +105,21 @@ def test_every_kind_of_candidate_gets_what_it_gets_alone(workers: Workers, compa
     assert found == each_alone(workers(family, 1), requests)
     assert len({str(numbers[1:]) for numbers in found}) == len(requests)
     assert all(len(results) == len(SPLITS) for _, results, *_ in found)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "deepseek_v3", "gpt_oss"])
+def test_blocks_that_run_on_all_tokens_at_once(
+    workers: Workers, company: Company, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """What devices do where rows stand alone: the same but for rounding."""
+    requests = company(family, *KINDS)
+    expected = each_alone(workers(family, 1), requests)
+    monkeypatch.setattr(LayerExperts, "rows_stand_alone", True)
+    found = together(workers(family, SIZE), requests)
+    for one, other in zip(found, expected, strict=True):
+        for (_, score, logprob, outcomes), (_, score_1, logprob_1, outcomes_1) in zip(one[1], other[1], strict=True):
+            assert (score, logprob) == pytest.approx((score_1, logprob_1), abs=1e-5)
+            np.testing.assert_allclose(outcomes, outcomes_1, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["prune", "both", "mixed"])

@@ -79,9 +79,13 @@ class PopulationPlan:
             return router.follow(self._plans[self._turn.place], hidden)
         if not self._alike or (self._selected is None and self._mappings is None):
             routed = zip(self._plans, hidden.chunk(self._turn.count), strict=True)
-            logits, weights, chosen = zip(*(router.follow(plan, part) for plan, part in routed), strict=True)
+            parts = [router.follow(plan, part) for plan, part in routed]
             # Logits may be of all experts or of the retained ones only; blocks read none.
-            return logits[0], torch.cat(weights), torch.cat(chosen)
+            return parts[0][0], torch.cat([part[1] for part in parts]), torch.cat([part[2] for part in parts])
+        return self._route_all(router, hidden)
+
+    def _route_all(self, router: EditableRouter, hidden: Tensor) -> Routed:
+        """All candidates' tokens at once, whose mappings are of one kind."""
         owners, plan, logits = self._owners_of(hidden), self._plans[0], router.original_logits(hidden)
         if self._selected is not None:
             weights, chosen = route_selected_by_owner(
