@@ -32,6 +32,9 @@ class ModelSection(Section):
         return worker_config.ModelConfig(**self.model_dump())
 
 
+_SHARED_MB = worker_config.EngineConfig().population_memory_mb
+
+
 class EngineSection(Section):
     """How prompts are batched; see `moevolve.workers.config.EngineConfig`."""
 
@@ -41,6 +44,8 @@ class EngineSection(Section):
     tail_tokens: int = Field(64, ge=0)
     # Left out of a dumped configuration where it is the default, which keeps the hashes of older ones.
     products: worker_config.Products = Field("auto", exclude_if=lambda products: products == "auto")
+    population: int = Field(1, ge=1, exclude_if=lambda population: population == 1)
+    population_memory_mb: int = Field(_SHARED_MB, ge=0, exclude_if=lambda memory: memory == _SHARED_MB)
 
     @model_validator(mode="after")
     def _tail_fits(self) -> Self:
@@ -137,6 +142,12 @@ class StoredConfig(Section):
     def canonical_json(self) -> str:
         """The configuration as stored with the search."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True)
+
+    @model_validator(mode="after")
+    def _population_is_of_eep(self) -> Self:
+        if self.engine.population > 1 and self.genome.kind != "eep":
+            raise ValueError(f"engine.population: only eep candidates share a pass; use 1 for {self.genome.kind}")
+        return self
 
     @property
     def config_hash(self) -> str:

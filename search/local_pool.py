@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Protocol, cast
 
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.pool import Completion
+from moevolve.search.sharing import fellows
 from moevolve.workers.messages import EvaluationReply, EvaluationRequest
 
 
@@ -17,19 +18,29 @@ class Evaluator(Protocol):
     def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply: ...
 
 
+class SharingEvaluator(Evaluator, Protocol):
+    """One that scores several requests together, like `EvaluationWorker`."""
+
+    def evaluate_many(
+        self, requests: tuple[EvaluationRequest, ...], splits: tuple[PreparedSplit, ...]
+    ) -> tuple[EvaluationReply, ...]: ...
+
+
 class LocalPool:
-    """Evaluates one request per poll, in order of submission.
+    """Evaluates one request per poll, or those that share its passes with it, in order of submission.
 
     Args:
         make: makes the evaluator; called when the first request is polled, so that nothing is loaded in vain.
         splits: prepared splits by fingerprint.
+        population: how many share passes, at most; above 1 the evaluator must be a `SharingEvaluator`.
     """
 
-    def __init__(self, make: Callable[[], Evaluator], splits: Mapping[str, PreparedSplit]) -> None:
+    def __init__(self, make: Callable[[], Evaluator], splits: Mapping[str, PreparedSplit], population: int = 1) -> None:
         self._make = make
         self._evaluator: Evaluator | None = None
         self._splits = dict(splits)
         self._queue: deque[EvaluationRequest] = deque()
+        self._population = population
 
     def add_splits(self, splits: Mapping[str, PreparedSplit]) -> None:
         self._splits.update(splits)
@@ -40,11 +51,18 @@ class LocalPool:
     def poll(self, timeout: float) -> list[Completion]:
         if not self._queue:
             return []
-        request = self._queue.popleft()
-        splits = tuple(self._splits[fingerprint] for fingerprint in request.splits)
+        first = self._queue.popleft()
+        splits = tuple(self._splits[fingerprint] for fingerprint in first.splits)
         if self._evaluator is None:
             self._evaluator = self._make()
-        return [Completion(self._evaluator.evaluate(request, splits), attempts=1)]
+        places = fellows(first, self._queue, self._population - 1)
+        if not places:
+            return [Completion(self._evaluator.evaluate(first, splits), attempts=1)]
+        party = (first, *(self._queue[place] for place in places))
+        for place in reversed(places):
+            del self._queue[place]
+        replies = cast("SharingEvaluator", self._evaluator).evaluate_many(party, splits)
+        return [Completion(reply, attempts=1) for reply in replies]
 
     def close(self) -> None:
         self._queue.clear()

@@ -18,6 +18,7 @@ from moevolve.search.affinity import Recent
 from moevolve.search.cluster import start_ray
 from moevolve.search.config import WorkersSection
 from moevolve.search.pool import Completion, PoolError
+from moevolve.search.sharing import can_share, fellows
 from moevolve.workers.actor import EvaluationWorker, WorkerInfo
 from moevolve.workers.calibration.base import CalibrationRecipe
 from moevolve.workers.config import ALL_SHORTCUTS, EngineConfig, ModelConfig, Shortcuts
@@ -32,16 +33,19 @@ _OVERTAKEN = 4
 """How often later candidates may be taken before the first in the queue, which everything may soon wait for."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Task:
+    """A request and its tries; `suspect`: its worker died with others aboard, so that it goes alone from then on."""
+
     request: EvaluationRequest
     deaths: int = 0
     losses: int = 0
     overtaken: int = 0
+    suspect: bool = False
 
     @property
     def attempts(self) -> int:
-        return self.deaths + self.losses + 1
+        return self.deaths + self.losses + self.suspect + 1
 
 
 @dataclass
@@ -51,7 +55,7 @@ class _Slot:
     actor: Any
     starting: Any
     info: WorkerInfo | None = None
-    task: _Task | None = None
+    tasks: list[_Task] = field(default_factory=list)
     result: Any = None
     started_at: float = field(default_factory=time.monotonic)
     recent: Recent = field(default_factory=Recent)
@@ -67,7 +71,8 @@ class RayPool:
 
     A worker's death is counted against the candidate it was evaluating only if the worker's node is still alive; after
     `max_attempts` such deaths the candidate fails with that reason. A node that is lost or out of reach counts against
-    nobody, up to a bound that only a broken cluster reaches.
+    nobody, up to a bound that only a broken cluster reaches. With `engine.population` a worker gets several candidates
+    that share passes; if it dies, that counts against none of them, and they are evaluated again one by one.
 
     Args:
         workers: how many, and what each reserves.
@@ -89,6 +94,7 @@ class RayPool:
     ) -> None:
         start_ray(workers)
         self._workers = workers
+        self._population = engine.population
         self._splits: dict[str, Any] = {}
         self.add_splits(splits)
         self._actor_class: Any = ray.remote(num_cpus=workers.num_cpus, num_gpus=workers.num_gpus)(_actor_class(worker))
@@ -138,16 +144,18 @@ class RayPool:
         for slot in self._slots:
             if not self._queue:
                 return
-            if slot.info is None or slot.task is not None:
+            if slot.info is None or slot.tasks:
                 continue
-            slot.task = self._next_for(slot)
-            request = slot.task.request
-            slot.result = slot.actor.evaluate_refs.remote(request, [self._splits[key] for key in request.splits])
+            slot.tasks = self._next_for(slot)
+            requests = tuple(task.request for task in slot.tasks)
+            slot.result = slot.actor.evaluate_refs.remote(requests, [self._splits[key] for key in requests[0].splits])
             slot.started_at = time.monotonic()
 
-    def _next_for(self, slot: _Slot) -> _Task:
-        """Take the waiting candidate that can start from most of what the worker keeps."""
+    def _next_for(self, slot: _Slot) -> list[_Task]:
+        """Take the waiting candidate that can start from most of what the worker keeps, or several to share passes."""
         first = self._queue[0]
+        if self._population > 1:
+            return self._party()
         if not self._workers.reuse_bytes or first.overtaken >= _OVERTAKEN:
             place = 0
         else:
@@ -156,7 +164,19 @@ class RayPool:
         task = self._queue[place]
         del self._queue[place]
         slot.recent.add(task.request.edit)
-        return task
+        return [task]
+
+    def _party(self) -> list[_Task]:
+        """Take the first in the queue, and those that go along with it."""
+        first = self._queue.popleft()
+        if first.suspect:
+            return [first]
+        waiting = [task for task in self._queue if not task.suspect]
+        places = fellows(first.request, (task.request for task in waiting), self._population - 1)
+        party = [waiting[place] for place in places]
+        for task in party:
+            self._queue.remove(task)
+        return [first, *party]
 
     def _collect(self, slot: _Slot) -> list[Completion]:
         """Take a slot's finished reference: a loaded worker, a reply, or a death."""
@@ -169,48 +189,55 @@ class RayPool:
             slot.info = value
             self._failed_starts = 0
             return []
-        task = slot.task
-        slot.task = slot.result = None
-        return [Completion(value, task.attempts)] if task is not None else []
+        tasks, slot.tasks, slot.result = slot.tasks, [], None
+        return [Completion(reply, task.attempts) for reply, task in zip(value, tasks, strict=True)]
 
     def _bury(self, slot: _Slot, error: Exception) -> None:
-        """Replace a dead worker and decide what becomes of its candidate."""
+        """Replace a dead worker and decide what becomes of its candidates."""
         if slot.info is None:
             self._failed_starts += 1
             if self._failed_starts > 2 * self._workers.count:
                 raise PoolError(f"workers can't start: {_reason(error)}") from error
-        elif slot.task is not None:
-            self._charge(slot.task, slot.info, error)
+        elif slot.tasks:
+            self._charge(slot.tasks, slot.info, error)
         # Harmless if it is dead; one that only can't be reached must not come back and hold resources.
         ray.kill(slot.actor)
         fresh = self._start()
         slot.actor, slot.starting, slot.started_at = fresh.actor, fresh.starting, fresh.started_at
-        slot.info = slot.task = slot.result = None
+        slot.info = slot.result = None
+        slot.tasks = []
         slot.recent = Recent()
 
-    def _charge(self, task: _Task, info: WorkerInfo, error: Exception) -> None:
+    def _charge(self, tasks: list[_Task], info: WorkerInfo, error: Exception) -> None:
         # A broken connection is the first sign of a lost node, long before the cluster declares the node dead.
-        if isinstance(error, ActorUnavailableError) or not _node_alive(info.node):
-            task.losses += 1
-        else:
-            task.deaths += 1
-        log.warning("worker %s died evaluating %s: %s", info.name, task.request.ticket, _reason(error))
-        if task.deaths >= self._workers.max_attempts:
-            failure = f"killed its worker {task.deaths} times, last: {_reason(error)}"
-        elif task.losses >= _MAX_LOSSES:
-            failure = f"lost its worker {task.losses} times, last: {_reason(error)}"
-        else:
-            self._queue.appendleft(task)
-            return
-        reply = EvaluationReply(task.request.ticket, (), failure, 0.0, info.name)
-        self._failed.append(Completion(reply, task.deaths + task.losses))
+        lost = isinstance(error, ActorUnavailableError) or not _node_alive(info.node)
+        for task in reversed(tasks):
+            if lost:
+                task.losses += 1
+            elif len(tasks) > 1:
+                task.suspect = True
+            else:
+                task.deaths += 1
+            log.warning("worker %s died evaluating %s: %s", info.name, task.request.ticket, _reason(error))
+            if task.deaths >= self._workers.max_attempts:
+                failure = f"killed its worker {task.deaths} times, last: {_reason(error)}"
+            elif task.losses >= _MAX_LOSSES:
+                failure = f"lost its worker {task.losses} times, last: {_reason(error)}"
+            else:
+                self._queue.appendleft(task)
+                continue
+            reply = EvaluationReply(task.request.ticket, (), failure, 0.0, info.name)
+            self._failed.append(Completion(reply, task.attempts - 1))
 
     def _expire(self) -> None:
         """Kill workers whose evaluation outran its limit, and give up when no worker gets ready in time."""
         now = time.monotonic()
         for slot in self._slots:
-            if slot.task is not None and now - slot.started_at > self._workers.timeout_s:
-                self._bury(slot, TimeoutError(f"evaluation took longer than timeout_s = {self._workers.timeout_s:g}"))
+            # A pass that several share, or could, takes up to so many times as long.
+            times = self._population if slot.tasks and can_share(slot.tasks[0].request) else 1
+            if slot.tasks and now - slot.started_at > times * self._workers.timeout_s:
+                limit = f"timeout_s = {self._workers.timeout_s:g}" + (f", {times} times" if times > 1 else "")
+                self._bury(slot, TimeoutError(f"evaluation took longer than {limit}"))
         waited = now - min(slot.started_at for slot in self._slots)
         if not self.ready and waited > self._workers.start_timeout_s:
             raise PoolError(
@@ -256,12 +283,18 @@ def _actor_class(worker: type[EvaluationWorker]) -> type:
         def node_info(self) -> WorkerInfo:
             return self.info(ray.get_runtime_context().get_node_id())
 
-        def evaluate_refs(self, request: EvaluationRequest, references: list[Any]) -> EvaluationReply:
+        def evaluate_refs(
+            self, requests: tuple[EvaluationRequest, ...], references: list[Any]
+        ) -> tuple[EvaluationReply, ...]:
             known = self.__dict__.setdefault("known_splits", {})
-            missing = [(key, ref) for key, ref in zip(request.splits, references, strict=True) if key not in known]
+            keys = requests[0].splits
+            missing = [(key, ref) for key, ref in zip(keys, references, strict=True) if key not in known]
             for key, reference in missing:
                 known[key] = ray.get(reference)
-            return self.evaluate(request, tuple(known[key] for key in request.splits))
+            splits = tuple(known[key] for key in keys)
+            if len(requests) == 1:
+                return (self.evaluate(requests[0], splits),)
+            return tuple(self.evaluate_many(requests, splits))
 
     Actor.__name__ = worker.__name__
     return Actor

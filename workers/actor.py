@@ -6,7 +6,9 @@ import os
 import socket
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from moevolve.evaluators.early_stopping import Floor
 from moevolve.evaluators.errors import CandidateError
@@ -16,8 +18,10 @@ from moevolve.workers.analysis import analyse_usage
 from moevolve.workers.calibration.base import CalibrationRecipe
 from moevolve.workers.calibration.calibrators import calibrate, token_sequences
 from moevolve.workers.config import ALL_SHORTCUTS, EngineConfig, ModelConfig, Shortcuts
+from moevolve.workers.edits.eep import EepEdit
 from moevolve.workers.generation import GenerationEngine, configure_runtime
 from moevolve.workers.messages import EvaluationReply, EvaluationRequest, PartialTaskResult, TaskResult
+from moevolve.workers.population import Population, Seat, out_of_memory
 from moevolve.workers.resident import ResidentModel
 from moevolve.workers.reuse import LayerReuse
 from moevolve.workers.usage import Usage, UsageRequest
@@ -61,6 +65,10 @@ class EvaluationWorker:
         self._reuse = LayerReuse(resident.model, resident.layer_keys, reuse_bytes) if reuse_bytes else None
         self._engine = GenerationEngine(resident.model, resident.tokenizer, engine, shortcuts, self._reuse)
         self._settings = engine
+        self._population: Population | None = None
+        if engine.population > 1:
+            memory = engine.population_memory_mb << 20
+            self._population = Population(resident, self._engine, engine.population, memory)
         self._name = f"{socket.gethostname()}/{os.getpid()}"
 
     @property
@@ -81,31 +89,94 @@ class EvaluationWorker:
         Raises:
             WorkerFault: memory ran out; the model may not be trusted any more.
         """
-        started = time.perf_counter()
-        results: list[TaskResult] = []
-        partial: PartialTaskResult | None = None
-        failure: str | None = None
-        try:
+        if self._population is not None and self._population.width(request.edit) > 1:
+            return self.evaluate_many((request,), splits)[0]
+
+        def score(result: _Scored) -> None:
             self._remember(splits)
             with self._resident.edited(request.edit):
-                partial = self._score_all(splits, request.floor, results)
+                self._score_all(self._engine, splits, request.floor, result)
+
+        return self._reply(request, splits, score)
+
+    def evaluate_many(
+        self, requests: tuple[EvaluationRequest, ...], splits: tuple[PreparedSplit, ...]
+    ) -> tuple[EvaluationReply, ...]:
+        """Like `evaluate`, several requests for the same splits; those that can do share passes.
+
+        What a request's reply says, times apart, doesn't depend on the others.
+
+        Raises:
+            WorkerFault: memory ran out; the model may not be trusted any more.
+        """
+        if self._population is None:
+            return tuple(self.evaluate(request, splits) for request in requests)
+        replies: dict[int, EvaluationReply] = {}
+        for party in self._population.parties([request.edit for request in requests]):
+            invited = tuple(requests[place] for place in party)
+            if self._population.width(invited[0].edit) == 1:
+                replies[party[0]] = self.evaluate(invited[0], splits)
+            else:
+                replies |= zip(party, self._together(self._population, invited, splits), strict=True)
+        return tuple(replies[place] for place in range(len(requests)))
+
+    def _together(
+        self, population: Population, requests: tuple[EvaluationRequest, ...], splits: tuple[PreparedSplit, ...]
+    ) -> list[EvaluationReply]:
+        """Evaluate a party; if a shared pass fails, each by itself, so that the one at fault fails alone."""
+        started = time.perf_counter()
+        found = [_Scored() for _ in requests]
+        seats = []
+        for request, result in zip(requests, found, strict=True):
+            seat = self._seat(request, splits, result)
+            self._try(result, partial(self._resident.check, seat.edit))
+            if result.failure is None:
+                seats.append(seat)
+        try:
+            if seats:
+                self._remember(splits)
+                population.run(seats)
+        except WorkerFault:
+            raise
+        except Exception as error:
+            if out_of_memory(error):
+                raise WorkerFault(f"out of memory: {error}") from None
+            if len(seats) > 1:
+                return [self.evaluate(request, splits) for request in requests]
+            for result in found:
+                result.failure = result.failure or f"{type(error).__name__}: {error}"
+        share = 1 / len(requests)
+        seconds = (time.perf_counter() - started) * share
+        pairs = zip(requests, found, strict=True)
+        return [result.reply(request, splits, seconds, self._name, share) for request, result in pairs]
+
+    def _seat(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...], result: _Scored) -> Seat:
+        def work(engine: GenerationEngine) -> None:
+            self._try(result, lambda: self._score_all(engine, splits, request.floor, result))
+
+        assert isinstance(request.edit, EepEdit)
+        return Seat(request.edit, work)
+
+    def _reply(
+        self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...], score: Callable[[_Scored], None]
+    ) -> EvaluationReply:
+        started = time.perf_counter()
+        result = _Scored()
+        self._try(result, lambda: score(result))
+        return result.reply(request, splits, time.perf_counter() - started, self._name)
+
+    def _try(self, result: _Scored, action: Callable[[], None]) -> None:
+        """Run a candidate's evaluation; what it raises is its failure, unless the worker is at fault."""
+        try:
+            action()
         except CandidateError as error:
-            failure = str(error)
+            result.failure = str(error)
         except MemoryError as error:
             raise WorkerFault(f"out of memory: {error}") from None
         except Exception as error:
-            if type(error).__name__ == "OutOfMemoryError":
+            if out_of_memory(error):
                 raise WorkerFault(f"out of device memory: {error}") from None
-            failure = f"{type(error).__name__}: {error}"
-        return EvaluationReply(
-            ticket=request.ticket,
-            results=() if failure is not None else tuple(results),
-            failure=failure,
-            seconds=time.perf_counter() - started,
-            worker=self._name,
-            stopped=failure is None and len(results) < len(splits),
-            partial=None if failure is not None else partial,
-        )
+            result.failure = f"{type(error).__name__}: {error}"
 
     def calibrate(self, recipe: CalibrationRecipe, splits: tuple[PreparedSplit, ...]) -> bytes:
         """Make a calibration on the unedited model, as a safetensors file.
@@ -136,24 +207,56 @@ class EvaluationWorker:
                 self._engine.remember(split)
 
     def _score_all(
-        self, splits: tuple[PreparedSplit, ...], floor: Floor | None, results: list[TaskResult]
-    ) -> PartialTaskResult | None:
-        """Extend `results` split by split; gives the one that the candidate was stopped on."""
+        self, engine: GenerationEngine, splits: tuple[PreparedSplit, ...], floor: Floor | None, found: _Scored
+    ) -> None:
+        """Extend what was found split by split, until the floor is out of reach."""
         for split in splits:
             started = time.perf_counter()
             if self._reuse is not None:
                 self._reuse.work = self._reuse.spared = 0
-            result = self._score(split, floor)
+            result = self._score(split, floor, engine)
             seconds = time.perf_counter() - started
             if isinstance(result, PartialResult):
-                return PartialTaskResult(split.fingerprint, result, seconds)
+                found.partial = PartialTaskResult(split.fingerprint, result, seconds)
+                return
             spared = 0.0 if self._reuse is None else self._reuse.spared / max(self._reuse.work, 1)
-            results.append(TaskResult(split.task, split.split, split.fingerprint, result, seconds, spared))
+            found.results.append(TaskResult(split.task, split.split, split.fingerprint, result, seconds, spared))
             if floor is not None:
                 floor = floor.knowing(split.fingerprint, result.score)
                 if floor.out_of_reach:
-                    return None
-        return None
+                    return
 
-    def _score(self, split: PreparedSplit, floor: Floor | None) -> SplitResult | PartialResult:
-        return run_split(self._engine, split) if floor is None else run_until(self._engine, split, floor)
+    def _score(
+        self, split: PreparedSplit, floor: Floor | None, engine: GenerationEngine
+    ) -> SplitResult | PartialResult:
+        return run_split(engine, split) if floor is None else run_until(engine, split, floor)
+
+
+@dataclass
+class _Scored:
+    """What is known of a candidate so far; see `EvaluationReply`."""
+
+    results: list[TaskResult] = field(default_factory=list)
+    partial: PartialTaskResult | None = None
+    failure: str | None = None
+
+    def reply(
+        self,
+        request: EvaluationRequest,
+        splits: tuple[PreparedSplit, ...],
+        seconds: float,
+        worker: str,
+        share: float = 1.0,
+    ) -> EvaluationReply:
+        """The reply; `share` is the part of the time on the clock that counts as this candidate's."""
+        failed = self.failure is not None
+        part = self.partial
+        return EvaluationReply(
+            ticket=request.ticket,
+            results=() if failed else tuple(replace(one, seconds=one.seconds * share) for one in self.results),
+            failure=self.failure,
+            seconds=seconds,
+            worker=worker,
+            stopped=not failed and len(self.results) < len(splits),
+            partial=None if failed or part is None else replace(part, seconds=part.seconds * share),
+        )

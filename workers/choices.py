@@ -95,6 +95,7 @@ class ChoiceScorer:
             fed.positions + before.sum(dim=1, keepdim=True),
             copy_rows(cache, index),
             fed.ids.shape[1],
+            follows=True,
         )
         counts = [len(choice) - 1 for choice in choices]
         places = [row * fed.ids.shape[1] + place for row, count in enumerate(counts) for place in range(count)]

@@ -51,6 +51,10 @@ class EngineConfig:
         tail_tokens: how many closing tokens survive the truncation (question and `Answer:` stand at the end).
         products: who multiplies float32 matrices on a CPU: `torch` as it does by itself, `onednn`, or `auto`, the one
             that is faster on this make of processor (see `moevolve.workers.products`).
+        population: EEP candidates that share a pass, each with `batch_tokens` of its own; see
+            `moevolve.workers.population`.
+        population_memory_mb: most MiB of merged experts that the candidates of a pass may have together; of those that
+            merge, as many share one as fit.
     """
 
     batch_tokens: int = 4096
@@ -58,6 +62,8 @@ class EngineConfig:
     max_prompt_tokens: int | None = None
     tail_tokens: int = 64
     products: Products = "auto"
+    population: int = 1
+    population_memory_mb: int = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,4 +91,6 @@ def engine_fingerprint(model: ModelConfig, engine: EngineConfig) -> str:
         del settings[where]
     if settings["products"] == "auto":  # the setting came later: evaluations from before keep their fingerprint
         del settings["products"]
+    if engine.population == 1:  # the settings came later: what was evaluated before them keeps its fingerprint
+        del settings["population"], settings["population_memory_mb"]
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,34 @@ if TYPE_CHECKING:
 
 _CHUNK = 1 << 22
 """Logits turned to float32 at once: bounds the copies that normalising over a large vocabulary makes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PassRequest:
+    """One pass of the model.
+
+    Attributes:
+        ids, positions: int64 [rows, columns].
+        mask: int64 [rows, cached + columns].
+        cache: extended in place; None to keep nothing.
+        keep: how many closing columns are read.
+        recurs: whether other candidates will ask for the same pass, and nothing is cached before.
+        follows: whether others will ask for the same pass, each after what it has cached.
+        whole_cache: see `Forward.__call__`.
+        hidden: whether what goes into the output embeddings is wanted instead of logits.
+        places: int64, the only ones of the rows x keep closing columns whose logits are wanted; None for all.
+    """
+
+    ids: Tensor
+    mask: Tensor
+    positions: Tensor
+    cache: DynamicCache | None
+    keep: int
+    recurs: bool = False
+    follows: bool = False
+    whole_cache: bool = False
+    hidden: bool = False
+    places: Tensor | None = None
 
 
 class Forward:
@@ -61,6 +90,7 @@ class Forward:
         recurs: bool = False,
         whole_cache: bool = False,
         places: Sequence[int] | None = None,
+        follows: bool = False,
     ) -> Tensor:
         """Run new columns, after those in the cache.
 
@@ -75,6 +105,7 @@ class Forward:
             whole_cache: whether the cache is sure to be used; otherwise `complete` it before.
             places: the only ones of the rows x keep closing columns whose logits are computed, none of them padding;
                 None for all.
+            follows: whether other candidates will be asked the same, each after what it has cached.
 
         Returns:
             Logits [rows, keep, vocabulary], or [places, vocabulary], in the model's dtype.
@@ -82,21 +113,17 @@ class Forward:
         Raises:
             CandidateError: logits of a token are not finite.
         """
-        if places is not None:
-            index = torch.tensor(places, dtype=torch.int64, device=self.device)
-            with self._selecting(index):
-                logits = self._run(ids, mask, positions, cache, keep, recurs, whole_cache)[0]
-            finite = logits.sum(dim=-1, dtype=torch.float32).isfinite()
-            if not finite.all():
-                bad = len(index.to(finite.device)[~finite].div(keep, rounding_mode="floor").unique())
-                raise CandidateError(f"non-finite logits for {bad} of {len(ids)} prompts of a batch")
-            return logits
-        own = mask[:, -ids.shape[1] :]
-        logits = self._run(ids, mask, positions, cache, keep, recurs, whole_cache)
-        # A sum is finite only if its terms are, and is far cheaper than a test of every term. Padding doesn't count.
-        finite = logits.sum(dim=-1, dtype=torch.float32).isfinite() | (own[:, -keep:] == 0).to(logits.device)
-        if not finite.all():
-            bad = int((~finite).any(dim=1).sum())
+        index = None if places is None else torch.tensor(places, dtype=torch.int64, device=self.device)
+        logits = self.run(
+            PassRequest(ids, mask, positions, cache, keep, recurs, follows, whole_cache=whole_cache, places=index)
+        )
+        # A sum is finite only if its terms are, and is far cheaper than a test of every term.
+        infinite = ~logits.sum(dim=-1, dtype=torch.float32).isfinite()
+        if index is None:
+            infinite &= (mask[:, -keep:] != 0).to(logits.device)  # padding doesn't count
+        if infinite.any():
+            where = infinite.nonzero()[:, 0] if index is None else index.to(logits.device)[infinite] // keep
+            bad = len(where.unique())
             raise CandidateError(f"non-finite logits for {bad} of {len(ids)} prompts of a batch")
         return logits
 
@@ -132,18 +159,7 @@ class Forward:
             [rows, keep, hidden] in the model's dtype, on the output embeddings' device; what stands on padding means
             nothing.
         """
-        taken: list[Tensor] = []
-
-        def take(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            taken.append(args[0])
-            return (args[0][:, -1:], *args[1:])  # nobody reads these logits: one column is enough
-
-        handle = self._model.get_output_embeddings().register_forward_pre_hook(take)
-        try:
-            self._run(ids, mask, positions, None, keep, recurs=True)
-        finally:
-            handle.remove()
-        return taken[0]
+        return self.run(PassRequest(ids, mask, positions, None, keep, recurs=True, hidden=True))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The output embeddings' logits of hidden states [positions, hidden], [positions, vocabulary]."""
@@ -156,34 +172,47 @@ class Forward:
         missing = filled.index(True)
         if missing:
             with passed_over(decoder_layers(self._model)[missing:]):
-                self._run(ids, mask, positions, cache, 1, recurs=False)
+                self.run(PassRequest(ids, mask, positions, cache, 1))
 
-    def _run(
-        self,
-        ids: Tensor,
-        mask: Tensor,
-        positions: Tensor,
-        cache: DynamicCache | None,
-        keep: int,
-        recurs: bool,
-        whole_cache: bool = False,
-    ) -> Tensor:
-        """One pass; see `__call__`."""
+    def run(self, request: PassRequest) -> Tensor:
+        """One pass, unchecked: logits or hidden states of the closing columns, [rows, keep, ...] or [places, ...]."""
+        ids, cache = request.ids, request.cache
         with ExitStack() as stack:
             if self._lean and ids.shape[1] > 1:
-                stack.enter_context(lean_blocks(self._model, mask[:, -ids.shape[1] :], keep))
+                stack.enter_context(lean_blocks(self._model, request.mask[:, -ids.shape[1] :], request.keep))
             # Other kinds of caches hold more than keys and values, which can't be put back.
-            if self._reuse is not None and recurs and (cache is None or self.rewinds):
-                stack.enter_context(self._reuse.over(ids, mask, positions, cache, whole_cache))
+            if self._reuse is not None and request.recurs and (cache is None or self.rewinds):
+                reused = self._reuse.over(ids, request.mask, request.positions, cache, request.whole_cache)
+                stack.enter_context(reused)
+            taken = stack.enter_context(self._taking_hidden()) if request.hidden else []
+            if request.places is not None:
+                stack.enter_context(self._selecting(request.places))
             logits: Tensor = self._model(
                 input_ids=ids,
-                attention_mask=mask,
-                position_ids=positions,
+                attention_mask=request.mask,
+                position_ids=request.positions,
                 past_key_values=cache,
                 use_cache=cache is not None,
-                logits_to_keep=keep,
+                logits_to_keep=request.keep,
             ).logits
-        return logits
+        if request.hidden:
+            return taken[0]
+        return logits if request.places is None else logits[0]
+
+    @contextmanager
+    def _taking_hidden(self) -> Iterator[list[Tensor]]:
+        """Collect what goes into the output embeddings."""
+        taken: list[Tensor] = []
+
+        def take(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            taken.append(args[0])
+            return (args[0][:, -1:], *args[1:])  # nobody reads these logits: one column is enough
+
+        handle = self._model.get_output_embeddings().register_forward_pre_hook(take)
+        try:
+            yield taken
+        finally:
+            handle.remove()
 
 
 def copy_rows(cache: DynamicCache, rows: Tensor) -> DynamicCache:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -89,6 +90,20 @@ class GenerationEngine:
         self._greedy: dict[str, tuple[Tokens, ...]] = {}
         self._runs: dict[str, HarnessRun] = {}
         self._texts: dict[Tokens, str] = {}
+
+    @property
+    def forward(self) -> Forward:
+        """What runs the model."""
+        return self._forward
+
+    def on(self, forward: Forward) -> GenerationEngine:
+        """The same engine on another forward of the same model; tokens and what was remembered are common."""
+        twin = copy.copy(self)
+        twin._forward = forward
+        twin._scorer = self._scorer.on(forward)
+        twin._choices = ChoiceScorer(forward, self.config.batch_tokens)
+        twin._runs = {}
+        return twin
 
     @torch.inference_mode()
     def generate(self, split: PreparedSplit, decided: Decided, watch: Watch | None = None) -> Generation:

@@ -47,6 +47,12 @@ class TextScorer:
         self._batch_tokens = batch_tokens
         self._remembered: dict[str, list[Tensor]] = {}
 
+    def on(self, forward: Forward) -> TextScorer:
+        """The same scorer on another forward, remembering in common."""
+        twin = TextScorer(forward, self._batch_tokens)
+        twin._remembered = self._remembered
+        return twin
+
     def logprobs(self, texts: Sequence[Tokens]) -> NDArray[np.float64]:
         """Mean log-probability of every text's tokens after the first, float64 [texts], in nats.
 

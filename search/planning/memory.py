@@ -70,9 +70,9 @@ def worker_memory(
         # The unedited model runs on one layer's originals at a time where they stay on the host.
         shown = experts // len(outline.facts.moe_layers) if host else 0
         items.append(MemoryItem("one layer's original experts", shown, 0))
-    passes = tuple(passes)
-    items.append(MemoryItem("keys and values of a batch", max(map(_cached(outline), passes), default=0), 0))
-    items.append(MemoryItem("activations and logits of a batch (estimate)", _activations(outline, passes), 0))
+    passes, copies = tuple(passes), config.engine.population
+    items.append(MemoryItem("keys and values of a batch", copies * max(map(_cached(outline), passes), default=0), 0))
+    items.append(MemoryItem("activations and logits of a batch (estimate)", copies * _activations(outline, passes), 0))
     loading = outline.weight_bytes if on_gpu and config.model.device_map is None else 0
     return WorkerMemory(tuple(items), loading)
 
@@ -85,11 +85,13 @@ def _original(outline: ModelOutline, host: bool, on_gpu: bool) -> MemoryItem:
 
 
 def _buffers(config: RunConfig, outline: ModelOutline, space: GenomeSpace[Any], host: bool) -> int:
-    """Copies of retained experts where the originals are on the host, merged ones where there are any."""
+    """Copies of retained experts where the originals are on the host, merged ones where there are any; those of all
+    candidates that share a pass."""
     merges = any(phase.kind == "merge" for phase in config.phases)
     if not isinstance(space, EepSpace) or not (host or merges):
         return 0
-    return outline.experts_bytes * space.retained // space.experts
+    one = outline.experts_bytes * space.retained // space.experts
+    return one * max(1, min(config.engine.population, (config.engine.population_memory_mb << 20) // one))
 
 
 def _cached(outline: ModelOutline) -> Any:

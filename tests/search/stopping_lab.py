@@ -89,6 +89,7 @@ def lab_worker() -> EvaluationWorker:
     worker: Any = object.__new__(EvaluationWorker)
     worker._resident = _Resident()
     worker._engine = _Engine(worker._resident)
+    worker._reuse = worker._population = None
     worker._name = "lab"
     return worker
 

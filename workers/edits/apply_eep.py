@@ -51,8 +51,8 @@ class EepApplicator:
     def apply(self, edit: Edit) -> None:
         """See `Applicator.apply`."""
         assert isinstance(edit, EepEdit)
-        self._check(edit)
-        plans = self._plans(edit)
+        self.check(edit)
+        plans = self.plans(edit)
         merging = host_tensor(edit.expert_merging)
         for layer, (router, experts, plan) in enumerate(zip(self.routers, self.experts, plans, strict=True)):
             if edit.one_hot_merging[layer]:
@@ -75,7 +75,7 @@ class EepApplicator:
         for experts in self.experts:
             experts.arrange(None)
 
-    def _plans(self, edit: EepEdit) -> list[RoutingPlan]:
+    def plans(self, edit: EepEdit) -> list[RoutingPlan]:
         """Routing of every layer. One transfer per device and matrix kind, however many layers there are."""
         logits_space = edit.router_space == "logits"
         mappings = _per_layer(host_tensor(edit.router_mapping), self._layers)
@@ -93,7 +93,8 @@ class EepApplicator:
             plans.append(plan)
         return plans
 
-    def _check(self, edit: EepEdit) -> None:
+    def check(self, edit: EepEdit) -> None:
+        """Whether the model can have an edit; raises what `apply` does if it can't."""
         count = self._layers[0].count
         if (edit.layers, edit.experts) != (len(self._layers), count):
             raise UserError(

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from moevolve.kernels.routing import route_logits, route_mapped, route_selected
 from moevolve.workers.layout import MoELayer
+
+if TYPE_CHECKING:
+    from moevolve.workers.edits.population import PopulationPlan
+
+Routed = tuple[Tensor, Tensor, Tensor]
+"""A router's logits [tokens, n or n'], routing weights [tokens, k], and expert indices int64 [tokens, k]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,6 +52,7 @@ class EditableRouter(nn.Module):
     Attributes:
         inner: the family's router.
         plan: how to route instead, or None.
+        population: how to route several candidates' tokens instead, or None.
         before_unedited: called before the family's router runs (originals that are elsewhere come back then).
     """
 
@@ -55,23 +63,29 @@ class EditableRouter(nn.Module):
         self.casts_weights = layer.family.casts_weights
         self.float32 = layer.family.float32_router
         self.plan: RoutingPlan | None = None
+        self.population: PopulationPlan | None = None
         self.before_unedited: Callable[[], None] | None = None
 
-    def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, hidden_states: Tensor) -> Routed:
         """Route tokens.
 
         Args:
             hidden_states: [..., hidden].
 
         Returns:
-            The router's logits [tokens, n or n'], routing weights [tokens, k], and for each the index of its expert in
-            the layer's expert tensors, int64 [tokens, k].
+            The router's logits, routing weights, and for each the index of its expert in the layer's expert tensors.
         """
-        plan = self.plan
-        if plan is None:
-            if self.before_unedited is not None:
-                self.before_unedited()
-            return self.inner(hidden_states)
+        if self.population is not None:
+            return self.population.route(self, hidden_states.reshape(-1, hidden_states.shape[-1]))
+        if self.plan is not None:
+            return self.follow(self.plan, hidden_states)
+        if self.before_unedited is not None:
+            self.before_unedited()
+        routed: Routed = self.inner(hidden_states)
+        return routed
+
+    def follow(self, plan: RoutingPlan, hidden_states: Tensor) -> Routed:
+        """Route tokens [..., hidden] by a plan."""
         logits = self._logits(hidden_states, plan)
         if plan.selected is not None:
             weights, chosen = route_selected(
@@ -85,14 +99,25 @@ class EditableRouter(nn.Module):
             weights, chosen = route_logits(logits, plan.active, self.rule, plan.skip_below, bias=plan.correction)
         if plan.slots is not None:
             chosen = plan.slots[chosen]
-        return logits, weights.to(logits.dtype) if self.casts_weights else weights, chosen
+        return logits, self.as_weights(weights, logits), chosen
+
+    def as_weights(self, weights: Tensor, logits: Tensor) -> Tensor:
+        """Routing weights in the dtype in which the family's experts see them."""
+        return weights.to(logits.dtype) if self.casts_weights else weights
+
+    def original_logits(self, hidden_states: Tensor) -> Tensor:
+        """Of all n experts, for hidden states [..., hidden]: [tokens, n]."""
+        weight = self.inner.weight
+        assert isinstance(weight, Tensor)
+        return self._linear(hidden_states, weight, getattr(self.inner, "bias", None))
 
     def _logits(self, hidden_states: Tensor, plan: RoutingPlan) -> Tensor:
         """Of all n experts, or of n' where the mapping is folded in: [tokens, n or n']."""
-        weight, bias = self.inner.weight, getattr(self.inner, "bias", None)
-        if plan.folded is not None:
-            weight, bias = plan.folded, plan.folded_bias
-        assert isinstance(weight, Tensor)
+        if plan.folded is None:
+            return self.original_logits(hidden_states)
+        return self._linear(hidden_states, plan.folded, plan.folded_bias)
+
+    def _linear(self, hidden_states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         hidden = hidden_states.reshape(-1, weight.shape[1])
         if self.float32:
             hidden, weight = hidden.float(), weight.float()
