@@ -74,26 +74,18 @@ def experts(
     tokens, active = chosen.shape
     order = torch.argsort(chosen.flatten(), stable=True)
     counts = torch.bincount(chosen.flatten(), minlength=len(gate_up)).tolist()
-    sizes = [_rounded(count) for count in counts]
-    # Pairs of a token and an expert lie by expert; what fills an expert's rows up is computed and never read.
-    source = torch.zeros(sum(sizes), dtype=torch.int64)
-    place = torch.empty(tokens * active, dtype=torch.int64)
-    start = done = 0
-    for count, size in zip(counts, sizes, strict=True):
-        mine = order[done : done + count]
-        source[start : start + count] = mine // active
-        place[mine] = torch.arange(start, start + count)
-        start, done = start + size, done + count
-    inputs = hidden.index_select(0, source)
-    outputs = torch.empty_like(inputs)
-    start = 0
-    for expert, size in enumerate(sizes):
-        if size:
-            rows = slice(start, start + size)
-            gate, up = linear(inputs[rows], gate_up[expert]).chunk(2, dim=-1)
-            outputs[rows] = linear(activation(gate).mul_(up), down[expert])
-        start += size
-    return _weighted(outputs.index_select(0, place).view(tokens, active, hidden.shape[1]), weights)
+    # What fills an expert's rows up is computed and never read.
+    outputs = hidden.new_empty(tokens * active, hidden.shape[1])
+    done = 0
+    for expert, count in enumerate(counts):
+        if count:
+            mine = order[done : done + count]
+            source = torch.zeros(_rounded(count), dtype=torch.int64)
+            source[:count] = mine // active
+            gate, up = linear(hidden.index_select(0, source), gate_up[expert]).chunk(2, dim=-1)
+            outputs.index_copy_(0, mine, linear(activation(gate).mul_(up), down[expert])[:count])
+            done += count
+    return _weighted(outputs.view(tokens, active, hidden.shape[1]), weights)
 
 
 def _rounded(count: int) -> int:

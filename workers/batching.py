@@ -1,13 +1,9 @@
-"""Prompts and answers as tokens, and the plan by which they are run together."""
+"""Prompts and answers as tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-import torch
-from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
@@ -32,23 +28,6 @@ class TokenizedSplit:
     prompts: tuple[Tokens, ...]
     golds: tuple[Tokens, ...]
     choices: tuple[tuple[Tokens, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """A padded batch: prompts end in the same column, continuations follow it.
-
-    Attributes:
-        ids: int64 [rows, columns].
-        mask: int64 [rows, columns], 1 where there is a token.
-        positions: int64 [rows, columns], each token's place in its own sequence; 0 on padding.
-        prompt_columns: columns up to and including every prompt's last token.
-    """
-
-    ids: Tensor
-    mask: Tensor
-    positions: Tensor
-    prompt_columns: int
 
 
 def tokenize_split(
@@ -136,50 +115,6 @@ def truncate(tokens: Tokens, limit: int | None, tail: int) -> Tokens:
     if limit is None or len(tokens) <= limit:
         return tokens
     return tokens[: limit - tail] + tokens[len(tokens) - tail :]
-
-
-def plan_batches(lengths: Sequence[int], continuations: Sequence[int], batch_tokens: int) -> list[list[int]]:
-    """Which examples run together: filled in order of length, as many as fit.
-
-    Depends on the arguments only, so an example always runs in the same company.
-
-    Args:
-        lengths: prompt tokens per example.
-        continuations: tokens that follow each prompt in the same pass.
-        batch_tokens: upper bound on rows x (longest prompt + longest continuation); a batch has one row at least.
-
-    Returns:
-        Example indices per batch; all of them exactly once.
-    """
-    batches: list[list[int]] = []
-    prompt = continuation = 0
-    for i in sorted(range(len(lengths)), key=lambda i: (lengths[i], continuations[i], i)):
-        prompt, continuation = max(prompt, lengths[i]), max(continuation, continuations[i])
-        if not batches or (len(batches[-1]) + 1) * (prompt + continuation) > batch_tokens:
-            batches.append([])
-            prompt, continuation = lengths[i], continuations[i]
-        batches[-1].append(i)
-    return batches
-
-
-def pad(prompts: Sequence[Tokens], continuations: Sequence[Tokens], device: torch.device) -> Columns:
-    """Lay prompts and continuations out in columns: prompts padded on their left, continuations on their right.
-
-    Args:
-        prompts: not empty, one per row.
-        continuations: one per row, may be empty.
-        device: where the tensors go.
-    """
-    before = max(map(len, prompts))
-    after = max(map(len, continuations))
-    ids, mask, positions = [], [], []
-    for prompt, continuation in zip(prompts, continuations, strict=True):
-        left, right, length = before - len(prompt), after - len(continuation), len(prompt) + len(continuation)
-        ids.append([0] * left + [*prompt, *continuation] + [0] * right)
-        mask.append([0] * left + [1] * length + [0] * right)
-        positions.append([0] * left + list(range(length)) + [0] * right)
-    stacked = torch.tensor([ids, mask, positions], dtype=torch.int64).to(device)
-    return Columns(stacked[0], stacked[1], stacked[2], before)
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[Tokens]:

@@ -75,10 +75,12 @@ class Shortcuts:
     Attributes:
         draft: read greedy tokens off the pass over the gold answer, instead of decoding all of them step by step.
         lean: leave out feed-forward work that nobody reads (`moevolve.workers.lean`).
+        share: run beginnings that sequences have in common once (`moevolve.workers.columns`).
     """
 
     draft: bool = True
     lean: bool = True
+    share: bool = True
 
 
 ALL_SHORTCUTS = Shortcuts()

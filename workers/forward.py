@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from moevolve.evaluators.errors import CandidateError
+from moevolve.workers.batches import Batcher
+from moevolve.workers.columns import AttentionPart, Columns, Layout
 from moevolve.workers.lean import lean_blocks
+from moevolve.workers.packed_attention import packed, packs
 from moevolve.workers.reuse import LayerReuse, decoder_layers, passed_over
 
 if TYPE_CHECKING:
@@ -31,26 +34,34 @@ class PassRequest:
 
     Attributes:
         ids, positions: int64 [rows, columns].
-        mask: int64 [rows, cached + columns].
+        mask: int64 [rows, cached + columns], 1 where there is a token; None where there is everywhere.
+        places: columns that are read, in all rows counted through, int64 [places].
+        attention: of packed columns.
         cache: extended in place; None to keep nothing.
-        keep: how many closing columns are read.
-        recurs: whether other candidates will ask for the same pass, and nothing is cached before.
-        follows: whether others will ask for the same pass, each after what it has cached.
-        whole_cache: see `Forward.__call__`.
+        recurs: whether other candidates will ask for the same pass, and nothing is cached before: layers may be left
+            out then, of the cache, too (see `Forward.complete`).
         hidden: whether what goes into the output embeddings is wanted instead of logits.
-        places: int64, the only ones of the rows x keep closing columns whose logits are wanted; None for all.
     """
 
     ids: Tensor
-    mask: Tensor
+    mask: Tensor | None
     positions: Tensor
-    cache: DynamicCache | None
-    keep: int
+    places: Tensor
+    attention: tuple[AttentionPart, ...] = ()
+    cache: DynamicCache | None = None
     recurs: bool = False
-    follows: bool = False
-    whole_cache: bool = False
     hidden: bool = False
-    places: Tensor | None = None
+
+
+class _KeptLayer(DynamicLayer):
+    """A cache's layer that keeps the first states it is given as they are; the stock one copies them."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if self.is_initialized:
+            return super().update(key_states, value_states, *args, **kwargs)
+        self.lazy_initialization(key_states, value_states)
+        self.keys, self.values = key_states, value_states
+        return key_states, value_states
 
 
 class Forward:
@@ -60,167 +71,172 @@ class Forward:
         device: where inputs go.
         rewinds: whether cached columns can be masked out and left behind. Sliding windows and recurrent states run over
             columns, so there they can't.
+        batcher: plans its passes.
     """
 
-    def __init__(self, model: PreTrainedModel, lean: bool, reuse: LayerReuse | None = None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        batch_tokens: int,
+        lean: bool = True,
+        reuse: LayerReuse | None = None,
+        share: bool = True,
+    ) -> None:
         """Take a model; edits made to it later are seen.
 
         Args:
             model: in eval mode.
+            batch_tokens: upper bound on columns of a pass.
             lean: leave out feed-forward work that nobody reads; see `moevolve.workers.lean`.
             reuse: where passes that may come again find and leave hidden states; None runs all layers.
+            share: run beginnings that sequences have in common once, if the model lets them be packed.
         """
         self._model = model
         self._lean = lean
         self._reuse = reuse
         self.device: torch.device = next(model.get_input_embeddings().parameters()).device
-        self.rewinds = all(type(layer).__name__ == "DynamicLayer" for layer in self.new_cache().layers)
+        layers = DynamicCache(config=model.config).layers
+        self.rewinds = all(type(layer) is DynamicLayer for layer in layers)
+        layout: Layout = "padded" if not packs(model, layers) else "packed" if share else "unshared"
+        self.batcher = Batcher(layout, batch_tokens, self.device)
 
     def new_cache(self) -> DynamicCache:
         """An empty cache of the kind the model's layers need."""
-        return DynamicCache(config=self._model.config)
+        cache = DynamicCache(config=self._model.config)
+        if self.rewinds:
+            cache.layers = [_KeptLayer() for _ in cache.layers]
+        return cache
 
-    def __call__(
-        self,
-        ids: Tensor,
-        mask: Tensor,
-        positions: Tensor,
-        cache: DynamicCache | None,
-        keep: int,
-        recurs: bool = False,
-        whole_cache: bool = False,
-        places: Sequence[int] | None = None,
-        follows: bool = False,
-    ) -> Tensor:
-        """Run new columns, after those in the cache.
+    def logits(self, columns: Columns, places: ArrayLike, cache: DynamicCache | None = None) -> Tensor:
+        """Run columns that other candidates will be asked, too.
 
         Args:
-            ids: int64 [rows, columns].
-            mask: int64 [rows, cached + columns], 1 where there is a token.
-            positions: int64 [rows, columns], each token's place in its sequence.
-            cache: extended in place; None to keep nothing.
-            keep: how many closing columns have their logits computed.
-            recurs: whether other candidates will be asked the same, and nothing is cached before: layers may be left
-                out then.
-            whole_cache: whether the cache is sure to be used; otherwise `complete` it before.
-            places: the only ones of the rows x keep closing columns whose logits are computed, none of them padding;
-                None for all.
-            follows: whether other candidates will be asked the same, each after what it has cached.
+            columns: of one of `batcher`'s batches.
+            places: columns whose logits are wanted, in all rows counted through, [places]; none is padding.
+            cache: empty, and filled in place; `complete` it before it is used. None to keep nothing.
 
         Returns:
-            Logits [rows, keep, vocabulary], or [places, vocabulary], in the model's dtype.
+            Logits [places, vocabulary] in the model's dtype.
 
         Raises:
-            CandidateError: logits of a token are not finite.
+            CandidateError: a logit is not finite.
         """
-        index = None if places is None else torch.tensor(places, dtype=torch.int64, device=self.device)
-        logits = self.run(
-            PassRequest(ids, mask, positions, cache, keep, recurs, follows, whole_cache=whole_cache, places=index)
-        )
-        # A sum is finite only if its terms are, and is far cheaper than a test of every term.
-        infinite = ~logits.sum(dim=-1, dtype=torch.float32).isfinite()
-        if index is None:
-            infinite &= (mask[:, -keep:] != 0).to(logits.device)  # padding doesn't count
-        if infinite.any():
-            where = infinite.nonzero()[:, 0] if index is None else index.to(logits.device)[infinite] // keep
-            bad = len(where.unique())
-            raise CandidateError(f"non-finite logits for {bad} of {len(ids)} prompts of a batch")
+        return _checked(self.run(self._request(columns, places, cache)))
+
+    def hidden_states(self, columns: Columns, places: ArrayLike) -> Tensor:
+        """Like `logits`, what goes into the output embeddings: [places, hidden], on their device, unchecked."""
+        return self.run(self._request(columns, places, None, hidden=True))
+
+    def embedded(self, hidden: Tensor) -> Tensor:
+        """The output embeddings' logits of hidden states [positions, hidden], [positions, vocabulary]."""
+        logits: Tensor = self._model.get_output_embeddings()(hidden)
         return logits
 
-    @contextmanager
-    def _selecting(self, index: Tensor) -> Iterator[None]:
-        """Let the output embeddings see some positions only, as [1, positions, hidden]."""
+    def step(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache) -> Tensor:
+        """Run new columns of some rows, after those in the cache.
 
-        def select(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            hidden = args[0].reshape(-1, args[0].shape[-1])
-            return (hidden.index_select(0, index.to(hidden.device)).unsqueeze(0), *args[1:])
+        Args:
+            ids, positions: int64 [rows, columns], which end together.
+            mask: int64 [rows, cached + columns], 1 where there is a token.
+            cache: extended in place.
 
-        handle = self._model.get_output_embeddings().register_forward_pre_hook(select)
-        try:
-            yield
-        finally:
-            handle.remove()
+        Returns:
+            Logits of the last column, [rows, vocabulary].
+
+        Raises:
+            CandidateError: a logit is not finite.
+        """
+        places = torch.arange(1, len(ids) + 1, device=self.device) * ids.shape[1] - 1
+        return _checked(self.run(PassRequest(ids, mask, positions, places, cache=cache)))
 
     @property
     def vocabulary(self) -> int:
         """Logits per position."""
         return int(self._model.get_output_embeddings().weight.shape[0])
 
-    def hidden_states(self, ids: Tensor, mask: Tensor, positions: Tensor, keep: int) -> Tensor:
-        """Run columns and give what goes into the output embeddings; logits are left to `logits`.
-
-        Args:
-            ids: int64 [rows, columns].
-            mask: int64 [rows, columns], 1 where there is a token.
-            positions: int64 [rows, columns], each token's place in its sequence.
-            keep: how many closing columns are wanted.
-
-        Returns:
-            [rows, keep, hidden] in the model's dtype, on the output embeddings' device; what stands on padding means
-            nothing.
-        """
-        return self.run(PassRequest(ids, mask, positions, None, keep, recurs=True, hidden=True))
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """The output embeddings' logits of hidden states [positions, hidden], [positions, vocabulary]."""
-        logits: Tensor = self._model.get_output_embeddings()(hidden)
-        return logits
-
-    def complete(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache) -> None:
-        """Fill in the layers that a pass over the same columns left out of its cache, by running them."""
+    def complete(self, columns: Columns, cache: DynamicCache) -> None:
+        """Fill in the layers that a pass over these columns left out of its cache, by running them."""
         filled = [bool(getattr(layer, "is_initialized", False)) for layer in cache.layers]
         missing = filled.index(True)
         if missing:
             with passed_over(decoder_layers(self._model)[missing:]):
-                self.run(PassRequest(ids, mask, positions, cache, 1))
+                self.run(replace(self._request(columns, [0], cache), recurs=False))
+
+    def rows_of(self, cache: DynamicCache, paths: ArrayLike) -> DynamicCache:
+        """A cache with a row for every path.
+
+        Args:
+            cache: of a pass over columns, with all layers.
+            paths: columns of that pass, in all rows counted through, int64 [new rows, new columns].
+        """
+        index = torch.as_tensor(np.asarray(paths), device=self.device)
+        taken = self.new_cache()
+        for number, layer in enumerate(cache.layers):
+            assert layer.keys is not None and layer.values is not None, "the cache isn't complete"
+            taken.update(_rows(layer.keys, index), _rows(layer.values, index), number)
+        return taken
 
     def run(self, request: PassRequest) -> Tensor:
-        """One pass, unchecked: logits or hidden states of the closing columns, [rows, keep, ...] or [places, ...]."""
+        """One pass, unchecked: logits or hidden states of the places that are read, [places, ...]."""
         ids, cache = request.ids, request.cache
         with ExitStack() as stack:
+            if request.attention:
+                stack.enter_context(packed(self._model, request.attention))
             if self._lean and ids.shape[1] > 1:
-                stack.enter_context(lean_blocks(self._model, request.mask[:, -ids.shape[1] :], request.keep))
+                real = None if request.mask is None else request.mask[:, -ids.shape[1] :]
+                stack.enter_context(lean_blocks(self._model, ids.shape, real, request.places))
             # Other kinds of caches hold more than keys and values, which can't be put back.
             if self._reuse is not None and request.recurs and (cache is None or self.rewinds):
-                reused = self._reuse.over(ids, request.mask, request.positions, cache, request.whole_cache)
-                stack.enter_context(reused)
-            taken = stack.enter_context(self._taking_hidden()) if request.hidden else []
-            if request.places is not None:
-                stack.enter_context(self._selecting(request.places))
+                stack.enter_context(self._reuse.over(ids, request.mask, request.positions))
+            read = stack.enter_context(self._reading(request))
             logits: Tensor = self._model(
                 input_ids=ids,
                 attention_mask=request.mask,
                 position_ids=request.positions,
                 past_key_values=cache,
                 use_cache=cache is not None,
-                logits_to_keep=request.keep,
             ).logits
-        if request.hidden:
-            return taken[0]
-        return logits if request.places is None else logits[0]
+        return read[0] if request.hidden else logits[0]
+
+    def _request(
+        self, columns: Columns, places: ArrayLike, cache: DynamicCache | None, hidden: bool = False
+    ) -> PassRequest:
+        index = torch.as_tensor(np.asarray(places, dtype=np.int64), device=self.device)
+        return PassRequest(
+            columns.ids, columns.mask, columns.positions, index, columns.attention, cache, recurs=True, hidden=hidden
+        )
 
     @contextmanager
-    def _taking_hidden(self) -> Iterator[list[Tensor]]:
-        """Collect what goes into the output embeddings."""
-        taken: list[Tensor] = []
+    def _reading(self, request: PassRequest) -> Iterator[list[Tensor]]:
+        """Let the output embeddings see the places that are read only, as [1, places, hidden], and collect these."""
+        read: list[Tensor] = []
 
-        def take(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            taken.append(args[0])
-            return (args[0][:, -1:], *args[1:])  # nobody reads these logits: one column is enough
+        def select(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            hidden = args[0].reshape(-1, args[0].shape[-1])
+            read.append(hidden.index_select(0, request.places.to(hidden.device)))
+            # Where hidden states are wanted nobody reads these logits: one place is enough.
+            return ((read[0][:1] if request.hidden else read[0]).unsqueeze(0), *args[1:])
 
-        handle = self._model.get_output_embeddings().register_forward_pre_hook(take)
+        handle = self._model.get_output_embeddings().register_forward_pre_hook(select)
         try:
-            yield taken
+            yield read
         finally:
             handle.remove()
 
 
-def copy_rows(cache: DynamicCache, rows: Tensor) -> DynamicCache:
-    """A cache of some rows of another (a row may come several times), which stays as it is."""
-    copied = copy.copy(cache)
-    copied.layers = [copy.copy(layer) for layer in cache.layers]
-    copied.batch_select_indices(rows)
-    return copied
+def _checked(logits: Tensor) -> Tensor:
+    # A sum is finite only if its terms are, and is far cheaper than a test of every term.
+    finite = logits.sum(dim=-1, dtype=torch.float32).isfinite()
+    if not finite.all():
+        raise CandidateError(f"non-finite logits at {int((~finite).sum())} of {len(finite)} positions read in a batch")
+    return logits
+
+
+def _rows(states: Tensor, index: Tensor) -> Tensor:
+    """[rows, heads, columns, width] -> [new rows, heads, new columns, width], by columns counted through all rows."""
+    rows, heads, columns, width = states.shape
+    flat = states.transpose(1, 2).reshape(rows * columns, heads, width)
+    return flat[index.to(flat.device)].transpose(1, 2)
 
 
 def token_logprobs(logits: Tensor, rows: Sequence[int], tokens: Sequence[int]) -> NDArray[np.float64]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -18,17 +18,16 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.harness_files import harness_version
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.workers.answers import Answers, draft_lengths
+from moevolve.workers.batches import Batch, in_order
 from moevolve.workers.batching import (
-    Columns,
     TokenizedSplit,
     Tokens,
     end_tokens,
     missing_bos,
-    pad,
-    plan_batches,
     tokenize_split,
 )
 from moevolve.workers.choices import ChoiceScorer, Scored, means
+from moevolve.workers.columns import pad_left
 from moevolve.workers.config import ALL_SHORTCUTS, EngineConfig, Shortcuts
 from moevolve.workers.forward import Forward, sums_by_owner, token_logprobs
 from moevolve.workers.products import use_products
@@ -78,11 +77,11 @@ class GenerationEngine:
                 must be what its keys say.
         """
         use_products(model, config.products)
-        self._forward = Forward(model, shortcuts.lean, reuse)
-        self._scorer = TextScorer(self._forward, config.batch_tokens)
+        self._forward = Forward(model, config.batch_tokens, shortcuts.lean, reuse, shortcuts.share)
+        self._scorer = TextScorer(self._forward)
         self.tokenizer = tokenizer
         self.config = config
-        self._choices = ChoiceScorer(self._forward, config.batch_tokens)
+        self._choices = ChoiceScorer(self._forward)
         self._draft = shortcuts.draft
         self.bos = missing_bos(model, tokenizer)
         self._ends = end_tokens(model, tokenizer)
@@ -101,7 +100,7 @@ class GenerationEngine:
         twin = copy.copy(self)
         twin._forward = forward
         twin._scorer = self._scorer.on(forward)
-        twin._choices = ChoiceScorer(forward, self.config.batch_tokens)
+        twin._choices = ChoiceScorer(forward)
         twin._runs = {}
         return twin
 
@@ -133,21 +132,23 @@ class GenerationEngine:
         lengths = draft_lengths(tokenized.golds, split.max_new_tokens, decided, self._text)
         answers = Answers(len(lengths), split.max_new_tokens, self._ends, decided, self._text)
         logprobs = np.zeros(len(lengths), dtype=np.float64)
-        batches = plan_batches([len(p) for p in tokenized.prompts], lengths, self.config.batch_tokens)
-        for batch in batches if watch is None else watch.arrange(batches):
-            prompts = [tokenized.prompts[i] for i in batch]
-            golds = [tokenized.golds[i] for i in batch]
-            drafts = [gold[: lengths[i]] for i, gold in zip(batch, golds, strict=True)]
-            columns = pad(prompts, drafts, self._forward.device)
+        drafts = [gold[:length] for gold, length in zip(tokenized.golds, lengths, strict=True)]
+        drafted = [(*prompt, *draft) for prompt, draft in zip(tokenized.prompts, drafts, strict=True)]
+        for batch in in_order(self._forward.batcher.batches(tuple((tokens,) for tokens in drafted)), watch):
+            examples = batch.examples
             cache = self._forward.new_cache() if self._forward.rewinds and split.max_new_tokens > 1 else None
-            greedy, logprobs[batch] = self._read_golds(columns, golds, [lengths[i] for i in batch], cache)
-            for i, draft, tokens in zip(batch, drafts, greedy, strict=True):
-                answers.take(i, draft if self._draft else (), tokens)
-            rows = [row for row, i in enumerate(batch) if not answers.finished[i]]
-            if rows:
-                self._decode(rows, batch, prompts, columns, cache, answers)
+            paths = [batch.path(drafted[i]) for i in examples]
+            read = [path[-lengths[i] - 1 :] for i, path in zip(examples, paths, strict=True)]
+            greedy, logprobs[examples] = self._read(batch, read, [tokenized.golds[i] for i in examples], cache)
+            for i, tokens in zip(examples, greedy, strict=True):
+                answers.take(i, drafts[i] if self._draft else (), tokens)
+            going = {i: path for i, path in zip(examples, paths, strict=True) if not answers.finished[i]}
+            if going and cache is not None:
+                self._forward.complete(batch.columns, cache)
+            if going:
+                self._decode(going, tokenized.prompts, cache, answers)
             if watch is not None:
-                watch.generated(batch, answers.texts(batch), logprobs[batch])
+                watch.generated(examples, answers.texts(examples), logprobs[examples])
         return answers, logprobs
 
     @torch.inference_mode()
@@ -242,75 +243,75 @@ class GenerationEngine:
             text = self._texts[tokens] = decoded
         return text
 
-    def _read_golds(
-        self, columns: Columns, golds: Sequence[Tokens], drafted: Sequence[int], cache: DynamicCache | None
+    def _read(
+        self, batch: Batch, read: Sequence[NDArray[np.int64]], golds: Sequence[Tokens], cache: DynamicCache | None
     ) -> tuple[list[list[int]], NDArray[np.float64]]:
-        """One pass over prompts and drafts, of `drafted` gold tokens each.
+        """One pass over prompts and drafts.
+
+        Args:
+            batch: of examples.
+            read: per example, the columns of its prompt's last token and of its draft's.
+            golds: per example.
+            cache: filled, if given.
 
         Returns:
-            The most likely token after each prompt and after each of its draft's tokens, and float64 [rows], the mean
-            log-probability of each gold answer's tokens.
+            The most likely token after each of these columns, and float64 [examples], the mean log-probability of each
+            gold answer's tokens.
         """
-        keep = columns.ids.shape[1] - columns.prompt_columns + 1
-        places = [row * keep + place for row, count in enumerate(drafted) for place in range(count + 1)]
-        starts = np.cumsum([0, *(count + 1 for count in drafted)]).tolist()
-        logits = self._forward(columns.ids, columns.mask, columns.positions, cache, keep, recurs=True, places=places)
-        predicting = [start + place for start, gold in zip(starts, golds, strict=False) for place in range(len(gold))]
-        logprobs = token_logprobs(logits, predicting, [token for gold in golds for token in gold])
+        places, index = np.unique(np.concatenate(read), return_inverse=True)
+        logits = self._forward.logits(batch.columns, places, cache)
+        starts = np.cumsum([0, *map(len, read)]).tolist()
         counts = [len(gold) for gold in golds]
+        predicting = [start + place for start, count in zip(starts, counts, strict=False) for place in range(count)]
+        logprobs = token_logprobs(logits, index[predicting].tolist(), [token for gold in golds for token in gold])
         means = sums_by_owner(logprobs, counts) / np.maximum(counts, 1)
-        greedy = logits.argmax(dim=-1).tolist()
+        greedy = logits.argmax(dim=-1).cpu().numpy()[index].tolist()
         return [greedy[start:end] for start, end in pairwise(starts)], means
 
     def _decode(
         self,
-        rows: list[int],
-        examples: Sequence[int],
+        going: Mapping[int, NDArray[np.int64]],
         prompts: Sequence[Tokens],
-        columns: Columns,
         cache: DynamicCache | None,
         answers: Answers,
     ) -> None:
-        """Finish the answers of some rows of a batch step by step.
+        """Finish answers step by step.
 
         Args:
-            rows: rows whose answers have a token that wasn't fed yet, and are not finished.
-            examples: example index of every row of the batch.
-            prompts: prompt of every row.
-            columns: the pass that came before.
-            cache: what it cached; None to run the rows' prompts again.
+            going: unfinished examples, each of which has a token that wasn't fed yet, and the columns of its prompt
+                and draft.
+            prompts: of all examples.
+            cache: of those columns; None to run the prompts again.
             answers: grown in place.
         """
-        tokens = [answers.tokens[examples[row]] for row in rows]
+        examples = list(going)
+        tokens = [answers.tokens[i] for i in examples]
         if cache is None:
-            whole = [(*prompts[row], *done) for row, done in zip(rows, tokens, strict=True)]
-            again = pad(whole, [()] * len(rows), self._forward.device)
-            ids, mask, positions, cache = again.ids, again.mask, again.positions, self._forward.new_cache()
+            whole = [(*prompts[i], *done) for i, done in zip(examples, tokens, strict=True)]
+            ids, mask, positions = pad_left(whole, self._forward.device)
+            cache = self._forward.new_cache()
         else:
-            self._forward.complete(columns.ids, columns.mask, columns.positions, cache)
-            mask = self._rewind(cache, rows, columns, [len(done) - 1 for done in tokens])
+            fed = [len(prompts[i]) + len(done) - 1 for i, done in zip(examples, tokens, strict=True)]
+            longest = max(fed)
+            paths = [np.resize(going[i][:count], longest) for i, count in zip(examples, fed, strict=True)]
+            cache = self._forward.rows_of(cache, np.stack(paths))
+            place = torch.arange(longest, device=self._forward.device)
+            mask = (place < torch.tensor(fed, device=self._forward.device).unsqueeze(1)).long()
             ids, mask, positions = self._next_column(mask, tokens)
         while True:
-            greedy = self._forward(ids, mask, positions, cache, 1)[:, 0].argmax(dim=-1).tolist()
-            for row, token in zip(rows, greedy, strict=True):
-                if not answers.finished[examples[row]]:
-                    answers.push(examples[row], token)
-            alive = [place for place, row in enumerate(rows) if not answers.finished[examples[row]]]
+            greedy = self._forward.step(ids, mask, positions, cache).argmax(dim=-1).tolist()
+            for i, token in zip(examples, greedy, strict=True):
+                if not answers.finished[i]:
+                    answers.push(i, token)
+            alive = [row for row, i in enumerate(examples) if not answers.finished[i]]
             if not alive:
                 return
             # Selecting copies the cache, so it waits until half of the rows are done.
-            if 2 * len(alive) <= len(rows):
+            if 2 * len(alive) <= len(examples):
                 index = torch.tensor(alive, device=self._forward.device)
                 cache.batch_select_indices(index)
-                rows, mask = [rows[place] for place in alive], mask[index]
-            ids, mask, positions = self._next_column(mask, [answers.tokens[examples[row]] for row in rows])
-
-    def _rewind(self, cache: DynamicCache, rows: list[int], columns: Columns, accepted: list[int]) -> Tensor:
-        """Select rows of a cache; gives the mask [rows, cached] that hides all but `accepted` draft tokens of each."""
-        index = torch.tensor(rows, device=self._forward.device)
-        cache.batch_select_indices(index)
-        place = torch.arange(columns.ids.shape[1], device=self._forward.device) - columns.prompt_columns
-        return columns.mask[index] * (place < torch.tensor(accepted, device=self._forward.device).unsqueeze(1))
+                examples, mask = [examples[row] for row in alive], mask[index]
+            ids, mask, positions = self._next_column(mask, [answers.tokens[i] for i in examples])
 
     def _next_column(self, mask: Tensor, tokens: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor]:
         """Ids, mask and positions that feed each row its last token (finished rows without one are fed anything)."""

@@ -14,9 +14,6 @@ _HALF_LIFE = 32
 _REMEMBERED = 1 << 15
 """Beginnings whose weights are remembered; of more, the lighter half is forgotten."""
 
-State = tuple[Tensor, ...]
-"""Hidden states that go into a layer, and, where they are needed, keys and values of the layers before it."""
-
 
 class LayerStates:
     """A store of hidden states by beginning (what the first l layers of a candidate are) and place (which batch).
@@ -38,7 +35,7 @@ class LayerStates:
         self._limit = limit
         self._nbytes = 0
         self._candidates = 0
-        self._states: dict[str, dict[bytes, State]] = {}
+        self._states: dict[str, dict[bytes, Tensor]] = {}
         self._layers: dict[str, int] = {}
         self._weights: dict[str, float] = {}
 
@@ -63,23 +60,23 @@ class LayerStates:
         if len(self._weights) > _REMEMBERED:
             self._forget()
 
-    def get(self, name: str, place: bytes, device: torch.device) -> State | None:
+    def get(self, name: str, place: bytes, device: torch.device) -> Tensor | None:
         """A kept state, on `device`; None if there is none."""
         state = self._states.get(name, {}).get(place)
-        return None if state is None else tuple(part.to(device, non_blocking=True) for part in state)
+        return None if state is None else state.to(device, non_blocking=True)
 
-    def put(self, name: str, place: bytes, state: State) -> None:
+    def put(self, name: str, place: bytes, state: Tensor) -> None:
         """Keep a state, if it is worth more than what must go for it.
 
         Args:
             name: a beginning that was met.
             place: which batch; states of one name and place are the same.
-            state: tensors that nobody writes to any more.
+            state: hidden states that nobody writes to any more.
         """
-        if place in self._states.get(name, {}) or not self._make_room(_size(state), self._value(name)):
+        if place in self._states.get(name, {}) or not self._make_room(state.nbytes, self._value(name)):
             return
-        self._states.setdefault(name, {})[place] = tuple(map(_on_host, state))
-        self._nbytes += _size(state)
+        self._states.setdefault(name, {})[place] = _on_host(state)
+        self._nbytes += state.nbytes
 
     def _value(self, name: str) -> float:
         """Logarithm of a beginning's value; only differences mean something."""
@@ -94,7 +91,7 @@ class LayerStates:
             if self._value(least) >= value:
                 return False
             states = self._states[least]
-            self._nbytes -= _size(states.popitem()[1])
+            self._nbytes -= states.popitem()[1].nbytes
             if not states:
                 del self._states[least]
         return True
@@ -104,10 +101,6 @@ class LayerStates:
         for name in ordered[: len(ordered) // 2]:
             if name not in self._states:
                 del self._weights[name], self._layers[name]
-
-
-def _size(state: State) -> int:
-    return sum(part.nbytes for part in state)
 
 
 def _on_host(part: Tensor) -> Tensor:

@@ -6,10 +6,11 @@ layer, whose keys and values come from its input, only the positions whose logit
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 
@@ -34,27 +35,27 @@ class _Selection:
 
 
 @contextmanager
-def lean_blocks(model: nn.Module, mask: Tensor, keep: int) -> Iterator[None]:
-    """For the length of a `with` block, let feed-forward blocks compute only what the kept logits depend on.
+def lean_blocks(model: nn.Module, shape: Sequence[int], mask: Tensor | None, read: Tensor) -> Iterator[None]:
+    """For the length of a `with` block, let feed-forward blocks compute only what the logits that are read depend on.
 
     Hooks of others on these blocks, or within them, see the selected positions only, as [1, positions, hidden].
 
     Args:
         model: a `transformers` causal LM whose decoder has `layers`, each with a position-wise block `mlp` that takes
             hidden states [rows, columns, hidden] as its first argument; layers without one run as ever.
-        mask: int64 [rows, columns], the pass's own columns, 1 where there is a token.
-        keep: how many closing columns have their logits read.
+        shape: rows and columns of the pass.
+        mask: int64 [rows, columns], the pass's own columns, 1 where there is a token; None where there is everywhere.
+        read: columns whose logits are read, in all rows counted through, int64; none is padding.
     """
     layers = getattr(model.get_decoder(), "layers", ())  # type: ignore[operator]
     blocks = [getattr(layer, "mlp", None) for layer in layers]
-    rows, columns = mask.shape
-    real = mask.reshape(-1).nonzero().squeeze(1)
-    read = real[real % columns >= columns - keep]
+    rows, columns = shape
+    real = None if mask is None else mask.reshape(-1).nonzero().squeeze(1)
     handles = []
     try:
         for i, block in enumerate(blocks):
-            index = read if i == len(blocks) - 1 else real
-            if isinstance(block, nn.Module) and len(index) < rows * columns:
+            index = torch.unique(read) if i == len(blocks) - 1 else real
+            if isinstance(block, nn.Module) and index is not None and len(index) < rows * columns:
                 selection = _Selection(index, rows, columns)
                 handles.append(block.register_forward_pre_hook(selection.before))
                 handles.append(block.register_forward_hook(selection.after))

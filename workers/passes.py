@@ -14,7 +14,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.matching import make_matcher
 from moevolve.evaluators.types import COMPARING_KINDS, FitnessKind, Positions, PreparedSplit
 from moevolve.workers.answers import draft_lengths
-from moevolve.workers.batching import TokenizedSplit, Tokens, missing_bos, plan_batches, tokenize_split
+from moevolve.workers.batching import TokenizedSplit, Tokens, missing_bos, tokenize_split
 from moevolve.workers.config import EngineConfig, ModelConfig
 from moevolve.workers.facts import meta_model
 from moevolve.workers.loading import load_tokenizer

@@ -14,7 +14,6 @@ products over more rows may have other last digits than over one candidate's: th
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -148,9 +147,7 @@ class Population:
 
     def _shared(self, request: PassRequest | None) -> bool:
         """Whether other lanes ask for the same pass, and its cache can be taken apart or put together."""
-        if request is None or not (request.recurs or request.follows):
-            return False
-        return request.cache is None or self._forward.rewinds
+        return request is not None and request.recurs and (request.cache is None or self._forward.rewinds)
 
     def _run_own(self, lane: Lane) -> None:
         assert lane.request is not None
@@ -164,17 +161,15 @@ class Population:
 
     def _run_shared(self, lanes: Sequence[Lane], like: PassRequest, copies: int, alone: bool) -> None:
         owned = {lane.place: lane.request.cache for lane in lanes if lane.request and lane.request.cache is not None}
-        cache = None
-        if owned:
-            cache = self._forward.new_cache() if like.recurs else _joined(owned, copies)
+        cache = self._forward.new_cache() if owned else None
         request = replace(
             like,
             ids=like.ids.repeat(copies, 1),
-            mask=like.mask.repeat(copies, 1),
+            mask=None if like.mask is None else like.mask.repeat(copies, 1),
             positions=like.positions.repeat(copies, 1),
             cache=cache,
             recurs=False,
-            places=None if like.places is None else _in_copies(like.places, len(like.ids) * like.keep, copies),
+            places=_in_copies(like.places, like.ids.numel(), copies),
         )
         try:
             parts = self._forward.run(request).chunk(copies)
@@ -185,42 +180,24 @@ class Population:
             if out_of_memory(error):
                 raise
             raise SharedPassError(f"{type(error).__name__}: {error}") from error
-        if cache is not None and like.recurs:
+        if cache is not None:
             _deal(cache, owned, copies)
         for lane in lanes:
             lane.give(parts[lane.place])
 
 
 def _same(one: PassRequest, other: PassRequest) -> bool:
-    """Whether two lanes ask for the same columns."""
-    if (one.keep, one.hidden, one.recurs, one.cache is None) != (
-        other.keep,
-        other.hidden,
-        other.recurs,
-        other.cache is None,
-    ):
+    """Whether two lanes ask for the same of the same columns."""
+    if (one.hidden, one.cache is None, one.mask is None) != (other.hidden, other.cache is None, other.mask is None):
         return False
-    pairs = ((one.ids, other.ids), (one.mask, other.mask), (one.places, other.places))
-    return all(a is b or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs)
+    pairs = [(one.ids, other.ids), (one.positions, other.positions), (one.places, other.places)]
+    return all(a is b or torch.equal(a, b) for a, b in pairs)
 
 
 def _in_copies(places: Tensor, stride: int, copies: int) -> Tensor:
     """The same places in each of the copies, which begin `stride` after each other."""
     starts = torch.arange(copies, device=places.device).unsqueeze(1) * stride
     return (starts + places).flatten()
-
-
-def _joined(owned: Mapping[int, DynamicCache], copies: int) -> DynamicCache:
-    """One cache with the rows of every lane's, by place; the first one's again for those that aren't there."""
-    first = next(iter(owned.values()))
-    everyone = [owned.get(place, first) for place in range(copies)]
-    joined = copy.copy(first)
-    joined.layers = [copy.copy(layer) for layer in first.layers]
-    for index, layer in enumerate(joined.layers):
-        if getattr(layer, "is_initialized", False):
-            for name in ("keys", "values"):
-                setattr(layer, name, torch.cat([_part(each, index, name) for each in everyone]))
-    return joined
 
 
 def _deal(cache: DynamicCache, owned: Mapping[int, DynamicCache], copies: int) -> None:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from moevolve.workers.layer_states import LayerStates, State
+from moevolve.workers.layer_states import LayerStates
 
 if TYPE_CHECKING:
-    from transformers import DynamicCache, PreTrainedModel
+    from transformers import PreTrainedModel
 
 
 LayerKeys = Callable[[], "tuple[str, ...] | None"]
@@ -52,44 +52,38 @@ class LayerReuse:
         self.work = self.spared = 0
 
     @contextmanager
-    def over(
-        self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache | None, whole_cache: bool
-    ) -> Iterator[None]:
+    def over(self, ids: Tensor, mask: Tensor | None, positions: Tensor) -> Iterator[None]:
         """For the length of a `with` block that runs the model once over these columns, without cached ones before.
 
+        Layers that are left out cache nothing (see `moevolve.workers.forward.Forward.complete`).
+
         Args:
-            ids, mask, positions: the columns, as `moevolve.workers.forward.Forward` takes them.
-            cache: empty, and filled by the pass; None to keep nothing.
-            whole_cache: whether the cache has all layers after the block, at the cost of keeping their keys and values,
-                too; otherwise it lacks those left out (see `moevolve.workers.forward.Forward.complete`).
+            ids, mask, positions: the columns, as a `moevolve.workers.forward.PassRequest` has them. They tell packed
+                sequences, too: with a tree's tokens in depth-first order, its depths say what it is.
         """
         keys = self._keys()
         if keys is None or len(keys) != len(self._layers) or len(keys) < 2:
             yield
             return
         self._meet(keys)
-        filled = cache if whole_cache else None
-        place = _place(ids, mask, positions) + (b" cached" if filled is not None else b"")
+        place = _place(ids, positions, *(() if mask is None else (mask,)))
         first, state = self._longest(place, ids.device)
         self.work += ids.numel() * len(self._layers)
         self.spared += ids.numel() * first
         with ExitStack() as stack:
-            stack.enter_context(passed_over(self._layers[:first], state[0] if state else None))
+            stack.enter_context(passed_over(self._layers[:first], state))
             for layer, name in self._borders.items():
                 if layer > first:
-                    stack.enter_context(self._keeping(layer, name, place, filled, state[1:]))
+                    stack.enter_context(self._keeping(layer, name, place))
             yield
-        # Not before: a model takes the length of what its first layer has cached for that of the columns before.
-        if filled is not None and first:
-            _fill(filled, state[1:])
 
-    def _longest(self, place: bytes, device: torch.device) -> tuple[int, State]:
+    def _longest(self, place: bytes, device: torch.device) -> tuple[int, Tensor | None]:
         """How many layers may be left out, and what goes into the next; 0 and nothing if none may."""
         for layer in sorted(self._borders, reverse=True):
             state = self._states.get(self._borders[layer], place, device)
             if state is not None:
                 return layer, state
-        return 0, ()
+        return 0, None
 
     def _meet(self, keys: tuple[str, ...]) -> None:
         """Take note of the model's keys, if they aren't those of the pass before."""
@@ -104,40 +98,24 @@ class LayerReuse:
         self._states.meet({name: layer for layer, name in self._borders.items()})
 
     @contextmanager
-    def _keeping(
-        self, layer: int, name: str, place: bytes, cache: DynamicCache | None, before: State
-    ) -> Iterator[None]:
-        """Keep what goes into a layer, and what the layers before it have cached.
+    def _keeping(self, layer: int, name: str, place: bytes) -> Iterator[None]:
+        """Keep what goes into a layer.
 
         Args:
             layer: its index.
             name: the beginning that ends before it.
             place: which pass it is.
-            cache: if its contents are to be kept.
-            before: keys and values of the layers that don't run.
         """
 
         def keep(module: nn.Module, args: tuple[Any, ...]) -> None:
             if args and isinstance(args[0], Tensor):
-                self._states.put(name, place, (args[0], *before, *_cached(cache, len(before) // 2, layer)))
+                self._states.put(name, place, args[0])
 
         handle = self._layers[layer].register_forward_pre_hook(keep)
         try:
             yield
         finally:
             handle.remove()
-
-
-def _cached(cache: DynamicCache | None, first: int, end: int) -> State:
-    """Keys and values of some layers, one after the other."""
-    layers = [] if cache is None else cache.layers[first:end]
-    return tuple(part for layer in layers for part in (layer.keys, layer.values))  # type: ignore[misc, union-attr]
-
-
-def _fill(cache: DynamicCache, state: State) -> None:
-    """Let the first layers of a cache hold keys and values, as `_cached` gives them."""
-    for layer, keys, values in zip(cache.layers, state[::2], state[1::2], strict=False):
-        layer.update(keys, values)  # type: ignore[union-attr]
 
 
 def decoder_layers(model: PreTrainedModel) -> tuple[nn.Module, ...]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.types import PreparedSplit
-from moevolve.workers.batching import TokenizedSplit, Tokens, pad, plan_batches
+from moevolve.workers.batching import TokenizedSplit, Tokens
 from moevolve.workers.forward import Forward, sums_by_owner
 
 _CHUNK = 1 << 24
@@ -33,23 +33,21 @@ class TextScorer:
     unedited model, tokens x hidden values in the model's dtype on the host: edits leave the output embeddings alone, so
     its logits can be made again from them, bit for bit.
 
-    Results depend on the model, the texts and `batch_tokens`.
+    Results depend on the model, the texts and how they are put into batches.
     """
 
-    def __init__(self, forward: Forward, batch_tokens: int) -> None:
+    def __init__(self, forward: Forward) -> None:
         """Take a model; edits made to it later are seen.
 
         Args:
             forward: runs it.
-            batch_tokens: upper bound on padded tokens in one pass; a longer text has a pass to itself.
         """
         self._forward = forward
-        self._batch_tokens = batch_tokens
         self._remembered: dict[str, list[Tensor]] = {}
 
     def on(self, forward: Forward) -> TextScorer:
         """The same scorer on another forward, remembering in common."""
-        twin = TextScorer(forward, self._batch_tokens)
+        twin = TextScorer(forward)
         twin._remembered = self._remembered
         return twin
 
@@ -66,7 +64,7 @@ class TextScorer:
         for batch, hidden in self._passes(_whole(texts)):
             targets = torch.tensor([token for i in batch for token in texts[i][1:]], device=hidden.device)
             parts = [
-                _token_logprobs(self._forward.logits(part), tokens)
+                _token_logprobs(self._forward.embedded(part), tokens)
                 for part, tokens in zip(self._chunks(hidden), self._chunks(targets), strict=True)
             ]
             means[batch] = _text_means(parts, [len(texts[i]) - 1 for i in batch])
@@ -125,7 +123,7 @@ class TextScorer:
         means = np.zeros(len(spans), dtype=np.float64)
         for (batch, hidden), full in zip(self._passes(spans), self._remembered[key], strict=True):
             parts = [
-                compare(self._forward.logits(before.to(now.device)), self._forward.logits(now))
+                compare(self._forward.embedded(before.to(now.device)), self._forward.embedded(now))
                 for before, now in zip(self._chunks(full), self._chunks(hidden), strict=True)
             ]
             means[batch] = _text_means(parts, [spans[i][1] for i in batch])
@@ -133,14 +131,11 @@ class TextScorer:
 
     def _passes(self, spans: Sequence[Span]) -> Iterator[tuple[list[int], Tensor]]:
         """Runs all texts: indices of each pass's texts, and [positions, hidden] of what is read, text by text."""
-        for batch in plan_batches([len(text) for text, _ in spans], [0] * len(spans), self._batch_tokens):
-            columns = pad([spans[i][0] for i in batch], [()] * len(batch), self._forward.device)
-            counts = torch.tensor([spans[i][1] for i in batch], device=columns.mask.device)
-            keep = max(spans[i][1] for i in batch) + 1
-            hidden = self._forward.hidden_states(columns.ids, columns.mask, columns.positions, keep)
-            # Padding is on the left, so every text's last token, which predicts none of its own, is in the last column.
-            read = torch.arange(keep, device=counts.device).unsqueeze(0) >= keep - 1 - counts.unsqueeze(1)
-            yield batch, hidden[:, :-1][read[:, :-1].to(hidden.device)]
+        # A text's last token predicts none of its own.
+        groups = tuple((text[:-1],) for text, _ in spans)
+        for batch in self._forward.batcher.batches(groups):
+            places = [batch.path(groups[i][0])[-spans[i][1] :] for i in batch.examples]
+            yield batch.examples, self._forward.hidden_states(batch.columns, np.concatenate(places))
 
     def _chunks(self, positions: Tensor) -> tuple[Tensor, ...]:
         return positions.split(max(1, _CHUNK // self._forward.vocabulary))

@@ -235,7 +235,7 @@ def test_non_finite_logits_are_the_candidates_fault(
     kept = model.model.layers[1].mlp.experts.down_proj.data.clone()
     model.model.layers[1].mlp.experts.down_proj.data.fill_(value)
     for run in (lambda: engine.generate(split, never), lambda: engine.rank(split)):
-        with pytest.raises(CandidateError, match="non-finite logits for 2 of 2 prompts"):
+        with pytest.raises(CandidateError, match="non-finite logits at 4 of 4 positions"):
             run()
     assert not model.model.layers[1].mlp._forward_hooks
     model.model.layers[1].mlp.experts.down_proj.data.copy_(kept)
