@@ -172,7 +172,7 @@ class Forward:
         index = torch.as_tensor(np.asarray(paths), device=self.device)
         taken = self.new_cache()
         for number, layer in enumerate(cache.layers):
-            assert layer.keys is not None and layer.values is not None, "the cache isn't complete"
+            assert isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None
             taken.update(_rows(layer.keys, index), _rows(layer.values, index), number)
         return taken
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from moevolve.workers.columns import Layout
 from moevolve.workers.config import ModelConfig
 from moevolve.workers.messages import ModelFacts
 
@@ -48,6 +49,7 @@ class ModelOutline:
         expert_bytes: per MoE layer, the bytes of each of its tensors of experts, all n of them.
         cache_bytes: keys and values of one position in all layers.
         caches: whether a pass over answers keeps keys and values to go on from; not with sliding windows.
+        layout: how sequences lie in a pass.
         hidden, vocabulary: sizes.
         intermediate: neurons of an expert, or of a dense network.
         positions: how many the model has.
@@ -61,6 +63,7 @@ class ModelOutline:
     expert_bytes: tuple[tuple[int, ...], ...] = field(repr=False)
     cache_bytes: int
     caches: bool
+    layout: Layout
     hidden: int
     vocabulary: int
     intermediate: int
@@ -106,6 +109,7 @@ def outline_model(config: ModelConfig) -> ModelOutline:
         expert_bytes=sizes,
         cache_bytes=cached * facts.dtype_bytes,
         caches=_caches(model),
+        layout=_layout(model, config),
         hidden=int(model.config.hidden_size),
         vocabulary=int(output.weight.shape[0]),
         intermediate=facts.dense.width
@@ -154,6 +158,15 @@ def _attention(model: PreTrainedModel) -> tuple[int, int]:
     attentions = [layer.self_attn for layer in model.get_decoder().layers]
     cached = sum(int(each.k_proj.out_features + each.v_proj.out_features) for each in attentions)
     return layers * 4 * heads * head_dim, cached
+
+
+def _layout(model: PreTrainedModel, config: ModelConfig) -> Layout:
+    from transformers import DynamicCache
+
+    from moevolve.workers.packed_attention import KINDS, packs
+
+    layers = DynamicCache(config=model.config).layers
+    return "packed" if config.attn_implementation in KINDS and packs(model, layers) else "padded"
 
 
 def _caches(model: PreTrainedModel) -> bool:

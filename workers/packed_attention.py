@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _NAME = "moevolve_packed"
-_KINDS = ("sdpa", "eager")
+KINDS = ("sdpa", "eager")
+"""Attention, as `attn_implementation` has it, that runs between packed columns."""
 _CACHES = ("DynamicLayer", "DynamicSlidingWindowLayer")
 
 _PARTS: ContextVar[tuple[str, Sequence[AttentionPart]]] = ContextVar("parts")
@@ -39,7 +40,7 @@ def packs(model: PreTrainedModel, layers: Sequence[Any]) -> bool:
         layers: of an empty cache of its.
     """
     kinds = {config._attn_implementation for config in _configs(model)}
-    if len(kinds) != 1 or not kinds <= set(_KINDS) or not getattr(model, "_supports_attention_backend", False):
+    if len(kinds) != 1 or not kinds <= set(KINDS) or not getattr(model, "_supports_attention_backend", False):
         return False
     if "eager" in kinds and _plain(type(model)) is None:
         return False

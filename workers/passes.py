@@ -1,20 +1,26 @@
 """The forward passes that scoring a model on a split takes, as sizes: what the engine would run, without a model.
 
-What runs together is planned by the engine's own `plan_batches`; passes are those of `GenerationEngine`, `ChoiceScorer`
-and `TextScorer`, with every example run.
+What runs together is planned by the engine's own `Batcher`; passes are those of `GenerationEngine`, `ChoiceScorer` and
+`TextScorer`, with every example run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.matching import make_matcher
 from moevolve.evaluators.types import COMPARING_KINDS, FitnessKind, Positions, PreparedSplit
 from moevolve.workers.answers import draft_lengths
+from moevolve.workers.batches import Batch, Batcher
 from moevolve.workers.batching import TokenizedSplit, Tokens, missing_bos, tokenize_split
+from moevolve.workers.choices import asked_sequences
+from moevolve.workers.columns import Layout
 from moevolve.workers.config import EngineConfig, ModelConfig
 from moevolve.workers.facts import meta_model
 from moevolve.workers.loading import load_tokenizer
@@ -26,57 +32,79 @@ _LEAST_VOCABULARY = 10
 
 
 @dataclass(frozen=True, slots=True)
-class SplitLengths:
-    """How long the prompts and answers of a split are, in tokens.
+class SplitTokens:
+    """The prompts and answers of a split as tokens.
 
     Attributes:
         fitness: how they are scored.
         prompts: per example.
         answers: per example: with `generate` the gold answer's tokens that are fed along; with fitness kinds that read
             a text, the tokens behind the prompt.
-        choices: per example the tokens of every choice; read by `rank` only.
+        choices: per example every choice; read by `rank` only.
         max_new_tokens: most that `generate` generates.
         positions: what `kl` and `agreement` compare.
     """
 
     fitness: FitnessKind
-    prompts: tuple[int, ...] = field(repr=False)
-    answers: tuple[int, ...] = field(repr=False)
-    choices: tuple[tuple[int, ...], ...] = field(repr=False)
+    prompts: tuple[Tokens, ...] = field(repr=False)
+    answers: tuple[Tokens, ...] = field(repr=False)
+    choices: tuple[tuple[Tokens, ...], ...] = field(repr=False)
     max_new_tokens: int
     positions: Positions = "text"
+
+    @classmethod
+    def of_lengths(
+        cls,
+        fitness: FitnessKind,
+        prompts: Sequence[int],
+        answers: Sequence[int],
+        choices: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        positions: Positions = "text",
+    ) -> SplitTokens:
+        """Where only lengths are known: tokens that no two prompts begin alike with."""
+        return cls(
+            fitness,
+            tuple((i,) * length for i, length in enumerate(prompts)),
+            tuple((0,) * length for length in answers),
+            tuple(tuple((i,) * length for i, length in enumerate(lengths)) for lengths in choices),
+            max_new_tokens,
+            positions,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """A forward pass over a padded batch, or several alike.
+    """A forward pass, or several alike.
 
     Attributes:
-        rows, columns: of the batch.
-        cached: columns that are in the cache before it.
+        tokens: positions that run, padding included.
+        attended: pairs of positions of which one attends to the other, padding and masked ones included.
         real: positions that hold a token; feed-forward blocks run on these only (`moevolve.workers.lean`).
         read: of these, positions that the last layer's block runs on.
         logits: positions whose logits are computed, in all.
-        at_once: of these, most at once.
+        at_once: of these, most at once; None where they are made in chunks of a fixed size.
+        cached: positions that are in the cache before it.
         kept: whether its keys and values are kept.
-        steps: how many there are, each one cached column more than the one before.
+        steps: how many there are, each after all that the one before has cached.
+        longest: tokens of the longest sequence, with those that are cached before, in the last step.
     """
 
-    rows: int
-    columns: int
-    cached: int
+    tokens: int
+    attended: int
     real: int
     read: int
     logits: int
-    at_once: int
+    at_once: int | None
+    cached: int = 0
     kept: bool = False
     steps: int = 1
+    longest: int = 0
 
     @property
     def pairs(self) -> int:
-        """Pairs of positions of which one attends to the other, padding and masked ones included, in all steps."""
-        attended = self.steps * (self.cached + self.columns) + self.steps * (self.steps - 1) // 2
-        return self.rows * self.columns * attended
+        """Attended pairs in all steps."""
+        return self.steps * self.attended + self.tokens * self.steps * (self.steps - 1) // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,27 +142,27 @@ class PromptMeter:
         self._bos = missing_bos(meta_model(model), self._tokenizer)
         self._engine = engine
 
-    def lengths(self, split: PreparedSplit) -> SplitLengths:
-        """The lengths of a split.
+    def tokens(self, split: PreparedSplit) -> SplitTokens:
+        """The tokens of a split.
 
         Raises:
             UserError: a prompt has no tokens.
         """
         tokenized = tokenize_split(self._tokenizer, split, self._engine, self._bos)
-        return SplitLengths(
+        return SplitTokens(
             split.fitness,
-            tuple(map(len, tokenized.prompts)),
+            tokenized.prompts,
             _answers(self._tokenizer, split, tokenized),
-            tuple(tuple(map(len, choices)) for choices in tokenized.choices),
+            tokenized.choices,
             split.max_new_tokens,
             split.positions,
         )
 
 
-def _answers(tokenizer: PreTrainedTokenizerBase, split: PreparedSplit, tokenized: TokenizedSplit) -> tuple[int, ...]:
+def _answers(tokenizer: PreTrainedTokenizerBase, split: PreparedSplit, tokenized: TokenizedSplit) -> tuple[Tokens, ...]:
     if split.fitness != "generate":
         greedy = split.fitness in COMPARING_KINDS and split.positions == "greedy"
-        return tuple(split.max_new_tokens if greedy else len(gold) for gold in tokenized.golds)
+        return tuple((0,) * split.max_new_tokens if greedy else gold for gold in tokenized.golds)
     matcher = make_matcher(split.matching)
 
     def text(tokens: Tokens) -> str:
@@ -145,70 +173,82 @@ def _answers(tokenizer: PreTrainedTokenizerBase, split: PreparedSplit, tokenized
     def decided(example: int, answer: str) -> bool:
         return matcher.decided(answer, split.examples[example])
 
-    return draft_lengths(tokenized.golds, split.max_new_tokens, decided, text)
+    lengths = draft_lengths(tokenized.golds, split.max_new_tokens, decided, text)
+    return tuple(gold[:length] for gold, length in zip(tokenized.golds, lengths, strict=True))
 
 
-def passes_of(lengths: SplitLengths, batch_tokens: int, caches: bool = True) -> Passes:
+def passes_of(split: SplitTokens, batch_tokens: int, layout: Layout = "packed", caches: bool = True) -> Passes:
     """The passes of one evaluation.
 
     Args:
-        lengths: of the split.
+        split: what is evaluated.
         batch_tokens: `engine.batch_tokens`.
+        layout: how the model lets sequences lie.
         caches: whether the model's cache can be gone on from; else prompts run again for decoding.
     """
-    if lengths.fitness == "generate":
-        return _generating(lengths, batch_tokens, caches)
-    if lengths.fitness == "rank":
-        return _ranking(lengths, batch_tokens)
-    return Passes(tuple(_reading(lengths, batch_tokens)))
+    batcher = Batcher(layout, batch_tokens, torch.device("cpu"))
+    if split.fitness == "generate":
+        return _generating(split, batcher, caches)
+    if split.fitness == "rank":
+        return Passes(tuple(_ranking(split, batcher)))
+    return Passes(tuple(_reading(split, batcher)))
 
 
-def _generating(lengths: SplitLengths, batch_tokens: int, caches: bool) -> Passes:
+def _generating(split: SplitTokens, batcher: Batcher, caches: bool) -> Passes:
     sure, decoding = [], []
-    steps = lengths.max_new_tokens - 1
-    for batch in plan_batches(lengths.prompts, lengths.answers, batch_tokens):
-        prompts, drafts = [lengths.prompts[i] for i in batch], [lengths.answers[i] for i in batch]
-        rows, columns = len(batch), max(prompts) + max(drafts)
-        read = rows + sum(drafts)
+    steps = split.max_new_tokens - 1
+    drafted = [(*prompt, *answer) for prompt, answer in zip(split.prompts, split.answers, strict=True)]
+    for batch in batcher.batches(tuple((tokens,) for tokens in drafted)):
+        paths = [batch.path(drafted[i])[len(split.prompts[i]) - 1 :] for i in batch.examples]
+        read = len(np.unique(np.concatenate(paths)))
         kept = caches and steps > 0
-        sure.append(Pass(rows, columns, 0, sum(prompts) + sum(drafts), read, read, read, kept))
+        sure.append(_first(batch, read, read, read, kept))
         if steps > 0:
-            if not caches:
-                decoding.append(Pass(rows, columns, 0, sum(prompts) + rows, rows, rows, rows, True))
-            decoding.append(Pass(rows, 1, columns, rows, rows, rows, rows, True, steps))
+            lengths = [len(drafted[i] if caches else split.prompts[i]) for i in batch.examples]
+            decoding += _steps(lengths, steps) if caches else _again(lengths, steps)
     return Passes(tuple(sure), tuple(decoding))
 
 
-def _ranking(lengths: SplitLengths, batch_tokens: int) -> Passes:
-    sure = []
-    for batch in plan_batches(lengths.prompts, [0] * len(lengths.prompts), batch_tokens):
-        prompts = [lengths.prompts[i] for i in batch]
-        rows, columns = len(batch), max(prompts)
-        chosen = [length for i in batch for length in lengths.choices[i]]
-        longer = sorted(length for length in chosen if length > 1)
-        sure.append(Pass(rows, columns, 0, sum(prompts), rows, rows, rows, bool(longer)))
-        step = max(1, batch_tokens // (columns + max(chosen, default=1) - 1))
-        for start in range(0, len(longer), step):
-            part = longer[start : start + step]
-            width = max(part) - 1
-            real = sum(part) - len(part)
-            logits = len(part) * width
-            sure.append(Pass(len(part), width, columns, real, real, logits, logits, True))
-    return Passes(tuple(sure))
+def _steps(lengths: Sequence[int], steps: int) -> list[Pass]:
+    """Decoding, a token per sequence and step; sequences of these lengths are cached."""
+    rows, columns = len(lengths), max(lengths)
+    attended = rows * (columns + 1)
+    return [Pass(rows, attended, rows, rows, rows, rows, rows * columns, True, steps, columns + steps)]
 
 
-def _reading(lengths: SplitLengths, batch_tokens: int) -> Sequence[Pass]:
+def _again(lengths: Sequence[int], steps: int) -> list[Pass]:
+    """Decoding where nothing is cached: prompts of these lengths run again, with an answer's first token."""
+    rows, columns = len(lengths), max(lengths) + 1
+    again = Pass(rows * columns, rows * columns**2, sum(lengths) + rows, rows, rows, rows, 0, True, 1, columns)
+    return [again, *_steps([columns] * rows, steps - 1)] if steps > 1 else [again]
+
+
+def _ranking(split: SplitTokens, batcher: Batcher) -> Iterator[Pass]:
+    groups = tuple(asked_sequences(*pair) for pair in zip(split.prompts, split.choices, strict=True))
+    for batch in batcher.batches(groups):
+        paths = [batch.path(asked)[len(split.prompts[i]) - 1 :] for i in batch.examples for asked in groups[i]]
+        read = len(np.unique(np.concatenate(paths)))
+        yield _first(batch, read, read, read)
+
+
+def _reading(split: SplitTokens, batcher: Batcher) -> Iterator[Pass]:
     """Texts: the logits of what is read, those of the unedited model again where predictions are compared."""
-    compares = lengths.fitness in COMPARING_KINDS
-    texts = [prompt + answer for prompt, answer in zip(lengths.prompts, lengths.answers, strict=True)]
-    whole = not compares or lengths.positions == "text"
-    counts = [text - 1 if whole else answer for text, answer in zip(texts, lengths.answers, strict=True)]
-    passes = []
-    for batch in plan_batches(texts, [0] * len(texts), batch_tokens):
-        rows, columns = len(batch), max(texts[i] for i in batch)
-        keep = max(counts[i] for i in batch) + 1
-        read = sum(min(texts[i], keep) for i in batch)
-        positions = sum(counts[i] for i in batch)
-        logits = positions * (2 if compares else 1) + rows
-        passes.append(Pass(rows, columns, 0, sum(texts[i] for i in batch), read, logits, positions))
-    return passes
+    compares = split.fitness in COMPARING_KINDS
+    whole = not compares or split.positions == "text"
+    texts = [(*prompt, *answer)[:-1] for prompt, answer in zip(split.prompts, split.answers, strict=True)]
+    counts = [len(text) if whole else len(answer) for text, answer in zip(texts, split.answers, strict=True)]
+    for batch in batcher.batches(tuple((text,) for text in texts)):
+        paths = [batch.path(texts[i])[-counts[i] :] for i in batch.examples]
+        positions = sum(map(len, paths))
+        # One more: a model that is asked for hidden states makes the logits of one position.
+        logits = positions * (2 if compares else 1) + 1
+        yield _first(batch, len(np.unique(np.concatenate(paths))), logits, None)
+
+
+def _first(batch: Batch, read: int, logits: int, at_once: int | None, kept: bool = False) -> Pass:
+    columns = batch.columns
+    tokens = columns.ids.numel()
+    packed = sum(part.pairs for part in columns.attention)
+    real = tokens if columns.mask is None else sum(columns.lengths)
+    attended = packed or tokens * columns.ids.shape[1]
+    return Pass(tokens, attended, real, read, logits, at_once, 0, kept, 1, max(columns.lengths))

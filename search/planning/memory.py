@@ -95,7 +95,7 @@ def _buffers(config: RunConfig, outline: ModelOutline, space: GenomeSpace[Any], 
 
 
 def _cached(outline: ModelOutline) -> Any:
-    return lambda one: one.rows * (one.cached + one.columns + one.steps - 1) * outline.cache_bytes if one.kept else 0
+    return lambda one: (one.cached + one.steps * one.tokens) * outline.cache_bytes if one.kept else 0
 
 
 def _activations(outline: ModelOutline, passes: Iterable[Pass]) -> int:
@@ -104,9 +104,8 @@ def _activations(outline: ModelOutline, passes: Iterable[Pass]) -> int:
     choices = max(facts.active, 1)
     most = 0
     for one in passes:
-        tokens = one.rows * one.columns
-        states = 4 * tokens * outline.hidden * size
+        states = 4 * one.tokens * outline.hidden * size
         network = one.real * choices * (outline.hidden + 3 * outline.intermediate) * size
-        logits = min(one.at_once * outline.vocabulary, max(one.rows * outline.vocabulary, _LOGITS_AT_ONCE))
+        logits = _LOGITS_AT_ONCE if one.at_once is None else one.at_once * outline.vocabulary
         most = max(most, states + network, states + logits * (size + 4))
     return most

@@ -216,7 +216,7 @@ class Planner:
 
     def _check_positions(self) -> None:
         for split in self.splits:
-            longest = max((one.cached + one.columns + one.steps - 1 for one in _all(split)), default=0)
+            longest = max((one.longest for one in _all(split)), default=0)
             if longest > self._outline.positions:
                 raise UserError(
                     f"task {split.task}, split {split.split}: prompts and answers reach {longest} tokens, the model "

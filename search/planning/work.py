@@ -62,7 +62,7 @@ class ModelWork:
     def flops(self, one: Pass) -> int:
         """Operations of a pass, in all its steps."""
         last = self.layers[-1]
-        outside = sum(layer.outside for layer in self.layers) * one.rows * one.columns
+        outside = sum(layer.outside for layer in self.layers) * one.tokens
         block = sum(layer.block for layer in self.layers[:-1]) * one.real + last.block * one.read
         return one.steps * (outside + block + self.output * one.logits) + self.pair * one.pairs
 
@@ -75,7 +75,7 @@ class ModelWork:
         if self.retained:
             touched = self.retained * (1 - (1 - self.active / self.retained) ** one.real)
         weights = self.weight_bytes + touched * self.expert_bytes
-        cached = self.cache_bytes * one.rows * (one.cached + (one.steps - 1) / 2)
+        cached = self.cache_bytes * (one.cached + one.tokens * (one.steps - 1) / 2)
         return one.steps * (weights + cached)
 
 

@@ -17,7 +17,7 @@ from moevolve.search.genomes.eep import EepSpace
 from moevolve.search.genomes.nanomoe import NanoMoeSpace
 from moevolve.search.planning.prompts import Prompts
 from moevolve.workers.outline import ModelOutline
-from moevolve.workers.passes import Passes, PromptMeter, SplitLengths, passes_of
+from moevolve.workers.passes import Passes, PromptMeter, SplitTokens, passes_of
 
 _CHARACTERS = 4
 """Per token, where there is no tokenizer: about what English text has."""
@@ -94,17 +94,18 @@ class WorkloadReader:
         counts: Any = {name: count for name, count in section.counts.items() if name == split}
         task = task.with_counts(counts) if counts else task
         if self._given is not None:
-            lengths, source = _given_lengths(task, split, self._given), "given"
+            tokens, source = _given(task, split, self._given), "given"
         else:
-            lengths, source = self._lengths(prepare_split(task, split))
-        passes = passes_of(lengths, self._config.engine.batch_tokens, self._outline.caches)
-        tokens = sum(lengths.prompts) + sum(lengths.answers)
-        return SplitWork(task.name, split, len(lengths.prompts), tokens, source, passes)
+            tokens, source = self._tokens(prepare_split(task, split))
+        outline = self._outline
+        passes = passes_of(tokens, self._config.engine.batch_tokens, outline.layout, outline.caches)
+        count = sum(map(len, (*tokens.prompts, *tokens.answers)))
+        return SplitWork(task.name, split, len(tokens.prompts), count, source, passes)
 
-    def _lengths(self, prepared: PreparedSplit) -> tuple[SplitLengths, str]:
+    def _tokens(self, prepared: PreparedSplit) -> tuple[SplitTokens, str]:
         meter = self._find_meter()
         if meter is not None:
-            return meter.lengths(prepared), "data, tokenised"
+            return meter.tokens(prepared), "data, tokenised"
         limit = self._config.engine.max_prompt_tokens
 
         def tokens(text: str) -> int:
@@ -113,15 +114,15 @@ class WorkloadReader:
         prompts = (tokens(example.prompt) + 1 for example in prepared.examples)
         golds = (tokens(example.references[0]) if example.references else 0 for example in prepared.examples)
         drafts = tuple(max(gold - 1, 0) if prepared.fitness == "generate" else gold for gold in golds)
-        lengths = SplitLengths(
+        made = SplitTokens.of_lengths(
             prepared.fitness,
-            tuple(prompt if limit is None else min(prompt, limit) for prompt in prompts),
+            [prompt if limit is None else min(prompt, limit) for prompt in prompts],
             drafts,
-            tuple(tuple(map(tokens, example.choices)) for example in prepared.examples),
+            [list(map(tokens, example.choices)) for example in prepared.examples],
             prepared.max_new_tokens,
             prepared.positions,
         )
-        return lengths, f"data, {_CHARACTERS} characters a token (no tokenizer)"
+        return made, f"data, {_CHARACTERS} characters a token (no tokenizer)"
 
     def _find_meter(self) -> PromptMeter | None:
         """The model's tokenizer, if it has one."""
@@ -134,7 +135,7 @@ class WorkloadReader:
         return self._meter
 
 
-def _given_lengths(task: TaskConfig, split: Split, given: Prompts) -> SplitLengths:
+def _given(task: TaskConfig, split: Split, given: Prompts) -> SplitTokens:
     if split not in task.splits:
         raise UserError(f"{task.origin}: there is no `{split}` split; it has: {', '.join(task.splits)}")
     rows = task.splits[split]
@@ -144,7 +145,7 @@ def _given_lengths(task: TaskConfig, split: Split, given: Prompts) -> SplitLengt
         raise UserError(f"task {task.name}: its file doesn't say how many examples `{split}` has; give --examples")
     new = given.new_tokens or task.max_new_tokens
     answer = 0 if task.fitness == "generate" else new
-    return SplitLengths(
+    return SplitTokens.of_lengths(
         task.fitness,
         (given.prompt_tokens,) * count,
         (answer,) * count,

@@ -22,7 +22,8 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.matching import make_matcher
 from moevolve.evaluators.metrics import score
 from moevolve.evaluators.types import PreparedSplit, SplitResult
-from moevolve.workers.batching import Tokens, end_tokens, missing_bos, pad, tokenize_split
+from moevolve.workers.batching import Tokens, end_tokens, missing_bos, tokenize_split
+from moevolve.workers.columns import pad_left
 from moevolve.workers.config import EngineConfig, ModelConfig
 from moevolve.workers.edits.eep import EepEdit
 from moevolve.workers.loading import load_model
@@ -117,16 +118,16 @@ class AuthorsWay:
         return np.array([matcher.match(text, example) for text, example in zip(texts, split.examples, strict=True)])
 
     def _generate(self, model: MixtralForCausalLM, prompts: Sequence[Tokens], budget: int) -> list[str]:
-        columns = pad(prompts, [()] * len(prompts), model.device)
+        ids, mask, _ = pad_left(prompts, model.device)
         made = model.generate(
-            input_ids=columns.ids,
-            attention_mask=columns.mask,
+            input_ids=ids,
+            attention_mask=mask,
             max_new_tokens=budget,
             do_sample=False,
             eos_token_id=sorted(end_tokens(self._original, self._tokenizer)),
             pad_token_id=0,
         )
-        answers = made[:, columns.prompt_columns :].tolist()
+        answers = made[:, ids.shape[1] :].tolist()
         ends = end_tokens(self._original, self._tokenizer)
         cut = [list(takewhile(lambda token: token not in ends, answer)) for answer in answers]
         return list(self._tokenizer.batch_decode(cut, skip_special_tokens=True, clean_up_tokenization_spaces=False))
@@ -142,11 +143,9 @@ class AuthorsWay:
     def plain_forward(self, split: PreparedSplit) -> float:
         """Seconds of one plain pass of the full model over a split's prompts: the unit of cost."""
         prompts = self._tokens(split)
-        batches = [
-            pad(prompts[i : i + self._rows], [()] * len(prompts[i : i + self._rows]), self._original.device)
-            for i in range(0, len(prompts), self._rows)
-        ]
+        device = self._original.device
+        batches = [pad_left(prompts[i : i + self._rows], device) for i in range(0, len(prompts), self._rows)]
         started = time.perf_counter()
-        for columns in batches:
-            self._original(input_ids=columns.ids, attention_mask=columns.mask, use_cache=False, logits_to_keep=1)
+        for ids, mask, _ in batches:
+            self._original(input_ids=ids, attention_mask=mask, use_cache=False, logits_to_keep=1)
         return time.perf_counter() - started

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,12 @@ from moevolve.search.genomes.registry import make_space
 from moevolve.search.planning.models import find_model, shipped_models
 from moevolve.search.planning.sizes import model_sizes
 from moevolve.search.planning.work import candidate_work, full_work
+from moevolve.workers.batching import Tokens
+from moevolve.workers.columns import Layout
 from moevolve.workers.config import EngineConfig, ModelConfig
 from moevolve.workers.generation import GenerationEngine
 from moevolve.workers.outline import outline_model
-from moevolve.workers.passes import Pass, PromptMeter, SplitLengths, passes_of
+from moevolve.workers.passes import Pass, PromptMeter, SplitTokens, passes_of
 from moevolve.workers.profiling_costs import model_costs
 from moevolve.workers.resident import ResidentModel
 
@@ -69,14 +72,15 @@ def task(tmp_path_factory: pytest.TempPathFactory, tiny: Any) -> Callable[[str],
 
 
 class Seen:
-    """Passes that a model ran: rows, columns and cached columns of each."""
+    """Passes that a model ran: positions of each, and positions that were cached before."""
 
     def __init__(self) -> None:
-        self.passes: list[tuple[int, int, int]] = []
+        self.passes: list[tuple[int, int]] = []
 
     def __call__(self, module: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
         rows, columns = kwargs["input_ids"].shape
-        self.passes.append((rows, columns, kwargs["attention_mask"].shape[1] - columns))
+        mask = kwargs["attention_mask"]
+        self.passes.append((rows * columns, 0 if mask is None else rows * (mask.shape[1] - columns)))
 
 
 @contextmanager
@@ -94,18 +98,27 @@ def resident(tiny: Any) -> ResidentModel:
     return ResidentModel.load(ModelConfig(str(tiny.model), device="cpu", **settings))
 
 
+@pytest.fixture(params=["packed", "padded"])
+def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Layout:
+    if request.param == "padded":
+        monkeypatch.setattr("moevolve.workers.forward.packs", lambda *_: False)
+    layout: Layout = request.param
+    return layout
+
+
 # torch's counter doesn't know oneDNN's operators.
 ENGINE = EngineConfig(batch_tokens=40, products="torch")
 
 
 @pytest.mark.parametrize("fitness", ["rank", "generate", "perplexity", "kl", "agreement"])
 def test_passes_and_operations_are_those_of_the_engine(
-    resident: ResidentModel, task: Callable[[str], PreparedSplit], fitness: str
+    resident: ResidentModel, task: Callable[[str], PreparedSplit], fitness: str, layout: Layout
 ) -> None:
     split = task(fitness)
     outline = outline_model(resident.config)
-    lengths = PromptMeter(resident.config, ENGINE).lengths(split)
-    planned = passes_of(lengths, ENGINE.batch_tokens)
+    assert outline.layout == "packed"
+    tokens = PromptMeter(resident.config, ENGINE).tokens(split)
+    planned = passes_of(tokens, ENGINE.batch_tokens, layout, outline.caches)
     section: Any = TypeAdapter(GenomeSection).validate_python({"experts": 2, "groups": 2})
     space = make_space(section, outline.facts)
     edit = space.sample(np.random.default_rng(1), PRUNE).genome.express()
@@ -119,40 +132,41 @@ def test_passes_and_operations_are_those_of_the_engine(
     counts = {name: sum(each.values()) for name, each in counter.get_flop_counts().items()}
     rotary = sum(flops for name, flops in counts.items() if name.endswith("rotary_emb"))
     if fitness == "generate":
-        lengths = SplitLengths(lengths.fitness, lengths.prompts, _drafts(split, lengths), (), 5)
-        planned = passes_of(lengths, ENGINE.batch_tokens)
-    assert [(one.rows, one.columns, one.cached) for one in planned.sure] == seen.passes
+        planned = passes_of(replace(tokens, answers=_drafts(tokens)), ENGINE.batch_tokens, layout, outline.caches)
+    assert [(one.tokens, one.cached) for one in planned.sure] == seen.passes
     work = candidate_work(outline, space, "prune")
     assert sum(work.flops(one) for one in planned.sure) == counter.get_total_flops() - rotary
 
 
-def _drafts(split: PreparedSplit, lengths: SplitLengths) -> tuple[int, ...]:
-    """Decided answers have all but the gold answer's last token fed."""
-    golds = [len(example.references[0].split()) for example in split.examples]
-    assert max(golds) > 1
-    return tuple(gold - 1 for gold in golds)
+def _drafts(tokens: SplitTokens) -> tuple[Tokens, ...]:
+    """Decided answers have all but the gold answer's last token fed; it is one of the choices."""
+    golds = [choices[i % 4] for i, choices in enumerate(tokens.choices)]
+    assert max(map(len, golds)) > 1
+    return tuple(gold[:-1] for gold in golds)
 
 
 def test_decoding_takes_a_pass_of_one_column_per_step(
     resident: ResidentModel, task: Callable[[str], PreparedSplit]
 ) -> None:
     split = task("generate")
-    lengths = PromptMeter(resident.config, ENGINE).lengths(split)
-    planned = passes_of(lengths, ENGINE.batch_tokens)
+    planned = passes_of(PromptMeter(resident.config, ENGINE).tokens(split), ENGINE.batch_tokens)
     engine = GenerationEngine(resident.model, resident.tokenizer, ENGINE)
     with watched(resident.model) as seen:
         engine.generate(split, lambda i, text: False)
-    decoded = [each for each in seen.passes if each[1] == 1]
+    decoded = [each for each in seen.passes if each[1]]
     # Gold answers that are met, and ends, spare some steps.
     assert 0 < len(decoded) <= sum(one.steps for one in planned.decoding)
     assert all(one.steps == split.max_new_tokens - 1 for one in planned.decoding)
-    firsts = [one for one in planned.sure if not one.cached]
-    assert [(one.rows, one.cached) for one in planned.decoding] == [(one.rows, one.columns) for one in firsts]
+    assert max(tokens for tokens, _ in decoded) <= max(one.tokens for one in planned.decoding)
+    examples = len(split.examples)
+    assert sum(one.tokens for one in planned.decoding) == examples
+    assert all(one.attended == one.cached + one.tokens for one in planned.decoding)
 
 
 def test_steps_of_a_pass_attend_to_one_more_column_each() -> None:
-    many = Pass(3, 1, 10, 3, 3, 3, 3, True, steps=4)
-    assert many.pairs == sum(Pass(3, 1, 10 + step, 3, 3, 3, 3).pairs for step in range(4)) == 3 * (11 + 12 + 13 + 14)
+    many = Pass(3, 3 * 11, 3, 3, 3, 3, 3 * 10, True, steps=4)
+    one_by_one = [Pass(3, 3 * (11 + step), 3, 3, 3, 3, 3 * (10 + step)) for step in range(4)]
+    assert many.pairs == sum(one.pairs for one in one_by_one) == 3 * (11 + 12 + 13 + 14)
 
 
 DENSE: dict[str, tuple[str, dict[str, Any]]] = {

@@ -106,7 +106,7 @@ def placement(device: str = "h100", **changes: Any) -> Placement:
 def test_a_pass_is_bound_by_operations_or_by_memory() -> None:
     outline = outline_model(ModelConfig(find_model("mixtral-8x7b"), dtype="bfloat16"))
     work: ModelWork = full_work(outline)
-    large, small = Pass(100, 160, 0, 16000, 100, 100, 100), Pass(1, 1, 160, 1, 1, 1, 1, True)
+    large, small = Pass(16000, 100 * 160**2, 16000, 100, 100, 100), Pass(1, 161, 1, 1, 1, 1, 160, True)
     least = 32 * placement().device.layer_seconds
     assert placement().seconds(work, large) == pytest.approx(least + work.flops(large) / (0.4 * 989e12))
     # One token reads what isn't experts, and two of eight.

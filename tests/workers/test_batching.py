@@ -3,13 +3,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
-from moevolve.workers.batching import pad, plan_batches, tokenize_split, truncate
+from moevolve.workers.batching import tokenize_split, truncate
 from moevolve.workers.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -28,38 +25,6 @@ def with_template(tokenizer: PreTrainedTokenizerFast, template: str) -> PreTrain
     inner = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     inner.post_processor = processors.TemplateProcessing(single=template, special_tokens=[("<s>", 1), ("</s>", 2)])
     return PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
-
-
-@given(
-    st.lists(st.tuples(st.integers(1, 60), st.integers(0, 5)), max_size=40),
-    st.integers(1, 300),
-)
-def test_a_plan_runs_every_example_once_in_order_of_length_within_the_bound(
-    sizes: list[tuple[int, int]], bound: int
-) -> None:
-    prompts, drafts = [p for p, _ in sizes], [d for _, d in sizes]
-    batches = plan_batches(prompts, drafts, bound)
-    flat = [i for batch in batches for i in batch]
-    assert sorted(flat) == list(range(len(sizes)))
-    assert [prompts[i] for i in flat] == sorted(prompts)
-    for batch, following in zip(batches, [*batches, []][1:], strict=True):
-        width = max(prompts[i] for i in batch) + max(drafts[i] for i in batch)
-        assert len(batch) == 1 or len(batch) * width <= bound
-        if following:  # the next example would not have fitted
-            more = [*batch, following[0]]
-            assert len(more) * (max(prompts[i] for i in more) + max(drafts[i] for i in more)) > bound
-
-
-def test_equal_lengths_keep_the_order_of_examples() -> None:
-    assert plan_batches([3, 2, 3, 2], [0, 0, 0, 0], 6) == [[1, 3], [0, 2]]
-
-
-def test_padding_aligns_the_ends_of_prompts() -> None:
-    columns = pad([(5, 6, 7), (8,)], [(), (9, 4)], torch.device("cpu"))
-    assert columns.prompt_columns == 3
-    assert columns.ids.tolist() == [[5, 6, 7, 0, 0], [0, 0, 8, 9, 4]]
-    assert columns.mask.tolist() == [[1, 1, 1, 0, 0], [0, 0, 1, 1, 1]]
-    assert columns.positions.tolist() == [[0, 1, 2, 0, 0], [0, 0, 0, 1, 2]]
 
 
 def test_truncation_keeps_head_and_tail() -> None:

@@ -46,9 +46,13 @@ def never(_: int, __: str) -> bool:
 
 
 def prompts_of(count: int = 14) -> list[list[int]]:
-    """Prompts of 2 to 19 tokens."""
+    """Prompts of 2 to 19 tokens; of every four, one begins like the one before and one is a beginning of it."""
     rng = np.random.default_rng(5)
-    return [rng.integers(4, 60, size=int(rng.integers(2, 20))).tolist() for _ in range(count)]
+    prompts = [rng.integers(4, 60, size=int(rng.integers(2, 20))).tolist() for _ in range(count)]
+    for i in range(0, count - 2, 4):
+        half = 1 + len(prompts[i]) // 2
+        prompts[i + 1], prompts[i + 2] = [*prompts[i][:half], *prompts[i + 1]][:19], prompts[i][:half]
+    return prompts
 
 
 def greedy(model: PreTrainedModel, prompt: list[int], limit: int = NEW) -> list[int]:
@@ -99,11 +103,9 @@ class Case:
         self.answers = [greedy(self.model, prompt) for prompt in self.prompts]
         self.logprobs = [mean_logprob(self.model, p, g) for p, g in zip(self.prompts, self.golds, strict=True)]
 
-    def engine(
-        self, batch_tokens: int = 4096, draft: bool = True, lean: bool = True, **config: int
-    ) -> GenerationEngine:
-        settings = EngineConfig(batch_tokens=batch_tokens, **config)
-        return GenerationEngine(self.model, self.tokenizer, settings, Shortcuts(draft=draft, lean=lean))
+    def engine(self, batch_tokens: int = 4096, config: dict[str, int] | None = None, **on: bool) -> GenerationEngine:
+        settings = EngineConfig(batch_tokens=batch_tokens, **(config or {}))
+        return GenerationEngine(self.model, self.tokenizer, settings, Shortcuts(**on))
 
     def count_passes(self, run: Callable[[], object]) -> int:
         passes = 0
@@ -135,21 +137,28 @@ def test_the_samples_reach_every_path(case: Case) -> None:
     assert any(followed) and not all(followed)
 
 
-@pytest.mark.parametrize("draft", [True, False])
-@pytest.mark.parametrize("lean", [True, False])
+@pytest.fixture(params=["packed", "unshared", "padded"])
+def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """How sequences lie; gives whether they share beginnings."""
+    if request.param == "padded":
+        monkeypatch.setattr("moevolve.workers.forward.packs", lambda *_: False)
+    return bool(request.param == "packed")
+
+
+@pytest.mark.parametrize(("lean", "draft"), [(True, True), (True, False), (False, True)])
 @pytest.mark.parametrize("batch_tokens", [1, 90, 4096])
 def test_answers_and_gold_logprobs_are_those_of_single_unpadded_prompts(
-    case: Case, batch_tokens: int, lean: bool, draft: bool
+    case: Case, batch_tokens: int, lean: bool, draft: bool, layout: bool
 ) -> None:
-    got = case.engine(batch_tokens, draft, lean).generate(case.split, never)
+    got = case.engine(batch_tokens, draft=draft, lean=lean, share=layout).generate(case.split, never)
     assert list(got.texts) == [words(answer) for answer in case.answers]
     assert got.gold_logprobs.dtype == np.float64
     np.testing.assert_allclose(got.gold_logprobs, case.logprobs, atol=1e-4)
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 90, 4096])
-def test_ranks_are_those_of_single_unpadded_prompts(case: Case, batch_tokens: int) -> None:
-    got = case.engine(batch_tokens).rank(case.split)
+def test_ranks_are_those_of_single_unpadded_prompts(case: Case, batch_tokens: int, layout: bool) -> None:
+    got = case.engine(batch_tokens, share=layout).rank(case.split)
     tokens = [[30], [31, 32], [33, 34, 35], [36]]
     for i, (values, prompt) in enumerate(zip(got, case.prompts, strict=True)):
         expected = [mean_logprob(case.model, prompt, choice) for choice in tokens[: 1 + i % 4]]
@@ -174,7 +183,7 @@ def test_stopping_once_decided_changes_no_outcome(case: Case, kind: str) -> None
 def test_a_truncated_prompt_keeps_head_and_tail(mixtral: Case) -> None:
     long = list(range(10, 40))
     split = split_of([long, [7, 8]], [[20, 21], [22]])
-    got = mixtral.engine(max_prompt_tokens=12, tail_tokens=4).generate(split, never)
+    got = mixtral.engine(config={"max_prompt_tokens": 12, "tail_tokens": 4}).generate(split, never)
     kept = [*long[:7], *long[-4:]]  # with the opening token, 12
     assert got.texts == (words(greedy(mixtral.model, kept)), words(greedy(mixtral.model, [7, 8])))
     np.testing.assert_allclose(got.gold_logprobs[0], mean_logprob(mixtral.model, kept, [20, 21]), atol=1e-4)
@@ -235,25 +244,27 @@ def test_non_finite_logits_are_the_candidates_fault(
     kept = model.model.layers[1].mlp.experts.down_proj.data.clone()
     model.model.layers[1].mlp.experts.down_proj.data.fill_(value)
     for run in (lambda: engine.generate(split, never), lambda: engine.rank(split)):
-        with pytest.raises(CandidateError, match="non-finite logits at 4 of 4 positions"):
+        with pytest.raises(CandidateError, match=r"non-finite logits at (\d) of \1 positions"):
             run()
     assert not model.model.layers[1].mlp._forward_hooks
     model.model.layers[1].mlp.experts.down_proj.data.copy_(kept)
     assert np.isfinite(engine.generate(split, never).gold_logprobs).all()
 
 
-def test_lean_passes_run_no_padding_and_only_answers_in_the_last_layer(mixtral: Case) -> None:
+@pytest.mark.parametrize("share", [True, False])
+def test_lean_passes_run_common_tokens_once_and_only_answers_in_the_last_layer(mixtral: Case, share: bool) -> None:
     seen: dict[int, int] = {}
     handles = [
         layer.mlp.experts.register_forward_pre_hook(lambda _, args, i=i: seen.update({i: args[0].shape[0]}))
         for i, layer in enumerate(mixtral.model.model.layers)
     ]
     split = split_of([[5, 6, 7, 8], [9]], [[20], [21, 22]], limit=1)
-    mixtral.engine().generate(split, never)
+    mixtral.engine(share=share).generate(split, never)
     for handle in handles:
         handle.remove()
     # Prompts of 5 and 2 tokens with their opening token; only the second gold answer needs a token fed.
-    assert seen == {0: 8, 1: 8, 2: 3}
+    tokens = 7 if share else 8
+    assert seen == {0: tokens, 1: tokens, 2: 3}
 
 
 def test_examples_without_references_or_choices_are_answered_all_the_same(mixtral: Case) -> None:

@@ -24,7 +24,7 @@ def offer(states: LayerStates, name: str, layers: int, places: int = 3) -> None:
     """A candidate of one beginning passes with all its batches."""
     states.meet({name: layers})
     for i in range(places):
-        states.put(name, bytes([i]), (state(i),))
+        states.put(name, bytes([i]), state(i))
 
 
 def test_states_come_back_as_they_were_put() -> None:
@@ -32,7 +32,7 @@ def test_states_come_back_as_they_were_put() -> None:
     offer(states, "a", 1)
     for i in range(3):
         found = states.get("a", bytes([i]), CPU)
-        assert found is not None and torch.equal(found[0], state(i))
+        assert found is not None and torch.equal(found, state(i))
     assert states.get("a", bytes([3]), CPU) is None and states.get("b", bytes([0]), CPU) is None
     assert states.nbytes == 3_000
     offer(states, "a", 1)
