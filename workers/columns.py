@@ -150,24 +150,24 @@ def common_start(one: Tokens, other: Tokens) -> int:
 
 def pad_left(sequences: Sequence[Tokens], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Ids, mask (1 where there is a token) and positions of sequences that end together, int64 [sequences, longest]."""
-    longest = max(map(len, sequences))
-    rows = [
-        [[0] * (longest - len(tokens)) + list(part) for tokens in sequences for part in (make(tokens),)]
-        for make in (tuple, lambda tokens: [1] * len(tokens), lambda tokens: range(len(tokens)))
-    ]
-    ids, mask, positions = torch.tensor(rows, dtype=torch.int64).to(device)
-    return ids, mask, positions
+    return _stacked(sequences, device, before=True)
 
 
 def _padded(sequences: Sequence[Tokens], device: torch.device) -> Columns:
-    longest = max(map(len, sequences))
-    rows = [
-        [list(part) + [0] * (longest - len(tokens)) for tokens in sequences for part in (make(tokens),)]
-        for make in (tuple, lambda tokens: [1] * len(tokens), lambda tokens: range(len(tokens)))
-    ]
-    ids, mask, positions = torch.tensor(rows, dtype=torch.int64).to(device)
-    places = [np.arange(len(tokens)) + row * longest for row, tokens in enumerate(sequences)]
+    ids, mask, positions = _stacked(sequences, device, before=False)
+    places = [np.arange(len(tokens)) + row * ids.shape[1] for row, tokens in enumerate(sequences)]
     return Columns(ids, positions, mask, _filled(places), tuple(map(len, sequences)))
+
+
+def _stacked(sequences: Sequence[Tokens], device: torch.device, before: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Ids, mask and positions; padding goes before the tokens or behind them."""
+    longest = max(map(len, sequences), default=0)
+    stacked = np.zeros((3, len(sequences), longest), dtype=np.int64)
+    for row, tokens in enumerate(sequences):
+        start = longest - len(tokens) if before else 0
+        stacked[:, row, start : start + len(tokens)] = tokens, [1] * len(tokens), range(len(tokens))
+    ids, mask, positions = torch.from_numpy(stacked).to(device)
+    return ids, mask, positions
 
 
 def _filled(paths: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:

@@ -136,9 +136,9 @@ def test_an_unfinished_answer_gets_the_layers_that_were_left_out(
     forward = pair.reusing._forward
     completed, complete = [], forward.complete
 
-    def watched(ids: Any, mask: Any, positions: Any, cache: Any) -> None:
+    def watched(columns: Any, cache: Any) -> None:
         before = [layer.is_initialized for layer in cache.layers]
-        complete(ids, mask, positions, cache)
+        complete(columns, cache)
         completed.append((before.count(False), len({layer.keys.shape for layer in cache.layers})))
 
     monkeypatch.setattr(forward, "complete", watched)
