@@ -32,10 +32,16 @@ class Matcher(ABC):
 
     def match(self, text: str, example: Example) -> float:
         """How right the generated text is, in [0, 1]."""
-        return self._score(cut(text, self._stop)[0], example)
+        return _match(self, text, example)
 
     def decided(self, text: str, example: Example) -> bool:
         """Whether `match` is the same for every continuation of the text."""
+        return _decided(self, text, example)
+
+    def _match(self, text: str, example: Example) -> float:
+        return self._score(cut(text, self._stop)[0], example)
+
+    def _decided(self, text: str, example: Example) -> bool:
         # A character whose bytes are not all generated decodes to U+FFFD and becomes another one later.
         answer, closed = cut(text.rstrip("\ufffd"), self._stop)
         return closed or self._settled(settled_part(answer, self._stop), example)
@@ -237,6 +243,7 @@ def known_matcher(kind: str) -> str:
     return kind
 
 
+@lru_cache(maxsize=64)
 def make_matcher(matching: Matching) -> Matcher:
     """The matcher a task asks for.
 
@@ -247,6 +254,17 @@ def make_matcher(matching: Matching) -> Matcher:
         return MATCHERS[known_matcher(matching.kind)](matching.stop)
     except ValueError as error:
         raise UserError(str(error)) from None
+
+
+# Candidates give the same answers to the same examples again and again.
+@lru_cache(maxsize=65536)
+def _match(matcher: Matcher, text: str, example: Example) -> float:
+    return matcher._match(text, example)
+
+
+@lru_cache(maxsize=65536)
+def _decided(matcher: Matcher, text: str, example: Example) -> bool:
+    return matcher._decided(text, example)
 
 
 @lru_cache(maxsize=256)

@@ -72,20 +72,24 @@ def experts(
         float32 [tokens, hidden].
     """
     tokens, active = chosen.shape
+    if not tokens:
+        return torch.zeros_like(hidden)
     order = torch.argsort(chosen.flatten(), stable=True)
     counts = torch.bincount(chosen.flatten(), minlength=len(gate_up)).tolist()
     # What fills an expert's rows up is computed and never read.
-    outputs = hidden.new_empty(tokens * active, hidden.shape[1])
+    outputs = []
     done = 0
     for expert, count in enumerate(counts):
         if count:
-            mine = order[done : done + count]
             source = torch.zeros(_rounded(count), dtype=torch.int64)
-            source[:count] = mine // active
+            source[:count] = order[done : done + count] // active
             gate, up = linear(hidden.index_select(0, source), gate_up[expert]).chunk(2, dim=-1)
-            outputs.index_copy_(0, mine, linear(activation(gate).mul_(up), down[expert])[:count])
+            outputs.append(linear(activation(gate).mul_(up), down[expert])[:count])
             done += count
-    return _weighted(outputs.view(tokens, active, hidden.shape[1]), weights)
+    # Joining and selecting takes half as long as torch's copy to an index.
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order))
+    return _weighted(torch.cat(outputs).index_select(0, place).view(tokens, active, hidden.shape[1]), weights)
 
 
 def _rounded(count: int) -> int:

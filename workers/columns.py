@@ -40,8 +40,6 @@ class AttentionPart:
         length: tokens of a row; shorter ones are filled up on their right.
         keys: columns of all rows' tokens, int64 [rows * length].
         queries: of those that ask, int64 [rows * (length - start)].
-        sources: which of those are kept, int64 [kept].
-        targets: their columns, int64 [kept].
     """
 
     rows: int
@@ -49,8 +47,6 @@ class AttentionPart:
     length: int
     keys: Tensor
     queries: Tensor
-    sources: Tensor
-    targets: Tensor
     _masks: dict[tuple[int | None, torch.dtype | None], Tensor] = field(default_factory=dict)
 
     @property
@@ -84,6 +80,20 @@ class AttentionPart:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Attention:
+    """Who attends to whom among packed columns.
+
+    Attributes:
+        parts: that attend at once.
+        found: per column, where its result is among those of all parts, one part's queries after the other's; int64
+            [columns].
+    """
+
+    parts: tuple[AttentionPart, ...]
+    found: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Columns:
     """Sequences laid out for a pass.
 
@@ -94,7 +104,7 @@ class Columns:
         places: the column of every sequence's every token, in all rows counted through: int64 [sequences, longest], on
             the host; beyond its end a sequence has that of its last token.
         lengths: tokens of every sequence.
-        attention: who attends to whom where the sequences are packed.
+        attention: where the sequences are packed.
     """
 
     ids: Tensor
@@ -102,7 +112,7 @@ class Columns:
     mask: Tensor | None
     places: NDArray[np.int64]
     lengths: tuple[int, ...]
-    attention: tuple[AttentionPart, ...] = ()
+    attention: Attention | None = None
 
 
 def lay_out(sequences: Sequence[Tokens], layout: Layout, most: int, device: torch.device) -> Columns:
@@ -138,7 +148,7 @@ def lay_out(sequences: Sequence[Tokens], layout: Layout, most: int, device: torc
         None,
         _filled([paths[i] for i in range(len(sequences))]),
         tuple(map(len, sequences)),
-        tuple(_part(part, device) for part in _grouped(rows, most)),
+        _attention(_grouped(rows, most), len(ids), device),
     )
 
 
@@ -207,15 +217,20 @@ def _grouped(rows: list[tuple[int, NDArray[np.int64]]], most: int) -> list[list[
     return parts[::-1]
 
 
-def _part(rows: list[tuple[int, NDArray[np.int64]]], device: torch.device) -> AttentionPart:
-    start = min(first for first, _ in rows)
-    paths = _filled([path for _, path in rows])
-    count, length = paths.shape
-    place = np.arange(length)[None, start:]
-    kept = (place >= np.array([[first] for first, _ in rows])) & (place < np.array([[len(path)] for _, path in rows]))
-    asking = paths[:, start:]
+def _attention(parts: list[list[tuple[int, NDArray[np.int64]]]], columns: int, device: torch.device) -> Attention:
+    made = []
+    found = np.empty(columns, dtype=np.int64)
+    done = 0
 
     def put(values: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values.reshape(-1))).to(device)
 
-    return AttentionPart(count, start, length, put(paths), put(asking), put(np.flatnonzero(kept)), put(asking[kept]))
+    for rows in parts:
+        start = min(first for first, _ in rows)
+        paths = _filled([path for _, path in rows])
+        count, length = paths.shape
+        for row, (first, path) in enumerate(rows):
+            found[path[first:]] = done + row * (length - start) + np.arange(first, len(path)) - start
+        made.append(AttentionPart(count, start, length, put(paths), put(paths[:, start:])))
+        done += count * (length - start)
+    return Attention(tuple(made), put(found))

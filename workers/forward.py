@@ -16,7 +16,7 @@ from transformers.cache_utils import DynamicLayer
 
 from moevolve.evaluators.errors import CandidateError
 from moevolve.workers.batches import Batcher
-from moevolve.workers.columns import AttentionPart, Columns, Layout
+from moevolve.workers.columns import Attention, Columns, Layout
 from moevolve.workers.lean import lean_blocks
 from moevolve.workers.packed_attention import packed, packs
 from moevolve.workers.reuse import LayerReuse, decoder_layers, passed_over
@@ -47,7 +47,7 @@ class PassRequest:
     mask: Tensor | None
     positions: Tensor
     places: Tensor
-    attention: tuple[AttentionPart, ...] = ()
+    attention: Attention | None = None
     cache: DynamicCache | None = None
     recurs: bool = False
     hidden: bool = False
@@ -180,7 +180,7 @@ class Forward:
         """One pass, unchecked: logits or hidden states of the places that are read, [places, ...]."""
         ids, cache = request.ids, request.cache
         with ExitStack() as stack:
-            if request.attention:
+            if request.attention is not None:
                 stack.enter_context(packed(self._model, request.attention))
             if self._lean and ids.shape[1] > 1:
                 real = None if request.mask is None else request.mask[:, -ids.shape[1] :]

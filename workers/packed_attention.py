@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from moevolve.workers.columns import AttentionPart
+from moevolve.workers.columns import Attention, AttentionPart
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -26,7 +27,7 @@ KINDS = ("sdpa", "eager")
 """Attention, as `attn_implementation` has it, that runs between packed columns."""
 _CACHES = ("DynamicLayer", "DynamicSlidingWindowLayer")
 
-_PARTS: ContextVar[tuple[str, Sequence[AttentionPart]]] = ContextVar("parts")
+_NOW: ContextVar[tuple[str, Attention]] = ContextVar("attention")
 
 
 def packs(model: PreTrainedModel, layers: Sequence[Any]) -> bool:
@@ -48,14 +49,14 @@ def packs(model: PreTrainedModel, layers: Sequence[Any]) -> bool:
 
 
 @contextmanager
-def packed(model: PreTrainedModel, parts: Sequence[AttentionPart]) -> Iterator[None]:
-    """For the length of a `with` block, let a model that `packs` attend as `parts` say, and make no mask itself.
+def packed(model: PreTrainedModel, attention: Attention) -> Iterator[None]:
+    """For the length of a `with` block, let a model that `packs` attend as `attention` says, and make no mask itself.
 
-    The columns of a pass are those of `parts`, in one row, or in several that are alike.
+    A pass has its columns in one row, or in several that are alike.
     """
     configs = _configs(model)
     kind = configs[0]._attn_implementation
-    token = _PARTS.set((kind, parts))
+    token = _NOW.set((kind, attention))
     try:
         for config in configs:
             config._attn_implementation = _NAME
@@ -63,7 +64,7 @@ def packed(model: PreTrainedModel, parts: Sequence[AttentionPart]) -> Iterator[N
     finally:
         for config in configs:
             config._attn_implementation = kind
-        _PARTS.reset(token)
+        _NOW.reset(token)
 
 
 def _configs(model: PreTrainedModel) -> list[Any]:
@@ -83,15 +84,14 @@ def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, **settings: Any
 ) -> tuple[Tensor, None]:
     """What the registry calls: [rows, heads, columns, width] each; gives [rows, columns, heads, width]."""
-    kind, parts = _PARTS.get()
+    kind, attention = _NOW.get()
     inner = ALL_ATTENTION_FUNCTIONS[kind] if kind != "eager" else _plain(type(module))
     assert inner is not None
     window = settings.get("sliding_window")
     query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-    rows, columns = query.shape[:2]
-    output: Tensor | None = None
-    for part in parts:
-        found, _ = inner(
+    outputs = []
+    for part in attention.parts:
+        output, _ = inner(
             module,
             _gather(query, part.queries, part),
             _gather(key, part.keys, part),
@@ -99,12 +99,9 @@ def _attend(
             _there(part.mask(window, query.dtype if kind == "eager" else None), query),
             **settings,
         )
-        found = found.reshape(rows, -1, *found.shape[2:])
-        if output is None:
-            output = found.new_empty(rows, columns, *found.shape[2:])
-        output.index_copy_(1, part.targets.to(found.device), found.index_select(1, part.sources.to(found.device)))
-    assert output is not None
-    return output, None
+        outputs.append(output.reshape(len(query), -1, *output.shape[2:]))
+    joined = torch.cat(outputs, dim=1)
+    return joined.index_select(1, attention.found.to(joined.device)), None
 
 
 def _gather(states: Tensor, places: Tensor, part: AttentionPart) -> Tensor:

@@ -248,7 +248,7 @@ def _reading(split: SplitTokens, batcher: Batcher) -> Iterator[Pass]:
 def _first(batch: Batch, read: int, logits: int, at_once: int | None, kept: bool = False) -> Pass:
     columns = batch.columns
     tokens = columns.ids.numel()
-    packed = sum(part.pairs for part in columns.attention)
     real = tokens if columns.mask is None else sum(columns.lengths)
-    attended = packed or tokens * columns.ids.shape[1]
+    parts = () if columns.attention is None else columns.attention.parts
+    attended = sum(part.pairs for part in parts) or tokens * columns.ids.shape[1]
     return Pass(tokens, attended, real, read, logits, at_once, 0, kept, 1, max(columns.lengths))

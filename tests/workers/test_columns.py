@@ -24,17 +24,15 @@ sequences_of_few_tokens = st.lists(
 
 def seen_by(columns: Columns) -> dict[int, list[int]]:
     """Per column that asks, those that it attends to, by their tokens' places."""
-    seen: dict[int, list[int]] = {}
-    for part in columns.attention:
+    assert columns.attention is not None
+    seen: list[list[int]] = []
+    for part in columns.attention.parts:
         keys = part.keys.view(part.rows, part.length)
         mask = part.mask(None, torch.float32)
         assert mask is not None
-        asking = part.length - part.start
-        for source, target in zip(part.sources.tolist(), part.targets.tolist(), strict=True):
-            assert target not in seen, "a column is written once"
-            row, query = divmod(source, asking)
-            seen[target] = keys[row][mask[0, 0, query] == 0].tolist()
-    return seen
+        assert part.queries.view(part.rows, -1).tolist() == keys[:, part.start :].tolist()
+        seen += [row[each == 0].tolist() for row in keys for each in mask[0, 0]]
+    return {column: seen[place] for column, place in enumerate(columns.attention.found.tolist())}
 
 
 @given(sequences_of_few_tokens, st.sampled_from(LAYOUTS), st.integers(1, 60))
@@ -59,7 +57,8 @@ def test_packed_tokens_attend_to_those_before_them(sequences: list[Tokens], shar
     for tokens, path in zip(sequences, columns.places, strict=True):
         for place in range(len(tokens)):
             assert seen[int(path[place])] == path[: place + 1].tolist()
-    assert all(part.rows == 1 or part.rows * part.length <= most for part in columns.attention)
+    assert columns.attention is not None
+    assert all(part.rows == 1 or part.rows * part.length <= most for part in columns.attention.parts)
 
 
 @given(sequences_of_few_tokens)
@@ -72,13 +71,14 @@ def test_a_beginning_runs_once(sequences: list[Tokens]) -> None:
 def test_masks_of_windows_and_of_later_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moevolve.workers.columns._PART_COST", 0)
     columns = lay_out([(1, 2, 3, 4), (1, 2, 5)], "packed", 100, CPU)
-    first, second = columns.attention
+    assert columns.attention is not None
+    first, second = columns.attention.parts
     assert (first.start, first.length, first.rows) == (0, 4, 1)
     assert first.mask(None, None) is None and first.mask(4, None) is None
     window = first.mask(2, None)
     assert window is not None
     assert window[0, 0].int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
-    assert (second.start, second.length, second.targets.tolist()) == (2, 3, [4])
+    assert (second.start, second.length, second.queries.tolist()) == (2, 3, [4])
     later = second.mask(None, torch.float32)
     assert later is not None and later.tolist() == [[[[0, 0, 0]]]]
     assert second.mask(None, torch.float32) is later, "made once"
@@ -128,7 +128,7 @@ def test_batches_are_planned_once() -> None:
 def test_what_is_a_beginning_of_another_adds_nothing(sequences: list[Tokens]) -> None:
     columns = lay_out(sequences, "packed", 100, CPU)
     assert columns.ids.tolist() == [[1, 2, 3]]
-    assert sum(len(part.targets) for part in columns.attention) == 3
+    assert columns.attention is not None and len(columns.attention.found) == 3
     assert [common_start(*pair) for pair in pairwise(sequences)] == [len(tokens) for tokens in sequences[:-1]]
 
 
@@ -137,5 +137,6 @@ def test_like_rows_attend_together() -> None:
     rng = np.random.default_rng(0)
     sequences = [(i, *rng.integers(0, 1000, size=19).tolist()) for i in range(50)]
     sequences.append((50, *rng.integers(0, 1000, size=399).tolist()))
-    parts = lay_out(sequences, "packed", 4096, CPU).attention
-    assert sorted((part.rows, part.length) for part in parts) == [(1, 400), (50, 20)]
+    attention = lay_out(sequences, "packed", 4096, CPU).attention
+    assert attention is not None
+    assert sorted((part.rows, part.length) for part in attention.parts) == [(1, 400), (50, 20)]
