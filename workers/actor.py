@@ -102,13 +102,13 @@ class EvaluationWorker:
             self._population = Population(self._resident, self._engine, size, self._shared_bytes)
 
     def choose_population(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> PopulationChoice:
-        """Measure how many candidates like one, an EEP edit, should share a pass over the first of its splits.
+        """Measure how many candidates like one, an EEP edit, should share a pass over its splits.
 
         Raises:
             Exception: what isn't the candidate's fault, nor want of memory.
         """
         assert isinstance(request.edit, EepEdit)
-        return measure_population(self._resident, self._engine, request.edit, splits[0], self._shared_bytes)
+        return measure_population(self._resident, self._engine, request.edit, splits, self._shared_bytes)
 
     @property
     def _shared_bytes(self) -> int:

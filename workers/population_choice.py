@@ -1,8 +1,8 @@
 """How many candidates should share a pass (`engine.population: auto`): passes are timed, and the time decides.
 
 What is timed is the shared pass itself (`moevolve.workers.population`) with copies of one candidate, over the first
-batch of a split's prompts and gold answers. What candidates do apart is the same for every size: making them, reading
-answers off logits, and decoding.
+batch of a split's prompts and gold answers. Batches of the longest ones are run, too, to see what memory they take.
+What candidates do apart is the same for every size: making them, reading answers off logits, and decoding.
 """
 
 from __future__ import annotations
@@ -59,7 +59,11 @@ def hardware_of(device: torch.device) -> str:
 
 
 def measure_population(
-    resident: ResidentModel, engine: GenerationEngine, edit: EepEdit, split: PreparedSplit, memory: int
+    resident: ResidentModel,
+    engine: GenerationEngine,
+    edit: EepEdit,
+    splits: Sequence[PreparedSplit],
+    memory: int,
 ) -> PopulationChoice:
     """Time passes of 1, 2, 4 and 8 copies of a candidate, as far as there is memory, and choose.
 
@@ -67,7 +71,7 @@ def measure_population(
         resident: the model; unedited afterwards.
         engine: the worker's.
         edit: a candidate like those that are to come.
-        split: whose prompts are run.
+        splits: whose prompts are run; the first one's are timed.
         memory: most bytes of stacked experts; see `Population`.
 
     Returns:
@@ -78,15 +82,15 @@ def measure_population(
     ended = ""
     try:
         resident.check(edit)
-        columns = _first_batch(resident, engine, split)
-        seconds.append((1, _alone(resident, engine, edit, columns)))
+        batches = _Batches(resident, engine, splits)
+        seconds.append((1, _alone(resident, engine, edit, batches)))
         for size in POPULATION_SIZES[1:]:
             population = Population(resident, engine, size, memory)
             if population.width(edit) < size:
                 ended = f"engine.population_memory_mb has no room for {size} candidates' experts"
                 break
-            room = _Room(resident.device)
-            taken = _together(population, size, edit, columns)
+            room = Room(resident.device)
+            taken = _together(population, size, edit, batches)
             if not room.was_ample():
                 ended = f"the device has too little memory for {size} candidates"
                 break
@@ -102,7 +106,7 @@ def measure_population(
     return PopulationChoice(best_size(seconds) if seconds else 1, hardware, tuple(seconds), ended)
 
 
-class _Room:
+class Room:
     """What a device's memory has room for, and how much of that is taken from now on."""
 
     def __init__(self, device: torch.device) -> None:
@@ -121,28 +125,38 @@ class _Room:
         return _SPARE * (torch.cuda.max_memory_allocated(self._device) - self._before) <= self._free
 
 
-def _first_batch(resident: ResidentModel, engine: GenerationEngine, split: PreparedSplit) -> Columns:
-    texts = token_sequences(resident, engine.config, (split,), sys.maxsize)
-    if not texts:
-        raise UserError(f"task {split.task}, split {split.split}: there are no prompts to measure with")
-    batch = plan_batches([len(text) for text in texts], [0] * len(texts), engine.config.batch_tokens)[0]
-    return pad([texts[i] for i in batch], [()] * len(batch), resident.device)
+class _Batches:
+    """The first batch of the first split, and every split's last one, which has its longest prompts."""
+
+    def __init__(self, resident: ResidentModel, engine: GenerationEngine, splits: Sequence[PreparedSplit]) -> None:
+        self.longest: list[Columns] = []
+        for split in splits:
+            texts = token_sequences(resident, engine.config, (split,), sys.maxsize)
+            if not texts:
+                raise UserError(f"task {split.task}, split {split.split}: there are no prompts to measure with")
+            plan = plan_batches([len(text) for text in texts], [0] * len(texts), engine.config.batch_tokens)
+            first, last = (
+                pad([texts[i] for i in batch], [()] * len(batch), resident.device) for batch in (plan[0], plan[-1])
+            )
+            if not self.longest:
+                self.timed = first
+            self.longest.append(last)
 
 
-def _alone(resident: ResidentModel, engine: GenerationEngine, edit: EepEdit, columns: Columns) -> float:
+def _alone(resident: ResidentModel, engine: GenerationEngine, edit: EepEdit, batches: _Batches) -> float:
     """Seconds of a pass that a candidate has to itself."""
     stamps: list[float] = []
     with resident.edited(edit):
-        _passes(engine, columns, stamps, shared=False)
+        _passes(engine, batches, stamps, shared=False)
     return _median(stamps)
 
 
-def _together(population: Population, size: int, edit: EepEdit, columns: Columns) -> float:
+def _together(population: Population, size: int, edit: EepEdit, batches: _Batches) -> float:
     """Seconds of a pass that several share."""
     stamps: list[list[float]] = [[] for _ in range(size)]
 
     def seat(place: int) -> Seat:
-        return Seat(edit, lambda engine: _passes(engine, columns, stamps[place], shared=True))
+        return Seat(edit, lambda engine: _passes(engine, batches, stamps[place], shared=True))
 
     population.run([seat(place) for place in range(size)])
     # A lane goes on when all have come to the next pass: the times between are those of whole rounds.
@@ -150,14 +164,15 @@ def _together(population: Population, size: int, edit: EepEdit, columns: Columns
 
 
 @torch.inference_mode()
-def _passes(engine: GenerationEngine, columns: Columns, stamps: list[float], shared: bool) -> None:
-    """Run passes one after the other, and note when each is over; what checks their logits waits for the device."""
+def _passes(engine: GenerationEngine, batches: _Batches, stamps: list[float], shared: bool) -> None:
+    """Run passes one after the other, and note when each timed one is over; what checks logits waits for the device."""
     forward = engine.forward
-    for _ in range(1 + REPEATS):
+    for columns in (*batches.longest, *[batches.timed] * (1 + REPEATS)):
         cache = forward.new_cache() if forward.rewinds else None
         # Alone it must not start from hidden states that others left.
         forward(columns.ids, columns.mask, columns.positions, cache, 1, recurs=shared)
-        stamps.append(time.perf_counter())
+        if columns is batches.timed:
+            stamps.append(time.perf_counter())
 
 
 def _median(stamps: Sequence[float]) -> float:

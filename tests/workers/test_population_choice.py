@@ -17,7 +17,7 @@ from moevolve.workers.config import POPULATION_SIZES, EngineConfig, ModelConfig
 from moevolve.workers.edits.eep import EepEdit
 from moevolve.workers.forward import Forward, PassRequest
 from moevolve.workers.messages import EvaluationRequest
-from moevolve.workers.population_choice import REPEATS, best_size, hardware_of
+from moevolve.workers.population_choice import REPEATS, Room, best_size, hardware_of
 
 EXAMPLES = tuple(Example("the quick brown fox over a dog", ("a", "b fox")[i % 2 :]) for i in range(6))
 SPLIT = PreparedSplit("t", "search", "generate", "accuracy", Matching(), 3, " ", EXAMPLES)
@@ -70,10 +70,11 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("kind", ["prune", "mixed"])
 def test_passes_of_every_size_are_timed(worker: EvaluationWorker, request_of: Any, rows: list[int], kind: str) -> None:
     before = digest(worker.resident)
-    choice = worker.choose_population(request_of(kind), (SPLIT,))
-    batch = rows[0]
-    assert 1 < batch < len(EXAMPLES)
-    assert rows == [batch * size for size in POPULATION_SIZES for _ in range(PASSES)]
+    longer = replace(SPLIT, examples=tuple(replace(one, prompt=one.prompt * 4) for one in EXAMPLES))
+    choice = worker.choose_population(request_of(kind), (SPLIT, longer))
+    assert 1 < len(EXAMPLES) - rows[0] < len(EXAMPLES), "the last of several batches"
+    timed = [len(EXAMPLES) - rows[0]] * PASSES
+    assert rows == [size * count for size in POPULATION_SIZES for count in (rows[0], 1, *timed)]
     assert [size for size, _ in choice.seconds] == list(POPULATION_SIZES)
     assert all(0 < taken < 60 for _, taken in choice.seconds)
     assert (choice.size, choice.ended) == (best_size(choice.seconds), "")
@@ -103,6 +104,21 @@ def test_memory_bounds_the_sizes(
     choice = worker.choose_population(request_of("prune"), (SPLIT,))
     assert [size for size, _ in choice.seconds] == [1, 2]
     assert choice.ended == "out of memory with 4 candidates"
+
+
+def test_a_device_must_have_room_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice what the passes took at most; what the allocator keeps is free for them."""
+    device, found = torch.device("cuda", 0), dict[int, bool]()
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 100)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 130)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (50, 200))
+    room = Room(device)
+    for peak in (100, 140, 141):
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _, peak=peak: peak)
+        found[peak] = room.was_ample()
+    assert found == {100: True, 140: True, 141: False}
+    assert Room(torch.device("cpu")).was_ample()
 
 
 def test_a_candidate_that_cannot_be_run_leaves_it_at_one(worker: EvaluationWorker, request_of: Any) -> None:
