@@ -10,7 +10,7 @@ from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.pool import Completion
 from moevolve.search.sharing import Sharing, can_share, fellows
 from moevolve.workers.actor import WorkerInfo
-from moevolve.workers.config import PopulationSize
+from moevolve.workers.config import POPULATION_SIZES, PopulationSize
 from moevolve.workers.messages import EvaluationReply, EvaluationRequest, PopulationChoice
 
 
@@ -29,7 +29,9 @@ class SharingEvaluator(Evaluator, Protocol):
 
     def info(self) -> WorkerInfo: ...
 
-    def choose_population(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> PopulationChoice: ...
+    def choose_population(
+        self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...], most: int
+    ) -> PopulationChoice: ...
 
     def share(self, size: int) -> None: ...
 
@@ -78,7 +80,9 @@ class LocalPool:
         return [Completion(reply, attempts=1) for reply in replies]
 
     def _settle(self, evaluator: SharingEvaluator, first: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> None:
-        self.sharing.settle(evaluator.info().hardware, lambda: evaluator.choose_population(first, splits))
+        self.sharing.settle(
+            evaluator.info().hardware, lambda: evaluator.choose_population(first, splits, POPULATION_SIZES[-1])
+        )
         evaluator.share(self.sharing.size)
 
     def close(self) -> None:

@@ -29,8 +29,8 @@ def actor_class(worker: type[EvaluationWorker]) -> type:
                 return (self.evaluate(requests[0], splits),)
             return tuple(self.evaluate_many(requests, splits))
 
-        def choose_refs(self, request: EvaluationRequest, references: list[Any]) -> PopulationChoice:
-            return self.choose_population(request, self.fetched(request, references))
+        def choose_refs(self, request: EvaluationRequest, references: list[Any], most: int) -> PopulationChoice:
+            return self.choose_population(request, self.fetched(request, references), most)
 
         def fetched(self, request: EvaluationRequest, references: list[Any]) -> tuple[PreparedSplit, ...]:
             known = self.__dict__.setdefault("known_splits", {})

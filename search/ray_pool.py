@@ -22,7 +22,7 @@ from moevolve.search.ray_actors import actor_class, node_alive, reason_of
 from moevolve.search.sharing import Sharing, can_share, fellows
 from moevolve.workers.actor import EvaluationWorker, WorkerInfo
 from moevolve.workers.calibration.base import CalibrationRecipe
-from moevolve.workers.config import ALL_SHORTCUTS, EngineConfig, ModelConfig, Shortcuts
+from moevolve.workers.config import ALL_SHORTCUTS, POPULATION_SIZES, EngineConfig, ModelConfig, Shortcuts
 from moevolve.workers.messages import EvaluationReply, EvaluationRequest, PopulationChoice
 
 log = logging.getLogger(__name__)
@@ -83,6 +83,7 @@ class RayPool:
         splits: prepared splits by fingerprint; shipped to each worker once.
         worker: the actor's class (tests inject faults through a subclass).
         shortcuts: which ways to compute less the workers take.
+        in_flight: most candidates that there are at once, for all workers; None if unknown.
     """
 
     def __init__(
@@ -93,10 +94,13 @@ class RayPool:
         splits: Mapping[str, PreparedSplit],
         worker: type[EvaluationWorker] = EvaluationWorker,
         shortcuts: Shortcuts = ALL_SHORTCUTS,
+        in_flight: int | None = None,
     ) -> None:
         start_ray(workers)
         self._workers = workers
         self.sharing = Sharing(engine.population)
+        # Larger passes would leave other workers without candidates.
+        self._most = POPULATION_SIZES[-1] if in_flight is None else max(1, in_flight // workers.count)
         self._splits: dict[str, Any] = {}
         self.add_splits(splits)
         self._actor_class: Any = ray.remote(num_cpus=workers.num_cpus, num_gpus=workers.num_gpus)(actor_class(worker))
@@ -162,7 +166,7 @@ class RayPool:
             return True
 
         def measure() -> PopulationChoice:
-            answer = slot.actor.choose_refs.remote(first, self._refs(first))
+            answer = slot.actor.choose_refs.remote(first, self._refs(first), self._most)
             choice: PopulationChoice = ray.get(answer, timeout=self._workers.timeout_s)
             return choice
 

@@ -87,7 +87,8 @@ def _check_phases(config: RunConfig, space: GenomeSpace[Any]) -> None:
 def ray_pool(plan: Plan) -> RayPool:
     """The pool of a plan's configuration on Ray."""
     config = plan.config
-    return RayPool(config.workers, config.model.to_worker(), config.engine.to_worker(), plan.all_prepared)
+    model, engine, in_flight = config.model.to_worker(), config.engine.to_worker(), plan.schedule.in_flight
+    return RayPool(config.workers, model, engine, plan.all_prepared, in_flight=in_flight)
 
 
 def register(plan: Plan, store: Store) -> None:

@@ -101,14 +101,16 @@ class EvaluationWorker:
         elif self._population is None or self._population.size != size:
             self._population = Population(self._resident, self._engine, size, self._shared_bytes)
 
-    def choose_population(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> PopulationChoice:
-        """Measure how many candidates like one, an EEP edit, should share a pass over its splits.
+    def choose_population(
+        self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...], most: int
+    ) -> PopulationChoice:
+        """Measure how many candidates like one, an EEP edit, should share a pass over its splits, at most `most`.
 
         Raises:
             Exception: what isn't the candidate's fault, nor want of memory.
         """
         assert isinstance(request.edit, EepEdit)
-        return measure_population(self._resident, self._engine, request.edit, splits, self._shared_bytes)
+        return measure_population(self._resident, self._engine, request.edit, splits, self._shared_bytes, most)
 
     @property
     def _shared_bytes(self) -> int:

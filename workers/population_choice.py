@@ -2,7 +2,8 @@
 
 What is timed is the shared pass itself (`moevolve.workers.population`) with copies of one candidate, over the first
 batch of a split's prompts and gold answers. Batches of the longest ones are run, too, to see what memory they take.
-What candidates do apart is the same for every size: making them, reading answers off logits, and decoding.
+What candidates do apart is the same for every size: making them, reading answers off logits, and decoding. What reused
+hidden states (`moevolve.workers.reuse`) would spare a candidate that has passes to itself isn't counted.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ def measure_population(
     edit: EepEdit,
     splits: Sequence[PreparedSplit],
     memory: int,
+    most: int = POPULATION_SIZES[-1],
 ) -> PopulationChoice:
     """Time passes of 1, 2, 4 and 8 copies of a candidate, as far as there is memory, and choose.
 
@@ -73,6 +75,7 @@ def measure_population(
         edit: a candidate like those that are to come.
         splits: whose prompts are run; the first one's are timed.
         memory: most bytes of stacked experts; see `Population`.
+        most: as many candidates wait for a worker, so that it can't fill larger passes.
 
     Returns:
         The choice; 1 if the candidate's passes fail.
@@ -85,6 +88,9 @@ def measure_population(
         batches = _Batches(resident, engine, splits)
         seconds.append((1, _alone(resident, engine, edit, batches)))
         for size in POPULATION_SIZES[1:]:
+            if size > most:
+                ended = f"there are no more than {most} candidates at once for a worker"
+                break
             population = Population(resident, engine, size, memory)
             if population.width(edit) < size:
                 ended = f"engine.population_memory_mb has no room for {size} candidates' experts"
@@ -100,7 +106,7 @@ def measure_population(
     except Exception as error:
         if not out_of_memory(error):
             raise
-        ended = f"out of memory with {2 * len(seconds) or 1} candidates"
+        ended = f"out of memory with {POPULATION_SIZES[len(seconds)]} candidates"
     if resident.device.type == "cuda":
         torch.cuda.empty_cache()
     return PopulationChoice(best_size(seconds) if seconds else 1, hardware, tuple(seconds), ended)

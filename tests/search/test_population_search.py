@@ -47,7 +47,9 @@ class OnDevice(EvaluationWorker):
     def info(self, node: str = "") -> WorkerInfo:
         return replace(super().info(node), hardware="a device")
 
-    def choose_population(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> PopulationChoice:
+    def choose_population(
+        self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...], most: int
+    ) -> PopulationChoice:
         return PopulationChoice(4, "a device", ((1, 0.0121), (2, 0.005), (4, 0.002), (8, 0.002)))
 
 

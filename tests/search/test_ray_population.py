@@ -39,8 +39,10 @@ class FaultyWorker(EvaluationWorker):
     def info(self, node: str = "") -> WorkerInfo:
         return replace(super().info(node), hardware="a device")
 
-    def choose_population(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> PopulationChoice:
-        return replace(super().choose_population(request, splits), size=4, hardware="a device")
+    def choose_population(
+        self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...], most: int
+    ) -> PopulationChoice:
+        return replace(super().choose_population(request, splits, most), size=4, hardware="a device")
 
     def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
         return self.evaluate_many((request,), splits)[0]
@@ -60,9 +62,9 @@ def split(tiny: Any) -> PreparedSplit:
 @pytest.fixture
 def pool(tiny: Any, split: PreparedSplit) -> Iterator[RayPool]:
     workers = WorkersSection(count=1, num_cpus=0.5, max_attempts=1)
-    model = ModelConfig(path=str(tiny.model), device="cpu")
+    model, splits = ModelConfig(path=str(tiny.model), device="cpu"), {split.fingerprint: split}
     with contextlib.chdir(tiny.folder):
-        made = RayPool(workers, model, EngineConfig(), {split.fingerprint: split}, worker=FaultyWorker)
+        made = RayPool(workers, model, EngineConfig(), splits, worker=FaultyWorker, in_flight=7)
         yield made
         made.close()
         ray.shutdown()
@@ -98,7 +100,8 @@ def test_candidates_together_and_a_death_among_them(pool: RayPool, tiny: Any, sp
     done = collect(pool, len(tickets))
     choice = pool.sharing.choice
     assert choice is not None and choice.size == pool.sharing.size == 4
-    assert [size for size, _ in choice.seconds] == [1, 2, 4, 8]
+    assert [size for size, _ in choice.seconds] == [1, 2, 4]
+    assert "no more than 7 candidates" in choice.ended
 
     assert "killed its worker 1 times" in (done["die"].reply.failure or "")
     assert done["die"].attempts == 2, "once with others aboard, once alone"

@@ -71,7 +71,7 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_passes_of_every_size_are_timed(worker: EvaluationWorker, request_of: Any, rows: list[int], kind: str) -> None:
     before = digest(worker.resident)
     longer = replace(SPLIT, examples=tuple(replace(one, prompt=one.prompt * 4) for one in EXAMPLES))
-    choice = worker.choose_population(request_of(kind), (SPLIT, longer))
+    choice = worker.choose_population(request_of(kind), (SPLIT, longer), 8)
     assert 1 < len(EXAMPLES) - rows[0] < len(EXAMPLES), "the last of several batches"
     timed = [len(EXAMPLES) - rows[0]] * PASSES
     assert rows == [size * count for size in POPULATION_SIZES for count in (rows[0], 1, *timed)]
@@ -89,7 +89,7 @@ def test_memory_bounds_the_sizes(
     model_config: Callable[..., ModelConfig], request_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = EvaluationWorker(model_config("mixtral"), EngineConfig(population_memory_mb=0))
-    choice = worker.choose_population(request_of("mixed"), (SPLIT,))
+    choice = worker.choose_population(request_of("mixed"), (SPLIT,), 8)
     assert (choice.size, [size for size, _ in choice.seconds]) == (1, [1])
     assert choice.ended == "engine.population_memory_mb has no room for 2 candidates' experts"
 
@@ -101,9 +101,11 @@ def test_memory_bounds_the_sizes(
         return run(self, request)
 
     monkeypatch.setattr(Forward, "run", small)
-    choice = worker.choose_population(request_of("prune"), (SPLIT,))
+    choice = worker.choose_population(request_of("prune"), (SPLIT,), 8)
     assert [size for size, _ in choice.seconds] == [1, 2]
     assert choice.ended == "out of memory with 4 candidates"
+    choice = worker.choose_population(request_of("prune"), (SPLIT,), 1)
+    assert [size for size, _ in choice.seconds] == [1] and "no more than 1 candidates" in choice.ended
 
 
 def test_a_device_must_have_room_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,10 +128,10 @@ def test_a_candidate_that_cannot_be_run_leaves_it_at_one(worker: EvaluationWorke
     misfit = EepEdit(request.edit.router_mapping[:2], request.edit.expert_merging[:2], 2)
     broken = replace(request.edit, expert_merging=request.edit.expert_merging * np.float32(1e30))
     for edit, reason in ((misfit, "layers"), (broken, "finite")):
-        choice = worker.choose_population(replace(request, edit=edit), (SPLIT,))
+        choice = worker.choose_population(replace(request, edit=edit), (SPLIT,), 8)
         assert (choice.size, choice.seconds) == (1, ()) and reason in choice.ended
     empty = replace(SPLIT, examples=())
-    assert "no prompts" in worker.choose_population(request, (empty,)).ended
+    assert "no prompts" in worker.choose_population(request, (empty,), 8).ended
 
 
 def test_a_worker_shares_passes_once_it_is_told(worker: EvaluationWorker, request_of: Any, rows: list[int]) -> None:
