@@ -44,7 +44,7 @@ class EngineSection(Section):
     tail_tokens: int = Field(64, ge=0)
     # Left out of a dumped configuration where it is the default, which keeps the hashes of older ones.
     products: worker_config.Products = Field("auto", exclude_if=lambda products: products == "auto")
-    population: int = Field(1, ge=1, exclude_if=lambda population: population == 1)
+    population: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     population_memory_mb: int = Field(_SHARED_MB, ge=0, exclude_if=lambda memory: memory == _SHARED_MB)
 
     @model_validator(mode="after")
@@ -145,8 +145,10 @@ class StoredConfig(Section):
 
     @model_validator(mode="after")
     def _population_is_of_eep(self) -> Self:
-        if self.engine.population > 1 and self.genome.kind != "eep":
-            raise ValueError(f"engine.population: only eep candidates share a pass; use 1 for {self.genome.kind}")
+        if self.engine.population not in (1, "auto") and self.genome.kind != "eep":
+            raise ValueError(
+                f"engine.population: only eep candidates share a pass; use auto or 1 for {self.genome.kind}"
+            )
         return self
 
     @property
@@ -157,6 +159,9 @@ class StoredConfig(Section):
             del content["early_stopping"], content["racing"]
         if content.get("tie_break") == "gold_logprob":  # the setting came later: searches from before keep their hash
             del content["tie_break"]
+        if self.engine.population in (1, "auto"):  # likewise; what is measured depends on the hardware
+            del content["engine"]["population"]
+            content["engine"].pop("population_memory_mb", None)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

@@ -68,6 +68,8 @@ def parse_stored_config(text: str) -> StoredConfig:
         UserError: it isn't one that this version understands; the message names the field.
     """
     data = json.loads(text)
+    # Searches from before this setting evaluated one by one, and go on like that.
+    data.setdefault("engine", {}).setdefault("population", 1)
     try:
         return RunConfig.model_validate(data) if "phases" in data else StoredConfig.model_validate(data)
     except ValidationError as error:

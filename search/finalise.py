@@ -16,6 +16,7 @@ from moevolve.search.ranking_values import ranking_values
 from moevolve.store.records import EvaluationRecord, HistoryRow
 from moevolve.store.repository import Store
 from moevolve.workers.facts import active_parameters
+from moevolve.workers.messages import PopulationChoice
 
 FULL_LABEL, START_LABEL, BEST_LABEL = "full model", "unsearched start", "best found"
 """Rows of a final table that every kind of genome can have."""
@@ -71,6 +72,8 @@ class FinalReport:
         winner: `search:index` of the best found.
         parameters_full: parameters of the unedited model.
         dtype_bytes: bytes per parameter, for memory.
+        population: how many candidates shared a pass, where `engine.population: auto` had it chosen; None where it is a
+            number, or nothing was evaluated that could share.
     """
 
     search: str
@@ -78,6 +81,7 @@ class FinalReport:
     winner: str | None
     parameters_full: int
     dtype_bytes: int
+    population: PopulationChoice | None = None
 
 
 class Finaliser:

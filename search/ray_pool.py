@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
@@ -18,11 +18,12 @@ from moevolve.search.affinity import Recent
 from moevolve.search.cluster import start_ray
 from moevolve.search.config import WorkersSection
 from moevolve.search.pool import Completion, PoolError
-from moevolve.search.sharing import can_share, fellows
+from moevolve.search.ray_actors import actor_class, node_alive, reason_of
+from moevolve.search.sharing import Sharing, can_share, fellows
 from moevolve.workers.actor import EvaluationWorker, WorkerInfo
 from moevolve.workers.calibration.base import CalibrationRecipe
-from moevolve.workers.config import ALL_SHORTCUTS, EngineConfig, ModelConfig, Shortcuts
-from moevolve.workers.messages import EvaluationReply, EvaluationRequest
+from moevolve.workers.config import ALL_SHORTCUTS, POPULATION_SIZES, EngineConfig, ModelConfig, Shortcuts
+from moevolve.workers.messages import EvaluationReply, EvaluationRequest, PopulationChoice
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +73,8 @@ class RayPool:
     A worker's death is counted against the candidate it was evaluating only if the worker's node is still alive; after
     `max_attempts` such deaths the candidate fails with that reason. A node that is lost or out of reach counts against
     nobody, up to a bound that only a broken cluster reaches. With `engine.population` a worker gets several candidates
-    that share passes; if it dies, that counts against none of them, and they are evaluated again one by one.
+    that share passes; if it dies, that counts against none of them, and they are evaluated again one by one. With
+    `auto`, how many is chosen before the first that can share is sent, by the worker that is free then (`sharing`).
 
     Args:
         workers: how many, and what each reserves.
@@ -81,6 +83,7 @@ class RayPool:
         splits: prepared splits by fingerprint; shipped to each worker once.
         worker: the actor's class (tests inject faults through a subclass).
         shortcuts: which ways to compute less the workers take.
+        in_flight: most candidates that there are at once, for all workers; None if unknown.
     """
 
     def __init__(
@@ -91,13 +94,16 @@ class RayPool:
         splits: Mapping[str, PreparedSplit],
         worker: type[EvaluationWorker] = EvaluationWorker,
         shortcuts: Shortcuts = ALL_SHORTCUTS,
+        in_flight: int | None = None,
     ) -> None:
         start_ray(workers)
         self._workers = workers
-        self._population = engine.population
+        self.sharing = Sharing(engine.population)
+        # Larger passes would leave other workers without candidates.
+        self._most = POPULATION_SIZES[-1] if in_flight is None else max(1, in_flight // workers.count)
         self._splits: dict[str, Any] = {}
         self.add_splits(splits)
-        self._actor_class: Any = ray.remote(num_cpus=workers.num_cpus, num_gpus=workers.num_gpus)(_actor_class(worker))
+        self._actor_class: Any = ray.remote(num_cpus=workers.num_cpus, num_gpus=workers.num_gpus)(actor_class(worker))
         self._actor_args = (model, engine, shortcuts, workers.reuse_bytes)
         self._queue: deque[_Task] = deque()
         self._failed: list[Completion] = []
@@ -144,17 +150,43 @@ class RayPool:
         for slot in self._slots:
             if not self._queue:
                 return
-            if slot.info is None or slot.tasks:
+            if slot.info is None or slot.tasks or not self._settle(slot, slot.info):
                 continue
             slot.tasks = self._next_for(slot)
             requests = tuple(task.request for task in slot.tasks)
-            slot.result = slot.actor.evaluate_refs.remote(requests, [self._splits[key] for key in requests[0].splits])
+            slot.result = slot.actor.evaluate_refs.remote(requests, self._refs(requests[0]), self.sharing.chosen)
             slot.started_at = time.monotonic()
+
+    def _settle(self, slot: _Slot, info: WorkerInfo) -> bool:
+        """Have it settled how many share a pass before the first that can is sent; False if the worker was lost."""
+        if not self.sharing.is_open:
+            return True
+        first = next((task.request for task in self._queue if can_share(task.request)), None)
+        if first is None:
+            return True
+
+        def measure() -> PopulationChoice:
+            answer = slot.actor.choose_refs.remote(first, self._refs(first), self._most)
+            choice: PopulationChoice = ray.get(answer, timeout=self._workers.timeout_s)
+            return choice
+
+        try:
+            self.sharing.settle(info.hardware, measure)
+        except (RayActorError, RayTaskError, GetTimeoutError) as error:
+            log.warning("worker %s couldn't measure engine.population: %s", info.name, reason_of(error))
+            self.sharing.give_up(info.hardware, reason_of(error))
+            self._bury(slot, error)
+            return False
+        return True
+
+    def _refs(self, request: EvaluationRequest) -> list[Any]:
+        """A request's splits in Ray's object store."""
+        return [self._splits[key] for key in request.splits]
 
     def _next_for(self, slot: _Slot) -> list[_Task]:
         """Take the waiting candidate that can start from most of what the worker keeps, or several to share passes."""
         first = self._queue[0]
-        if self._population > 1:
+        if self.sharing.size > 1:
             return self._party()
         if not self._workers.reuse_bytes or first.overtaken >= _OVERTAKEN:
             place = 0
@@ -172,7 +204,7 @@ class RayPool:
         if first.suspect:
             return [first]
         waiting = [task for task in self._queue if not task.suspect]
-        places = fellows(first.request, (task.request for task in waiting), self._population - 1)
+        places = fellows(first.request, (task.request for task in waiting), self.sharing.size - 1)
         party = [waiting[place] for place in places]
         for task in party:
             self._queue.remove(task)
@@ -197,7 +229,7 @@ class RayPool:
         if slot.info is None:
             self._failed_starts += 1
             if self._failed_starts > 2 * self._workers.count:
-                raise PoolError(f"workers can't start: {_reason(error)}") from error
+                raise PoolError(f"workers can't start: {reason_of(error)}") from error
         elif slot.tasks:
             self._charge(slot.tasks, slot.info, error)
         # Harmless if it is dead; one that only can't be reached must not come back and hold resources.
@@ -210,7 +242,7 @@ class RayPool:
 
     def _charge(self, tasks: list[_Task], info: WorkerInfo, error: Exception) -> None:
         # A broken connection is the first sign of a lost node, long before the cluster declares the node dead.
-        lost = isinstance(error, ActorUnavailableError) or not _node_alive(info.node)
+        lost = isinstance(error, ActorUnavailableError) or not node_alive(info.node)
         for task in reversed(tasks):
             if lost:
                 task.losses += 1
@@ -218,11 +250,11 @@ class RayPool:
                 task.suspect = True
             else:
                 task.deaths += 1
-            log.warning("worker %s died evaluating %s: %s", info.name, task.request.ticket, _reason(error))
+            log.warning("worker %s died evaluating %s: %s", info.name, task.request.ticket, reason_of(error))
             if task.deaths >= self._workers.max_attempts:
-                failure = f"killed its worker {task.deaths} times, last: {_reason(error)}"
+                failure = f"killed its worker {task.deaths} times, last: {reason_of(error)}"
             elif task.losses >= _MAX_LOSSES:
-                failure = f"lost its worker {task.losses} times, last: {_reason(error)}"
+                failure = f"lost its worker {task.losses} times, last: {reason_of(error)}"
             else:
                 self._queue.appendleft(task)
                 continue
@@ -234,7 +266,7 @@ class RayPool:
         now = time.monotonic()
         for slot in self._slots:
             # A pass that several share, or could, takes up to so many times as long.
-            times = self._population if slot.tasks and can_share(slot.tasks[0].request) else 1
+            times = self.sharing.size if slot.tasks and can_share(slot.tasks[0].request) else 1
             if slot.tasks and now - slot.started_at > times * self._workers.timeout_s:
                 limit = f"timeout_s = {self._workers.timeout_s:g}" + (f", {times} times" if times > 1 else "")
                 self._bury(slot, TimeoutError(f"evaluation took longer than {limit}"))
@@ -269,50 +301,8 @@ def calibrate_on_ray(
     except (RayActorError, RayTaskError) as error:
         if isinstance(error, RayTaskError) and isinstance(error.cause, UserError):
             raise UserError(str(error.cause)) from error
-        raise PoolError(f"the calibration failed: {_reason(error)}") from error
+        raise PoolError(f"the calibration failed: {reason_of(error)}") from error
     except GetTimeoutError as error:
         raise PoolError(f"the calibration took longer than {workers.start_timeout_s:g} s (start_timeout_s)") from error
     finally:
         ray.kill(actor)
-
-
-def _actor_class(worker: type[EvaluationWorker]) -> type:
-    """The worker with what only an actor needs: its node's id, and splits fetched once from the object store."""
-
-    class Actor(worker):  # type: ignore[misc, valid-type]
-        def node_info(self) -> WorkerInfo:
-            return self.info(ray.get_runtime_context().get_node_id())
-
-        def evaluate_refs(
-            self, requests: tuple[EvaluationRequest, ...], references: list[Any]
-        ) -> tuple[EvaluationReply, ...]:
-            known = self.__dict__.setdefault("known_splits", {})
-            keys = requests[0].splits
-            missing = [(key, ref) for key, ref in zip(keys, references, strict=True) if key not in known]
-            for key, reference in missing:
-                known[key] = ray.get(reference)
-            splits = tuple(known[key] for key in keys)
-            if len(requests) == 1:
-                return (self.evaluate(requests[0], splits),)
-            return tuple(self.evaluate_many(requests, splits))
-
-    Actor.__name__ = worker.__name__
-    return Actor
-
-
-def _node_alive(node: str) -> bool:
-    try:
-        return any(entry["NodeID"] == node and entry["Alive"] for entry in ray.nodes())
-    except (RayError, GetTimeoutError):
-        return False
-
-
-def _reason(error: Exception) -> str:
-    """The cause in one line, without Ray's wrapping and traceback."""
-    if isinstance(error, RayTaskError):
-        cause = error.cause
-        return f"{type(cause).__name__}: {cause}" if cause is not None else str(error).strip().splitlines()[-1]
-    if isinstance(error, ActorDiedError):
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        return next((line for line in reversed(lines) if "Error" in line), lines[0])[:500]
-    return f"{type(error).__name__}: {error}"

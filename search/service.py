@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -21,9 +21,11 @@ from moevolve.search.driver import Driver, Progress
 from moevolve.search.finalise import Finaliser, FinalReport
 from moevolve.search.genomes.base import GenomeSpace
 from moevolve.search.genomes.registry import make_space
+from moevolve.search.kept_choices import KeptChoices
 from moevolve.search.plan import Plan
 from moevolve.search.pool import Pool
 from moevolve.search.ray_pool import RayPool, calibrate_on_ray
+from moevolve.search.sharing import SharingPool
 from moevolve.search.strategies.registry import make_schedule, make_strategy
 from moevolve.store.records import SearchRecord, SearchTaskRecord, new_search_id
 from moevolve.store.repository import Store
@@ -85,7 +87,8 @@ def _check_phases(config: RunConfig, space: GenomeSpace[Any]) -> None:
 def ray_pool(plan: Plan) -> RayPool:
     """The pool of a plan's configuration on Ray."""
     config = plan.config
-    return RayPool(config.workers, config.model.to_worker(), config.engine.to_worker(), plan.all_prepared)
+    model, engine, in_flight = config.model.to_worker(), config.engine.to_worker(), plan.schedule.in_flight
+    return RayPool(config.workers, model, engine, plan.all_prepared, in_flight=in_flight)
 
 
 def register(plan: Plan, store: Store) -> None:
@@ -183,6 +186,9 @@ def _run(
     plan = calibrated_plan(plan, store, measure)
     observer.on_stage("starting workers")
     pool = make_pool(plan)
+    sharing = pool.sharing if isinstance(pool, SharingPool) else None
+    if sharing is not None:
+        sharing.choices = KeptChoices(store, plan.search_id, observer.on_stage)
     try:
         engine = engine_fingerprint(plan.config.model.to_worker(), plan.config.engine.to_worker())
         desk = EvaluationDesk(store, pool, plan.facts.fingerprint, engine)
@@ -190,7 +196,8 @@ def _run(
             strategy = make_strategy(plan.config, plan.space, plan.schedule)
             Driver(plan, strategy, store, desk, observer.on_progress).run()
         observer.on_stage("re-ranking and final scores")
-        return Finaliser(plan, store, desk).report()
+        report = Finaliser(plan, store, desk).report()
+        return report if sharing is None else replace(report, population=sharing.choice)
     finally:
         pool.close()
 

@@ -236,7 +236,7 @@ class Export(Base):
 
 
 class CalibrationContent(Base):
-    """What a kind of genome starts from, measured once per model and data."""
+    """What was measured once: what a kind of genome starts from, per model and data; what is fastest, per search."""
 
     __tablename__ = "calibrations"
     fingerprint: Mapped[str] = mapped_column(String, primary_key=True)

@@ -33,7 +33,7 @@ CONFINED = {
     ),
     "matplotlib": ("search/figures/", "configs/"),
     "nevergrad": ("search/strategies/nevergrad.py",),
-    "ray": ("search/cluster.py", "search/ray_pool.py", "workers/actor.py"),
+    "ray": ("search/cluster.py", "search/ray_actors.py", "search/ray_pool.py", "workers/actor.py"),
     "sqlalchemy": ("store/",),
     "torch": ("kernels/", "workers/", "search/coefficients.py", "configs/"),
     "transformers": ("workers/", "configs/"),

@@ -20,8 +20,15 @@ from moevolve.workers.calibration.calibrators import calibrate, token_sequences
 from moevolve.workers.config import ALL_SHORTCUTS, EngineConfig, ModelConfig, Shortcuts
 from moevolve.workers.edits.eep import EepEdit
 from moevolve.workers.generation import GenerationEngine, configure_runtime
-from moevolve.workers.messages import EvaluationReply, EvaluationRequest, PartialTaskResult, TaskResult
+from moevolve.workers.messages import (
+    EvaluationReply,
+    EvaluationRequest,
+    PartialTaskResult,
+    PopulationChoice,
+    TaskResult,
+)
 from moevolve.workers.population import Population, Seat, out_of_memory
+from moevolve.workers.population_choice import hardware_of, measure_population
 from moevolve.workers.resident import ResidentModel
 from moevolve.workers.reuse import LayerReuse
 from moevolve.workers.usage import Usage, UsageRequest
@@ -29,11 +36,19 @@ from moevolve.workers.usage import Usage, UsageRequest
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """Where a worker runs."""
+    """Where a worker runs.
+
+    Attributes:
+        name: host and process.
+        node: of Ray; empty without.
+        device: where its model's inputs go.
+        hardware: the device's make, where it may pay to measure what is fastest on it; empty on a CPU.
+    """
 
     name: str
     node: str
     device: str
+    hardware: str = ""
 
 
 class WorkerFault(Exception):
@@ -66,9 +81,8 @@ class EvaluationWorker:
         self._engine = GenerationEngine(resident.model, resident.tokenizer, engine, shortcuts, self._reuse)
         self._settings = engine
         self._population: Population | None = None
-        if engine.population > 1:
-            memory = engine.population_memory_mb << 20
-            self._population = Population(resident, self._engine, engine.population, memory)
+        if engine.population != "auto":
+            self.share(engine.population)
         self._name = f"{socket.gethostname()}/{os.getpid()}"
 
     @property
@@ -77,7 +91,30 @@ class EvaluationWorker:
 
     def info(self, node: str = "") -> WorkerInfo:
         """Where this worker runs; also the sign that its model is loaded."""
-        return WorkerInfo(self._name, node, str(self._resident.device))
+        device = self._resident.device
+        return WorkerInfo(self._name, node, str(device), hardware_of(device))
+
+    def share(self, size: int) -> None:
+        """Let so many candidates share a pass from now on; a worker whose engine doesn't say it begins with 1."""
+        if size == 1:
+            self._population = None
+        elif self._population is None or self._population.size != size:
+            self._population = Population(self._resident, self._engine, size, self._shared_bytes)
+
+    def choose_population(
+        self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...], most: int
+    ) -> PopulationChoice:
+        """Measure how many candidates like one, an EEP edit, should share a pass over its splits, at most `most`.
+
+        Raises:
+            Exception: what isn't the candidate's fault, nor want of memory.
+        """
+        assert isinstance(request.edit, EepEdit)
+        return measure_population(self._resident, self._engine, request.edit, splits, self._shared_bytes, most)
+
+    @property
+    def _shared_bytes(self) -> int:
+        return self._settings.population_memory_mb << 20
 
     def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
         """Apply the edit, score every split in order, or until the request's floor is out of reach; revert.

@@ -39,6 +39,11 @@ class ModelConfig:
 
 Products = Literal["auto", "torch", "onednn"]
 
+PopulationSize = int | Literal["auto"]
+
+POPULATION_SIZES = (1, 2, 4, 8)
+"""What `population: auto` chooses from."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -52,7 +57,9 @@ class EngineConfig:
         products: who multiplies float32 matrices on a CPU: `torch` as it does by itself, `onednn`, or `auto`, the one
             that is faster on this make of processor (see `moevolve.workers.products`).
         population: EEP candidates that share a pass, each with `batch_tokens` of its own; see
-            `moevolve.workers.population`.
+            `moevolve.workers.population`. `auto` is 1 on a CPU, where sharing took 1.0 to 1.6 times as long; on CUDA a
+            worker of every search measures which of `POPULATION_SIZES` is fastest
+            (`moevolve.workers.population_choice`).
         population_memory_mb: most MiB of merged experts that the candidates of a pass may have together; of those that
             merge, as many share one as fit.
     """
@@ -62,7 +69,7 @@ class EngineConfig:
     max_prompt_tokens: int | None = None
     tail_tokens: int = 64
     products: Products = "auto"
-    population: int = 1
+    population: PopulationSize = "auto"
     population_memory_mb: int = 1024
 
 
@@ -93,6 +100,8 @@ def engine_fingerprint(model: ModelConfig, engine: EngineConfig) -> str:
         del settings[where]
     if settings["products"] == "auto":  # the setting came later: evaluations from before keep their fingerprint
         del settings["products"]
-    if engine.population == 1:  # the settings came later: what was evaluated before them keeps its fingerprint
+    # The settings came later: what was evaluated before them, one by one, keeps its fingerprint. What is chosen by
+    # measurement depends on the hardware, as last digits do anyway.
+    if engine.population in (1, "auto"):
         del settings["population"], settings["population_memory_mb"]
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()

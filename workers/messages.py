@@ -75,6 +75,23 @@ class EvaluationReply:
 
 
 @dataclass(frozen=True, slots=True)
+class PopulationChoice:
+    """How many candidates share a pass, where a worker chose that (`moevolve.workers.population_choice`).
+
+    Attributes:
+        size: so many.
+        hardware: the device it was measured on; empty on a CPU, where nothing is measured.
+        seconds: size, and the time of a pass per candidate, in order of size; empty if nothing was measured.
+        ended: why no larger size was measured; empty if all were.
+    """
+
+    size: int = 1
+    hardware: str = ""
+    seconds: tuple[tuple[int, float], ...] = ()
+    ended: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class DenseFacts:
     """The dense feed-forward networks and the attention of a model.
 

@@ -9,7 +9,7 @@ What a candidate gets must not depend on who shares its passes. So a shared pass
 whoever is there, and what feed-forward blocks compute has the shapes that it has for the candidate alone
 (`moevolve.workers.edits.population`). What else there is (attention, norms, output embeddings) treats rows alike, but
 products over more rows may have other last digits than over one candidate's: the number of copies is a setting,
-`engine.population`, and not chosen here.
+`engine.population`, or one for a whole search.
 """
 
 from __future__ import annotations
@@ -58,12 +58,15 @@ class Population:
         engine: the worker's own; each lane has one like it.
         size: copies of every prompt per shared pass.
         memory: most bytes of stacked experts.
+
+    Attributes:
+        size: copies of every prompt per shared pass.
     """
 
     def __init__(self, resident: ResidentModel, engine: GenerationEngine, size: int, memory: int) -> None:
         self._resident = resident
         self._forward = engine.forward
-        self._size = size
+        self.size = size
         self._memory = memory
         self._forwards = [LaneForward(self._forward) for _ in range(size)]
         self._engines = [engine.on(forward) for forward in self._forwards]
@@ -76,8 +79,8 @@ class Population:
         if not isinstance(edit, EepEdit) or not self._resident.layers:
             return 1
         if not merges(edit) and self._resident.config.originals == "device":
-            return self._size
-        return max(1, min(self._size, self._memory // (edit.retained * self._resident.expert_bytes)))
+            return self.size
+        return max(1, min(self.size, self._memory // (edit.retained * self._resident.expert_bytes)))
 
     def parties(self, edits: Sequence[Edit]) -> list[list[int]]:
         """Places of edits that share passes, each party in order; those that don't share are alone."""

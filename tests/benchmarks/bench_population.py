@@ -4,8 +4,8 @@
 
 For every size it prints candidates per second and the ratio to a population of 1: with the same `engine.batch_tokens`,
 and with so many times as many, which a population of 1 can have as well. Settings take turns, round by round, so that a
-machine that slows down does so for all; medians of rounds. Set `engine.population` to a size only if it pays, that is,
-if it beats a population of 1 with more batch tokens, too. Any checkpoint of experts will do (`--model`).
+machine that slows down does so for all; medians of rounds. A size pays only if it beats a population of 1 with more
+batch tokens, too, which `engine.population: auto` doesn't look at. Any checkpoint of experts will do (`--model`).
 """
 
 from __future__ import annotations

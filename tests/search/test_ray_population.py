@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,10 +20,10 @@ from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config import WorkersSection
 from moevolve.search.pool import Completion
 from moevolve.search.ray_pool import RayPool
-from moevolve.workers.actor import EvaluationWorker
+from moevolve.workers.actor import EvaluationWorker, WorkerInfo
 from moevolve.workers.config import EngineConfig, ModelConfig
 from moevolve.workers.edits.eep import EepEdit
-from moevolve.workers.messages import EvaluationReply, EvaluationRequest
+from moevolve.workers.messages import EvaluationReply, EvaluationRequest, PopulationChoice
 
 pytestmark = pytest.mark.slow
 
@@ -34,17 +34,23 @@ Requests = tuple[EvaluationRequest, ...]
 
 
 class FaultyWorker(EvaluationWorker):
-    """Does what the first word of any of the tickets says."""
+    """Dies of a ticket; says that it measured four to be the best, on hardware that others don't have."""
+
+    def info(self, node: str = "") -> WorkerInfo:
+        return replace(super().info(node), hardware="a device")
+
+    def choose_population(
+        self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...], most: int
+    ) -> PopulationChoice:
+        return replace(super().choose_population(request, splits, most), size=4, hardware="a device")
 
     def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
         return self.evaluate_many((request,), splits)[0]
 
     def evaluate_many(self, requests: Requests, splits: tuple[PreparedSplit, ...]) -> tuple[EvaluationReply, ...]:
-        words = {request.ticket.split()[0] for request in requests}
-        if "die" in words:
+        if any(request.ticket == "die" for request in requests):
             os._exit(1)
-        if "slow" in words:
-            time.sleep(3)
+        assert self._population is not None and self._population.size == 4
         return super().evaluate_many(requests, splits)
 
 
@@ -55,10 +61,10 @@ def split(tiny: Any) -> PreparedSplit:
 
 @pytest.fixture
 def pool(tiny: Any, split: PreparedSplit) -> Iterator[RayPool]:
-    workers = WorkersSection(count=1, num_cpus=0.5, max_attempts=2)
-    model, engine = ModelConfig(path=str(tiny.model), device="cpu"), EngineConfig(population=4)
+    workers = WorkersSection(count=1, num_cpus=0.5, max_attempts=1)
+    model, splits = ModelConfig(path=str(tiny.model), device="cpu"), {split.fingerprint: split}
     with contextlib.chdir(tiny.folder):
-        made = RayPool(workers, model, engine, {split.fingerprint: split}, worker=FaultyWorker)
+        made = RayPool(workers, model, EngineConfig(), splits, worker=FaultyWorker, in_flight=7)
         yield made
         made.close()
         ray.shutdown()
@@ -69,12 +75,8 @@ def requests_of(split: PreparedSplit, *tickets: str) -> Requests:
     made = []
     for ticket in tickets:
         matrices = np.eye(4, dtype=np.float32)[np.stack([rng.permutation(4)[:2] for _ in range(4)])]
-        if ticket == "explode":
-            made.append(
-                EvaluationRequest(ticket, EepEdit(matrices, matrices * np.float32(1e30), 2), (split.fingerprint,))
-            )
-        else:
-            made.append(EvaluationRequest(ticket, EepEdit(matrices, matrices, 2), (split.fingerprint,)))
+        merging = matrices * np.float32(1e30) if ticket == "explode" else matrices
+        made.append(EvaluationRequest(ticket, EepEdit(matrices, merging, 2), (split.fingerprint,)))
     return tuple(made)
 
 
@@ -87,39 +89,31 @@ def collect(pool: RayPool, count: int) -> dict[str, Completion]:
     return done
 
 
-def test_a_death_is_charged_to_the_guilty_alone(pool: RayPool, split: PreparedSplit) -> None:
-    tickets = ("good 1", "die", "good 2", "good 3", "good 4", "explode")
-    for request in requests_of(split, *tickets):
-        pool.submit(request)
-    done = collect(pool, len(tickets))
-    assert "killed its worker 2 times" in (done["die"].reply.failure or "")
-    assert done["die"].attempts == 3, "once with others aboard, twice alone"
-    assert "finite" in (done["explode"].reply.failure or "")
-    good = [done[ticket] for ticket in tickets if ticket.startswith("good")]
-    assert all(completion.reply.failure is None for completion in good)
-    assert [completion.attempts for completion in good] == [2, 2, 2, 1]
-
-
-def test_a_killed_worker_blames_nobody(pool: RayPool, split: PreparedSplit) -> None:
-    first, *others = requests_of(split, "good 0", "slow 1", "good 2", "good 3")
-    pool.submit(first)
-    victim = int(collect(pool, 1)["good 0"].reply.worker.rpartition("/")[2])
-    for request in others:
-        pool.submit(request)
-    pool.poll(0.5)
-    os.kill(victim, signal.SIGKILL)
-    done = collect(pool, 3)
-    assert all(completion.reply.failure is None for completion in done.values())
-    assert not any(completion.reply.worker.endswith(f"/{victim}") for completion in done.values())
-
-
-def test_what_is_evaluated_together_is_what_is_evaluated_alone(pool: RayPool, tiny: Any, split: PreparedSplit) -> None:
-    made = requests_of(split, "a", "b", "c", "d", "e")
-    worker = EvaluationWorker(ModelConfig(path=str(tiny.model), device="cpu"), EngineConfig())
-    expected = {request.ticket: worker.evaluate(request, (split,)).results[0].result for request in made}
+def test_candidates_together_and_a_death_among_them(pool: RayPool, tiny: Any, split: PreparedSplit) -> None:
+    """Measured once; those with a dead worker aboard go alone to the next one; all get what they get elsewhere."""
+    good = ("good 1", "good 2", "good 3", "good 4", "good 5", "good 6", "good 7")
+    tickets = (*good[:4], "explode", *good[4:], "die")
+    made = requests_of(split, *tickets)
     for request in made:
         pool.submit(request)
-    for ticket, completion in collect(pool, len(made)).items():
-        result = completion.reply.results[0].result
-        assert (result.score, result.gold_logprob) == (expected[ticket].score, expected[ticket].gold_logprob)
-        np.testing.assert_array_equal(result.outcomes, expected[ticket].outcomes)
+    assert pool.sharing.is_open
+    done = collect(pool, len(tickets))
+    choice = pool.sharing.choice
+    assert choice is not None and choice.size == pool.sharing.size == 4
+    assert [size for size, _ in choice.seconds] == [1, 2, 4]
+    assert "no more than 7 candidates" in choice.ended
+
+    assert "killed its worker 1 times" in (done["die"].reply.failure or "")
+    assert done["die"].attempts == 2, "once with others aboard, once alone"
+    assert "finite" in (done["explode"].reply.failure or "")
+    assert [done[ticket].attempts for ticket in good] == [1] * 4 + [2] * 3
+    assert len({done[ticket].reply.worker for ticket in good}) == 2
+    worker = EvaluationWorker(ModelConfig(path=str(tiny.model), device="cpu"), EngineConfig())
+    for request in made:
+        if request.ticket in good:
+            expected = worker.evaluate(request, (split,)).results[0].result
+            reply = done[request.ticket].reply
+            assert reply.failure is None
+            found = reply.results[0].result
+            assert (found.score, found.gold_logprob) == (expected.score, expected.gold_logprob)
+            np.testing.assert_array_equal(found.outcomes, expected.outcomes)
