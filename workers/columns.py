@@ -114,6 +114,13 @@ class Columns:
     lengths: tuple[int, ...]
     attention: Attention | None = None
 
+    @property
+    def pairs(self) -> int:
+        """Pairs of tokens of which one attends to the other, as computed: masked and padded ones included."""
+        if self.attention is None:
+            return self.ids.numel() * self.ids.shape[1]
+        return sum(part.pairs for part in self.attention.parts)
+
 
 def lay_out(sequences: Sequence[Tokens], layout: Layout, most: int, device: torch.device) -> Columns:
     """Lay sequences out.

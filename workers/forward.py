@@ -121,11 +121,11 @@ class Forward:
         Raises:
             CandidateError: a logit is not finite.
         """
-        return _checked(self.run(self._request(columns, places, cache)))
+        return _checked(self.run(self.request(columns, places, cache)))
 
     def hidden_states(self, columns: Columns, places: ArrayLike) -> Tensor:
         """Like `logits`, what goes into the output embeddings: [places, hidden], on their device, unchecked."""
-        return self.run(self._request(columns, places, None, hidden=True))
+        return self.run(self.request(columns, places, None, hidden=True))
 
     def embedded(self, hidden: Tensor) -> Tensor:
         """The output embeddings' logits of hidden states [positions, hidden], [positions, vocabulary]."""
@@ -160,7 +160,7 @@ class Forward:
         missing = filled.index(True)
         if missing:
             with passed_over(decoder_layers(self._model)[missing:]):
-                self.run(replace(self._request(columns, [0], cache), recurs=False))
+                self.run(replace(self.request(columns, [0], cache), recurs=False))
 
     def rows_of(self, cache: DynamicCache, paths: ArrayLike) -> DynamicCache:
         """A cache with a row for every path.
@@ -198,9 +198,10 @@ class Forward:
             ).logits
         return read[0] if request.hidden else logits[0]
 
-    def _request(
+    def request(
         self, columns: Columns, places: ArrayLike, cache: DynamicCache | None, hidden: bool = False
     ) -> PassRequest:
+        """A pass over columns that other candidates will be asked, too; see `logits` and `hidden_states`."""
         index = torch.as_tensor(np.asarray(places, dtype=np.int64), device=self.device)
         return PassRequest(
             columns.ids, columns.mask, columns.positions, index, columns.attention, cache, recurs=True, hidden=hidden

@@ -249,6 +249,4 @@ def _first(batch: Batch, read: int, logits: int, at_once: int | None, kept: bool
     columns = batch.columns
     tokens = columns.ids.numel()
     real = tokens if columns.mask is None else sum(columns.lengths)
-    parts = () if columns.attention is None else columns.attention.parts
-    attended = sum(part.pairs for part in parts) or tokens * columns.ids.shape[1]
-    return Pass(tokens, attended, real, read, logits, at_once, 0, kept, 1, max(columns.lengths))
+    return Pass(tokens, columns.pairs, real, read, logits, at_once, 0, kept, 1, max(columns.lengths))

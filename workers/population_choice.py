@@ -12,13 +12,14 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
 
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.types import PreparedSplit
-from moevolve.workers.batching import Columns, pad, plan_batches
+from moevolve.workers.batches import Batch
 from moevolve.workers.calibration.calibrators import token_sequences
 from moevolve.workers.config import POPULATION_SIZES
 from moevolve.workers.edits.eep import EepEdit
@@ -132,21 +133,18 @@ class Room:
 
 
 class _Batches:
-    """The first batch of the first split, and every split's last one, which has its longest prompts."""
+    """The first batch of the first split, and of every split the one in which most attend to each other."""
 
     def __init__(self, resident: ResidentModel, engine: GenerationEngine, splits: Sequence[PreparedSplit]) -> None:
-        self.longest: list[Columns] = []
+        self.largest: list[Batch] = []
         for split in splits:
             texts = token_sequences(resident, engine.config, (split,), sys.maxsize)
             if not texts:
                 raise UserError(f"task {split.task}, split {split.split}: there are no prompts to measure with")
-            plan = plan_batches([len(text) for text in texts], [0] * len(texts), engine.config.batch_tokens)
-            first, last = (
-                pad([texts[i] for i in batch], [()] * len(batch), resident.device) for batch in (plan[0], plan[-1])
-            )
-            if not self.longest:
-                self.timed = first
-            self.longest.append(last)
+            batches = engine.forward.batcher.batches(tuple((tuple(text),) for text in texts))
+            if not self.largest:
+                self.timed = batches[0]
+            self.largest.append(max(batches, key=lambda batch: batch.columns.pairs))
 
 
 def _alone(resident: ResidentModel, engine: GenerationEngine, edit: EepEdit, batches: _Batches) -> float:
@@ -171,13 +169,15 @@ def _together(population: Population, size: int, edit: EepEdit, batches: _Batche
 
 @torch.inference_mode()
 def _passes(engine: GenerationEngine, batches: _Batches, stamps: list[float], shared: bool) -> None:
-    """Run passes one after the other, and note when each timed one is over; what checks logits waits for the device."""
+    """Run passes one after the other, and note when each timed one is over."""
     forward = engine.forward
-    for columns in (*batches.longest, *[batches.timed] * (1 + REPEATS)):
+    for batch in (*batches.largest, *[batches.timed] * (1 + REPEATS)):
         cache = forward.new_cache() if forward.rewinds else None
+        last = [batch.path(tokens)[-1] for tokens in batch.rows]
         # Alone it must not start from hidden states that others left.
-        forward(columns.ids, columns.mask, columns.positions, cache, 1, recurs=shared)
-        if columns is batches.timed:
+        logits = forward.run(replace(forward.request(batch.columns, last, cache), recurs=shared))
+        logits.sum().item()  # waits for the device
+        if batch is batches.timed:
             stamps.append(time.perf_counter())
 
 
