@@ -121,7 +121,7 @@ class Forward:
         Raises:
             CandidateError: a logit is not finite.
         """
-        return _checked(self.run(self.request(columns, places, cache)))
+        return self.read(self.request(columns, places, cache))
 
     def hidden_states(self, columns: Columns, places: ArrayLike) -> Tensor:
         """Like `logits`, what goes into the output embeddings: [places, hidden], on their device, unchecked."""
@@ -147,7 +147,7 @@ class Forward:
             CandidateError: a logit is not finite.
         """
         places = torch.arange(1, len(ids) + 1, device=self.device) * ids.shape[1] - 1
-        return _checked(self.run(PassRequest(ids, mask, positions, places, cache=cache)))
+        return self.read(PassRequest(ids, mask, positions, places, cache=cache))
 
     @property
     def vocabulary(self) -> int:
@@ -175,6 +175,20 @@ class Forward:
             assert isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None
             taken.update(_rows(layer.keys, index), _rows(layer.values, index), number)
         return taken
+
+    def read(self, request: PassRequest) -> Tensor:
+        """Logits of a pass, [places, vocabulary].
+
+        Raises:
+            CandidateError: a logit is not finite.
+        """
+        logits = self.run(request)
+        # A sum is finite only if its terms are, and is far cheaper than a test of every term.
+        finite = logits.sum(dim=-1, dtype=torch.float32).isfinite()
+        if not finite.all():
+            bad = int((~finite).sum())
+            raise CandidateError(f"non-finite logits at {bad} of {len(finite)} positions read in a batch")
+        return logits
 
     def run(self, request: PassRequest) -> Tensor:
         """One pass, unchecked: logits or hidden states of the places that are read, [places, ...]."""
@@ -223,14 +237,6 @@ class Forward:
             yield read
         finally:
             handle.remove()
-
-
-def _checked(logits: Tensor) -> Tensor:
-    # A sum is finite only if its terms are, and is far cheaper than a test of every term.
-    finite = logits.sum(dim=-1, dtype=torch.float32).isfinite()
-    if not finite.all():
-        raise CandidateError(f"non-finite logits at {int((~finite).sum())} of {len(finite)} positions read in a batch")
-    return logits
 
 
 def _rows(states: Tensor, index: Tensor) -> Tensor:

