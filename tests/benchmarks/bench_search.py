@@ -180,6 +180,7 @@ def measure_shares(base: RunConfig, budget: list[int], repeats: int) -> dict[str
         "all on": (short, ALL_SHORTCUTS),
         "no draft": (short, Shortcuts(draft=False)),
         "no lean": (short, Shortcuts(lean=False)),
+        "no common beginnings": (short, Shortcuts(share=False)),
         "no reuse": (changed(short, workers=workers.model_copy(update={"reuse_memory_mb": 0})), ALL_SHORTCUTS),
         "no early stopping": (changed(short, early_stopping="off"), ALL_SHORTCUTS),
         f"one worker of {workers.count} threads": (

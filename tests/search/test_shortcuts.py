@@ -1,4 +1,4 @@
-"""Whole searches on the demo's model with and without reused hidden states: the stores hold the same."""
+"""Whole searches on the demo's model with and without shortcuts: the stores hold the same."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from moevolve.search.pool import Completion
 from moevolve.search.service import Observer, execute, new_plan, register
 from moevolve.store.repository import Store
 from moevolve.workers.actor import EvaluationWorker
+from moevolve.workers.config import ALL_SHORTCUTS, Shortcuts
 
 DEMO = Path(__file__).parents[2] / "configs" / "runs" / "demo.yaml"
 TASKS = ("demo-span", "demo-entail@rank", "demo-sense@perplexity", "demo-compare@kl", "demo-relation@agreement")
@@ -33,10 +34,10 @@ def settings() -> RunConfig:
 class WatchedPool(LocalPool):
     """Notes the share of work that was spared of each task."""
 
-    def __init__(self, plan: Plan, reuse_bytes: int) -> None:
+    def __init__(self, plan: Plan, reuse_bytes: int, shortcuts: Shortcuts) -> None:
         config = plan.config
         model, engine = config.model.to_worker(), config.engine.to_worker()
-        super().__init__(lambda: EvaluationWorker(model, engine, reuse_bytes=reuse_bytes), plan.all_prepared)
+        super().__init__(lambda: EvaluationWorker(model, engine, shortcuts, reuse_bytes), plan.all_prepared)
         self.spared: dict[str, list[float]] = {}
 
     def poll(self, timeout: float) -> list[Completion]:
@@ -47,11 +48,13 @@ class WatchedPool(LocalPool):
         return completions
 
 
-def searched(folder: Path, reuse_bytes: int) -> tuple[list[Any], dict[str, list[float]]]:
+def searched(
+    folder: Path, reuse_bytes: int, shortcuts: Shortcuts = ALL_SHORTCUTS, early_stopping: str = "exact"
+) -> tuple[list[Any], dict[str, list[float]]]:
     """All individuals and their evaluations, and the shares spared."""
-    plan = new_plan(settings())
-    pool = WatchedPool(plan, reuse_bytes)
-    with Store.open(f"sqlite:///{folder / str(reuse_bytes)}.db") as store:
+    plan = new_plan(settings().model_copy(update={"early_stopping": early_stopping}))
+    pool = WatchedPool(plan, reuse_bytes, shortcuts)
+    with Store.open(f"sqlite:///{folder / f'{reuse_bytes}-{shortcuts.draft}'}.db") as store:
         register(plan, store)
         report = execute(plan, store, Observer(), lambda _: pool)
         found: list[Any] = [report.winner and report.winner.split(":")[1]]
@@ -73,3 +76,10 @@ def test_the_store_holds_the_same(tmp_path: Path) -> None:
     assert not any(sums[0])
     assert all(sums[2]), sums
     assert 0 < sum(sums[1]) < sum(sums[2]), sums
+
+
+def test_the_store_holds_the_same_without_any_shortcut(tmp_path: Path) -> None:
+    """Early stopping off as well: nothing is stopped in so short a search."""
+    on, _ = searched(tmp_path, 1 << 26)
+    off, _ = searched(tmp_path, 0, Shortcuts(draft=False, lean=False, share=False), "off")
+    assert on == off
