@@ -69,9 +69,9 @@ def test_a_model_that_is_not_there_is_planned_from_its_config(moevolve: Any, tmp
     assert not list(tmp_path.iterdir())
 
 
-def test_a_table_for_this_machine_with_what_was_measured(moevolve: Any, all_kinds: str, tmp_path: Path) -> None:
+def test_a_table_for_this_machine_with_what_was_measured(in_process: Any, all_kinds: str, tmp_path: Path) -> None:
     run = stored_run(all_kinds, "eep", tmp_path)
-    done = moevolve("plan", run, "--measured", "eep", "--store", all_kinds, env=OFFLINE)
+    done = in_process("plan", run, "--measured", "eep", "--store", all_kinds)
     assert done.returncode == 0, done.stderr
     for part in ("full model", "prune candidate", "original experts", "data, tokenised", "x cpu", "measured just now"):
         assert part in done.stdout
