@@ -356,10 +356,13 @@ def test_examples_must_pair() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_runs_and_repeats(tiny: Any, moevolve: Any, in_process: Any, tmp_path: Path) -> None:
+def test_the_command_runs_and_repeats(
+    tiny: Any, ray_address: str, moevolve: Any, in_process: Any, tmp_path: Path
+) -> None:
     path = write(tiny, tmp_path, budgets={"2 of 4": {}}, seeds=[0])
     store = f"sqlite:///{tmp_path / 'store.db'}"
-    first = moevolve("compare", str(path), "--store", store, "--json", "--csv", str(tmp_path / "rows.csv"))
+    joined = ("--address", ray_address, "--csv", str(tmp_path / "rows.csv"))
+    first = moevolve("compare", str(path), "--store", store, "--json", *joined)
     assert first.returncode == 0, first.stderr
     rows = json.loads(first.stdout)
     assert [row["method"] for row in rows] == [

@@ -101,7 +101,7 @@ def test_a_killed_driver_and_a_killed_worker_change_nothing(
     database, rng = tmp_path / "moevolve.db", random.Random(calm.kind)
     run = write_run(tmp_path, calm.kind)
     joined = ["--address", ray_address]
-    driver = Forked(["launch", str(run), *joined], tmp_path)
+    driver = Forked(["launch", str(run), *joined, "--set", "workers.count=1"], tmp_path)
     kill_at(driver, database, rng.randrange(1, TOTAL // 2), rng.uniform(0, 0.1))
     left_at = count(database)
     assert left_at < TOTAL

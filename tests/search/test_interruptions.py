@@ -19,6 +19,7 @@ from moevolve.store.repository import Store
 pytestmark = pytest.mark.slow
 
 TOTAL = 24
+TWO = ["--set", "workers.count=2", "--set", "workers.num_cpus=0.5"]
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +34,8 @@ def uninterrupted(tiny: Any, tmp_path_factory: pytest.TempPathFactory, snapshot:
 
 @pytest.fixture
 def joined(ray_address: str) -> list[str]:
-    """Two workers on the tests' own cluster."""
-    return ["--address", ray_address, "--set", "workers.count=2", "--set", "workers.num_cpus=0.5"]
+    """On the tests' own cluster instead of one that has to be started."""
+    return ["--address", ray_address]
 
 
 def test_sigkill_at_random_moments_changes_nothing(
@@ -51,7 +52,7 @@ def test_sigkill_at_random_moments_changes_nothing(
         driver = Forked(["resume", "calm", *joined] if attempt else ["launch", str(run)], tmp_path)
         kill_at(driver, database, goal, rng.uniform(0, 0.1))
         assert count(database) < TOTAL
-    driver = Forked(["resume", "calm", *joined], tmp_path)
+    driver = Forked(["resume", "calm", *joined, *TWO], tmp_path)
     output, _ = driver.communicate(timeout=400)
     assert driver.poll() == 0, output
     assert snapshot(database, "calm") == uninterrupted
@@ -62,7 +63,7 @@ def test_workers_killed_during_evaluation_change_nothing(
 ) -> None:
     database = tmp_path / "moevolve.db"
     run = tiny.write_run(tmp_path / "run.yaml", "calm")
-    driver = Forked(["launch", str(run), *joined], tmp_path)
+    driver = Forked(["launch", str(run), *joined, *TWO], tmp_path)
     killed = set()
     for goal in (5, 10, 15):
         wait_for(database, goal, driver)
