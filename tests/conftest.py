@@ -9,6 +9,12 @@ from contextlib import ExitStack
 import pytest
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first: handed out last, one of them would keep one process busy while others are done."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
     """URL of a PostgreSQL database that tests may empty: MOEVOLVE_TEST_POSTGRES, or that of a server of their own."""

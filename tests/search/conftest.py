@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -157,6 +159,44 @@ def moevolve(tmp_path: Path) -> Moevolve:
         )
 
     return run
+
+
+@pytest.fixture
+def in_process(tmp_path: Path) -> Moevolve:
+    """The same as `moevolve`, without the seconds that a new process needs for its imports."""
+    from moevolve.search.cli import main
+
+    def run(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        command = ["moevolve", *map(str, arguments)]
+        out, err = io.StringIO(), io.StringIO()
+        with (
+            contextlib.chdir(cwd or tmp_path),
+            pytest.MonkeyPatch.context() as patch,
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            pytest.raises(SystemExit) as end,
+        ):
+            patch.setattr(sys, "argv", command)
+            main()
+        return subprocess.CompletedProcess(command, int(end.value.code or 0), out.getvalue(), err.getvalue())
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def ray_address() -> Iterator[str]:
+    """A Ray cluster of this machine, with four CPUs whatever it has; a search that joins it need not start Ray."""
+    from ray.cluster_utils import Cluster
+
+    # No processes for an autoscaler, logs on a terminal, and workers that might be wanted one day.
+    frugal = {
+        "no_monitor": True,
+        "include_log_monitor": False,
+        "_system_config": {"enable_worker_prestart": False, "prestart_worker_first_driver": False},
+    }
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False, **frugal})
+    yield cluster.address
+    cluster.shutdown()
 
 
 Snapshot = Callable[[Path, str], dict[str, Any]]

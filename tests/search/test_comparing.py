@@ -355,10 +355,14 @@ def test_examples_must_pair() -> None:
         paired_test([outcomes([1, 0])], [outcomes([1])])
 
 
-def test_the_command_runs_and_repeats(tiny: Any, moevolve: Any, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_the_command_runs_and_repeats(
+    tiny: Any, ray_address: str, moevolve: Any, in_process: Any, tmp_path: Path
+) -> None:
     path = write(tiny, tmp_path, budgets={"2 of 4": {}}, seeds=[0])
     store = f"sqlite:///{tmp_path / 'store.db'}"
-    first = moevolve("compare", str(path), "--store", store, "--json", "--csv", str(tmp_path / "rows.csv"))
+    joined = ("--address", ray_address, "--csv", str(tmp_path / "rows.csv"))
+    first = moevolve("compare", str(path), "--store", store, "--json", *joined)
     assert first.returncode == 0, first.stderr
     rows = json.loads(first.stdout)
     assert [row["method"] for row in rows] == [
@@ -371,7 +375,7 @@ def test_the_command_runs_and_repeats(tiny: Any, moevolve: Any, tmp_path: Path) 
         "prune + merge",
     ]
     assert (tmp_path / "rows.csv").is_file()
-    again = moevolve("compare", str(path), "--store", store, "--json")
+    again = in_process("compare", str(path), "--store", store, "--json")
     assert json.loads(again.stdout) == rows
-    wrong = moevolve("compare", str(path), "--store", store, "--csv", str(tmp_path / "no" / "rows.csv"))
+    wrong = in_process("compare", str(path), "--store", store, "--csv", str(tmp_path / "no" / "rows.csv"))
     assert wrong.returncode == 2 and "the folder" in wrong.stderr

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from dense_lab import complete
-from killing import count, kill_at, last_worker, start, wait_for
+from killing import Forked, count, kill_at, last_worker, wait_for
 from typer.testing import CliRunner, Result
 
 from moevolve.evaluators.errors import UserError
@@ -94,18 +94,22 @@ def write_run(folder: Path, kind: str) -> Path:
     return path
 
 
-def test_a_killed_driver_and_a_killed_worker_change_nothing(calm: Calm, tmp_path: Path, snapshot: Any) -> None:
+def test_a_killed_driver_and_a_killed_worker_change_nothing(
+    calm: Calm, tmp_path: Path, snapshot: Any, ray_address: str
+) -> None:
     """Also, workers on Ray and this process find the same."""
     database, rng = tmp_path / "moevolve.db", random.Random(calm.kind)
     run = write_run(tmp_path, calm.kind)
-    kill_at(["launch", str(run)], tmp_path, database, rng.randrange(1, TOTAL // 2), rng.uniform(0, 0.1))
+    joined = ["--address", ray_address]
+    driver = Forked(["launch", str(run), *joined, "--set", "workers.count=1"], tmp_path)
+    kill_at(driver, database, rng.randrange(1, TOTAL // 2), rng.uniform(0, 0.1))
     left_at = count(database)
     assert left_at < TOTAL
-    process = start(["resume", calm.kind], tmp_path)
-    wait_for(database, min(left_at + 4, TOTAL - 1), process)
+    driver = Forked(["resume", calm.kind, *joined], tmp_path)
+    wait_for(database, min(left_at + 4, TOTAL - 1), driver)
     os.kill(last_worker(database), signal.SIGKILL)
-    output, _ = process.communicate(timeout=400)
-    assert process.returncode == 0, output
+    output, _ = driver.communicate(timeout=400)
+    assert driver.poll() == 0, output
     assert "unsearched start" in output and "random" in output and "best found" in output
     assert snapshot(database, calm.kind) == calm.snapshot
 

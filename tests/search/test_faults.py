@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 # Workers can't import this file: its classes travel by value.
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-REASONS = {"dies": "killed its worker 2 times", "raises": "ValueError: a bad candidate", "explodes": "finite"}
+REASONS = {"dies": "killed its worker 1 times", "raises": "ValueError: a bad candidate", "explodes": "finite"}
 
 
 def fate(phenotype_hash: str) -> str:
@@ -63,8 +63,8 @@ def unlucky_pool(plan: Plan) -> Pool:
     return RayPool(config.workers, model, engine, splits, worker=UnluckyWorker)
 
 
-def test_bad_candidates_are_recorded_and_the_search_completes(tiny: Any, tmp_path: Path) -> None:
-    workers = {"count": 2, "num_cpus": 0.5, "max_attempts": 2}
+def test_bad_candidates_are_recorded_and_the_search_completes(tiny: Any, ray_address: str, tmp_path: Path) -> None:
+    workers = {"count": 2, "num_cpus": 0.5, "max_attempts": 1, "address": ray_address}
     store_url = f"sqlite:///{tmp_path / 'unlucky.db'}"
     run = tiny.write_run(tmp_path / "run.yaml", "unlucky", workers=workers, store=store_url)
     plan = service.new_plan(load_run_config(run))

@@ -71,9 +71,9 @@ def test_a_model_that_is_not_there_is_planned_from_its_config(moevolve: Any, tmp
     assert not list(tmp_path.iterdir())
 
 
-def test_a_table_for_this_machine_with_what_was_measured(moevolve: Any, all_kinds: str, tmp_path: Path) -> None:
+def test_a_table_for_this_machine_with_what_was_measured(in_process: Any, all_kinds: str, tmp_path: Path) -> None:
     run = stored_run(all_kinds, "eep", tmp_path)
-    done = moevolve("plan", run, "--measured", "eep", "--store", all_kinds, env=OFFLINE)
+    done = in_process("plan", run, "--measured", "eep", "--store", all_kinds)
     assert done.returncode == 0, done.stderr
     for part in ("full model", "prune candidate", "original experts", "data, tokenised", "x cpu", "measured just now"):
         assert part in done.stdout
@@ -157,9 +157,26 @@ def test_what_is_refused(tiny: Any, tmp_path: Path) -> None:
     assert "no such configuration" in refusal(str(tmp_path / "none.yaml"))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
     assert "bert" in refusal(run, "--model", str(tmp_path))
-    assert "lm_eval" in refusal(run, "--set", "tasks=[lm_eval:arc_easy]", *GIVEN) or "pip install" in refusal(
-        run, "--set", "tasks=[lm_eval:arc_easy]", *GIVEN
-    )
+
+
+def test_tasks_of_lm_eval_are_not_planned(tiny: Any, tmp_path: Path) -> None:
+    pytest.importorskip("lm_eval")
+    rows = [json.dumps({"question": f"1 + {number}", "answer": str(1 + number)}) for number in range(60)]
+    (tmp_path / "documents.jsonl").write_text("\n".join(rows))
+    task = {
+        "task": "sums",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": "documents.jsonl"}},
+        "test_split": "test",
+        "output_type": "generate_until",
+        "doc_to_text": "{{question}} =",
+        "doc_to_target": "{{answer}}",
+        "metric_list": [{"metric": "exact_match"}],
+    }
+    (tmp_path / "sums.yaml").write_text(yaml.safe_dump(task))
+    run = str(tiny.write_run(tmp_path / "run.yaml", "tiny"))
+    message = refusal(run, "--set", f"tasks=[lm_eval:{tmp_path}/sums.yaml]", *GIVEN)
+    assert "lm_eval:" in message and "can't be planned" in message
 
 
 def test_an_error_is_one_line_and_exit_code_2(moevolve: Any, tiny: Any, tmp_path: Path) -> None:

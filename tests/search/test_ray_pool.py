@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,19 +68,18 @@ def split(tiny: Any) -> PreparedSplit:
     return prepare_split(load_task(tiny.task), "search")
 
 
-@pytest.fixture
-def make_pool(tiny: Any, split: PreparedSplit) -> Iterator[Callable[..., RayPool]]:
-    pools: list[RayPool] = []
+def new_pool(tiny: Any, split: PreparedSplit, **settings: Any) -> RayPool:
+    workers = WorkersSection(num_cpus=0.5, **settings)
+    model = ModelConfig(path=str(tiny.model), device="cpu")
+    return RayPool(workers, model, EngineConfig(), {split.fingerprint: split}, worker=FaultyWorker)
 
-    def make(**settings: Any) -> RayPool:
-        workers = WorkersSection(**({"count": 2, "num_cpus": 0.5} | settings))
-        model = ModelConfig(path=str(tiny.model), device="cpu")
-        pools.append(RayPool(workers, model, EngineConfig(), {split.fingerprint: split}, worker=FaultyWorker))
-        return pools[-1]
 
-    yield make
-    for pool in pools:
-        pool.close()
+@pytest.fixture(scope="module")
+def pool(tiny: Any, split: PreparedSplit) -> Iterator[RayPool]:
+    """Two workers, which take all there is of Ray: tests that start others come first."""
+    pool = new_pool(tiny, split, count=2, max_attempts=2)
+    yield pool
+    pool.close()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -104,55 +103,14 @@ def request(split: PreparedSplit, ticket: str, edit: Any = None) -> EvaluationRe
     return EvaluationRequest(ticket, edit or IdentityEdit(), (split.fingerprint,))
 
 
-def test_faults_stay_with_their_candidates(make_pool: Any, split: PreparedSplit, tmp_path: Path) -> None:
-    """One that kills its worker for good, one that does so once, one whose weights explode, one that does not fit."""
-    identity = np.stack([np.eye(4, dtype=np.float32)] * 4)
-    edits = {
-        "nan": EepEdit(identity, identity * np.float32(1e30), 2),
-        "misfit": EepEdit(identity[:2], identity[:2], 2),
-    }
-    pool = make_pool()
-    tickets = ["die", f"die-once {tmp_path / 'mark'}", "memory", "nan", "misfit", "good 1", "good 2"]
-    for ticket in tickets:
-        pool.submit(request(split, ticket, edits.get(ticket)))
-    done = collect(pool, len(tickets))
-    assert "killed its worker 3 times" in (done["die"].reply.failure or "")
-    assert done["die"].attempts == 3
-    assert "out of memory" in (done["memory"].reply.failure or "")
-    once = done[tickets[1]]
-    assert (once.reply.failure, once.attempts) == (None, 2)
-    assert "non-finite" in (done["nan"].reply.failure or "") or "finite" in (done["nan"].reply.failure or "")
-    assert done["misfit"].reply.failure
-    scores = {done[ticket].reply.results[0].result.gold_logprob for ticket in ("good 1", "good 2", tickets[1])}
-    assert len(scores) == 1, "the model is the same whatever was evaluated before"
-
-
-def test_a_killed_worker_is_replaced_and_its_candidate_evaluated_again(make_pool: Any, split: PreparedSplit) -> None:
-    pool = make_pool(count=1)
-    pool.submit(request(split, "good"))
-    victim = int(collect(pool, 1)["good"].reply.worker.rpartition("/")[2])
-    pool.submit(request(split, "slow"))
-    pool.poll(0.5)
-    os.kill(victim, signal.SIGKILL)
-    done = collect(pool, 1)["slow"]
-    assert (done.reply.failure, done.attempts) == (None, 2)
-    assert not done.reply.worker.endswith(f"/{victim}")
-
-
-def test_an_evaluation_past_its_time_fails(make_pool: Any, split: PreparedSplit) -> None:
-    pool = make_pool(count=1, timeout_s=1.5, max_attempts=2)
-    pool.submit(request(split, "hang"))
-    pool.submit(request(split, "good"))
-    done = collect(pool, 2)
+def test_an_evaluation_past_its_time_fails(tiny: Any, split: PreparedSplit) -> None:
+    pool = new_pool(tiny, split, count=1, timeout_s=1.5, max_attempts=1)
+    with contextlib.closing(pool):
+        pool.submit(request(split, "hang"))
+        pool.submit(request(split, "good"))
+        done = collect(pool, 2)
     assert "longer than timeout_s = 1.5" in (done["hang"].reply.failure or "")
     assert done["good"].reply.failure is None
-
-
-def test_our_kernels_folder_is_not_importable_by_its_bare_name(make_pool: Any, split: PreparedSplit) -> None:
-    """Ray puts the driver's folder on its workers' path: the checkout, when a search is launched from there."""
-    pool = make_pool(count=1)
-    pool.submit(request(split, "spec"))
-    assert str(CHECKOUT) not in (collect(pool, 1)["spec"].reply.failure or "")
 
 
 def test_a_model_that_does_not_load_ends_the_pool(tiny: Any, split: PreparedSplit, tmp_path: Path) -> None:
@@ -164,3 +122,45 @@ def test_a_model_that_does_not_load_ends_the_pool(tiny: Any, split: PreparedSpli
                 pool.poll(1.0)
     finally:
         pool.close()
+
+
+def test_our_kernels_folder_is_not_importable_by_its_bare_name(pool: RayPool, split: PreparedSplit) -> None:
+    """Ray puts the driver's folder on its workers' path: the checkout, when a search is launched from there."""
+    pool.submit(request(split, "spec"))
+    assert str(CHECKOUT) not in (collect(pool, 1)["spec"].reply.failure or "")
+
+
+def test_faults_stay_with_their_candidates(pool: RayPool, split: PreparedSplit, tmp_path: Path) -> None:
+    """One that kills its worker for good, one that does so once, one whose weights explode, one that does not fit."""
+    identity = np.stack([np.eye(4, dtype=np.float32)] * 4)
+    edits = {
+        "nan": EepEdit(identity, identity * np.float32(1e30), 2),
+        "misfit": EepEdit(identity[:2], identity[:2], 2),
+    }
+    tickets = ["die", f"die-once {tmp_path / 'mark'}", "memory", "nan", "misfit", "good 1", "good 2"]
+    for ticket in tickets:
+        pool.submit(request(split, ticket, edits.get(ticket)))
+    done = collect(pool, len(tickets))
+    assert "killed its worker 2 times" in (done["die"].reply.failure or "")
+    assert done["die"].attempts == 2
+    assert "out of memory" in (done["memory"].reply.failure or "")
+    once = done[tickets[1]]
+    assert (once.reply.failure, once.attempts) == (None, 2)
+    assert "non-finite" in (done["nan"].reply.failure or "") or "finite" in (done["nan"].reply.failure or "")
+    assert done["misfit"].reply.failure
+    scores = {done[ticket].reply.results[0].result.gold_logprob for ticket in ("good 1", "good 2", tickets[1])}
+    assert len(scores) == 1, "the model is the same whatever was evaluated before"
+
+
+def test_a_killed_worker_is_replaced_and_its_candidate_evaluated_again(pool: RayPool, split: PreparedSplit) -> None:
+    while pool.ready < 2:
+        pool.poll(0.5)
+    # The first of two free workers takes both.
+    pool.submit(request(split, "good"))
+    victim = int(collect(pool, 1)["good"].reply.worker.rpartition("/")[2])
+    pool.submit(request(split, "slow"))
+    pool.poll(0.5)
+    os.kill(victim, signal.SIGKILL)
+    done = collect(pool, 1)["slow"]
+    assert (done.reply.failure, done.attempts) == (None, 2)
+    assert not done.reply.worker.endswith(f"/{victim}")
