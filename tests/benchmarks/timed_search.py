@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from moevolve.search.calibrating import calibrated_plan
+from moevolve.search.calibrating import calibrated_plan, stored_calibration
 from moevolve.search.config import RunConfig
 from moevolve.search.desk import EvaluationDesk
 from moevolve.search.driver import Driver, Progress
@@ -41,7 +41,8 @@ class TimedSearch:
     """What a search took.
 
     Attributes:
-        wall: seconds from the first request to the last evaluation; workers were loaded before.
+        wall: seconds from the first request to the last evaluation, and those of a calibration; workers were loaded
+            before.
         individuals: of the whole search.
         evaluated: evaluations that were run; the others were known.
         prunings: individuals of the prune phase.
@@ -64,27 +65,29 @@ class TimedSearch:
 def run_timed(config: RunConfig, shortcuts: Shortcuts = ALL_SHORTCUTS, held_out: bool = True) -> TimedSearch:
     """Run a search in a store of its own, then score its incumbents on `test`, which is not timed.
 
-    Calibrations are measured before the clock starts, and workers load their model.
+    Workers load their model before the clock starts. What a calibration took is added.
     """
     with tempfile.TemporaryDirectory() as folder:
         store = Store.open(f"sqlite:///{Path(folder) / 'store.db'}")
         plan = new_plan(config)
         register(plan, store)
         plan = calibrated_plan(plan, store, calibrate_on_ray)
+        calibrating = _calibration_seconds(plan, store)
         model, engine = config.model.to_worker(), config.engine.to_worker()
         pool = RayPool(config.workers, model, engine, plan.all_prepared, shortcuts=shortcuts)
         try:
             while pool.ready < config.workers.count:
                 pool.poll(0.1)
             desk = EvaluationDesk(store, pool, plan.facts.fingerprint, engine_fingerprint(model, engine))
-            search = _drive(plan, store, desk, held_out)
+            search = _drive(plan, store, desk, held_out, calibrating)
         finally:
             pool.close()
         store.close()
     return search
 
 
-def _drive(plan: Plan, store: Store, desk: EvaluationDesk, held_out: bool) -> TimedSearch:
+def _drive(plan: Plan, store: Store, desk: EvaluationDesk, held_out: bool, before: float) -> TimedSearch:
+    """Run the search; `before` is what had to be measured first, in seconds."""
     news: list[tuple[float, int]] = []
     last: Progress | None = None
     started = time.perf_counter()
@@ -93,10 +96,10 @@ def _drive(plan: Plan, store: Store, desk: EvaluationDesk, held_out: bool) -> Ti
         nonlocal last
         last = progress
         if progress.best is not None and (not news or news[-1][1] != progress.best[0]):
-            news.append((time.perf_counter() - started, progress.best[0]))
+            news.append((before + time.perf_counter() - started, progress.best[0]))
 
     Driver(plan, make_strategy(plan.config, plan.space, plan.schedule), store, desk, watch).run()
-    wall = time.perf_counter() - started
+    wall = before + time.perf_counter() - started
     assert last is not None and last.best is not None
     rows = {row.index: row for row in store.history(plan.search_id)}
     scores = _test_scores(plan, desk, [rows[index] for _, index in news]) if held_out else {}
@@ -108,6 +111,14 @@ def _drive(plan: Plan, store: Store, desk: EvaluationDesk, held_out: bool) -> Ti
         incumbents=tuple(Incumbent(seconds, index, scores.get(index, 0.0)) for seconds, index in news),
         best=last.best[1],
     )
+
+
+def _calibration_seconds(plan: Plan, store: Store) -> float:
+    if plan.space.recipe is None:
+        return 0.0
+    made = stored_calibration(plan.space.recipe, plan.config, store, plan.search_id, plan.facts.fingerprint)
+    assert made is not None and made.seconds is not None
+    return made.seconds
 
 
 def _test_scores(plan: Plan, desk: EvaluationDesk, rows: list[HistoryRow]) -> dict[int, float]:
