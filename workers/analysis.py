@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.expert_ffn import choose_experts
-from moevolve.workers.batching import Tokens
 from moevolve.workers.edits.apply_factorllm import FactorizedNetwork
 from moevolve.workers.edits.apply_nanomoe import BlockMixedLinear
 from moevolve.workers.edits.apply_tomoe import MaskedNetwork
@@ -27,6 +26,7 @@ from moevolve.workers.edits.nanomoe import NanoMoeEdit
 from moevolve.workers.edits.router import EditableRouter
 from moevolve.workers.edits.tomoe import ToMoeEdit
 from moevolve.workers.resident import ResidentModel
+from moevolve.workers.tokenizing import Tokens
 from moevolve.workers.usage import MixedLayer, RoutedLayer, Usage
 
 _LAYER = re.compile(r"layers\.(\d+)\.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from moevolve.evaluators.engine import Decided
-from moevolve.workers.batching import Tokens
+from moevolve.workers.tokenizing import Tokens
 
 
 class Answers:

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from moevolve.evaluators.engine import Watch
-from moevolve.workers.batching import Tokens
 from moevolve.workers.columns import Columns, Layout, common_start, lay_out
+from moevolve.workers.tokenizing import Tokens
 
 Groups = tuple[tuple[Tokens, ...], ...]
 """Per example, the sequences that have to run for it, in one pass."""

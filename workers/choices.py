@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from moevolve.evaluators.engine import Watch
 from moevolve.workers.batches import Batch, in_order
-from moevolve.workers.batching import Tokens
 from moevolve.workers.forward import Forward, sums_by_owner, token_logprobs
+from moevolve.workers.tokenizing import Tokens
 
 Scored = tuple[NDArray[np.float64], NDArray[np.bool_]]
 """Summed log-probabilities of continuations (nats), and whether greedy decoding would have made each."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from moevolve.evaluators.answer_text import cut
 from moevolve.evaluators.engine import Decided, Generation, Watch
@@ -19,21 +18,21 @@ from moevolve.evaluators.harness_files import harness_version
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.workers.answers import Answers, draft_lengths
 from moevolve.workers.batches import Batch, in_order
-from moevolve.workers.batching import (
+from moevolve.workers.choices import ChoiceScorer, Scored, means
+from moevolve.workers.config import ALL_SHORTCUTS, EngineConfig, Shortcuts
+from moevolve.workers.decoding import decode
+from moevolve.workers.forward import Forward, sums_by_owner, token_logprobs
+from moevolve.workers.products import use_products
+from moevolve.workers.reuse import LayerReuse
+from moevolve.workers.runtime import WORKER_ENV, configure_runtime
+from moevolve.workers.texts import Span, TextScorer, compared_spans, whole_texts
+from moevolve.workers.tokenizing import (
     TokenizedSplit,
     Tokens,
     end_tokens,
     missing_bos,
     tokenize_split,
 )
-from moevolve.workers.choices import ChoiceScorer, Scored, means
-from moevolve.workers.columns import pad_left
-from moevolve.workers.config import ALL_SHORTCUTS, EngineConfig, Shortcuts
-from moevolve.workers.forward import Forward, sums_by_owner, token_logprobs
-from moevolve.workers.products import use_products
-from moevolve.workers.reuse import LayerReuse
-from moevolve.workers.runtime import WORKER_ENV, configure_runtime
-from moevolve.workers.texts import Span, TextScorer, compared_spans, whole_texts
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
@@ -146,7 +145,7 @@ class GenerationEngine:
             if going and cache is not None:
                 self._forward.complete(batch.columns, cache)
             if going:
-                self._decode(going, tokenized.prompts, cache, answers)
+                decode(self._forward, going, tokenized.prompts, cache, answers)
             if watch is not None:
                 watch.generated(examples, answers.texts(examples), logprobs[examples])
         return answers, logprobs
@@ -267,55 +266,3 @@ class GenerationEngine:
         means = sums_by_owner(logprobs, counts) / np.maximum(counts, 1)
         greedy = logits.argmax(dim=-1).cpu().numpy()[index].tolist()
         return [greedy[start:end] for start, end in pairwise(starts)], means
-
-    def _decode(
-        self,
-        going: Mapping[int, NDArray[np.int64]],
-        prompts: Sequence[Tokens],
-        cache: DynamicCache | None,
-        answers: Answers,
-    ) -> None:
-        """Finish answers step by step.
-
-        Args:
-            going: unfinished examples, each of which has a token that wasn't fed yet, and the columns of its prompt
-                and draft.
-            prompts: of all examples.
-            cache: of those columns; None to run the prompts again.
-            answers: grown in place.
-        """
-        examples = list(going)
-        tokens = [answers.tokens[i] for i in examples]
-        if cache is None:
-            whole = [(*prompts[i], *done) for i, done in zip(examples, tokens, strict=True)]
-            ids, mask, positions = pad_left(whole, self._forward.device)
-            cache = self._forward.new_cache()
-        else:
-            fed = [len(prompts[i]) + len(done) - 1 for i, done in zip(examples, tokens, strict=True)]
-            longest = max(fed)
-            paths = [np.resize(going[i][:count], longest) for i, count in zip(examples, fed, strict=True)]
-            cache = self._forward.rows_of(cache, np.stack(paths))
-            place = torch.arange(longest, device=self._forward.device)
-            mask = (place < torch.tensor(fed, device=self._forward.device).unsqueeze(1)).long()
-            ids, mask, positions = self._next_column(mask, tokens)
-        while True:
-            greedy = self._forward.step(ids, mask, positions, cache).argmax(dim=-1).tolist()
-            for i, token in zip(examples, greedy, strict=True):
-                if not answers.finished[i]:
-                    answers.push(i, token)
-            alive = [row for row, i in enumerate(examples) if not answers.finished[i]]
-            if not alive:
-                return
-            # Selecting copies the cache, so it waits until half of the rows are done.
-            if 2 * len(alive) <= len(examples):
-                index = torch.tensor(alive, device=self._forward.device)
-                cache.batch_select_indices(index)
-                examples, mask = [examples[row] for row in alive], mask[index]
-            ids, mask, positions = self._next_column(mask, [answers.tokens[i] for i in examples])
-
-    def _next_column(self, mask: Tensor, tokens: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor]:
-        """Ids, mask and positions that feed each row its last token (finished rows without one are fed anything)."""
-        last = [[row[-1] if row else 0] for row in tokens]
-        ids = torch.tensor(last, dtype=torch.int64, device=self._forward.device)
-        positions = mask.sum(dim=1, keepdim=True)
-        return ids, torch.cat((mask, torch.ones_like(ids)), dim=1), positions

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.harness_judge import HarnessJudge
 from moevolve.evaluators.types import PreparedSplit
-from moevolve.workers.batching import Tokens, encode_text, truncate
+from moevolve.workers.tokenizing import Tokens, encode_text, truncate
 
 if TYPE_CHECKING:
     from moevolve.workers.generation import GenerationEngine

@@ -18,12 +18,12 @@ from moevolve.evaluators.matching import make_matcher
 from moevolve.evaluators.types import COMPARING_KINDS, FitnessKind, Positions, PreparedSplit
 from moevolve.workers.answers import draft_lengths
 from moevolve.workers.batches import Batch, Batcher
-from moevolve.workers.batching import TokenizedSplit, Tokens, missing_bos, tokenize_split
 from moevolve.workers.choices import asked_sequences
 from moevolve.workers.columns import Layout
 from moevolve.workers.config import EngineConfig, ModelConfig
 from moevolve.workers.facts import meta_model
 from moevolve.workers.loading import load_tokenizer
+from moevolve.workers.tokenizing import TokenizedSplit, Tokens, missing_bos, tokenize_split
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.batching import Tokens
 from moevolve.workers.config import ModelConfig
 from moevolve.workers.dense_layout import DenseLayer, find_dense_layers
 from moevolve.workers.edits.applicator import Applicator, ModelParts
@@ -22,6 +21,7 @@ from moevolve.workers.edits.population import EepPopulation, Turn
 from moevolve.workers.layout import MoELayer, find_moe_layers
 from moevolve.workers.loading import load_model, resolve_device
 from moevolve.workers.reuse import decoder_layers
+from moevolve.workers.tokenizing import Tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

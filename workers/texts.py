@@ -11,8 +11,8 @@ from torch import Tensor
 
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.types import PreparedSplit
-from moevolve.workers.batching import TokenizedSplit, Tokens
 from moevolve.workers.forward import Forward, sums_by_owner
+from moevolve.workers.tokenizing import TokenizedSplit, Tokens
 
 _CHUNK = 1 << 24
 """Logits computed at once. Over a vocabulary of 150,000 that is 100 positions, 64 MB in float32: enough for the output

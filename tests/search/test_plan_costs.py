@@ -25,7 +25,6 @@ from moevolve.search.genomes.registry import make_space
 from moevolve.search.planning.models import find_model, shipped_models
 from moevolve.search.planning.sizes import model_sizes
 from moevolve.search.planning.work import candidate_work, full_work
-from moevolve.workers.batching import Tokens
 from moevolve.workers.columns import Layout
 from moevolve.workers.config import EngineConfig, ModelConfig
 from moevolve.workers.generation import GenerationEngine
@@ -33,6 +32,7 @@ from moevolve.workers.outline import outline_model
 from moevolve.workers.passes import Pass, PromptMeter, SplitTokens, passes_of
 from moevolve.workers.profiling_costs import model_costs
 from moevolve.workers.resident import ResidentModel
+from moevolve.workers.tokenizing import Tokens
 
 PUBLISHED = {  # billions of parameters: all, per token (Mistral AI's and Qwen's announcements)
     "mixtral-8x7b": (46.7, 12.9),

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moevolve.workers.batches import Batcher, plan_batches
-from moevolve.workers.batching import Tokens
 from moevolve.workers.columns import Columns, Layout, common_start, lay_out, pad_left
+from moevolve.workers.tokenizing import Tokens
 
 CPU = torch.device("cpu")
 LAYOUTS: tuple[Layout, ...] = ("packed", "unshared", "padded")

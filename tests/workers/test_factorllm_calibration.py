@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
-from moevolve.workers.batching import Tokens
 from moevolve.workers.calibration import factorllm
 from moevolve.workers.calibration.balanced_kmeans import balanced_assignment, balanced_kmeans, number_by_first
 from moevolve.workers.calibration.base import Calibration
@@ -23,6 +22,7 @@ from moevolve.workers.calibration.factorllm_recipe import FactorLlmRecipe
 from moevolve.workers.calibration.input_statistics import InputStatistics, principal_directions
 from moevolve.workers.config import EngineConfig, ModelConfig
 from moevolve.workers.resident import ResidentModel
+from moevolve.workers.tokenizing import Tokens
 
 RECIPE = FactorLlmRecipe(
     experts=6, active=2, partition="kmeans", output_scale=1.0, router_bias=True, components=5, ridge=1e-3, tokens=512

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.batching import Tokens
 from moevolve.workers.calibration.alignment_recipe import AlignmentRecipe
 from moevolve.workers.calibration.base import Calibration
 from moevolve.workers.calibration.matching import Neurons, match_all
 from moevolve.workers.layout import EXPERT_TENSORS
 from moevolve.workers.resident import ResidentModel
+from moevolve.workers.tokenizing import Tokens
 
 ALIGNMENT = "alignment"
 """Name of the array."""

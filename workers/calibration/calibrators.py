@@ -10,7 +10,6 @@ import torch
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
-from moevolve.workers.batching import Tokens, missing_bos, tokenize_split
 from moevolve.workers.calibration.alignment import calibrate_alignment
 from moevolve.workers.calibration.alignment_recipe import AlignmentRecipe
 from moevolve.workers.calibration.base import Calibration, CalibrationRecipe, CombinedRecipe
@@ -22,6 +21,7 @@ from moevolve.workers.calibration.tomoe import calibrate_tomoe
 from moevolve.workers.calibration.tomoe_recipe import ToMoeRecipe
 from moevolve.workers.config import EngineConfig
 from moevolve.workers.resident import ResidentModel
+from moevolve.workers.tokenizing import Tokens, missing_bos, tokenize_split
 
 Calibrator = Callable[[ResidentModel, Sequence[Tokens], Any], Calibration]
 """Measures an unedited resident model on token sequences, as a recipe says."""

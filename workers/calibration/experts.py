@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.batching import Tokens
 from moevolve.workers.calibration.base import Calibration
 from moevolve.workers.calibration.expert_subsets import SubsetSample, check_memory, compare_subsets
 from moevolve.workers.calibration.experts_recipe import ExpertsRecipe
 from moevolve.workers.calibration.routed import Routed
 from moevolve.workers.layout import MoELayer
 from moevolve.workers.resident import ResidentModel
+from moevolve.workers.tokenizing import Tokens
 
 RATIO_BINS = 1 << 16
 """Equal bins in [0, 1] that ratios of routing weights are counted in: a median is right to within 2^-17."""

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.batching import Tokens
 from moevolve.workers.calibration.balanced_kmeans import balanced_kmeans, number_by_first
 from moevolve.workers.calibration.base import Calibration
 from moevolve.workers.calibration.factorllm_recipe import FactorLlmRecipe
@@ -25,6 +24,7 @@ from moevolve.workers.calibration.input_statistics import InputStatistics, princ
 from moevolve.workers.calibration.watching import watch_networks
 from moevolve.workers.dense_layout import DenseLayer
 from moevolve.workers.resident import ResidentModel
+from moevolve.workers.tokenizing import Tokens
 
 _MEMORY = 1 << 30
 """Bytes of statistics held at once; the layers are measured in as many passes as that takes."""

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.batching import Tokens
 from moevolve.workers.calibration.base import Calibration
 from moevolve.workers.calibration.input_statistics import InputMoments, principal_directions
 from moevolve.workers.calibration.tomoe_recipe import ToMoeRecipe
 from moevolve.workers.dense_layout import DenseLayer
 from moevolve.workers.resident import ResidentModel
+from moevolve.workers.tokenizing import Tokens
 
 _MEMORY = 1 << 30
 """Bytes of second moments held at once; the layers are measured in as many passes as that takes."""

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moevolve.workers.batching import Tokens
 from moevolve.workers.dense_layout import DenseLayer
 from moevolve.workers.resident import ResidentModel
+from moevolve.workers.tokenizing import Tokens
 
 Watcher = Callable[[Tensor, Tensor], None]
 """Told a network's inputs [tokens, hidden] and its neurons' activations [tokens, width], sequence by sequence."""

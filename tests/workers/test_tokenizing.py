@@ -6,8 +6,8 @@ import pytest
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
-from moevolve.workers.batching import tokenize_split, truncate
 from moevolve.workers.config import EngineConfig
+from moevolve.workers.tokenizing import tokenize_split, truncate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
