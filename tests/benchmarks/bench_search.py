@@ -12,7 +12,8 @@ Three questions, answered for the model and task of a run file (a Mixtral):
    `test` of the best individual so far, mean over seeds, against seconds. Since
    candidates score the same either way (a test says so), the authors' population is found with our workers and charged
    what the authors' way takes per pruning and per merging candidate, measured before and after.
-3. What does each shortcut save? A shorter search of the same kind with one of them off, in turns.
+3. What does each shortcut save? Evaluations with one of them off, and shorter searches, in turns; see
+   `shortcut_shares.py`.
 
 Workers are loaded before any clock starts. Everything is timed in one run, and medians count.
 """
@@ -33,13 +34,13 @@ import torch
 from authors_way import AuthorsWay
 from rich.console import Console
 from rich.table import Table
+from shortcut_shares import evaluation_shares, search_shares
 from timed_search import TimedSearch, run_timed
 
 from moevolve.search.config import RunConfig
 from moevolve.search.config_files import load_run_config
 from moevolve.search.plan import Plan
 from moevolve.search.service import new_plan
-from moevolve.workers.config import ALL_SHORTCUTS, Shortcuts
 from moevolve.workers.messages import EvaluationRequest
 
 
@@ -75,7 +76,8 @@ def main() -> None:
     theirs = [charged(search, units) for search in theirs]
     result = summary(units, theirs, ours, warm)
     if options.shares:
-        result["shares"] = measure_shares(base, options.short, options.repeats)
+        result["evaluation_shares"] = evaluation_shares(base, options.repeats)
+        result["search_shares"] = search_shares(base, options.short, options.repeats)
     result["machine"] = machine(options.threads)
     show(console, base, result)
     if options.json:
@@ -88,7 +90,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--authors", type=int, nargs=2, help="their evaluations: prune, merge; default: as the run's")
     parser.add_argument(
-        "--short", type=int, nargs=2, default=[60, 40], help="evaluations of the searches of question 3"
+        "--short", type=int, nargs=2, default=[120, 60], help="evaluations of the searches of question 3"
     )
     parser.add_argument(
         "--init", nargs="+", default=["frequency", "soft_activation", "reap"], help="baselines of the warm start"
@@ -96,7 +98,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=64, help="prompts per batch of the authors' way")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of the authors' way")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--no-shares", dest="shares", action="store_false", help="skip the searches with shortcuts off")
+    parser.add_argument("--no-shares", dest="shares", action="store_false", help="skip question 3")
     parser.add_argument("--json", help="write the numbers to this file too")
     return parser.parse_args()
 
@@ -186,38 +188,6 @@ def costs(searches: list[TimedSearch], units: UnitCosts) -> dict[str, float]:
     }
 
 
-def measure_shares(base: RunConfig, budget: list[int], repeats: int) -> dict[str, float]:
-    """Wall time of a search with one shortcut off, over that with all on: medians of searches run in turns."""
-    phases = [phase.model_dump(mode="json") for phase in base.phases]
-    for phase, evaluations in zip(phases, budget, strict=False):
-        phase["evaluations"] = evaluations
-    short = with_settings(base, {"phases": phases})
-    workers, engine = short.workers, short.engine
-    one = workers.model_copy(update={"count": 1, "num_cpus": workers.count * workers.num_cpus})
-    variants: dict[str, tuple[RunConfig, Shortcuts]] = {
-        "all on": (short, ALL_SHORTCUTS),
-        "no draft": (short, Shortcuts(draft=False)),
-        "no lean": (short, Shortcuts(lean=False)),
-        "no common beginnings": (short, Shortcuts(share=False)),
-        "no reuse": (changed(short, workers=workers.model_copy(update={"reuse_memory_mb": 0})), ALL_SHORTCUTS),
-        "no early stopping": (changed(short, early_stopping="off"), ALL_SHORTCUTS),
-        f"one worker of {workers.count} threads": (
-            changed(short, workers=one, engine=engine.model_copy(update={"threads": workers.count})),
-            ALL_SHORTCUTS,
-        ),
-    }
-    walls: dict[str, list[float]] = {name: [] for name in variants}
-    for _ in range(repeats):
-        for name, (config, shortcuts) in variants.items():
-            walls[name].append(run_timed(config, shortcuts, held_out=False).wall)
-    first = statistics.median(walls["all on"])
-    return {name: statistics.median(values) / first for name, values in walls.items()}
-
-
-def changed(config: RunConfig, **sections: Any) -> RunConfig:
-    return config.model_copy(update=sections)
-
-
 def machine(threads: int) -> dict[str, Any]:
     return {
         "processor": platform.processor() or platform.machine(),
@@ -254,8 +224,9 @@ def show(console: Console, base: RunConfig, result: dict[str, Any]) -> None:
         theirs = goal["theirs"]
         found = [f"{name} {spared(theirs, goal[key])}" for name, key in (("ours", "ours"), ("warm start", "warm"))]
         console.print(f"{100 * goal['score']:.1f} on test: authors' way {theirs:.1f} s, {', '.join(found)}")
-    for name, ratio in result.get("shares", {}).items():
-        console.print(f"wall time with {name}: {ratio:.2f}")
+    for what in ("evaluation", "search"):
+        for name, ratio in result.get(f"{what}_shares", {}).items():
+            console.print(f"seconds of {'an' if what == 'evaluation' else 'a'} {what} with {name}: {ratio:.2f}")
     console.print(", ".join(f"{key} {value}" for key, value in result["machine"].items()), highlight=False)
 
 

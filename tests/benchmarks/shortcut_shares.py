@@ -1,0 +1,89 @@
+"""What each shortcut saves: times with one of them off, over those with all on."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+from timed_search import run_timed
+
+from moevolve.evaluators.runner import run_split
+from moevolve.search.config import RunConfig
+from moevolve.search.service import new_plan
+from moevolve.workers.actor import EvaluationWorker
+from moevolve.workers.config import ALL_SHORTCUTS, Shortcuts
+from moevolve.workers.generation import GenerationEngine
+from moevolve.workers.products import takes_onednn, use_products
+from moevolve.workers.runtime import configure_runtime
+
+_CANDIDATES = 5
+
+
+def evaluation_shares(config: RunConfig, repeats: int) -> dict[str, float]:
+    """Of one evaluation on one thread: medians over random pruning candidates, each evaluated in all ways in turn."""
+    plan = new_plan(config)
+    split = plan.prepared["search"][0]
+    worker = EvaluationWorker(config.model.to_worker(), config.engine.to_worker())
+    configure_runtime(1)
+    resident, settings = worker.resident, config.engine.to_worker()
+    ways = {
+        "all on": (settings.products, ALL_SHORTCUTS),
+        "no draft": (settings.products, Shortcuts(draft=False)),
+        "no lean": (settings.products, Shortcuts(lean=False)),
+        "no common beginnings": (settings.products, Shortcuts(share=False)),
+    }
+    if takes_onednn(settings.products):
+        ways["products by torch"] = ("torch", ALL_SHORTCUTS)
+    engines = {
+        name: GenerationEngine(resident.model, resident.tokenizer, settings, shortcuts)
+        for name, (_, shortcuts) in ways.items()
+    }
+    rng = np.random.default_rng(0)
+    genomes = [plan.space.sample(rng, config.phases[0]).genome for _ in range(_CANDIDATES)]
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for repeat in range(repeats + 1):
+        for genome in genomes:
+            with resident.edited(genome.express()):
+                for name, engine in engines.items():
+                    use_products(resident.model, ways[name][0])
+                    started = time.perf_counter()
+                    run_split(engine, split)
+                    if repeat:  # the first round warms up
+                        times[name].append(time.perf_counter() - started)
+    return _over_first(times)
+
+
+def search_shares(config: RunConfig, budget: list[int], repeats: int) -> dict[str, float]:
+    """Of a shorter search's wall time: medians of searches run in turns."""
+    phases = [
+        phase.model_copy(update={"evaluations": evaluations})
+        for phase, evaluations in zip(config.phases, budget, strict=False)
+    ]
+    short = _changed(config, phases=tuple(phases))
+    workers, engine = short.workers, short.engine
+    one = workers.model_copy(update={"count": 1, "num_cpus": workers.count * workers.num_cpus})
+    ways = {
+        "all on": short,
+        "no reuse": _changed(short, workers=workers.model_copy(update={"reuse_memory_mb": 0})),
+        "no early stopping": _changed(short, early_stopping="off"),
+        f"one worker of {workers.count} threads": _changed(
+            short, workers=one, engine=engine.model_copy(update={"threads": workers.count})
+        ),
+    }
+    walls: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(repeats):
+        for name, changed in ways.items():
+            walls[name].append(run_timed(changed, held_out=False).wall)
+    return _over_first(walls)
+
+
+def _changed(config: RunConfig, **sections: Any) -> RunConfig:
+    return config.model_copy(update=sections)
+
+
+def _over_first(times: dict[str, list[float]]) -> dict[str, float]:
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    first = next(iter(medians.values()))
+    return {name: median / first for name, median in medians.items()}
