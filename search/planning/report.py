@@ -23,9 +23,9 @@ from moevolve.search.planning.workload import PhaseCount, SplitWork, WorkloadRea
 from moevolve.search.strategies.registry import make_schedule
 from moevolve.workers.outline import ModelOutline
 
-CPU_UTILISATION = Utilisation(compute=0.5, memory=1.0, link=1.0)
-"""Of rates that are measured, not looked up. Matrix products are half of a pass of the demo models, whose layers are
-narrow; in wider ones they are more of it."""
+CPU_UTILISATION = Utilisation(compute=0.4, memory=1.0, link=1.0)
+"""Of rates that are measured, not looked up. Matrix products are two fifths of a pass of the demo models, whose layers
+are narrow; in wider ones they are more of it."""
 
 DEVICE, HOST = "device", "host"
 
