@@ -29,6 +29,9 @@ _PAIR_COST = 0.05
 values. Measured on a CPU with heads of 128 numbers in all: a part is a dozen operations of some microseconds each, and
 PyTorch's attention takes half a microsecond per asking token however few it attends to."""
 
+_GPU_PART_COST = 20_000
+"""The same elsewhere, by what launching a dozen kernels takes beside a GPU's bandwidth; not measured."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionPart:
@@ -155,7 +158,7 @@ def lay_out(sequences: Sequence[Tokens], layout: Layout, most: int, device: torc
         None,
         _filled([paths[i] for i in range(len(sequences))]),
         tuple(map(len, sequences)),
-        _attention(_grouped(rows, most), len(ids), device),
+        _attention(_grouped(rows, most, _PART_COST if device.type == "cpu" else _GPU_PART_COST), len(ids), device),
     )
 
 
@@ -195,12 +198,15 @@ def _filled(paths: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
     return np.stack([np.pad(path, (0, longest - len(path)), mode="edge") for path in paths])
 
 
-def _grouped(rows: list[tuple[int, NDArray[np.int64]]], most: int) -> list[list[tuple[int, NDArray[np.int64]]]]:
+def _grouped(
+    rows: list[tuple[int, NDArray[np.int64]]], most: int, part_cost: float
+) -> list[list[tuple[int, NDArray[np.int64]]]]:
     """Divide rows, sorted by start and length, into the parts that cost least, by dynamic programming.
 
     Args:
         rows: where each begins to ask, and its path.
         most: tokens of a part with several rows.
+        part_cost: what a part costs besides its tokens.
     """
     rows = sorted(rows, key=lambda row: (row[0], len(row[1])))
     starts = np.array([start for start, _ in rows])
@@ -212,7 +218,7 @@ def _grouped(rows: list[tuple[int, NDArray[np.int64]]], most: int) -> list[list[
         longest, count = np.maximum.accumulate(lengths[first]), end - first
         asking = longest - starts[first]
         each = longest + asking * (_QUERY_COST + _PAIR_COST * longest)
-        total = cost[first] + count * each + _PART_COST
+        total = cost[first] + count * each + part_cost
         total[(count > 1) & (count * longest > most)] = np.inf
         best = int(total.argmin())
         cost[end], begins[end] = total[best], first[best]
