@@ -50,7 +50,7 @@ class EngineConfig:
     """How prompts are batched and run.
 
     Attributes:
-        batch_tokens: upper bound on padded prompt tokens in one forward pass; batches are filled in order of length.
+        batch_tokens: upper bound on tokens in one forward pass; what its prompts begin alike with counts once.
         threads: torch intra-op threads per worker, a fixed number: a score doesn't depend on the machine's load.
         max_prompt_tokens: longer prompts keep their head and their last `tail_tokens` tokens; None keeps all.
         tail_tokens: how many closing tokens survive the truncation (question and `Answer:` stand at the end).
