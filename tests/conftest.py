@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
+
+
+def pytest_configure() -> None:
+    """Let the programs that tests interrupt hear Ctrl-C: started in a script's background, this process ignores it, and
+    they would inherit that."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

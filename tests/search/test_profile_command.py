@@ -119,9 +119,13 @@ def test_ctrl_c_leaves_nothing_behind(folder: Path, scratch: dict[str, str], tmp
         text=True,
         start_new_session=True,
     )
-    children = _wait_for_children(process, 1)
-    os.killpg(process.pid, signal.SIGINT)
-    text, _ = process.communicate(timeout=60)
+    try:
+        children = _wait_for_children(process, 1)
+        os.killpg(process.pid, signal.SIGINT)
+        text, _ = process.communicate(timeout=60)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
     assert process.returncode == 130, text
     assert "interrupted" in text and "Traceback" not in text
     assert not list((tmp_path / "scratch").iterdir())
