@@ -148,9 +148,12 @@ def lay_out(sequences: Sequence[Tokens], layout: Layout, most: int, device: torc
         path = np.concatenate((path[:start], np.arange(len(ids), len(ids) + len(tokens) - start)))
         ids += tokens[start:]
         positions += range(start, len(tokens))
-        paths[i], before = path, tokens
-        if start < len(tokens):
+        if 0 < start == len(before):
+            # The one before is its beginning: one row serves both, so that the tree alone says who attends together.
+            rows[-1] = (rows[-1][0], path)
+        elif start < len(tokens):
             rows.append((start, path))
+        paths[i], before = path, tokens
     stacked = torch.tensor([ids, positions], dtype=torch.int64).to(device)
     return Columns(
         stacked[:1],

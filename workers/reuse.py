@@ -59,7 +59,8 @@ class LayerReuse:
 
         Args:
             ids, mask, positions: the columns, as a `moevolve.workers.forward.PassRequest` has them. They tell packed
-                sequences, too: with a tree's tokens in depth-first order, its depths say what it is.
+                sequences and their attention, too: with a tree's tokens in depth-first order, its depths say what it
+                is.
         """
         keys = self._keys()
         if keys is None or len(keys) != len(self._layers) or len(keys) < 2:

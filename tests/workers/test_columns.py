@@ -132,6 +132,18 @@ def test_what_is_a_beginning_of_another_adds_nothing(sequences: list[Tokens]) ->
     assert [common_start(*pair) for pair in pairwise(sequences)] == [len(tokens) for tokens in sequences[:-1]]
 
 
+def test_the_tree_alone_says_who_attends_together() -> None:
+    """Hidden states are told apart by ids and positions: passes that have these in common must sum up alike."""
+    whole, part = [(1, 2, 3, 4), (1, 2, 5), (6, 7)], [(1, 2), (6,), (1, 2, 3)]
+    one, other = (lay_out(sequences, "packed", 100, CPU) for sequences in (whole, [*part, *whole, *part]))
+    assert torch.equal(one.ids, other.ids) and torch.equal(one.positions, other.positions)
+    assert one.attention is not None and other.attention is not None
+    assert torch.equal(one.attention.found, other.attention.found)
+    for mine, theirs in zip(one.attention.parts, other.attention.parts, strict=True):
+        assert (mine.rows, mine.start, mine.length) == (theirs.rows, theirs.start, theirs.length)
+        assert torch.equal(mine.keys, theirs.keys) and torch.equal(mine.queries, theirs.queries)
+
+
 def test_like_rows_attend_together() -> None:
     """Many short sequences and a long one: few parts, and the long one by itself."""
     rng = np.random.default_rng(0)
