@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -28,39 +28,21 @@ class Generation:
     gold_logprobs: NDArray[np.float64] = field(repr=False)
 
 
-class Watch(Protocol):
-    """Whoever looks on while a split is evaluated, batch by batch, and may end it by raising."""
-
-    def arrange(self, batches: list[list[int]]) -> list[list[int]]:
-        """The order in which to run batches of examples; what is in a batch stays, so that no result changes."""
-        ...
-
-    def generated(self, batch: Sequence[int], texts: Sequence[str], gold_logprobs: NDArray[np.float64]) -> None:
-        """Take the answers to a batch of examples; see `Generation`."""
-        ...
-
-    def ranked(self, batch: Sequence[int], logprobs: Sequence[NDArray[np.float64]]) -> None:
-        """Take the choices' log-likelihoods of a batch of examples; see `Engine.rank`."""
-        ...
-
-
 class Engine(Protocol):
     """Runs the resident model, with whatever edit is applied to it, over the prompts of a split."""
 
-    def generate(self, split: PreparedSplit, decided: Decided, watch: Watch | None = None) -> Generation:
+    def generate(self, split: PreparedSplit, decided: Decided) -> Generation:
         """Greedy generation.
 
         Raises:
-            Exception: whatever `watch` raises.
             CandidateError: the model's logits are not finite.
         """
         ...
 
-    def rank(self, split: PreparedSplit, watch: Watch | None = None) -> tuple[NDArray[np.float64], ...]:
+    def rank(self, split: PreparedSplit) -> tuple[NDArray[np.float64], ...]:
         """Log-likelihoods of the choices: per example, float64 [choices], mean log-probability per token (nats).
 
         Raises:
-            Exception: whatever `watch` raises.
             CandidateError: the model's logits are not finite.
         """
         ...

@@ -83,7 +83,7 @@ def confidence_interval(
     Args:
         outcomes: [examples], each in [0, 1].
         level: coverage, in (0, 1).
-        metric: what made the score of the outcomes; see `metric_of`.
+        metric: what made the score of the outcomes.
         resamples: bootstrap resamples.
         seed: of the bootstrap.
 
@@ -109,25 +109,9 @@ def confidence_interval(
     return float(low), float(high)
 
 
-def metric_of(value: float, gold_logprob: float, outcomes: ArrayLike) -> str:
-    """The metric by which outcomes make a score: stored evaluations keep both, but not its name.
-
-    Args:
-        value: the score.
-        gold_logprob: see `moevolve.evaluators.types.SplitResult`.
-        outcomes: [examples], each in [0, 1]; may be rounded to float32.
-
-    Returns:
-        `mean` or `geometric_mean`, whichever comes nearer to the score.
-
-    Raises:
-        ValueError: no outcomes.
-    """
-    values = _checked(outcomes)
-    nearer = abs(mean(values) - value) - abs(geometric_mean(values) - value)
-    if abs(nearer) < 1e-9:  # all outcomes are equal: only likelihoods have their own logarithm as gold log-probability
-        nearer = 1 if math.isclose(math.exp(gold_logprob), value, rel_tol=1e-9) else -1
-    return "geometric_mean" if nearer > 0 else "mean"
+def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    """The weighted mean by which scores of tasks make a fitness."""
+    return sum(weight * value for value, weight in zip(values, weights, strict=True)) / sum(weights)
 
 
 def wilson(successes: int, n: int, level: float = 0.95) -> tuple[float, float]:

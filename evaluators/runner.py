@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.evaluators.early_stopping import Floor, Tally, most_of
 from moevolve.evaluators.engine import Engine
 from moevolve.evaluators.errors import CandidateError
 from moevolve.evaluators.matching import make_matcher
 from moevolve.evaluators.metrics import score
-from moevolve.evaluators.types import FitnessKind, PartialResult, PreparedSplit, SplitResult
-from moevolve.evaluators.watching import OutcomeWatch, OutOfReach, rank_outcome
+from moevolve.evaluators.types import FitnessKind, PreparedSplit, SplitResult
 
 Floats = NDArray[np.float64]
 
@@ -43,28 +40,6 @@ def run_split(engine: Engine, split: PreparedSplit) -> SplitResult:
     return _result(split, outcomes, gold)
 
 
-def run_until(engine: Engine, split: PreparedSplit, floor: Floor) -> SplitResult | PartialResult:
-    """`run_split` that ends as soon as the outcomes so far put `floor` out of reach.
-
-    Only fitness kinds that answer batch by batch (`generate`, `rank`), scored by a plain mean, can end early. What runs
-    to its end gives what `run_split` gives.
-
-    Raises:
-        CandidateError: a log-probability of what was seen is not finite.
-    """
-    if split.fitness not in _WATCHED or not math.isfinite(most_of(split)) or split.fingerprint not in floor.splits:
-        return run_split(engine, split)
-    watch = OutcomeWatch(split, floor)
-    try:
-        outcomes, gold = _WATCHED[split.fitness](engine, split, watch)
-    except OutOfReach:
-        seen = ~np.isnan(watch.outcomes)
-        _require_finite(watch.gold[seen], split)
-        return PartialResult(Tally.of(watch.outcomes).most, watch.outcomes.astype(np.float32))
-    _require_finite(gold, split)
-    return _result(split, outcomes, gold)
-
-
 def _result(split: PreparedSplit, outcomes: Floats, gold: Floats) -> SplitResult:
     return SplitResult(
         score=score(split.metric, outcomes),
@@ -73,10 +48,10 @@ def _result(split: PreparedSplit, outcomes: Floats, gold: Floats) -> SplitResult
     )
 
 
-def _generate(engine: Engine, split: PreparedSplit, watch: OutcomeWatch | None = None) -> tuple[Floats, Floats]:
+def _generate(engine: Engine, split: PreparedSplit) -> tuple[Floats, Floats]:
     matcher = make_matcher(split.matching)
     examples = split.examples
-    answers = engine.generate(split, lambda i, text: matcher.decided(text, examples[i]), watch)
+    answers = engine.generate(split, lambda i, text: matcher.decided(text, examples[i]))
     if len(answers.texts) != len(examples) or answers.gold_logprobs.shape != (len(examples),):
         raise ValueError(
             f"the engine gave {len(answers.texts)} answers and {answers.gold_logprobs.shape[0]} log-probabilities for "
@@ -86,8 +61,8 @@ def _generate(engine: Engine, split: PreparedSplit, watch: OutcomeWatch | None =
     return np.array(matches, dtype=np.float64), np.asarray(answers.gold_logprobs, dtype=np.float64)
 
 
-def _rank(engine: Engine, split: PreparedSplit, watch: OutcomeWatch | None = None) -> tuple[Floats, Floats]:
-    ranked = engine.rank(split, watch)
+def _rank(engine: Engine, split: PreparedSplit) -> tuple[Floats, Floats]:
+    ranked = engine.rank(split)
     if [len(values) for values in ranked] != [len(example.choices) for example in split.examples]:
         raise ValueError(f"the engine did not rank every choice of every example of {split.task}/{split.split}")
     outcomes = np.empty(len(ranked))
@@ -95,7 +70,8 @@ def _rank(engine: Engine, split: PreparedSplit, watch: OutcomeWatch | None = Non
     for i, (values, example) in enumerate(zip(ranked, split.examples, strict=True)):
         if not np.isfinite(values).all():
             raise CandidateError(f"{split.task}/{split.split}: log-likelihoods of example {i} are not finite")
-        outcomes[i], gold[i] = rank_outcome(values, example)
+        outcomes[i] = example.choices[int(np.argmax(values))] in example.references
+        gold[i] = values[example.choices.index(example.references[0])]
     return outcomes, gold
 
 
@@ -138,12 +114,6 @@ _SCORERS: dict[FitnessKind, Callable[[Engine, PreparedSplit], tuple[Floats, Floa
     "kl": _kl,
     "agreement": _agreement,
     "lm_eval": _lm_eval,
-}
-
-
-_WATCHED: dict[FitnessKind, Callable[[Engine, PreparedSplit, OutcomeWatch], tuple[Floats, Floats]]] = {
-    "generate": _generate,
-    "rank": _rank,
 }
 
 

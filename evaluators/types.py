@@ -139,20 +139,3 @@ class SplitResult:
     @property
     def examples_seen(self) -> int:
         return int(self.outcomes.shape[0])
-
-
-@dataclass(frozen=True)
-class PartialResult:
-    """What is known of a candidate's score on a split that it was stopped on.
-
-    Attributes:
-        bound: the most that the score could be: the metric with 1 for every example that didn't run.
-        outcomes: float32 [examples], each example's contribution in [0, 1]; NaN for those that didn't run.
-    """
-
-    bound: float
-    outcomes: NDArray[np.float32] = field(repr=False)
-
-    @property
-    def examples_seen(self) -> int:
-        return int(np.count_nonzero(~np.isnan(self.outcomes)))

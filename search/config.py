@@ -32,9 +32,6 @@ class ModelSection(Section):
         return worker_config.ModelConfig(**self.model_dump())
 
 
-_SHARED_MB = worker_config.EngineConfig().population_memory_mb
-
-
 class EngineSection(Section):
     """How prompts are batched; see `moevolve.workers.config.EngineConfig`."""
 
@@ -42,10 +39,7 @@ class EngineSection(Section):
     threads: int = Field(1, ge=1)
     max_prompt_tokens: int | None = Field(None, ge=1)
     tail_tokens: int = Field(64, ge=0)
-    # Left out of a dumped configuration where it is the default, which keeps the hashes of older ones.
-    products: worker_config.Products = Field("auto", exclude_if=lambda products: products == "auto")
-    population: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
-    population_memory_mb: int = Field(_SHARED_MB, ge=0, exclude_if=lambda memory: memory == _SHARED_MB)
+    products: worker_config.Products = "auto"
 
     @model_validator(mode="after")
     def _tail_fits(self) -> Self:
@@ -73,14 +67,17 @@ class TaskSection(Section):
 
 
 class WorkersSection(Section):
-    """Execution only: nothing here changes a result, so all of it may differ between launch and resume.
+    """Execution only: what a candidate scores doesn't depend on it, so all of it may differ between launch and resume.
+
+    Whether a candidate gets to a score can: one that outruns `timeout_s`, or whose workers die `max_attempts` times, is
+    recorded as failed, and `moevolve retry` takes that back.
 
     Attributes:
         count: worker actors.
         num_cpus: CPUs that Ray reserves per worker.
         num_gpus: GPUs (also fractions) that Ray reserves per worker.
-        max_attempts: a candidate that kills its worker this many times is recorded as failed.
-        timeout_s: an evaluation running longer counts as having killed its worker.
+        max_attempts: a candidate that kills its worker, or outruns its time, this many times is recorded as failed.
+        timeout_s: an evaluation running longer is ended, its worker with it.
         start_timeout_s: how long the first worker may take to load the model.
         address: Ray address to join (`auto`, `host:port`); None starts Ray on this machine.
         reuse_memory_mb: MiB of host memory per worker for hidden states that candidates leave for those that have their
@@ -120,15 +117,8 @@ class FinalSection(Section):
     held_out: tuple[str, ...] = ()
 
 
-class RacingSection(Section):
-    """Early stopping by statistics, which can be wrong; see `moevolve.evaluators.early_stopping`.
-
-    Attributes:
-        alpha: the probability, at most, with which one split's examples give up a candidate that would have counted,
-            if they were run in random order.
-    """
-
-    alpha: float = Field(0.05, gt=0, lt=1)
+_HASHED_VERSION = 1
+"""Of what a configuration's hash is made of; another number where the same settings come to mean another population."""
 
 
 class StoredConfig(Section):
@@ -140,29 +130,15 @@ class StoredConfig(Section):
     engine: EngineSection = EngineSection()
 
     def canonical_json(self) -> str:
-        """The configuration as stored with the search."""
+        """The configuration as stored with the search: whole, so that another default later on changes nothing here."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True)
-
-    @model_validator(mode="after")
-    def _population_is_of_eep(self) -> Self:
-        if self.engine.population not in (1, "auto") and self.genome.kind != "eep":
-            raise ValueError(
-                f"engine.population: only eep candidates share a pass; use auto or 1 for {self.genome.kind}"
-            )
-        return self
 
     @property
     def config_hash(self) -> str:
         """SHA-256 (hex) of what determines the population: execution settings, name and store are left out."""
         content = self.model_dump(mode="json", exclude={"name", "workers", "store", "final"})
-        if content.get("early_stopping") in ("exact", "off"):  # one population
-            del content["early_stopping"], content["racing"]
-        if content.get("tie_break") == "gold_logprob":  # the setting came later: searches from before keep their hash
-            del content["tie_break"]
-        if self.engine.population in (1, "auto"):  # likewise; what is measured depends on the hardware
-            del content["engine"]["population"]
-            content["engine"].pop("population_memory_mb", None)
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        versioned = {"version": _HASHED_VERSION, **content}
+        return hashlib.sha256(json.dumps(versioned, sort_keys=True).encode()).hexdigest()
 
 
 class RunConfig(StoredConfig):
@@ -172,9 +148,6 @@ class RunConfig(StoredConfig):
         tie_break: what decides between equal scores, before the smaller index does: the mean log-probability of the
             gold answers, the mean `agreement` with the full model (one more evaluation per candidate, of the same
             prompts), or nothing (`index`).
-        early_stopping: `exact` stops an individual once all its remaining examples right couldn't make it a parent, a
-            later phase's start or one of those re-ranked at the end, which changes none of these. `off` evaluates all
-            to the end. `racing` stops by confidence bounds, and may be wrong.
     """
 
     seed: int = Field(0, ge=0)
@@ -183,8 +156,6 @@ class RunConfig(StoredConfig):
     phases: tuple[Phase, ...] = Field(min_length=1)
     window: int = Field(8, ge=1)
     tie_break: Literal["gold_logprob", "agreement", "index"] = "gold_logprob"
-    early_stopping: Literal["exact", "off", "racing"] = "exact"
-    racing: RacingSection = RacingSection()
     workers: WorkersSection = WorkersSection()
     final: FinalSection = FinalSection()
     store: str = "sqlite:///moevolve.db"
@@ -194,12 +165,6 @@ class RunConfig(StoredConfig):
         names = [task.name for task in self.tasks]
         if len(set(names)) != len(names):
             raise ValueError(f"tasks: a task is named twice in {', '.join(names)}")
-        return self
-
-    @model_validator(mode="after")
-    def _racing_is_asked_for(self) -> Self:
-        if self.early_stopping != "racing" and self.racing != RacingSection():
-            raise ValueError(f"racing: goes with early_stopping: racing, not {self.early_stopping}")
         return self
 
     @model_validator(mode="after")

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.harness_files import split_name
 from moevolve.evaluators.registry import split_fitness
+from moevolve.evaluators.yaml_files import read_yaml
 from moevolve.search.config import RunConfig, StoredConfig
 
 
@@ -25,7 +26,7 @@ def load_run_config(path: Path, overrides: tuple[str, ...] = ()) -> RunConfig:
     Raises:
         UserError: the file is missing, no YAML, has an unknown key or a bad value; the message names the field.
     """
-    data = read_mapping(path)
+    data = read_yaml(path)
     if "base" in data and "methods" in data:
         raise UserError(f"{path}: this is a comparison: run it with `moevolve compare`")
     for override in overrides:
@@ -34,31 +35,12 @@ def load_run_config(path: Path, overrides: tuple[str, ...] = ()) -> RunConfig:
     return parse_run_config(data, str(path))
 
 
-def read_mapping(path: Path) -> dict[str, Any]:
-    """A YAML file's settings, unchecked.
-
-    Raises:
-        UserError: the file is missing, no YAML, or no mapping.
-    """
-    if not path.is_file():
-        raise UserError(f"{path}: no such configuration file")
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not valid YAML: {_one_line(str(error))}") from None
-    if not isinstance(data, dict):
-        raise UserError(f"{path}: expected a mapping of settings at the top level")
-    return data
-
-
 def parse_run_config(data: dict[str, Any], where: str) -> RunConfig:
     """Validate plain data; `where` heads the error message."""
-    if data.get("early_stopping") is False:  # YAML's own reading of a bare off
-        data = data | {"early_stopping": "off"}
     try:
         return RunConfig.model_validate(data)
     except ValidationError as error:
-        raise UserError(f"{where}: {describe_validation(error)}") from None
+        raise UserError(f"{where}: {describe_validation(error, data)}") from None
 
 
 def parse_stored_config(text: str) -> StoredConfig:
@@ -68,13 +50,15 @@ def parse_stored_config(text: str) -> StoredConfig:
         UserError: it isn't one that this version understands; the message names the field.
     """
     data = json.loads(text)
-    # Searches from before this setting evaluated one by one, and go on like that.
-    data.setdefault("engine", {}).setdefault("population", 1)
+    where = f"stored configuration of search {data.get('name', '?')}"
     try:
-        return RunConfig.model_validate(data) if "phases" in data else StoredConfig.model_validate(data)
+        config = RunConfig.model_validate(data) if "phases" in data else StoredConfig.model_validate(data)
     except ValidationError as error:
-        name = data.get("name", "?")
-        raise UserError(f"stored configuration of search {name}: {describe_validation(error)}") from None
+        raise UserError(f"{where}: {describe_validation(error, data)}") from None
+    # It was stored whole: a default of today must not stand for what another version of moevolve left out.
+    if config.model_dump(mode="json") != data:
+        raise UserError(f"{where}: settings are missing that this version of moevolve has; another one stored it")
+    return config
 
 
 def apply_override(data: dict[str, Any], override: str) -> None:
@@ -112,30 +96,32 @@ def set_path(data: dict[str, Any], dotted: str, value: Any, where: str) -> None:
             node = node.setdefault(slot, {}) if isinstance(node, dict) else node[slot]
 
 
-_TAGS = {
-    "prune",
-    "merge",
-    "tune",
-    "top_k",
-    "threshold",
-    "evolution",
-    "nevergrad",
-    "eep",
-    "factorllm",
-    "tomoe",
-    "nanomoe",
-}
-"""Kinds of sections, which pydantic puts into the path of what it found."""
-
-
-def describe_validation(error: ValidationError) -> str:
-    """Pydantic's findings as one line that names every field."""
-    findings = []
+def describe_validation(error: ValidationError, data: Any) -> str:
+    """Pydantic's findings on plain data as one line that names every field once."""
+    findings: dict[str, list[str]] = {}
     for item in error.errors():
-        field = ".".join(str(part) for part in item["loc"] if part not in _TAGS)
         message = _message(item["type"], item["msg"], item.get("ctx", {}))
-        findings.append(f"{field}: {message}" if field else message)
-    return "; ".join(findings)
+        field = _field(item["loc"], data, missing=item["type"] == "missing")
+        findings.setdefault(".".join(field), []).append(message)
+    # Where a field may be one of several things, each of them has its own finding.
+    return "; ".join(
+        f"{field}: {' or '.join(dict.fromkeys(messages))}" if field else "; ".join(messages)
+        for field, messages in findings.items()
+    )
+
+
+def _field(location: tuple[int | str, ...], data: Any, missing: bool) -> list[str]:
+    """The part of pydantic's location that is in the data, or missing there: not the kinds of sections it tried."""
+    path: list[str] = []
+    node = data
+    for place, part in enumerate(location):
+        inside = isinstance(node, dict) and part in node
+        if inside or (isinstance(node, list | tuple) and isinstance(part, int) and part < len(node)):
+            node = node[part]
+        elif place < len(location) - 1 or not missing:
+            continue
+        path.append(str(part))
+    return path
 
 
 def _message(kind: str, message: str, context: Mapping[str, Any]) -> str:

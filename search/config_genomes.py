@@ -26,7 +26,7 @@ class EepSection(Section):
         naee_tokens: of these, most that baseline `naee` compares subsets of experts on.
         naee_subsets: most subsets that `naee` tries in full; beyond, it drops experts one by one.
         align: `none` (the paper), or `hungarian`: merge experts whose hidden neurons have been matched with each other
-            before. Not said, it isn't stored either, so that configurations older than it keep their hash.
+            before.
     """
 
     random_title: ClassVar[str] = "random pruning"
@@ -35,12 +35,11 @@ class EepSection(Section):
     active: int | None = Field(None, ge=1)
     groups: Annotated[int, Field(ge=1)] | Literal["per_layer"] = 4
     router_space: Literal["probs", "logits"] = "probs"
-    # Left out of a dumped configuration where they are the default, which keeps the hashes of older ones.
-    dynamic_skipping: bool = Field(False, exclude_if=lambda value: value is False)
-    calibration_tokens: int = Field(8192, ge=1, exclude_if=lambda value: value == 8192)
-    naee_tokens: int = Field(1024, ge=1, exclude_if=lambda value: value == 1024)
-    naee_subsets: int = Field(5000, ge=0, exclude_if=lambda value: value == 5000)
-    align: Literal["none", "hungarian"] = Field("none", exclude_if=lambda value: value == "none")
+    dynamic_skipping: bool = False
+    calibration_tokens: int = Field(8192, ge=1)
+    naee_tokens: int = Field(1024, ge=1)
+    naee_subsets: int = Field(5000, ge=0)
+    align: Literal["none", "hungarian"] = "none"
 
     @model_validator(mode="after")
     def _active_within_experts(self) -> Self:

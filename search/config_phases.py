@@ -71,8 +71,7 @@ class PhaseBase(Section):
     parents: Parents = TopKParents()
     strategy: StrategySection | None = None
     group_rate: float = Field(0.25, ge=0, le=1)
-    # Left out of a dumped configuration where it is the default, which keeps the hashes of older ones.
-    init: tuple[str, ...] = Field(("random",), min_length=1, exclude_if=lambda names: names == ("random",))
+    init: tuple[str, ...] = Field(("random",), min_length=1)
 
     @property
     def baselines(self) -> tuple[str, ...]:

@@ -10,13 +10,11 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from moevolve.evaluators.early_stopping import Floor
 from moevolve.evaluators.errors import UserError
 from moevolve.search.desk import EvaluationDesk, Job, Settled
-from moevolve.search.floors import Floors
 from moevolve.search.genomes.base import Description, Genome
 from moevolve.search.plan import Plan
 from moevolve.search.population import Member, RankKey
@@ -35,7 +33,7 @@ class Progress:
     """Where a search stands.
 
     Attributes:
-        done: individuals complete, failed and stopped ones included.
+        done: individuals complete, failed ones included.
         total: individuals of the whole search.
         phase: kind of the phase of the newest individual.
         best: index and fitness of the best individual so far, None before the first.
@@ -45,7 +43,6 @@ class Progress:
         evaluated: evaluations run since the driver started.
         rate: evaluations per second since the first one arrived (loading the model left out); None before.
         left: seconds left at the present pace, None while unknown.
-        stopped: individuals that were stopped before all their examples ran.
     """
 
     done: int
@@ -58,7 +55,6 @@ class Progress:
     evaluated: int
     rate: float | None
     left: float | None
-    stopped: int = 0
 
 
 class Driver:
@@ -67,7 +63,7 @@ class Driver:
     Args:
         plan: the search.
         strategy: fresh; the stored history is replayed into it.
-        store: where everything is recorded; only the driver writes to it.
+        store: where everything is recorded.
         desk: where evaluations come from.
         on_progress: called after every change.
     """
@@ -91,13 +87,12 @@ class Driver:
         self._frontier = 0
         self._complete: dict[int, Member] = {}
         self._pending: dict[int, tuple[HistoryRow | IndividualRecord, Job]] = {}
-        self._floors = Floors(plan, strategy)
-        self._floor_of: dict[int, Floor | None] = {}
         self._waiting: defaultdict[str, list[int]] = defaultdict(list)
         self._depths: list[int] = []
+        self._taken: set[str] = set()
         self._best: RankKey | None = None
         self._full: float | None = None
-        self._failed = self._stopped = self._reused = self._evaluated = 0
+        self._failed = self._reused = self._evaluated = 0
         self._new_individuals: list[IndividualRecord] = []
         self._new_fitness: list[FitnessRecord] = []
         self._full_job = plan.full_job("search")
@@ -138,20 +133,18 @@ class Driver:
             if row.index != self._next:
                 raise StoreError(f"search {self._plan.search_id}: individual {self._next} is missing from the store")
             self._tell_visible()
-            self._next += 1
-            self._depths.append(row.depth)
             if row.status == "pending":
                 self._check_replay(row)
-                self._floor_of[row.index] = self._floors.of(row.index)
                 unfinished.append(row)
             else:
                 self._strategy.skip(row.index)
                 self._finish(row, row.status, row.fitness, row.tie_break)
+            self._count(row.depth, row.phenotype_hash)
         self._request([(row, self._plan.space.from_bytes(row.genome)) for row in unfinished])
 
     def _check_replay(self, row: HistoryRow) -> None:
         """An individual in flight when the driver died must come out of the strategy again."""
-        proposal = self._strategy.ask(row.index)
+        proposal = self._strategy.ask(row.index, self._taken)
         made = (proposal.genome.to_bytes(), proposal.genome.content_hash, proposal.parents)
         if made != (row.genome, row.content_hash, row.parents):
             raise StoreError(
@@ -170,15 +163,19 @@ class Driver:
 
     def _make(self) -> tuple[IndividualRecord, Genome]:
         self._tell_visible()
-        proposal = self._strategy.ask(self._next)
-        self._floor_of[self._next] = self._floors.of(self._next)
+        proposal = self._strategy.ask(self._next, self._taken)
         description = self._plan.space.describe(proposal.genome)
         depth = 1 + max(self._depths[parent] for parent in proposal.parents) if proposal.parents else 0
         record = individual_record(proposal, self._plan.schedule.span(proposal.index).kind, description, depth)
-        self._next += 1
-        self._depths.append(depth)
+        self._count(depth, record.phenotype_hash)
         self._new_individuals.append(record)
         return record, proposal.genome
+
+    def _count(self, depth: int, phenotype: str) -> None:
+        """One more individual is there."""
+        self._next += 1
+        self._depths.append(depth)
+        self._taken.add(phenotype)
 
     def _tell_visible(self) -> None:
         """Tell the strategy exactly what the next child may see."""
@@ -188,18 +185,13 @@ class Driver:
                     f"search {self._plan.search_id}: individual {self._told} has no evaluation, though later ones were "
                     "made from it; the store was changed by hand"
                 )
-            member = self._complete.pop(self._told)
-            self._strategy.tell(member)
-            self._floors.tell(member)
+            self._strategy.tell(self._complete.pop(self._told))
             self._told += 1
 
     def _request(self, batch: list[tuple[Any, Genome]]) -> None:
         jobs: list[Job] = []
         for row, genome in batch:
             job = self._plan.job(genome, "search")
-            floor = self._floor_of.pop(row.index)
-            if floor is not None:
-                job = replace(job, floor=replace(floor, penalty=job.penalty))
             self._pending[row.index] = row, job
             self._waiting[job.edit.phenotype_hash].append(row.index)
             jobs.append(job)
@@ -224,21 +216,11 @@ class Driver:
         self._full, _ = self._score(item)
 
     def _settle(self, index: int, item: Settled) -> None:
-        """Decide one individual by what came for its phenotype; ask again if that was stopped by a higher floor."""
-        row, job = self._pending[index]
-        mine = item if item.stop is None else self._desk.stopped(job, reused=True)
-        if mine is None:
-            self._waiting[job.edit.phenotype_hash].append(index)
-            self._take(self._desk.request([job]))
-            return
-        del self._pending[index]
-        if mine.stop is not None:
-            self._new_fitness.append(FitnessRecord(index, "stopped", failure=mine.stop.reason, bound=mine.stop.bound))
-            self._finish(row, "stopped", None, None)
-            return
-        fitness, tie_break = self._score(mine)
-        status: IndividualStatus = "ok" if mine.failure is None else "failed"
-        self._new_fitness.append(FitnessRecord(index, status, fitness, tie_break, mine.failure))
+        """Decide one individual by what came for its phenotype."""
+        row, _ = self._pending.pop(index)
+        fitness, tie_break = self._score(item)
+        status: IndividualStatus = "ok" if item.failure is None else "failed"
+        self._new_fitness.append(FitnessRecord(index, status, fitness, tie_break, item.failure, item.failure_kind))
         self._finish(row, status, fitness, tie_break)
 
     def _score(self, item: Settled) -> tuple[float | None, float | None]:
@@ -259,7 +241,6 @@ class Driver:
         member = Member(row.index, position, row.genome, row.content_hash, fitness, tie_break, row.phenotype_hash)
         self._complete[row.index] = member
         self._failed += status == "failed"
-        self._stopped += status == "stopped"
         if fitness is not None and (self._best is None or member.key < self._best):
             self._best = member.key
         while self._frontier in self._complete:
@@ -267,12 +248,12 @@ class Driver:
 
     def _flush(self) -> None:
         """One transaction for all that is new. Buffers are emptied only when it went through."""
-        evaluations, bounds = self._desk.unsaved, self._desk.unsaved_bounds
-        if not (self._new_individuals or self._new_fitness or evaluations or bounds):
+        evaluations = self._desk.unsaved
+        if not (self._new_individuals or self._new_fitness or evaluations):
             return
-        self._store.record(self._plan.search_id, self._new_individuals, evaluations, self._new_fitness, bounds)
+        self._store.record(self._plan.search_id, self._new_individuals, evaluations, self._new_fitness)
         self._new_individuals, self._new_fitness = [], []
-        self._desk.saved(len(evaluations), len(bounds))
+        self._desk.saved(len(evaluations))
 
     def _report(self) -> None:
         best = None if self._best is None else (self._best.index, -self._best.negative_fitness)
@@ -290,7 +271,6 @@ class Driver:
                 evaluated=self._evaluated,
                 rate=rate,
                 left=left,
-                stopped=self._stopped,
             )
         )
 

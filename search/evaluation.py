@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.metrics import confidence_interval, metric_of
+from moevolve.evaluators.metrics import confidence_interval
 from moevolve.evaluators.prepare import prepare_split
 from moevolve.evaluators.registry import load_task
 from moevolve.evaluators.types import PreparedSplit, Split
@@ -91,7 +91,7 @@ def evaluate_subject(store: Store, subject: Subject, task: str, split: Split) ->
 
     prepared = prepared_split(subject.config, task, split)
     model, engine = subject.config.model.to_worker(), subject.config.engine.to_worker()
-    reference = SplitRef(prepared.task, prepared.split, prepared.fingerprint)
+    reference = SplitRef.of(prepared)
     individual = None if subject.detail is None else subject.detail.individual
     job = Job(
         subject.edit,
@@ -110,7 +110,7 @@ def evaluate_subject(store: Store, subject: Subject, task: str, split: Split) ->
 def interval(record: EvaluationRecord) -> tuple[float, float]:
     """95 % confidence interval of a stored evaluation's score, from its per-example outcomes."""
     outcomes = np.frombuffer(record.outcomes or b"", dtype="<f4")
-    return confidence_interval(outcomes, metric=metric_of(record.score or 0.0, record.gold_logprob or 0.0, outcomes))
+    return confidence_interval(outcomes, metric=record.metric)
 
 
 def prepared_split(config: StoredConfig, name: str, split: Split) -> PreparedSplit:

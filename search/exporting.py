@@ -12,6 +12,7 @@ from moevolve.search.evaluation import FULL, find_subject, interval, with_outcom
 from moevolve.search.genomes.eep_genome import EepGenome
 from moevolve.store.records import ExportRecord, IndividualDetail
 from moevolve.store.repository import Store
+from moevolve.workers.edits.eep import EepEdit
 from moevolve.workers.export import export_model
 from moevolve.workers.export_base import CheckpointForm
 from moevolve.workers.export_card import ExportCard, ExportReport, ExportScore
@@ -46,7 +47,8 @@ def export_coefficients(store: Store, reference: str, path: Path) -> None:
     subject = find_subject(store, reference)
     if not isinstance(subject.genome, EepGenome):
         raise UserError(f"{reference}: only EEP individuals have coefficient files")
-    if subject.genome.express().alignment is not None:
+    edit = subject.genome.express()
+    if isinstance(edit, EepEdit) and edit.alignment is not None:
         raise UserError(
             f"{reference}: its experts are merged with their neurons aligned, which a coefficient file can't say; "
             "export a checkpoint"

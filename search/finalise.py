@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from moevolve.evaluators.types import Split
-from moevolve.search.completing import leaders_of
 from moevolve.search.desk import EvaluationDesk, Job, Settled
 from moevolve.search.evaluation import interval, with_outcomes
 from moevolve.search.plan import Plan
@@ -16,7 +15,6 @@ from moevolve.search.ranking_values import ranking_values
 from moevolve.store.records import EvaluationRecord, HistoryRow
 from moevolve.store.repository import Store
 from moevolve.workers.facts import active_parameters
-from moevolve.workers.messages import PopulationChoice
 
 FULL_LABEL, START_LABEL, BEST_LABEL = "full model", "unsearched start", "best found"
 """Rows of a final table that every kind of genome can have."""
@@ -72,8 +70,6 @@ class FinalReport:
         winner: `search:index` of the best found.
         parameters_full: parameters of the unedited model.
         dtype_bytes: bytes per parameter, for memory.
-        population: how many candidates shared a pass, where `engine.population: auto` had it chosen; None where it is a
-            number, or nothing was evaluated that could share.
     """
 
     search: str
@@ -81,7 +77,6 @@ class FinalReport:
     winner: str | None
     parameters_full: int
     dtype_bytes: int
-    population: PopulationChoice | None = None
 
 
 class Finaliser:
@@ -95,7 +90,7 @@ class Finaliser:
 
     def report(self) -> FinalReport:
         """Pick the winner and score the contestants; new evaluations are recorded."""
-        leaders = leaders_of(self._plan, self._store, self._desk)
+        leaders = self._store.best_of_search(self._plan.search_id, max(1, self._section.rerank))
         winner = self._winner(leaders)
         measured: tuple[Split, ...] = ("search", "test") if self._section.test else ("search",)
         contestants = [self._full(measured)]

@@ -47,11 +47,11 @@ class Plan:
 
     def splits(self, split: Split) -> tuple[SplitRef, ...]:
         """The tasks' splits of one name, in order."""
-        return tuple(SplitRef(item.task, item.split, item.fingerprint) for item in self.prepared[split])
+        return tuple(SplitRef.of(item) for item in self.prepared[split])
 
     def tie_splits(self, split: Split) -> tuple[SplitRef, ...]:
         """What breaks ties on the splits of one name, task by task; empty if nothing is evaluated for it."""
-        return tuple(SplitRef(item.task, item.split, item.fingerprint) for item in self.tie_breakers.get(split, ()))
+        return tuple(SplitRef.of(item) for item in self.tie_breakers.get(split, ()))
 
     @property
     def all_prepared(self) -> dict[str, PreparedSplit]:
@@ -77,7 +77,7 @@ class Plan:
 
     def held_out_job(self, genome: Genome | None) -> Job:
         """Score a genome, or the unedited model, on the tasks that the search doesn't know."""
-        splits = tuple(SplitRef(item.task, item.split, item.fingerprint) for item in self.held_out)
+        splits = tuple(SplitRef.of(item) for item in self.held_out)
         if genome is None:
             return Job(IdentityEdit(), splits)
         description = self.space.describe(genome)

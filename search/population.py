@@ -31,7 +31,7 @@ class Member:
         phase: position of its phase.
         genome: serialised genome.
         content_hash: hash of the genome's canonical content.
-        fitness: weighted mean score over the tasks' search splits; None if the candidate failed or was stopped.
+        fitness: weighted mean score over the tasks' search splits; None if the candidate failed.
         tie_break: what decides between equal fitness, higher is better (see `RunConfig.tie_break`); None if the
             candidate failed.
         phenotype_hash: of what its genome expresses to.
@@ -62,7 +62,7 @@ def eligible(ranked: list[Member], rule: TopKParents | ThresholdParents) -> list
 class Ranking:
     """Distinct individuals of one phase, best first, cut to those that can still become parents.
 
-    Members arrive in order of index. A failed or stopped one never enters; neither does a repeat of a genome that is in
+    Members arrive in order of index. A failed one never enters; neither does a repeat of a genome that is in
     already. With either rule a member that falls out can't come back, since the best only rises. `top_k` keeps k
     members; a threshold keeps all within its margin, however many they are.
     """
@@ -78,9 +78,6 @@ class Ranking:
 
     def __iter__(self) -> Iterator[Member]:
         return (self._members[key.index] for key in self._keys)
-
-    def __getitem__(self, rank: int) -> Member:
-        return self._members[self._keys[rank].index]
 
     def add(self, member: Member) -> None:
         """Take in one member and drop what can no longer be a parent."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moevolve.evaluators.early_stopping import weighted_mean
+from moevolve.evaluators.metrics import weighted_mean
 from moevolve.search.plan import Plan
 from moevolve.store.records import EvaluationRecord
 

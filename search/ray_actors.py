@@ -9,7 +9,7 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskErr
 
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.workers.actor import EvaluationWorker, WorkerInfo
-from moevolve.workers.messages import EvaluationReply, EvaluationRequest, PopulationChoice
+from moevolve.workers.messages import EvaluationReply, EvaluationRequest
 
 
 def actor_class(worker: type[EvaluationWorker]) -> type:
@@ -19,18 +19,8 @@ def actor_class(worker: type[EvaluationWorker]) -> type:
         def node_info(self) -> WorkerInfo:
             return self.info(ray.get_runtime_context().get_node_id())
 
-        def evaluate_refs(
-            self, requests: tuple[EvaluationRequest, ...], references: list[Any], size: int | None
-        ) -> tuple[EvaluationReply, ...]:
-            if size is not None:
-                self.share(size)
-            splits = self.fetched(requests[0], references)
-            if len(requests) == 1:
-                return (self.evaluate(requests[0], splits),)
-            return tuple(self.evaluate_many(requests, splits))
-
-        def choose_refs(self, request: EvaluationRequest, references: list[Any], most: int) -> PopulationChoice:
-            return self.choose_population(request, self.fetched(request, references), most)
+        def evaluate_refs(self, request: EvaluationRequest, references: list[Any]) -> EvaluationReply:
+            return self.evaluate(request, self.fetched(request, references))
 
         def fetched(self, request: EvaluationRequest, references: list[Any]) -> tuple[PreparedSplit, ...]:
             known = self.__dict__.setdefault("known_splits", {})

@@ -10,7 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import (
+    ActorUnavailableError,
+    GetTimeoutError,
+    ObjectLostError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+)
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
@@ -19,11 +26,10 @@ from moevolve.search.cluster import start_ray
 from moevolve.search.config import WorkersSection
 from moevolve.search.pool import Completion, PoolError
 from moevolve.search.ray_actors import actor_class, node_alive, reason_of
-from moevolve.search.sharing import Sharing, can_share, fellows
 from moevolve.workers.actor import EvaluationWorker, WorkerInfo
 from moevolve.workers.calibration.base import CalibrationRecipe
-from moevolve.workers.config import ALL_SHORTCUTS, POPULATION_SIZES, EngineConfig, ModelConfig, Shortcuts
-from moevolve.workers.messages import EvaluationReply, EvaluationRequest, PopulationChoice
+from moevolve.workers.config import ALL_SHORTCUTS, EngineConfig, ModelConfig, Shortcuts
+from moevolve.workers.messages import EvaluationReply, EvaluationRequest, FailureKind
 
 log = logging.getLogger(__name__)
 
@@ -36,17 +42,16 @@ _OVERTAKEN = 4
 
 @dataclass(eq=False)
 class _Task:
-    """A request and its tries; `suspect`: its worker died with others aboard, so that it goes alone from then on."""
+    """A request and its tries: workers that died or were retired under it, and those that nodes took along."""
 
     request: EvaluationRequest
     deaths: int = 0
     losses: int = 0
     overtaken: int = 0
-    suspect: bool = False
 
     @property
     def attempts(self) -> int:
-        return self.deaths + self.losses + self.suspect + 1
+        return self.deaths + self.losses + 1
 
 
 @dataclass
@@ -56,7 +61,7 @@ class _Slot:
     actor: Any
     starting: Any
     info: WorkerInfo | None = None
-    tasks: list[_Task] = field(default_factory=list)
+    task: _Task | None = None
     result: Any = None
     started_at: float = field(default_factory=time.monotonic)
     recent: Recent = field(default_factory=Recent)
@@ -70,11 +75,10 @@ class _Slot:
 class RayPool:
     """The pool on Ray.
 
-    A worker's death is counted against the candidate it was evaluating only if the worker's node is still alive; after
-    `max_attempts` such deaths the candidate fails with that reason. A node that is lost or out of reach counts against
-    nobody, up to a bound that only a broken cluster reaches. With `engine.population` a worker gets several candidates
-    that share passes; if it dies, that counts against none of them, and they are evaluated again one by one. With
-    `auto`, how many is chosen before the first that can share is sent, by the worker that is free then (`sharing`).
+    A worker that dies, that finds itself at fault (`WorkerFault`) or that outruns `timeout_s` is replaced, and its
+    candidate evaluated again. That is counted against the candidate unless the worker's node is gone; after
+    `max_attempts` the candidate fails with that reason, as a failure of kind `worker` or `timeout`. A node that is
+    lost or out of reach counts against nobody, up to a bound that only a broken cluster reaches.
 
     Args:
         workers: how many, and what each reserves.
@@ -83,7 +87,6 @@ class RayPool:
         splits: prepared splits by fingerprint; shipped to each worker once.
         worker: the actor's class (tests inject faults through a subclass).
         shortcuts: which ways to compute less the workers take.
-        in_flight: most candidates that there are at once, for all workers; None if unknown.
     """
 
     def __init__(
@@ -94,13 +97,9 @@ class RayPool:
         splits: Mapping[str, PreparedSplit],
         worker: type[EvaluationWorker] = EvaluationWorker,
         shortcuts: Shortcuts = ALL_SHORTCUTS,
-        in_flight: int | None = None,
     ) -> None:
         start_ray(workers)
         self._workers = workers
-        self.sharing = Sharing(engine.population)
-        # Larger passes would leave other workers without candidates.
-        self._most = POPULATION_SIZES[-1] if in_flight is None else max(1, in_flight // workers.count)
         self._splits: dict[str, Any] = {}
         self.add_splits(splits)
         self._actor_class: Any = ray.remote(num_cpus=workers.num_cpus, num_gpus=workers.num_gpus)(actor_class(worker))
@@ -150,44 +149,20 @@ class RayPool:
         for slot in self._slots:
             if not self._queue:
                 return
-            if slot.info is None or slot.tasks or not self._settle(slot, slot.info):
+            if slot.info is None or slot.task is not None:
                 continue
-            slot.tasks = self._next_for(slot)
-            requests = tuple(task.request for task in slot.tasks)
-            slot.result = slot.actor.evaluate_refs.remote(requests, self._refs(requests[0]), self.sharing.chosen)
+            slot.task = self._next_for(slot)
+            request = slot.task.request
+            slot.result = slot.actor.evaluate_refs.remote(request, self._refs(request))
             slot.started_at = time.monotonic()
-
-    def _settle(self, slot: _Slot, info: WorkerInfo) -> bool:
-        """Have it settled how many share a pass before the first that can is sent; False if the worker was lost."""
-        if not self.sharing.is_open:
-            return True
-        first = next((task.request for task in self._queue if can_share(task.request)), None)
-        if first is None:
-            return True
-
-        def measure() -> PopulationChoice:
-            answer = slot.actor.choose_refs.remote(first, self._refs(first), self._most)
-            choice: PopulationChoice = ray.get(answer, timeout=self._workers.timeout_s)
-            return choice
-
-        try:
-            self.sharing.settle(info.hardware, measure)
-        except (RayActorError, RayTaskError, GetTimeoutError) as error:
-            log.warning("worker %s couldn't measure engine.population: %s", info.name, reason_of(error))
-            self.sharing.give_up(info.hardware, reason_of(error))
-            self._bury(slot, error)
-            return False
-        return True
 
     def _refs(self, request: EvaluationRequest) -> list[Any]:
         """A request's splits in Ray's object store."""
         return [self._splits[key] for key in request.splits]
 
-    def _next_for(self, slot: _Slot) -> list[_Task]:
-        """Take the waiting candidate that can start from most of what the worker keeps, or several to share passes."""
+    def _next_for(self, slot: _Slot) -> _Task:
+        """Take the waiting candidate that can start from most of what the worker keeps."""
         first = self._queue[0]
-        if self.sharing.size > 1:
-            return self._party()
         if not self._workers.reuse_bytes or first.overtaken >= _OVERTAKEN:
             place = 0
         else:
@@ -196,80 +171,67 @@ class RayPool:
         task = self._queue[place]
         del self._queue[place]
         slot.recent.add(task.request.edit)
-        return [task]
-
-    def _party(self) -> list[_Task]:
-        """Take the first in the queue, and those that go along with it."""
-        first = self._queue.popleft()
-        if first.suspect:
-            return [first]
-        waiting = [task for task in self._queue if not task.suspect]
-        places = fellows(first.request, (task.request for task in waiting), self.sharing.size - 1)
-        party = [waiting[place] for place in places]
-        for task in party:
-            self._queue.remove(task)
-        return [first, *party]
+        return task
 
     def _collect(self, slot: _Slot) -> list[Completion]:
         """Take a slot's finished reference: a loaded worker, a reply, or a death."""
         try:
             value = ray.get(slot.pending)
-        except (RayActorError, RayTaskError) as error:
+        except RayError as error:
             self._bury(slot, error)
             return []
         if slot.info is None:
             slot.info = value
             self._failed_starts = 0
             return []
-        tasks, slot.tasks, slot.result = slot.tasks, [], None
-        return [Completion(reply, task.attempts) for reply, task in zip(value, tasks, strict=True)]
+        assert slot.task is not None
+        completion = Completion(value, slot.task.attempts)
+        slot.task = slot.result = None
+        return [completion]
 
     def _bury(self, slot: _Slot, error: Exception) -> None:
-        """Replace a dead worker and decide what becomes of its candidates."""
+        """Replace a worker that is dead or at fault, and decide what becomes of its candidate."""
         if slot.info is None:
             self._failed_starts += 1
             if self._failed_starts > 2 * self._workers.count:
                 raise PoolError(f"workers can't start: {reason_of(error)}") from error
-        elif slot.tasks:
-            self._charge(slot.tasks, slot.info, error)
-        # Harmless if it is dead; one that only can't be reached must not come back and hold resources.
+        elif slot.task is not None:
+            self._charge(slot.task, slot.info, error)
+        # Harmless if it is dead; one at fault, or that only can't be reached, must not come back and hold resources.
         ray.kill(slot.actor)
         fresh = self._start()
         slot.actor, slot.starting, slot.started_at = fresh.actor, fresh.starting, fresh.started_at
-        slot.info = slot.result = None
-        slot.tasks = []
+        slot.info = slot.task = slot.result = None
         slot.recent = Recent()
 
-    def _charge(self, tasks: list[_Task], info: WorkerInfo, error: Exception) -> None:
+    def _charge(self, task: _Task, info: WorkerInfo, error: Exception) -> None:
+        """Count a worker's end against its candidate or its node, and evaluate the candidate again or let it fail."""
         # A broken connection is the first sign of a lost node, long before the cluster declares the node dead.
-        lost = isinstance(error, ActorUnavailableError) or not node_alive(info.node)
-        for task in reversed(tasks):
-            if lost:
-                task.losses += 1
-            elif len(tasks) > 1:
-                task.suspect = True
-            else:
-                task.deaths += 1
-            log.warning("worker %s died evaluating %s: %s", info.name, task.request.ticket, reason_of(error))
-            if task.deaths >= self._workers.max_attempts:
-                failure = f"killed its worker {task.deaths} times, last: {reason_of(error)}"
-            elif task.losses >= _MAX_LOSSES:
-                failure = f"lost its worker {task.losses} times, last: {reason_of(error)}"
-            else:
-                self._queue.appendleft(task)
-                continue
-            reply = EvaluationReply(task.request.ticket, (), failure, 0.0, info.name)
-            self._failed.append(Completion(reply, task.attempts - 1))
+        lost = isinstance(error, ActorUnavailableError | ObjectLostError) or not node_alive(info.node)
+        if lost:
+            task.losses += 1
+        else:
+            task.deaths += 1
+        log.warning("worker %s was lost evaluating %s: %s", info.name, task.request.ticket, reason_of(error))
+        kind: FailureKind = "timeout" if isinstance(error, TimeoutError) else "worker"
+        if task.deaths >= self._workers.max_attempts:
+            what = "outran its time" if kind == "timeout" else "killed its worker"
+            failure = f"{what} {task.deaths} times, last: {reason_of(error)}"
+        elif task.losses >= _MAX_LOSSES:
+            failure = f"lost its worker {task.losses} times, last: {reason_of(error)}"
+        else:
+            self._queue.appendleft(task)
+            return
+        reply = EvaluationReply(task.request.ticket, (), failure, 0.0, info.name, kind)
+        self._failed.append(Completion(reply, task.attempts - 1))
 
     def _expire(self) -> None:
         """Kill workers whose evaluation outran its limit, and give up when no worker gets ready in time."""
         now = time.monotonic()
+        limit = self._workers.timeout_s
         for slot in self._slots:
-            # A pass that several share, or could, takes up to so many times as long.
-            times = self.sharing.size if slot.tasks and can_share(slot.tasks[0].request) else 1
-            if slot.tasks and now - slot.started_at > times * self._workers.timeout_s:
-                limit = f"timeout_s = {self._workers.timeout_s:g}" + (f", {times} times" if times > 1 else "")
-                self._bury(slot, TimeoutError(f"evaluation took longer than {limit}"))
+            if slot.task is not None and now - slot.started_at > limit:
+                self._bury(slot, TimeoutError(f"evaluation took longer than timeout_s = {limit:g}"))
         waited = now - min(slot.started_at for slot in self._slots)
         if not self.ready and waited > self._workers.start_timeout_s:
             raise PoolError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -21,11 +21,9 @@ from moevolve.search.driver import Driver, Progress
 from moevolve.search.finalise import Finaliser, FinalReport
 from moevolve.search.genomes.base import GenomeSpace
 from moevolve.search.genomes.registry import make_space
-from moevolve.search.kept_choices import KeptChoices
 from moevolve.search.plan import Plan
 from moevolve.search.pool import Pool
 from moevolve.search.ray_pool import RayPool, calibrate_on_ray
-from moevolve.search.sharing import SharingPool
 from moevolve.search.strategies.registry import make_schedule, make_strategy
 from moevolve.store.records import SearchRecord, SearchTaskRecord, new_search_id
 from moevolve.store.repository import Store
@@ -87,8 +85,7 @@ def _check_phases(config: RunConfig, space: GenomeSpace[Any]) -> None:
 def ray_pool(plan: Plan) -> RayPool:
     """The pool of a plan's configuration on Ray."""
     config = plan.config
-    model, engine, in_flight = config.model.to_worker(), config.engine.to_worker(), plan.schedule.in_flight
-    return RayPool(config.workers, model, engine, plan.all_prepared, in_flight=in_flight)
+    return RayPool(config.workers, config.model.to_worker(), config.engine.to_worker(), plan.all_prepared)
 
 
 def register(plan: Plan, store: Store) -> None:
@@ -125,10 +122,7 @@ def resume_plan(store: Store, name: str, adjust: Callable[[RunConfig], RunConfig
         raise UserError(f"search {record.name} was imported: there is nothing to resume")
     config = adjust(stored)
     if (config.config_hash, config.name) != (stored.config_hash, stored.name):
-        raise UserError(
-            "resume: only `workers` and `final` settings may change, and early_stopping between exact and off; others "
-            "would make it another search"
-        )
+        raise UserError("resume: only `workers` and `final` settings may change; others would make it another search")
     plan = make_plan(config, record.id)
     if plan.facts.fingerprint != record.model_fingerprint:
         raise UserError(f"model.path {config.model.path}: these are not the weights that search {record.name} ran on")
@@ -144,6 +138,26 @@ def resume_plan(store: Store, name: str, adjust: Callable[[RunConfig], RunConfig
             if there != item.fingerprint:
                 raise UserError(f"task {item.task}, split {item.split}: not the data that search {record.name} ran on")
     return plan
+
+
+def take_back_failures(plan: Plan, store: Store) -> tuple[int, int]:
+    """Take a search back to before its failures that no candidate is to blame for: of workers, and of time.
+
+    These individuals are pending again. Those that were made in sight of such a failure are removed, since with other
+    scores before them they may come out otherwise; their evaluations stay in the store.
+
+    Returns:
+        How many failures were taken back, and how many later individuals are made again.
+    """
+    history = store.history(plan.search_id)
+    blameless = [row.index for row in history if row.status == "failed" and row.failure_kind != "candidate"]
+    if not blameless:
+        return 0, 0
+    schedule = plan.schedule
+    first = next((index for index in range(schedule.total) if schedule.visible(index) > blameless[0]), schedule.total)
+    store.retry(plan.search_id, first)
+    store.set_status(plan.search_id, "interrupted", "to be retried")
+    return len(blameless), sum(row.index >= first for row in history)
 
 
 def execute(
@@ -186,9 +200,6 @@ def _run(
     plan = calibrated_plan(plan, store, measure)
     observer.on_stage("starting workers")
     pool = make_pool(plan)
-    sharing = pool.sharing if isinstance(pool, SharingPool) else None
-    if sharing is not None:
-        sharing.choices = KeptChoices(store, plan.search_id, observer.on_stage)
     try:
         engine = engine_fingerprint(plan.config.model.to_worker(), plan.config.engine.to_worker())
         desk = EvaluationDesk(store, pool, plan.facts.fingerprint, engine)
@@ -196,8 +207,7 @@ def _run(
             strategy = make_strategy(plan.config, plan.space, plan.schedule)
             Driver(plan, strategy, store, desk, observer.on_progress).run()
         observer.on_stage("re-ranking and final scores")
-        report = Finaliser(plan, store, desk).report()
-        return report if sharing is None else replace(report, population=sharing.choice)
+        return Finaliser(plan, store, desk).report()
     finally:
         pool.close()
 

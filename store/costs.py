@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Connection, Join, Select, Table, and_, case, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Join, and_, case, func, or_, select
 
-from moevolve.store.models import bounds, contexts, evaluations, individuals, search_tasks
+from moevolve.store.models import contexts, evaluations, individuals, search_tasks
 from moevolve.store.records import FULL_MODEL, SPLITS, SearchRecord, Split
 
 
@@ -15,11 +15,9 @@ class SplitCost:
     """The evaluations that a search's individuals and its full model have on its own version of one task split.
 
     Attributes:
-        evaluations: one per phenotype, failed ones included, stopped ones apart.
+        evaluations: one per phenotype, failed ones included.
         earlier: of these, made before the search was: taken over from other searches of the store.
         failed: of these, without a score.
-        stopped: phenotypes that were stopped half-way, whether or not one was evaluated later; their examples and
-            seconds count.
         examples: prompts scored in all.
         seconds: on the workers, in all; those of earlier ones not counted.
         seconds_alone: what the individuals' evaluations would have taken without what other searches left.
@@ -33,7 +31,6 @@ class SplitCost:
     examples: int
     seconds: float
     seconds_alone: float
-    stopped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,49 +76,26 @@ def read_costs(connection: Connection, search: SearchRecord) -> SearchCosts:
             *(func.sum(e.examples_seen), func.sum(case((new, e.seconds), else_=0.0))),
             func.sum(case((e.phenotype_hash == FULL_MODEL, 0.0), else_=e.seconds)),
         )
-        .select_from(_own_splits(evaluations))
+        .select_from(_own_evaluations())
         .where(t.search_id == search.id, *_own_contexts(search))
         .where(or_(e.phenotype_hash == FULL_MODEL, e.phenotype_hash.in_(own)))
         .group_by(t.task, t.split, t.position)
         .order_by(t.position)
     )
-    half = _read_stopped(connection, search, own)
-    found = []
-    for task, split, count, earlier, failed, examples, seconds, alone in connection.execute(query):
-        stopped, more, new_seconds, all_seconds = half.get((task, split), (0, 0, 0.0, 0.0))
-        counts = int(count), int(earlier), int(failed), int(examples) + more
-        found.append(SplitCost(task, split, *counts, seconds + new_seconds, alone + all_seconds, stopped))
+    found = [
+        SplitCost(task, split, int(count), int(earlier), int(failed), int(examples), seconds, alone)
+        for task, split, count, earlier, failed, examples, seconds, alone in connection.execute(query)
+    ]
     order = {task: place for place, task in enumerate(dict.fromkeys(one.task for one in found))}
     found.sort(key=lambda one: (order[one.task], SPLITS.index(one.split)))
     return SearchCosts(phenotypes, tuple(found))
 
 
-def _read_stopped(
-    connection: Connection, search: SearchRecord, own: Select[tuple[str]]
-) -> dict[tuple[str, str], tuple[int, int, float, float]]:
-    """(task, split) -> phenotypes stopped, their examples, seconds of new ones, seconds of all."""
-    b, t = bounds.c, search_tasks.c
-    new = b.created_at >= search.created_at
-    query = (
-        select(
-            *(t.task, t.split, func.count(), func.sum(b.examples_seen)),
-            *(func.sum(case((new, b.seconds), else_=0.0)), func.sum(b.seconds)),
-        )
-        .select_from(_own_splits(bounds))
-        .where(t.search_id == search.id, *_own_contexts(search), b.phenotype_hash.in_(own))
-        .group_by(t.task, t.split)
-    )
-    return {
-        (task, split): (int(count), int(examples), float(seconds), float(alone))
-        for task, split, count, examples, seconds, alone in connection.execute(query)
-    }
-
-
-def _own_splits(table: Table) -> Join:
-    """Searches' task splits with the rows of `table` that belong to their contexts."""
+def _own_evaluations() -> Join:
+    """Searches' task splits with the evaluations that belong to their contexts."""
     c, t = contexts.c, search_tasks.c
     same = and_(c.task_fingerprint == t.task_fingerprint, c.task == t.task, c.split == t.split)
-    return search_tasks.join(contexts, same).join(table, table.c.context_id == c.id)
+    return search_tasks.join(contexts, same).join(evaluations, evaluations.c.context_id == c.id)
 
 
 def _own_contexts(search: SearchRecord) -> tuple[ColumnElement[bool], ...]:

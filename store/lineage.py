@@ -66,7 +66,7 @@ def to_dot(graph: LineageGraph) -> str:
     for node in graph.nodes:
         value = "-" if node.fitness is None else f"{node.fitness:.4f}"
         label = f"{node.index} {node.phase}\n{node.operator}\n{value if node.status == 'ok' else node.status}"
-        style = {"ok": "solid", "failed": "dashed", "stopped": "dashed", "pending": "dotted"}[node.status]
+        style = {"ok": "solid", "failed": "dashed", "pending": "dotted"}[node.status]
         bold = ", penwidth=3" if node.index == graph.root else ""
         lines.append(f"  {node.index} [label={_quote(label)}, style={style}{bold}];")
     lines += [f"  {parent} -> {child};" for parent, child in graph.edges]

@@ -115,8 +115,8 @@ class Individual(Base):
     fitness: Mapped[float | None] = mapped_column(Double)
     tie_break: Mapped[float | None] = mapped_column(Double)
     failure: Mapped[str | None] = mapped_column(Text)
+    failure_kind: Mapped[str | None] = mapped_column(String)
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
-    bound: Mapped[float | None] = mapped_column(Double)
 
 
 # Best of a search, in exactly that order; also counts per status.
@@ -163,6 +163,7 @@ class Context(Base):
     task_fingerprint: Mapped[str] = mapped_column(String)
     task: Mapped[str] = mapped_column(String)
     split: Mapped[str] = mapped_column(String)
+    metric: Mapped[str] = mapped_column(String)
 
 
 class Evaluation(Base):
@@ -198,26 +199,6 @@ class Evaluation(Base):
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
 
-class Bound(Base):
-    """What is known of one phenotype in one context that it was stopped in: no score, so it has a table of its own.
-
-    An evaluation of the same key, made later, is what counts then; the bound stays true, and its cost was spent.
-    """
-
-    __tablename__ = "bounds"
-    context_id: Mapped[int] = mapped_column(
-        BigInteger, ForeignKey("evaluation_contexts.id"), primary_key=True, autoincrement=False
-    )
-    phenotype_hash: Mapped[str] = mapped_column(String, primary_key=True)
-    bound: Mapped[float] = mapped_column(Double)
-    outcomes: Mapped[bytes] = mapped_column(LargeBinary)
-    examples_seen: Mapped[int] = mapped_column(Integer)
-    seconds: Mapped[float] = mapped_column(Double)
-    worker: Mapped[str] = mapped_column(String)
-    attempt: Mapped[int] = mapped_column(Integer)
-    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
-
-
 class Export(Base):
     """A checkpoint written for an individual."""
 
@@ -236,7 +217,7 @@ class Export(Base):
 
 
 class CalibrationContent(Base):
-    """What was measured once: what a kind of genome starts from, per model and data; what is fastest, per search."""
+    """What a kind of genome starts from, measured once per model and data."""
 
     __tablename__ = "calibrations"
     fingerprint: Mapped[str] = mapped_column(String, primary_key=True)
@@ -251,6 +232,5 @@ individuals = Base.metadata.tables["individuals"]
 parents = Base.metadata.tables["parents"]
 contexts = Base.metadata.tables["evaluation_contexts"]
 evaluations = Base.metadata.tables["evaluations"]
-bounds = Base.metadata.tables["bounds"]
 exports = Base.metadata.tables["exports"]
 calibrations = Base.metadata.tables["calibrations"]

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from sqlalchemy import Connection, Row, Table, func, select
+from sqlalchemy import Connection, Row, func, select
 
-from moevolve.store.models import bounds, contexts, evaluations, exports, individuals, parents, search_tasks, searches
+from moevolve.store.models import contexts, evaluations, exports, individuals, parents, search_tasks, searches
 from moevolve.store.records import (
-    BoundRecord,
     EvaluationRecord,
     ExportRecord,
     FitnessRecord,
@@ -44,11 +43,8 @@ def read_searches(connection: Connection) -> list[SearchSummary]:
 def _summary(
     search: SearchRecord, counts: dict[tuple[str, str], tuple[int, float | None]], tasks: tuple[str, ...]
 ) -> SearchSummary:
-    ok, failed, stopped, pending = (
-        counts.get((search.id, status), (0, None)) for status in ("ok", "failed", "stopped", "pending")
-    )
-    total = ok[0] + failed[0] + stopped[0] + pending[0]
-    return SearchSummary(search, total, ok[0], failed[0], ok[1], tasks, stopped[0])
+    ok, failed, pending = (counts.get((search.id, status), (0, None)) for status in ("ok", "failed", "pending"))
+    return SearchSummary(search, ok[0] + failed[0] + pending[0], ok[0], failed[0], ok[1], tasks)
 
 
 def read_history(connection: Connection, search_id: str, indices: Sequence[int] | None = None) -> list[HistoryRow]:
@@ -62,7 +58,7 @@ def _history(connection: Connection, search_id: str, indices: Sequence[int] | No
     i, p = individuals.c, parents.c
     edges = select(p.child_idx, p.parent_idx).where(p.search_id == search_id).order_by(p.child_idx, p.position)
     first = (i.idx, i.phase, i.operator, i.genome, i.content_hash, i.phenotype_hash, i.depth)
-    last = (i.status, i.fitness, i.tie_break, i.failure, i.bound)
+    last = (i.status, i.fitness, i.tie_break, i.failure, i.failure_kind)
     query = select(*first, *last).where(i.search_id == search_id).order_by(i.idx)
     if indices is not None:
         edges, query = edges.where(p.child_idx.in_(indices)), query.where(i.idx.in_(indices))
@@ -89,15 +85,12 @@ def read_individual(connection: Connection, ref: str) -> IndividualDetail:
     here = list(connection.execute(ids).scalars())
     found = read_evaluations(connection, here, [row.phenotype_hash])
     found.sort(key=lambda one: (one.task, _SPLIT_ORDER[one.split], one.task_fingerprint))
-    scored = {one.task_fingerprint for one in found}
-    stopped = read_bounds(connection, here, [row.phenotype_hash])
     return IndividualDetail(
         search=search,
         individual=individual,
-        fitness=FitnessRecord(row.idx, row.status, row.fitness, row.tie_break, row.failure, row.bound),
+        fitness=FitnessRecord(row.idx, row.status, row.fitness, row.tie_break, row.failure, row.failure_kind),
         evaluations=tuple(found),
         exports=tuple(read_exports(connection, search.id, row.idx)),
-        bounds=tuple(one for one in stopped if one.task_fingerprint not in scored),
     )
 
 
@@ -115,33 +108,22 @@ def read_evaluations(
     connection: Connection, context_ids: Sequence[int], hashes: Sequence[str]
 ) -> list[EvaluationRecord]:
     """The evaluations of some phenotypes in some contexts, by phenotype hash and task fingerprint."""
-    return [EvaluationRecord(**values) for values in _keyed(connection, evaluations, context_ids, hashes)]
-
-
-def read_bounds(connection: Connection, context_ids: Sequence[int], hashes: Sequence[str]) -> list[BoundRecord]:
-    """The bounds of some phenotypes in some contexts, by phenotype hash and task fingerprint."""
-    return [BoundRecord(**values) for values in _keyed(connection, bounds, context_ids, hashes)]
-
-
-def _keyed(
-    connection: Connection, table: Table, context_ids: Sequence[int], hashes: Sequence[str]
-) -> list[dict[str, Any]]:
-    """Rows of evaluations or bounds together with their contexts, as attributes of their records."""
-    found: list[dict[str, Any]] = []
+    found: list[EvaluationRecord] = []
+    e = evaluations.c
     for some in chunks(context_ids):
         about = {row.id: row for row in connection.execute(select(contexts).where(contexts.c.id.in_(some)))}
         for context_id in some:
             for few in chunks(hashes):
-                query = select(table).where(table.c.context_id == context_id, table.c.phenotype_hash.in_(few))
-                found += [_attributes(row, about[context_id]) for row in connection.execute(query)]
-    found.sort(key=lambda values: (values["phenotype_hash"], values["task_fingerprint"]))
+                query = select(evaluations).where(e.context_id == context_id, e.phenotype_hash.in_(few))
+                found += [_evaluation(row, about[context_id]) for row in connection.execute(query)]
+    found.sort(key=lambda one: (one.phenotype_hash, one.task_fingerprint))
     return found
 
 
-def _attributes(row: Row[Any], context: Row[Any]) -> dict[str, Any]:
+def _evaluation(row: Row[Any], context: Row[Any]) -> EvaluationRecord:
     values = dict(row._mapping) | dict(context._mapping)
     del values["context_id"], values["id"]
-    return values
+    return EvaluationRecord(**values)
 
 
 def read_exports(connection: Connection, search_id: str, idx: int) -> list[ExportRecord]:

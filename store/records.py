@@ -12,8 +12,9 @@ from datetime import datetime
 from typing import Literal
 
 SearchStatus = Literal["created", "running", "interrupted", "finished", "failed"]
-IndividualStatus = Literal["pending", "ok", "failed", "stopped"]
-"""`stopped`: given up half-way because it couldn't become a parent any more, nor the best; has a bound, no fitness."""
+IndividualStatus = Literal["pending", "ok", "failed"]
+FailureKind = Literal["candidate", "worker", "timeout"]
+"""Whose fault a failure is: the candidate's own, its workers' that died again and again, or the limit on time."""
 Split = Literal["search", "dev", "test"]
 ExportForm = Literal["stock", "native"]
 
@@ -84,8 +85,7 @@ class SearchSummary:
     """One line of a listing of searches.
 
     Attributes:
-        individuals: recorded in all; `evaluated` of them are `ok`, `failed` failed, `stopped` were stopped before all
-            their examples ran, the rest pending.
+        individuals: recorded in all; `evaluated` of them are `ok`, `failed` failed, the rest are pending.
         best_fitness: the largest fitness of an `ok` individual; None while there is none.
         tasks: names of the tasks, in order, without repeats.
     """
@@ -96,11 +96,10 @@ class SearchSummary:
     failed: int
     best_fitness: float | None
     tasks: tuple[str, ...]
-    stopped: int = 0
 
     @property
     def pending(self) -> int:
-        return self.individuals - self.evaluated - self.failed - self.stopped
+        return self.individuals - self.evaluated - self.failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,9 +145,10 @@ class EvaluationRecord:
     """One phenotype on one task split: shared by every individual, of any search, that expresses to it.
 
     The key is (phenotype_hash, model_fingerprint, engine_fingerprint, task_fingerprint). An evaluation either is scored
-    (then `score` and `gold_logprob` are set and `failure` is None) or failed (the other way round).
+    (then `score` and `gold_logprob` are set and `failure` is None) or failed (the other way round) by its own fault.
 
     Attributes:
+        metric: name of the metric that makes the score of the outcomes; a property of the task split.
         outcomes: float32 little-endian, one per example, in [0, 1]; None when not kept.
         seconds: wall time on the worker.
         worker: who did it, for the record only.
@@ -163,6 +163,7 @@ class EvaluationRecord:
     task_fingerprint: str
     task: str
     split: Split
+    metric: str
     score: float | None
     gold_logprob: float | None
     outcomes: bytes | None = field(default=None, repr=False)
@@ -177,48 +178,17 @@ class EvaluationRecord:
     created_at: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BoundRecord:
-    """What is known of one phenotype on one task split that it was stopped on; keyed like an evaluation.
-
-    Attributes:
-        bound: the most that its score could be.
-        outcomes: float32 little-endian, one per example, in [0, 1]; NaN for those that didn't run.
-        examples_seen: how many did.
-    """
-
-    phenotype_hash: str
-    model_fingerprint: str
-    engine_fingerprint: str
-    task_fingerprint: str
-    task: str
-    split: Split
-    bound: float
-    outcomes: bytes = field(repr=False)
-    examples_seen: int
-    seconds: float = 0.0
-    worker: str = ""
-    attempt: int = 1
-    created_at: datetime | None = None
-
-    @property
-    def examples(self) -> int:
-        """Examples of the split."""
-        return len(self.outcomes) // 4
-
-
 @dataclass(frozen=True, slots=True)
 class FitnessRecord:
     """What an individual's evaluations amount to in its search.
 
     Attributes:
         index: of the individual.
-        status: `ok` (then `fitness` and `tie_break` are set), `failed` (then `failure` is set), or `stopped` (then
-            `failure` and `bound` are).
+        status: `ok` (then `fitness` and `tie_break` are set), or `failed` (then `failure` and `failure_kind` are).
         fitness: weighted mean of the search-split scores over the search's tasks.
         tie_break: mean gold log-probability over the same.
         failure: the reason, one line.
-        bound: of a stopped one: the most that its fitness could be.
+        failure_kind: whose fault it is.
     """
 
     index: int
@@ -226,7 +196,7 @@ class FitnessRecord:
     fitness: float | None = None
     tie_break: float | None = None
     failure: str | None = None
-    bound: float | None = None
+    failure_kind: FailureKind | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +215,7 @@ class HistoryRow:
     fitness: float | None
     tie_break: float | None
     failure: str | None
-    bound: float | None = None
+    failure_kind: FailureKind | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +241,6 @@ class IndividualDetail:
     Attributes:
         fitness: its status (possibly `pending`) and numbers.
         evaluations: of its phenotype with the search's model and engine, by task, then split (search, dev, test).
-        bounds: likewise, where it was stopped half-way and there is no evaluation.
     """
 
     search: SearchRecord
@@ -279,7 +248,6 @@ class IndividualDetail:
     fitness: FitnessRecord
     evaluations: tuple[EvaluationRecord, ...]
     exports: tuple[ExportRecord, ...]
-    bounds: tuple[BoundRecord, ...] = ()
 
     @property
     def ref(self) -> str:

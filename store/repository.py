@@ -15,7 +15,6 @@ from moevolve.store.errors import StoreError
 from moevolve.store.lineage import lineage
 from moevolve.store.reads import (
     context_ids,
-    read_bounds,
     read_evaluations,
     read_exports,
     read_history,
@@ -24,7 +23,6 @@ from moevolve.store.reads import (
 )
 from moevolve.store.records import (
     SEARCH_STATUSES,
-    BoundRecord,
     EvaluationRecord,
     ExportRecord,
     FitnessRecord,
@@ -44,10 +42,10 @@ from moevolve.store.writes import (
     ContextKey,
     touch,
     utc_now,
-    write_bounds,
     write_evaluations,
     write_export,
     write_individuals,
+    write_retry,
 )
 
 
@@ -169,12 +167,11 @@ class Store:
         individuals: Sequence[IndividualRecord] = (),
         evaluations: Sequence[EvaluationRecord] = (),
         fitness: Sequence[FitnessRecord] = (),
-        bounds: Sequence[BoundRecord] = (),
     ) -> None:
         """Writes a batch of a search's progress in one transaction; the hot path of the driver.
 
         A fitness may belong to an individual of the same batch or of an earlier one. Parents must be recorded before
-        or in the same batch. A stopped individual may be decided once more: when it was evaluated to its end.
+        or in the same batch.
 
         Raises:
             StoreError: unknown search; an index taken by another genome; a parent or a fitness of an individual that
@@ -184,10 +181,24 @@ class Store:
             touch(connection, search_id)
             write_individuals(connection, search_id, individuals, fitness)
             added = write_evaluations(connection, evaluations, self._contexts)
-            if bounds:
-                added |= write_bounds(connection, bounds, {**self._contexts, **added})
         # Only now: the ids of a transaction that was rolled back mean nothing.
         self._contexts = {**self._contexts, **added}
+
+    def retry(self, search_id: str, first: int) -> None:
+        """Takes a search back to before failures that were no candidate's fault.
+
+        Individuals from index `first` on are removed, with their exports' records, and earlier ones that failed by
+        fault of a worker or of time are pending again. Evaluations stay, so what comes out again costs nothing.
+
+        Args:
+            first: index of the first individual that may have been made in sight of such a failure.
+
+        Raises:
+            StoreError: unknown search.
+        """
+        with transaction(self._engine, write=True) as connection:
+            touch(connection, search_id)
+            write_retry(connection, search_id, first)
 
     def evaluations(
         self,
@@ -205,21 +216,6 @@ class Store:
         with transaction(self._engine) as connection:
             ids = context_ids(connection, model_fingerprint, engine_fingerprint, task_fingerprints)
             return read_evaluations(connection, ids, hashes)
-
-    def bounds(
-        self,
-        phenotype_hashes: Sequence[str],
-        model_fingerprint: str,
-        engine_fingerprint: str,
-        task_fingerprints: Sequence[str],
-    ) -> list[BoundRecord]:
-        """What is known of phenotypes that were stopped on some task splits; arguments and order as in `evaluations`.
-
-        An evaluation of the same key may be there as well; it is what counts then.
-        """
-        with transaction(self._engine) as connection:
-            ids = context_ids(connection, model_fingerprint, engine_fingerprint, task_fingerprints)
-            return read_bounds(connection, ids, sorted(set(phenotype_hashes)))
 
     def history(self, search_id: str) -> list[HistoryRow]:
         """All individuals of a search by index, as resume needs them. Gaps and pending rows are given as they are."""

@@ -13,7 +13,7 @@ from moevolve.store.errors import StoreError
 from moevolve.store.session import file_of, transaction, use_wal, without_password
 from moevolve.store.statistics import describe_typical
 
-HEAD = "moevolve_0003"
+HEAD = "moevolve_v1"
 """The revision this software writes; a test compares it with the migrations' own head."""
 VERSION_TABLE = "alembic_version"
 # Any number will do, as long as it is always the same: it keeps two processes from building one store at once.

@@ -23,7 +23,6 @@ _TYPICAL = (
     ("evaluation_contexts", "sqlite_autoindex_evaluation_contexts_1", "100 20 10 1"),
     ("evaluation_contexts", "ix_evaluation_contexts_task_split", "100 10 3"),
     ("evaluations", "sqlite_autoindex_evaluations_1", "1000000 100000 1"),
-    ("bounds", "sqlite_autoindex_bounds_1", "500000 50000 1"),
     ("evaluations", "ix_evaluations_rank", "1000000 100000 1000 2 1 1"),
     ("evaluations", "ix_evaluations_experts", "1000000 100000 25000 250 2 1 1"),
     ("evaluations", "ix_evaluations_parameters", "1000000 100000 25000 250 2 1"),

@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, get_args
 
 from sqlalchemy import Connection, bindparam, delete, select, update
 
 from moevolve.store.errors import StoreError
-from moevolve.store.models import bounds, contexts, evaluations, exports, individuals, parents, searches
-from moevolve.store.records import BoundRecord, EvaluationRecord, ExportRecord, FitnessRecord, IndividualRecord
+from moevolve.store.models import contexts, evaluations, exports, individuals, parents, searches
+from moevolve.store.records import EvaluationRecord, ExportRecord, FailureKind, FitnessRecord, IndividualRecord
 from moevolve.store.refs import find_search
 from moevolve.store.session import chunks, insert_all, insert_new
 
-ContextKey = tuple[str, str, str, str, str]
-"""Fingerprints of model, engine and task split, and the task and split the last one must stand for."""
+ContextKey = tuple[str, str, str, str, str, str]
+"""Fingerprints of model, engine and task split, and the task, split and metric the last one must stand for."""
 _DECIDE = (
     update(individuals)
     .where(individuals.c.search_id == bindparam("of_search"), individuals.c.idx == bindparam("at"))
@@ -25,7 +25,7 @@ _DECIDE = (
         fitness=bindparam("fitness"),
         tie_break=bindparam("tie_break"),
         failure=bindparam("failure"),
-        bound=bindparam("bound"),
+        failure_kind=bindparam("failure_kind"),
     )
 )
 
@@ -138,7 +138,7 @@ def _individual_row(
         "fitness": fitness.fitness if fitness else None,
         "tie_break": fitness.tie_break if fitness else None,
         "failure": fitness.failure if fitness else None,
-        "bound": fitness.bound if fitness else None,
+        "failure_kind": fitness.failure_kind if fitness else None,
         "created_at": one.created_at or now,
     }
 
@@ -152,14 +152,11 @@ def _fold_fitness(batch: Sequence[FitnessRecord]) -> dict[int, FitnessRecord]:
             numbers = _numbers(where, one.fitness, one.tie_break)
             clean = FitnessRecord(one.index, "ok", *numbers)
         elif one.status == "failed" and one.fitness is None and one.tie_break is None and one.failure:
-            clean = FitnessRecord(one.index, "failed", failure=one.failure)
-        elif one.status == "stopped" and one.fitness is None and one.tie_break is None and one.failure:
-            clean = FitnessRecord(one.index, "stopped", failure=one.failure, bound=_finite(where, one.bound))
+            if one.failure_kind not in get_args(FailureKind):
+                raise StoreError(f"{where}: it failed, but by whose fault? got {one.failure_kind!r}")
+            clean = FitnessRecord(one.index, "failed", failure=one.failure, failure_kind=one.failure_kind)
         else:
-            raise StoreError(
-                f"{where}: it is ok with numbers, failed with a reason and none, or stopped with a reason and a bound; "
-                f"got {one}"
-            )
+            raise StoreError(f"{where}: it is ok with numbers, or failed with a reason and none; got {one}")
         if _contradict(folded.setdefault(one.index, clean), clean):
             raise StoreError(f"{where} is given twice, and differently")
     return folded
@@ -177,9 +174,10 @@ def _decide(
         row = stored.get(one.index)
         if row is None:
             raise StoreError(f"individual {one.index} of search {search_id} has a fitness but is not recorded")
-        # Stopping decides nothing for good: what was stopped may be evaluated to its end after all.
-        if row.status == "pending" or (row.status == "stopped" and one.status != "stopped"):
-            values = {name: getattr(one, name) for name in ("status", "fitness", "tie_break", "failure", "bound")}
+        if row.status == "pending":
+            values = {
+                name: getattr(one, name) for name in ("status", "fitness", "tie_break", "failure", "failure_kind")
+            }
             changes.append({"of_search": search_id, "at": int(one.index), **values})
         elif _contradict(row, one):
             raise StoreError(
@@ -208,42 +206,30 @@ def write_evaluations(
     return added
 
 
-def write_bounds(
-    connection: Connection, batch: Sequence[BoundRecord], cache: Mapping[ContextKey, int]
-) -> dict[ContextKey, int]:
-    """Adds the bounds that are new; arguments and result as in `write_evaluations`."""
-    added = _new_contexts(connection, batch, cache)
-    ids = {**cache, **added}
-    now = utc_now()
-    insert_new(connection, bounds, [_bound_row(one, ids, now) for one in batch])
-    return added
-
-
 def _new_contexts(
-    connection: Connection, batch: Sequence[EvaluationRecord | BoundRecord], cache: Mapping[ContextKey, int]
+    connection: Connection, batch: Sequence[EvaluationRecord], cache: Mapping[ContextKey, int]
 ) -> dict[ContextKey, int]:
-    keys: dict[ContextKey, EvaluationRecord | BoundRecord] = {}
+    keys: dict[ContextKey, EvaluationRecord] = {}
     for one in batch:
         keys.setdefault(_key(one), one)
     return {key: _context_id(connection, one) for key, one in keys.items() if key not in cache}
 
 
-def _key(one: EvaluationRecord | BoundRecord) -> ContextKey:
-    return one.model_fingerprint, one.engine_fingerprint, one.task_fingerprint, one.task, one.split
+def _key(one: EvaluationRecord) -> ContextKey:
+    return one.model_fingerprint, one.engine_fingerprint, one.task_fingerprint, one.task, one.split, one.metric
 
 
-def _context_id(connection: Connection, one: EvaluationRecord | BoundRecord) -> int:
+def _context_id(connection: Connection, one: EvaluationRecord) -> int:
     key = {name: getattr(one, name) for name in ("model_fingerprint", "engine_fingerprint", "task_fingerprint")}
-    query = select(contexts.c.id, contexts.c.task, contexts.c.split).where(
-        *(contexts.c[k] == v for k, v in key.items())
-    )
+    query = select(contexts).where(*(contexts.c[name] == value for name, value in key.items()))
     row = connection.execute(query).first()
     if row is None:
-        insert_new(connection, contexts, [{**key, "task": one.task, "split": one.split}])
+        insert_new(connection, contexts, [{**key, "task": one.task, "split": one.split, "metric": one.metric}])
         row = connection.execute(query).one()
-    if (row.task, row.split) != (one.task, one.split):
+    if (row.task, row.split, row.metric) != (one.task, one.split, one.metric):
         raise StoreError(
-            f"task fingerprint {one.task_fingerprint} stands for {row.task}/{row.split}, not {one.task}/{one.split}"
+            f"task fingerprint {one.task_fingerprint} stands for {row.task}/{row.split} by {row.metric}, "
+            f"not {one.task}/{one.split} by {one.metric}"
         )
     return int(row.id)
 
@@ -271,26 +257,6 @@ def _evaluation_row(one: EvaluationRecord, ids: Mapping[ContextKey, int], now: d
     }
 
 
-def _bound_row(one: BoundRecord, ids: Mapping[ContextKey, int], now: datetime) -> dict[str, Any]:
-    return {
-        "context_id": ids[_key(one)],
-        "phenotype_hash": one.phenotype_hash,
-        "bound": _finite(f"bound of {one.phenotype_hash} on {one.task}/{one.split}", one.bound),
-        "outcomes": bytes(one.outcomes),
-        "examples_seen": int(one.examples_seen),
-        "seconds": float(one.seconds),
-        "worker": one.worker,
-        "attempt": int(one.attempt),
-        "created_at": one.created_at or now,
-    }
-
-
-def _finite(where: str, bound: float | None) -> float:
-    if bound is None or not math.isfinite(bound):
-        raise StoreError(f"{where}: a bound is a finite number, got {bound}")
-    return float(bound)
-
-
 def _whole(value: int | None) -> int | None:
     return None if value is None else int(value)
 
@@ -308,3 +274,18 @@ def write_export(connection: Connection, search_id: str, idx: int, export: Expor
     connection.execute(delete(exports).where(e.search_id == search_id, e.idx == idx, e.path == export.path))
     row = {"search_id": search_id, "idx": idx, "path": export.path, "form": export.form, "checks": export.checks}
     insert_all(connection, exports, [{**row, "created_at": export.created_at or utc_now()}])
+
+
+def write_retry(connection: Connection, search_id: str, first: int) -> None:
+    """Takes back what came of failures that no candidate is to blame for.
+
+    Individuals from index `first` on go, with their parents and exports; earlier ones that failed by fault of a worker
+    or of time are pending again. Evaluations belong to no search and stay.
+    """
+    i, p, e = individuals.c, parents.c, exports.c
+    connection.execute(delete(parents).where(p.search_id == search_id, p.child_idx >= first))
+    connection.execute(delete(exports).where(e.search_id == search_id, e.idx >= first))
+    connection.execute(delete(individuals).where(i.search_id == search_id, i.idx >= first))
+    blameless = (i.search_id == search_id, i.status == "failed", i.failure_kind != "candidate")
+    again = {"status": "pending", "failure": None, "failure_kind": None}
+    connection.execute(update(individuals).where(*blameless).values(again))

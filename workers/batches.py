@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 
@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from moevolve.evaluators.engine import Watch
 from moevolve.workers.columns import Columns, Layout, common_start, lay_out
 from moevolve.workers.tokenizing import Tokens
 
@@ -69,16 +68,6 @@ class Batcher:
         sequences = dict.fromkeys(chain.from_iterable(groups[i] for i in examples))
         rows = {tokens: row for row, tokens in enumerate(sequences)}
         return Batch(examples, lay_out(list(rows), self.layout, self._batch_tokens, self._device), rows)
-
-
-def in_order(batches: Sequence[Batch], watch: Watch | None) -> Iterator[Batch]:
-    """Batches in the order that a watch arranges."""
-    if watch is None:
-        yield from batches
-        return
-    found = {tuple(batch.examples): batch for batch in batches}
-    for examples in watch.arrange([batch.examples for batch in batches]):
-        yield found[tuple(examples)]
 
 
 def plan_batches(groups: Groups, layout: Layout, batch_tokens: int) -> list[list[int]]:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.evaluators.engine import Watch
-from moevolve.workers.batches import Batch, in_order
+from moevolve.workers.batches import Batch
 from moevolve.workers.forward import Forward, sums_by_owner, token_logprobs
 from moevolve.workers.tokenizing import Tokens
 
@@ -32,22 +31,19 @@ class ChoiceScorer:
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
 
-    def score(
-        self, prompts: Sequence[Tokens], choices: Sequence[Sequence[Tokens]], watch: Watch | None = None
-    ) -> list[Scored]:
+    def score(self, prompts: Sequence[Tokens], choices: Sequence[Sequence[Tokens]]) -> list[Scored]:
         """Score every prompt's continuations, float64 and bool [choices] per prompt.
 
         Args:
             prompts: none empty.
             choices: per prompt its continuations, none empty.
-            watch: told of every batch.
 
         Raises:
             CandidateError: logits are not finite.
         """
         found: list[Scored] = [(np.zeros(0), np.zeros(0, dtype=np.bool_))] * len(prompts)
         groups = tuple(asked_sequences(*pair) for pair in zip(prompts, choices, strict=True))
-        for batch in in_order(self._forward.batcher.batches(groups), watch):
+        for batch in self._forward.batcher.batches(groups):
             pairs = [(prompts[i], choice) for i in batch.examples for choice in choices[i]]
             if pairs:
                 sums, greedy = self._run(batch, pairs)
@@ -55,8 +51,6 @@ class ChoiceScorer:
                 parts = zip(np.split(sums, borders), np.split(greedy, borders), strict=True)
                 for i, part in zip(batch.examples, parts, strict=True):
                     found[i] = part
-            if watch is not None:
-                watch.ranked(batch.examples, [means(found[i][0], choices[i]) for i in batch.examples])
         return found
 
     def _run(self, batch: Batch, pairs: Sequence[tuple[Tokens, Tokens]]) -> Scored:

@@ -39,11 +39,6 @@ class ModelConfig:
 
 Products = Literal["auto", "torch", "onednn"]
 
-PopulationSize = int | Literal["auto"]
-
-POPULATION_SIZES = (1, 2, 4, 8)
-"""What `population: auto` chooses from."""
-
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -56,12 +51,6 @@ class EngineConfig:
         tail_tokens: how many closing tokens survive the truncation (question and `Answer:` stand at the end).
         products: who multiplies float32 matrices on a CPU: `torch` as it does by itself, `onednn`, or `auto`, the one
             that is faster on this make of processor (see `moevolve.workers.products`).
-        population: EEP candidates that share a pass, each with `batch_tokens` of its own; see
-            `moevolve.workers.population`. `auto` is 1 on a CPU, where sharing took 1.0 to 1.6 times as long; on CUDA a
-            worker of every search measures which of `POPULATION_SIZES` is fastest
-            (`moevolve.workers.population_choice`).
-        population_memory_mb: most MiB of merged experts that the candidates of a pass may have together; of those that
-            merge, as many share one as fit.
     """
 
     batch_tokens: int = 4096
@@ -69,8 +58,6 @@ class EngineConfig:
     max_prompt_tokens: int | None = None
     tail_tokens: int = 64
     products: Products = "auto"
-    population: PopulationSize = "auto"
-    population_memory_mb: int = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +85,4 @@ def engine_fingerprint(model: ModelConfig, engine: EngineConfig) -> str:
     settings = asdict(model) | asdict(engine)
     for where in ("path", "revision"):
         del settings[where]
-    if settings["products"] == "auto":  # the setting came later: evaluations from before keep their fingerprint
-        del settings["products"]
-    # The settings came later: what was evaluated before them, one by one, keeps its fingerprint. What is chosen by
-    # measurement depends on the hardware, as last digits do anyway.
-    if engine.population in (1, "auto"):
-        del settings["population"], settings["population_memory_mb"]
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -12,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 
 from moevolve.evaluators.answer_text import cut
-from moevolve.evaluators.engine import Decided, Generation, Watch
+from moevolve.evaluators.engine import Decided, Generation
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.harness_files import harness_version
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.workers.answers import Answers, draft_lengths
-from moevolve.workers.batches import Batch, in_order
+from moevolve.workers.batches import Batch
 from moevolve.workers.choices import ChoiceScorer, Scored, means
 from moevolve.workers.config import ALL_SHORTCUTS, EngineConfig, Shortcuts
 from moevolve.workers.decoding import decode
@@ -94,23 +93,13 @@ class GenerationEngine:
         """What runs the model."""
         return self._forward
 
-    def on(self, forward: Forward) -> GenerationEngine:
-        """The same engine on another forward of the same model; tokens and what was remembered are common."""
-        twin = copy.copy(self)
-        twin._forward = forward
-        twin._scorer = self._scorer.on(forward)
-        twin._choices = ChoiceScorer(forward)
-        twin._runs = {}
-        return twin
-
     @torch.inference_mode()
-    def generate(self, split: PreparedSplit, decided: Decided, watch: Watch | None = None) -> Generation:
+    def generate(self, split: PreparedSplit, decided: Decided) -> Generation:
         """Greedy answers and gold log-probabilities.
 
         Args:
             split: prompts; `max_new_tokens` bounds every answer.
             decided: see `moevolve.evaluators.engine.Decided`; must be a pure function.
-            watch: told of every batch.
 
         Returns:
             Texts without special tokens, cut where decoding stopped: at an end token, after `max_new_tokens`, or once
@@ -120,12 +109,10 @@ class GenerationEngine:
             CandidateError: logits are not finite.
             UserError: the prompts can't be tokenised.
         """
-        answers, logprobs = self._answers(split, decided, watch)
+        answers, logprobs = self._answers(split, decided)
         return Generation(answers.texts(), logprobs)
 
-    def _answers(
-        self, split: PreparedSplit, decided: Decided, watch: Watch | None = None
-    ) -> tuple[Answers, NDArray[np.float64]]:
+    def _answers(self, split: PreparedSplit, decided: Decided) -> tuple[Answers, NDArray[np.float64]]:
         """See `generate`."""
         tokenized = self._tokens_of(split)
         lengths = draft_lengths(tokenized.golds, split.max_new_tokens, decided, self._text)
@@ -133,7 +120,7 @@ class GenerationEngine:
         logprobs = np.zeros(len(lengths), dtype=np.float64)
         drafts = [gold[:length] for gold, length in zip(tokenized.golds, lengths, strict=True)]
         drafted = [(*prompt, *draft) for prompt, draft in zip(tokenized.prompts, drafts, strict=True)]
-        for batch in in_order(self._forward.batcher.batches(tuple((tokens,) for tokens in drafted)), watch):
+        for batch in self._forward.batcher.batches(tuple((tokens,) for tokens in drafted)):
             examples = batch.examples
             cache = self._forward.new_cache() if self._forward.rewinds and split.max_new_tokens > 1 else None
             paths = [batch.path(drafted[i]) for i in examples]
@@ -146,12 +133,10 @@ class GenerationEngine:
                 self._forward.complete(batch.columns, cache)
             if going:
                 decode(self._forward, going, tokenized.prompts, cache, answers)
-            if watch is not None:
-                watch.generated(examples, answers.texts(examples), logprobs[examples])
         return answers, logprobs
 
     @torch.inference_mode()
-    def rank(self, split: PreparedSplit, watch: Watch | None = None) -> tuple[NDArray[np.float64], ...]:
+    def rank(self, split: PreparedSplit) -> tuple[NDArray[np.float64], ...]:
         """Mean log-probability per token of every choice of every example.
 
         Prompts run once; choices of several tokens then follow on copies of the cached prompts.
@@ -168,7 +153,7 @@ class GenerationEngine:
             if not all(choices):
                 where = f"task {split.task}, split {split.split}, example {i}"
                 raise UserError(f"{where}: a choice has no tokens; give it some text")
-        scored = self._choices.score(tokenized.prompts, tokenized.choices, watch)
+        scored = self._choices.score(tokenized.prompts, tokenized.choices)
         return tuple(means(sums, choices) for (sums, _), choices in zip(scored, tokenized.choices, strict=True))
 
     @torch.inference_mode()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
-from moevolve.evaluators.early_stopping import Floor
-from moevolve.evaluators.types import PartialResult, Split, SplitResult
+from moevolve.evaluators.types import Split, SplitResult
 from moevolve.kernels.routing_rule import RoutingRule
 from moevolve.workers.edits.base import Edit
+
+FailureKind = Literal["candidate", "worker", "timeout"]
+"""Whose fault a failure is. `candidate`: the edit's own (an exception, numbers that aren't finite), wherever tried.
+`worker`: its workers died or had to be retired, again and again. `timeout`: it ran past the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +22,11 @@ class EvaluationRequest:
         ticket: the driver's key of this request; replies carry it back, so a repeated reply is harmless.
         edit: what to do to the resident model.
         splits: fingerprints of the prepared splits, in order.
-        floor: what the candidate has to reach to be of use; None evaluates it to the end.
     """
 
     ticket: str
     edit: Edit
     splits: tuple[str, ...]
-    floor: Floor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +47,16 @@ class TaskResult:
 
 
 @dataclass(frozen=True, slots=True)
-class PartialTaskResult:
-    """The split that a candidate was stopped on, half-way."""
-
-    task_fingerprint: str
-    result: PartialResult
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class EvaluationReply:
     """What a worker found.
 
     Attributes:
-        results: one per requested split; empty when the candidate failed; those before it was stopped if it was.
-        failure: the reason when the candidate itself is at fault, else None.
+        results: of the requested splits, in order; those before the one it failed on where it failed.
+        failure: the reason it failed, else None.
         worker: who did it (for the record only).
-        stopped: whether the candidate was stopped because its floor was out of reach.
-        partial: the split it was stopped on; None if that was between two.
+        kind: whose fault the failure is.
+        failed_on: fingerprints of the splits that a candidate's own failure is about; those that are neither here nor
+            among the results were not tried.
     """
 
     ticket: str
@@ -70,25 +64,8 @@ class EvaluationReply:
     failure: str | None
     seconds: float
     worker: str
-    stopped: bool = False
-    partial: PartialTaskResult | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PopulationChoice:
-    """How many candidates share a pass, where a worker chose that (`moevolve.workers.population_choice`).
-
-    Attributes:
-        size: so many.
-        hardware: the device it was measured on; empty on a CPU, where nothing is measured.
-        seconds: size, and the time of a pass per candidate, in order of size; empty if nothing was measured.
-        ended: why no larger size was measured; empty if all were.
-    """
-
-    size: int = 1
-    hardware: str = ""
-    seconds: tuple[tuple[int, float], ...] = ()
-    ended: str = ""
+    kind: FailureKind = "candidate"
+    failed_on: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.config import ModelConfig
@@ -17,7 +17,6 @@ from moevolve.workers.edits.applicators import APPLICATORS
 from moevolve.workers.edits.apply_eep import EepApplicator
 from moevolve.workers.edits.base import Edit, IdentityEdit, LayeredEdit
 from moevolve.workers.edits.eep import EepEdit
-from moevolve.workers.edits.population import EepPopulation, Turn
 from moevolve.workers.layout import MoELayer, find_moe_layers
 from moevolve.workers.loading import load_model, resolve_device
 from moevolve.workers.reuse import decoder_layers
@@ -191,48 +190,7 @@ class ResidentModel:
         finally:
             self.revert()
 
-    def check(self, edit: EepEdit) -> None:
-        """Whether the model can have an edit.
-
-        Raises:
-            CandidateError: the edit's values are at fault.
-            UserError: the edit doesn't fit this model.
-        """
-        if not self.layers:
-            self._applicator(EepEdit)
-        self._eep.check(edit)
-
-    @contextmanager
-    def edited_together(self, edits: Sequence[EepEdit]) -> Iterator[Turn]:
-        """The model with several edits at once for the length of a `with` block, unedited afterwards.
-
-        Args:
-            edits: of one company (`moevolve.workers.edits.population.company_of`); each passes `check`.
-
-        Yields:
-            Where to say whose tokens come.
-
-        Raises:
-            UserError: the device has no room for their experts.
-        """
-        self.revert()
-        blocks = [layer.mlp for layer in decoder_layers(self.model) if isinstance(layer.mlp, nn.Module)]
-        population = EepPopulation(self._eep, blocks)
-        try:
-            yield population.apply(edits)
-        finally:
-            population.revert()
-
     def run(self, tokens: Tokens) -> None:
         """Run one sequence by itself, up to the output layer, for what hooks see of it; call it in inference mode."""
         decoder = self.model.get_decoder()
         decoder(input_ids=torch.tensor([tokens], device=self.device), use_cache=False)
-
-    @property
-    def expert_bytes(self) -> int:
-        """Bytes of one expert of every MoE layer."""
-        return sum(t.nbytes // experts.count for experts in self._eep.experts for t in experts.originals.values())
-
-    def expert_pointers(self) -> tuple[int, ...]:
-        """Addresses of the expert tensors the model runs on now: equal addresses mean that no weights were copied."""
-        return tuple(tensor.data_ptr() for layer in self.layers for tensor in layer.expert_tensors().values())

@@ -45,12 +45,6 @@ class TextScorer:
         self._forward = forward
         self._remembered: dict[str, list[Tensor]] = {}
 
-    def on(self, forward: Forward) -> TextScorer:
-        """The same scorer on another forward, remembering in common."""
-        twin = TextScorer(forward)
-        twin._remembered = self._remembered
-        return twin
-
     def logprobs(self, texts: Sequence[Tokens]) -> NDArray[np.float64]:
         """Mean log-probability of every text's tokens after the first, float64 [texts], in nats.
 

@@ -19,7 +19,6 @@ def search_json(row: SearchSummary) -> dict[str, Any]:
         "individuals": row.individuals,
         "evaluated": row.evaluated,
         "failed": row.failed,
-        "stopped": row.stopped,
         "best_fitness": row.best_fitness,
         "genome": row.search.genome_kind,
         "model": row.search.model_path,
@@ -72,7 +71,7 @@ def individual_json(detail: IndividualDetail) -> dict[str, Any]:
         "fitness": fitness.fitness,
         "tie_break": fitness.tie_break,
         "failure": fitness.failure,
-        "bound": fitness.bound,
+        "failure_kind": fitness.failure_kind,
         "content_hash": record.content_hash,
         "phenotype_hash": record.phenotype_hash,
         "evaluations": [
@@ -88,19 +87,6 @@ def individual_json(detail: IndividualDetail) -> dict[str, Any]:
                 "attempt": item.attempt,
             }
             for item in detail.evaluations
-        ],
-        "bounds": [
-            {
-                "task": item.task,
-                "split": item.split,
-                "bound": item.bound,
-                "examples_seen": item.examples_seen,
-                "examples": item.examples,
-                "seconds": item.seconds,
-                "worker": item.worker,
-                "attempt": item.attempt,
-            }
-            for item in detail.bounds
         ],
         "exports": detail.exports,
     }

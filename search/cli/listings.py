@@ -44,7 +44,6 @@ def searches(store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) ->
         ("tasks", False),
         ("individuals", True),
         ("failed", True),
-        ("stopped", True),
         ("best on search", True),
         ("created", False),
     ]
@@ -56,7 +55,6 @@ def searches(store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) ->
             ", ".join(row.tasks),
             str(row.individuals),
             str(row.failed),
-            str(row.stopped),
             percent(row.best_fitness),
             f"{row.search.created_at:%Y-%m-%d %H:%M}" if row.search.created_at else "",
         ]
@@ -167,13 +165,6 @@ def show(individual: IndividualArgument, store: StoreOption = DEFAULT_STORE, as_
         ]
         for item in detail.evaluations
     ]
-    rows += [
-        [
-            *(item.task, item.split, f"<= {percent(item.bound)}", "-", f"{item.examples_seen} of {item.examples}"),
-            *(f"{item.seconds:.2f}", str(item.attempt), ""),
-        ]
-        for item in detail.bounds
-    ]
     print_table(None, columns, rows)
 
 
@@ -214,10 +205,8 @@ def tasks(as_json: JsonOption = False) -> None:
 
 
 def _status(fitness: FitnessRecord) -> str:
-    """A stopped one's reason begins with how it was stopped."""
-    if fitness.status == "stopped" and fitness.failure:
-        return fitness.failure
-    return fitness.status + (f": {fitness.failure}" if fitness.failure else "")
+    """The status, and of a failed one whose fault it was and why."""
+    return fitness.status + (f" ({fitness.failure_kind}): {fitness.failure}" if fitness.failure else "")
 
 
 def _shape(detail: IndividualDetail) -> tuple[str, str]:

@@ -28,7 +28,6 @@ def plan_json(report: PlanReport, comparisons: Sequence[Comparison]) -> dict[str
                 "device_bytes": memory.device,
                 "host_bytes": memory.host,
                 "loading_host_bytes": memory.loading,
-                "sharing_bytes": memory.sharing,
             }
             for where, memory in report.memory.items()
         },
@@ -230,14 +229,8 @@ def notes(report: PlanReport) -> list[str]:
     used_host = report.memory.get(report.config.model.originals)
     if used_host is not None and used_host.loading:
         found.append(f"loading takes {bytes_text(used_host.loading)} of host memory for a while, in every worker")
-    if used_host is not None and used_host.sharing:
-        found.append(
-            f"engine.population: auto takes up to {bytes_text(used_host.sharing)} more of a GPU's memory, where there "
-            "is room and it pays"
-        )
     found.append(
-        "not counted: calibration, loading, the CUDA context and the allocator's spare room, and shortcuts such as "
-        "early stopping"
+        "not counted: calibration, loading, the CUDA context and the allocator's spare room, and hidden states reused"
     )
     return found
 

@@ -78,8 +78,6 @@ def describe(progress: SearchProgress) -> str:
     if progress.rate is not None and progress.left is not None:
         parts.append(f"{progress.rate:.2f} evaluations/s")
         parts.append(f"{_clock(progress.left)} left")
-    if progress.stopped:
-        parts.append(f"{progress.stopped} stopped early")
     if progress.failed:
         parts.append(f"{progress.failed} failed")
     return ", ".join(parts)

@@ -1,4 +1,4 @@
-"""`launch` and `resume`."""
+"""`launch`, `resume` and `retry`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.cli.console import DEFAULT_STORE, JsonOption, StoreOption, print_json
+from moevolve.search.cli.console import DEFAULT_STORE, JsonOption, StoreOption, errors, print_json
 from moevolve.search.cli.endings import told_in_a_line
 from moevolve.search.config import RunConfig
 from moevolve.search.config_files import apply_override, load_run_config, parse_run_config, parse_stored_config
@@ -32,6 +32,7 @@ AddressOption = Annotated[
 def register(app: typer.Typer) -> None:
     app.command()(launch)
     app.command()(resume)
+    app.command()(retry)
 
 
 def as_override(key: str, value: str) -> str:
@@ -93,17 +94,46 @@ def resume(
     as_json: JsonOption = False,
 ) -> None:
     """Continue a search from the store: the population comes out as if it had never stopped."""
+    from moevolve.store.repository import Store
+
+    with Store.open(store, create=False) as opened:
+        _follow(_stored_plan(opened, search, store, overrides, address), opened, as_json)
+
+
+def retry(
+    search: Annotated[str, typer.Argument(help="Name or id of the search.")],
+    store: StoreOption = DEFAULT_STORE,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Only `workers.*` and `final.*` may change.")
+    ] = None,
+    address: AddressOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Evaluate individuals again that failed by fault of workers or of time, and all that was made in their sight."""
     from moevolve.search import service
     from moevolve.store.repository import Store
 
+    with Store.open(store, create=False) as opened:
+        plan = _stored_plan(opened, search, store, overrides, address)
+        failures, later = service.take_back_failures(plan, opened)
+        if not failures:
+            errors.print(f"{plan.config.name}: nothing to retry: no individual failed by fault of a worker or of time")
+            return
+        errors.print(f"{plan.config.name}: {failures} failures are retried, {later} later individuals made again")
+        _follow(plan, opened, as_json)
+
+
+def _stored_plan(store: Store, search: str, url: str, overrides: list[str] | None, address: str | None) -> Plan:
+    """The plan of a stored search, with settings changed that may be."""
+    from moevolve.search import service
+
     def adjust(stored: RunConfig) -> RunConfig:
-        data: dict[str, Any] = stored.model_dump(mode="json") | {"store": store}
+        data: dict[str, Any] = stored.model_dump(mode="json") | {"store": url}
         for override in (*(overrides or ()), *([as_override("workers.address", address)] if address else [])):
             apply_override(data, override)
         return parse_run_config(data, f"search {search}")
 
-    with Store.open(store, create=False) as opened:
-        _follow(service.resume_plan(opened, search, adjust), opened, as_json)
+    return service.resume_plan(store, search, adjust)
 
 
 def _follow(plan: Plan, store: Store, as_json: bool) -> None:

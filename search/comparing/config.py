@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError, field_validator
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.yaml_files import read_yaml
 from moevolve.search.baselines.registry import BASELINES
 from moevolve.search.config import RunConfig
 from moevolve.search.config_base import Section
@@ -20,7 +21,6 @@ from moevolve.search.config_files import (
     apply_override,
     describe_validation,
     parse_run_config,
-    read_mapping,
     resolve_paths,
     set_path,
 )
@@ -108,20 +108,20 @@ def load_comparison(path: Path, overrides: tuple[str, ...] = ()) -> Comparison:
     Raises:
         UserError: the file is missing, no YAML, has an unknown key or a bad value; the message names the field.
     """
-    data = read_mapping(path)
+    data = read_yaml(path)
     if "phases" in data and "methods" not in data:
         raise UserError(f"{path}: this is one search, not a comparison: run it with `moevolve launch`")
     base = data.get("base")
     if isinstance(base, str):
         source = path.parent / base
-        data["base"] = base = read_mapping(source)
+        data["base"] = base = read_yaml(source)
         resolve_paths(base, source.parent)
     for override in overrides:
         apply_override(data, override)
     try:
         section = ComparisonSection.model_validate(data)
     except ValidationError as error:
-        raise UserError(f"{path}: {describe_validation(error)}") from None
+        raise UserError(f"{path}: {describe_validation(error, data)}") from None
     cells = tuple(_cells(section, path))
     names = [cell.config.name for cell in cells]
     for name in names:

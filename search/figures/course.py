@@ -51,12 +51,6 @@ def draw_course(axes: Axes, history: Sequence[HistoryRow], full: float | None) -
         # They have no score: on the lower edge, whatever the scores' range is.
         edge = axes.get_xaxis_transform()
         axes.scatter(failed, [0.025] * len(failed), marker="x", s=18, color=RED, label="failed", transform=edge)
-    stopped = {row.index: 100 * row.bound for row in history if row.status == "stopped" and row.bound is not None}
-    if stopped:
-        many, label = len(stopped) > MANY_MARKS, "stopped: at most"
-        axes.scatter(
-            list(stopped), list(stopped.values()), marker="v", s=9, color=GREY, label=label, rasterized=many, zorder=1
-        )
     if full is not None:
         axes.axhline(100 * full, color=GREY, linestyle="--", linewidth=1.2, label="full model")
     axes.margins(y=0.1)

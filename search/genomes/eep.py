@@ -210,6 +210,7 @@ class EepSpace:
             summary += ", the second of 2 skipped at times"
         # A mapping that isn't folded into a smaller router stands beside the whole one.
         folds = self.router_space == "logits" or (self.facts.rule.one_hot_folds and genome.one_hot_mapping)
+        folds = folds or genome.is_identity
         used = active_parameters(self.facts, self.retained, self.active, native=not folds)
         return Description(
             experts=self.retained,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from moevolve.workers.edits.base import IdentityEdit
 from moevolve.workers.edits.eep import EepEdit, one_hot_layers
 
 if TYPE_CHECKING:
@@ -82,12 +83,21 @@ class EepGenome:
             digest.update(matrices.astype("<f4").tobytes())
         return digest.hexdigest()
 
-    def express(self) -> EepEdit:
-        """Each layer gets the matrices of its group."""
+    def express(self) -> EepEdit | IdentityEdit:
+        """Each layer gets the matrices of its group; where they change nothing, it is the unedited model."""
         return self._edit
 
     @cached_property
-    def _edit(self) -> EepEdit:
+    def is_identity(self) -> bool:
+        """Whether every expert stays as it is, and is chosen as before."""
+        space = self.space
+        whole = space.retained == space.experts and space.active == space.facts.active
+        return whole and not space.dynamic_skipping and self.one_hot
+
+    @cached_property
+    def _edit(self) -> EepEdit | IdentityEdit:
+        if self.is_identity:
+            return IdentityEdit()
         router_mapping, expert_merging = self.canonical
         groups, space = list(self.space.layer_groups), self.space
         matrices = router_mapping[groups], expert_merging[groups]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from moevolve.search.config import RunConfig
 from moevolve.search.genomes.base import GenomeSpace
 from moevolve.search.genomes.eep import EepSpace
-from moevolve.workers.config import POPULATION_SIZES
 from moevolve.workers.outline import ModelOutline
 from moevolve.workers.passes import Pass
 
@@ -33,13 +32,10 @@ class WorkerMemory:
     Attributes:
         items: that add up.
         loading: bytes of host memory that loading takes before the weights are on the device.
-        sharing: bytes of the device, beside the items, that `engine.population: auto` takes at most; it takes them only
-            where there is room.
     """
 
     items: tuple[MemoryItem, ...]
     loading: int
-    sharing: int = 0
 
     @property
     def device(self) -> int:
@@ -67,50 +63,25 @@ def worker_memory(
         host: whether original experts stay on the host, whatever the run says.
     """
     experts, passes = outline.experts_bytes, tuple(passes)
-    setting = config.engine.population
-    sure = _of_candidates(config, outline, space, passes, host, 1 if setting == "auto" else setting)
     items = [MemoryItem("weights outside of experts", outline.weight_bytes - experts, 0)]
     if experts:
         items.append(_original(outline, host, on_gpu))
-        items.append(MemoryItem("buffers for candidates' experts", sure.buffers, 0))
+        items.append(MemoryItem("buffers for candidates' experts", _buffers(config, outline, space, host), 0))
         # The unedited model runs on one layer's originals at a time where they stay on the host.
         shown = experts // len(outline.facts.moe_layers) if host else 0
         items.append(MemoryItem("one layer's original experts", shown, 0))
-    items.append(MemoryItem("keys and values of a batch", sure.cached, 0))
-    items.append(MemoryItem("activations and logits of a batch (estimate)", sure.activations, 0))
+    cached = max((_cached(outline, one) for one in passes), default=0)
+    items.append(MemoryItem("keys and values of a batch", cached, 0))
+    items.append(MemoryItem("activations and logits of a batch (estimate)", _activations(outline, passes), 0))
     loading = outline.weight_bytes if on_gpu and config.model.device_map is None else 0
-    sharing = 0
-    if setting == "auto" and on_gpu:
-        sharing = _of_candidates(config, outline, space, passes, host, POPULATION_SIZES[-1]).total - sure.total
-    return WorkerMemory(tuple(items), loading, sharing)
+    return WorkerMemory(tuple(items), loading)
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidates:
-    """Bytes of the device that the candidates of a pass take."""
-
-    buffers: int
-    cached: int
-    activations: int
-
-    @property
-    def total(self) -> int:
-        return self.buffers + self.cached + self.activations
-
-
-def _of_candidates(
-    config: RunConfig, outline: ModelOutline, space: GenomeSpace[Any], passes: Sequence[Pass], host: bool, size: int
-) -> _Candidates:
-    """Copies of retained experts where the originals are on the host, merged ones where there are any; keys, values and
-    activations of a batch. Of all candidates that share a pass, `size` of them where their experts have room."""
-    cached, activations = max(map(_cached(outline), passes), default=0), _activations(outline, passes)
-    if not isinstance(space, EepSpace):
-        return _Candidates(0, cached, activations)
-    kinds = {phase.kind for phase in config.phases}
-    one = outline.experts_bytes * space.retained // space.experts
-    stacked = max(1, min(size, (config.engine.population_memory_mb << 20) // one))
-    copies = size if "prune" in kinds and not host else stacked
-    return _Candidates(one * stacked if host or "merge" in kinds else 0, cached * copies, activations * copies)
+def _buffers(config: RunConfig, outline: ModelOutline, space: GenomeSpace[Any], host: bool) -> int:
+    """Copies of retained experts where the originals are on the host, merged ones where there are any."""
+    if not isinstance(space, EepSpace) or not (host or any(phase.kind == "merge" for phase in config.phases)):
+        return 0
+    return outline.experts_bytes * space.retained // space.experts
 
 
 def _original(outline: ModelOutline, host: bool, on_gpu: bool) -> MemoryItem:
@@ -120,8 +91,8 @@ def _original(outline: ModelOutline, host: bool, on_gpu: bool) -> MemoryItem:
     return MemoryItem(title, 0, outline.pinned_bytes if on_gpu else outline.experts_bytes)
 
 
-def _cached(outline: ModelOutline) -> Any:
-    return lambda one: (one.cached + one.steps * one.tokens) * outline.cache_bytes if one.kept else 0
+def _cached(outline: ModelOutline, one: Pass) -> int:
+    return (one.cached + one.steps * one.tokens) * outline.cache_bytes if one.kept else 0
 
 
 def _activations(outline: ModelOutline, passes: Iterable[Pass]) -> int:

@@ -204,7 +204,7 @@ def _counts(config: StoredConfig, history: Sequence[HistoryRow]) -> dict[str, in
     planned = sum(phase.evaluations for phase in config.phases) if isinstance(config, RunConfig) else None
     return {"planned": planned, "made": len(history)} | {
         status: statuses.count(status)
-        for status in ("ok", "failed", "stopped", "pending")  # type: ignore[misc]
+        for status in ("ok", "failed", "pending")  # type: ignore[misc]
     }
 
 

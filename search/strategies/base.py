@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,26 +36,24 @@ class Strategy(Protocol):
 
     The caller promises: before `ask(i)` exactly the individuals 0 .. visible(i) - 1 have been told, in order, and every
     index is asked for once, in order. So a strategy's answers are a function of (config, seed, evaluations of those
-    individuals), and repeating the same calls rebuilds its state: resume is replay.
+    individuals), and repeating the same calls rebuilds its state: resume is replay. What the individuals before i are,
+    unlike how they score, is such a function too, so `taken` may be looked at.
     """
 
     def tell(self, member: Member) -> None:
         """Take in one evaluated individual."""
         ...
 
-    def ask(self, index: int) -> Proposal:
-        """Make individual `index`."""
+    def ask(self, index: int, taken: Container[str]) -> Proposal:
+        """Make individual `index`.
+
+        Args:
+            taken: phenotype hashes of all individuals before it, evaluated or not.
+        """
         ...
 
     def skip(self, index: int) -> None:
         """Like `ask`, for an individual that is stored already: only the state changes, as if it had been asked for."""
-        ...
-
-    def floor(self, index: int) -> float | None:
-        """A fitness such that individual `index`, if it ends below, changes nothing that this strategy makes later.
-
-        May be asked for right after `ask(index)` or `skip(index)`. None: there is no telling, or every fitness counts.
-        """
         ...
 
 
@@ -69,18 +68,10 @@ class PhaseStrategy(Protocol):
         """Take in one evaluated individual of this phase."""
         ...
 
-    def ask(self, index: int, initial: bool, start: Member | None) -> Proposal:
-        """Make individual `index`."""
+    def ask(self, index: int, initial: bool, start: Member | None, taken: Container[str]) -> Proposal:
+        """Make individual `index`; see `Strategy.ask`."""
         ...
 
     def skip(self, index: int, initial: bool, start: Member | None) -> None:
         """Like `ask`, for an individual that is stored already."""
-        ...
-
-    def floor(self, start: Member | None) -> float | None:
-        """The same as `Strategy.floor` for the next individual of this phase, later phases left out.
-
-        Args:
-            start: the phase's start, if it can't change any more.
-        """
         ...

@@ -2,24 +2,25 @@
 
 Source: Efficient Expert Pruning (arXiv 2407.00945), Sec. 4.3 and Alg. 1: random initial individuals, parents among the
 best, crossover and mutation; the merge phase starts from the best of the prune phase. Individuals of the same genome
-count once among the parents.
+count once among the parents, and a child that repeats an earlier individual is drawn again: it would tell nothing new.
 """
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 import numpy as np
 
-from moevolve.search.config_phases import PhaseConfig, TopKParents
+from moevolve.search.config_phases import PhaseConfig
 from moevolve.search.genomes.base import GenomeSpace
 from moevolve.search.population import Member, Ranking, eligible
 from moevolve.search.rng import generator
 from moevolve.search.strategies.base import Proposal
-from moevolve.search.strategies.initial import initial_offspring
+from moevolve.search.strategies.initial import fixed_offspring
 
-_ROUNDING = 1e-9
-"""More than the rounding of a margin, and less than any example is worth."""
+_DRAWS = 32
+"""Draws for one individual before it may repeat an earlier one."""
 
 
 class Evolution:
@@ -47,26 +48,31 @@ class Evolution:
     def skip(self, index: int, initial: bool, start: Member | None) -> None:
         """Nothing to do: a proposal leaves no trace here."""
 
-    def floor(self, start: Member | None) -> float | None:
-        """What a member needs to be a parent: with either rule that only rises."""
-        pool, rule = self._pool(start), self._phase.parents
-        if isinstance(rule, TopKParents):
-            return pool[rule.k - 1].fitness if len(pool) == rule.k else None
-        best = pool[0].fitness if pool else None
-        return None if best is None else best - rule.margin - _ROUNDING
-
-    def ask(self, index: int, initial: bool, start: Member | None) -> Proposal:
+    def ask(self, index: int, initial: bool, start: Member | None, taken: Container[str]) -> Proposal:
+        """Draw until the individual is new, but not for ever: small spaces run out of new ones."""
         rng = generator(self._seed, index)
+        fixed = fixed_offspring(self._space, self._phase, index, index - self._first)
+        if fixed is not None:
+            return Proposal(index, self._position, fixed.genome, fixed.operator, (), fixed.note)
         pool = self._pool(start)
-        place = index - self._first
-        offspring = initial_offspring(self._space, self._phase, rng, index, place, initial or not pool)
-        if offspring is not None:
-            return Proposal(index, self._position, offspring.genome, offspring.operator, (), offspring.note)
-        pair = self._draw_parents(rng, pool)
-        genomes = tuple(self._space.from_bytes(parent.genome) for parent in pair)
-        offspring = self._space.breed(rng, self._phase, genomes)
-        parents = tuple(pair[position].index for position in offspring.parents_used)
-        return Proposal(index, self._position, offspring.genome, offspring.operator, parents)
+        for draw in range(_DRAWS):
+            proposal = self._draw(rng, index, draw, pool, initial)
+            if proposal.genome.express().phenotype_hash not in taken:
+                break
+        return proposal
+
+    def _draw(self, rng: np.random.Generator, index: int, draw: int, pool: list[Member], initial: bool) -> Proposal:
+        if pool and not initial:
+            pair = self._draw_parents(rng, pool)
+            genomes = tuple(self._space.from_bytes(parent.genome) for parent in pair)
+            offspring = self._space.breed(rng, self._phase, genomes)
+            parents = tuple(pair[position].index for position in offspring.parents_used)
+            return Proposal(index, self._position, offspring.genome, offspring.operator, parents)
+        offspring = self._space.sample(rng, self._phase)
+        if draw >= _DRAWS // 2:
+            # Where random genomes are all alike (without pruning: the identity), mutants of them start the phase.
+            offspring = self._space.breed(rng, self._phase, (offspring.genome,))
+        return Proposal(index, self._position, offspring.genome, offspring.operator, (), offspring.note)
 
     def _pool(self, start: Member | None) -> list[Member]:
         """Possible parents: the phase's own members and the one it started from."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -91,14 +91,11 @@ class NevergradPhase:
         with self._calling(member.index, "tell"):
             self._optimizer.tell(candidate, float(loss))
 
-    def floor(self, start: Member | None) -> float | None:
-        """None: an optimiser learns from every loss."""
-        return None
-
     def skip(self, index: int, initial: bool, start: Member | None) -> None:
-        self.ask(index, initial, start)
+        self.ask(index, initial, start, ())
 
-    def ask(self, index: int, initial: bool, start: Member | None) -> Proposal:
+    def ask(self, index: int, initial: bool, start: Member | None, taken: Container[str]) -> Proposal:
+        """See `PhaseStrategy`; a repeat is told to the optimiser like anything else, so `taken` changes nothing."""
         rng = generator(self._seed, index)
         if self._optimizer is None:
             self._begin(rng, start)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from moevolve.search.phases import Schedule
 from moevolve.search.population import Member
@@ -30,29 +30,13 @@ class Phased:
             self._best[member.phase] = member
         self._strategies[member.phase].tell(member)
 
-    def ask(self, index: int) -> Proposal:
+    def ask(self, index: int, taken: Container[str]) -> Proposal:
         position = self._schedule.span(index).position
-        return self._strategies[position].ask(index, self._schedule.is_initial(index), self._start(position))
+        return self._strategies[position].ask(index, self._schedule.is_initial(index), self._start(position), taken)
 
     def skip(self, index: int) -> None:
         position = self._schedule.span(index).position
         self._strategies[position].skip(index, self._schedule.is_initial(index), self._start(position))
-
-    def floor(self, index: int) -> float | None:
-        """What the phase needs of a parent, or a later one of its start, whichever is less.
-
-        None for initial individuals: baselines and random draws are what the others are compared with.
-        """
-        span = self._schedule.span(index)
-        if self._schedule.is_initial(index):
-            return None
-        # While individuals of earlier phases are on their way, another start may yet take this one's place.
-        start = self._start(span.position) if self._told >= span.start else None
-        least = self._strategies[span.position].floor(start)
-        if least is None or span.position == len(self._strategies) - 1:
-            return least
-        best = self._best[span.position]
-        return None if best is None or best.fitness is None else min(least, best.fitness)
 
     def _start(self, position: int) -> Member | None:
         return next((best for best in reversed(self._best[:position]) if best is not None), None)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -69,11 +70,16 @@ def measure_apply(device: str, repeats: int) -> None:
             if kind == "merge":
                 matrices = matrices + rng.normal(0, 0.1, matrices.shape).astype(np.float32)
             edit = EepEdit(matrices, matrices.copy(), 2)
-            before = resident.expert_pointers()
+            before = addresses(resident)
             times.append(timed(partial(resident.apply, edit), device))
-            copied = kind == "merge" or resident.expert_pointers() != before
+            copied = kind == "merge" or addresses(resident) != before
         where = "weights written to buffers" if copied else "no weights copied"
         print(f"  apply {kind}, {layers} layers: {statistics.median(times[2:]) * 1e3:.3f} ms, {where}")
+
+
+def addresses(resident: Any) -> list[int]:
+    """Of the expert tensors that the model runs on."""
+    return [tensor.data_ptr() for layer in resident.layers for tensor in layer.expert_tensors().values()]
 
 
 def write_tokenizer(folder: Path, fast: type) -> None:

@@ -107,7 +107,7 @@ def authors_settings(base: RunConfig, budget: list[int] | None) -> dict[str, Any
     """The paper's search: right answers alone, EEP's operators in both phases."""
     pruning, merging = budget or [phase.evaluations for phase in base.phases]
     phases = [{"kind": "prune", "evaluations": pruning, "initial": 31}, {"kind": "merge", "evaluations": merging}]
-    return {"strategy": {"kind": "evolution"}, "tie_break": "index", "early_stopping": "off", "phases": phases}
+    return {"strategy": {"kind": "evolution"}, "tie_break": "index", "phases": phases}
 
 
 def begun_with(base: RunConfig, baselines: list[str]) -> RunConfig:

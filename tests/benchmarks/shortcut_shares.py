@@ -67,7 +67,6 @@ def search_shares(config: RunConfig, budget: list[int], repeats: int) -> dict[st
     ways = {
         "all on": short,
         "no reuse": _changed(short, workers=workers.model_copy(update={"reuse_memory_mb": 0})),
-        "no early stopping": _changed(short, early_stopping="off"),
         f"one worker of {workers.count} threads": _changed(
             short, workers=one, engine=engine.model_copy(update={"threads": workers.count})
         ),

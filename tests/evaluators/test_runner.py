@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from moevolve.evaluators.engine import Decided, Generation, Watch
+from moevolve.evaluators.engine import Decided, Generation
 from moevolve.evaluators.errors import CandidateError
 from moevolve.evaluators.runner import run_split
 from moevolve.evaluators.types import Example, FitnessKind, Matching, PreparedSplit
@@ -35,7 +35,7 @@ class ScriptedEngine:
     texts: tuple[float, ...] = ()
     written: list[str] = field(default_factory=list)
 
-    def generate(self, split: PreparedSplit, decided: Decided, watch: Watch | None = None) -> Generation:
+    def generate(self, split: PreparedSplit, decided: Decided) -> Generation:
         for i, answer in enumerate(self.answers):
             text = ""
             for character in answer:
@@ -45,7 +45,7 @@ class ScriptedEngine:
             self.written.append(text)
         return Generation(tuple(self.written), np.array(self.gold))
 
-    def rank(self, split: PreparedSplit, watch: Watch | None = None) -> tuple[NDArray[np.float64], ...]:
+    def rank(self, split: PreparedSplit) -> tuple[NDArray[np.float64], ...]:
         return tuple(np.array(values) for values in self.choices)
 
     def text_logprobs(self, split: PreparedSplit) -> NDArray[np.float64]:

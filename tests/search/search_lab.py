@@ -134,7 +134,7 @@ class UnrulyPool:
     def _reply(self, request: EvaluationRequest) -> EvaluationReply:
         outcome = self.score(request.edit)
         if outcome is None:
-            return EvaluationReply(request.ticket, (), "logits are not finite", 0.1, "lab")
+            return EvaluationReply(request.ticket, (), "logits are not finite", 0.1, "lab", failed_on=request.splits)
         return EvaluationReply(request.ticket, tuple(_result(outcome, key) for key in request.splits), None, 0.1, "lab")
 
 

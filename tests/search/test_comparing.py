@@ -115,7 +115,7 @@ def test_the_base_may_be_a_run_of_its_own(tiny: Any, tmp_path: Path) -> None:
             {"methods": {"a": {"baseline": "repa"}}},
             "2 of 4 / a: baseline: repa is unknown; there are random, frequency",
         ),
-        ({"base": "nowhere.yaml"}, "nowhere.yaml: no such configuration file"),
+        ({"base": "nowhere.yaml"}, "nowhere.yaml: no such file"),
     ],
 )
 def test_what_is_wrong_is_named(tiny: Any, tmp_path: Path, changes: dict[str, Any], message: str) -> None:

@@ -16,9 +16,9 @@ from moevolve.search.desk import EvaluationDesk, Job, SplitRef
 from moevolve.search.pool import Completion
 from moevolve.store.repository import Store
 from moevolve.workers.edits.base import Edit, IdentityEdit
-from moevolve.workers.messages import EvaluationReply, EvaluationRequest, TaskResult
+from moevolve.workers.messages import EvaluationReply, EvaluationRequest, FailureKind, TaskResult
 
-ONE, TWO = SplitRef("one", "search", "f-one"), SplitRef("two", "search", "f-two")
+ONE, TWO = SplitRef("one", "search", "f-one", "accuracy"), SplitRef("two", "search", "f-two", "accuracy")
 
 
 @dataclass
@@ -45,8 +45,18 @@ class HandPool:
         )
         self.ready.append(Completion(EvaluationReply(request.ticket, results, None, 1.0, "w"), attempts))
 
-    def fail(self, request: EvaluationRequest, reason: str = "NaN") -> None:
-        self.ready.append(Completion(EvaluationReply(request.ticket, (), reason, 1.0, "w"), 3))
+    def fail(self, request: EvaluationRequest, on: str, score: float = 0.5) -> None:
+        """The candidate fails on one split; those before it were scored."""
+        before = request.splits[: request.splits.index(on)]
+        outcomes = np.array([1, 0], np.float32)
+        results = tuple(TaskResult("", "search", key, SplitResult(score, -1.0, outcomes), 0.5) for key in before)
+        reply = EvaluationReply(request.ticket, results, "NaN", 1.0, "w", failed_on=(on,))
+        self.ready.append(Completion(reply, 1))
+
+    def lose(self, request: EvaluationRequest, kind: FailureKind) -> None:
+        """Its workers die, or time runs out."""
+        reply = EvaluationReply(request.ticket, (), "gone 3 times", 1.0, "w", kind)
+        self.ready.append(Completion(reply, 3))
 
 
 @pytest.fixture
@@ -157,17 +167,40 @@ def test_evaluations_of_other_weights_or_settings_are_not_reused(
     assert len(later.requests) == 1
 
 
-def test_a_failure_is_recorded_on_every_split_and_reused(store: Store, desk: EvaluationDesk, pool: HandPool) -> None:
-    job = Job(edit(), (ONE, TWO))
+def test_a_failure_belongs_to_its_split_alone(store: Store, desk: EvaluationDesk, pool: HandPool) -> None:
+    three = SplitRef("three", "search", "f-three", "accuracy")
+    job = Job(edit(), (ONE, TWO, three))
     desk.request([job])
-    pool.fail(pool.requests[0], "worker died 3 times")
+    pool.fail(pool.requests[0], on="f-two", score=0.25)
     (settled,) = desk.poll(0.0)
-    assert settled.failure == "worker died 3 times"
-    assert [(record.score, record.failure) for record in desk.unsaved] == [(None, "worker died 3 times")] * 2
+    assert (settled.failure, settled.failure_kind) == ("NaN", "candidate")
+    assert [(record.task, record.score, record.failure) for record in desk.unsaved] == [
+        ("one", 0.25, None),
+        ("two", None, "NaN"),
+    ]
     save(store, desk)
     later = HandPool()
-    (found,) = EvaluationDesk(store, later, "model", "engine").request([job])
-    assert found.failure == "worker died 3 times" and later.requests == []
+    other = EvaluationDesk(store, later, "model", "engine")
+    # The whole fails again without running; each split is what it was; what was never tried is tried.
+    (whole,) = other.request([job])
+    assert whole.reused and whole.failure == "NaN" and later.requests == []
+    (alone,) = other.request([Job(edit(), (ONE,))])
+    assert alone.reused and (alone.failure, alone.evaluations[0].score) == (None, 0.25)
+    assert other.request([Job(edit(), (three,))]) == [] and later.requests[0].splits == ("f-three",)
+
+
+@pytest.mark.parametrize("kind", ["worker", "timeout"])
+def test_a_failure_that_is_not_the_candidates_is_no_evaluation(
+    store: Store, desk: EvaluationDesk, pool: HandPool, kind: FailureKind
+) -> None:
+    job = Job(edit(), (ONE, TWO))
+    desk.request([job])
+    pool.lose(pool.requests[0], kind)
+    (settled,) = desk.poll(0.0)
+    assert (settled.failure, settled.failure_kind) == ("gone 3 times", kind)
+    assert desk.unsaved == []
+    save(store, desk)
+    assert desk.request([job]) == [] and len(pool.requests) == 2, "who asks again has it tried again"
 
 
 def test_a_reply_that_leaves_a_split_out_is_a_failure(desk: EvaluationDesk, pool: HandPool) -> None:

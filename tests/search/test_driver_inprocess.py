@@ -216,6 +216,7 @@ def test_fitness_is_the_weighted_mean_over_tasks() -> None:
             task_fingerprint="t",
             task="t",
             split="search",
+            metric="accuracy",
             score=score,
             gold_logprob=gold,
         )

@@ -18,6 +18,7 @@ from moevolve.search.rng import generator
 from moevolve.search.strategies.base import Proposal
 from moevolve.search.strategies.evolution import Evolution
 from moevolve.search.strategies.phased import Phased
+from moevolve.workers.edits.base import IdentityEdit
 
 PHASES: tuple[PhaseConfig, ...] = (
     PrunePhase(evaluations=30, initial=10, parents=TopKParents(k=4)),
@@ -52,12 +53,14 @@ def evolve(
     strategy = evolution(space or eep_space(layers=4), phases, schedule, seed)
     proposals: list[Proposal] = []
     members: list[Member] = []
+    taken: set[str] = set()
     told = 0
     for index in range(schedule.total):
         while told < schedule.visible(index):
             strategy.tell(members[told])
             told += 1
-        proposal = strategy.ask(index)
+        proposal = strategy.ask(index, taken)
+        taken.add(proposal.genome.express().phenotype_hash)
         fitness, tie_break = score(proposal) or (None, None)
         genome = proposal.genome
         proposals.append(proposal)
@@ -122,13 +125,37 @@ def test_pruned_individuals_that_merging_cannot_beat_stay_the_only_parent(rule: 
         assert all(parents and (0 in parents or min(parents) >= 30) for parents in merged)
 
 
-def test_merging_without_a_prune_phase_starts_from_the_identity_or_at_random() -> None:
+def test_tuning_starts_from_the_identity_and_mutants_of_it() -> None:
+    """Without pruning there is one random genome only; the first of the window can't wait for its score."""
     phases = (MergePhase(evaluations=12),)
     tuned, _ = evolve(phases, space=eep_space(8, layers=4), score=lambda _: (0.5, -1.0))
-    assert [proposal.operator for proposal in tuned[:5]] == ["identity"] * 4 + ["mutation"]
-    assert tuned[4].parents == (0,)
-    pruned, _ = evolve(phases, score=lambda _: (0.5, -1.0))
+    assert [proposal.operator for proposal in tuned[:5]] == ["identity", "mutation", "mutation", "mutation", "mutation"]
+    assert [proposal.parents for proposal in tuned[:5]] == [(), (), (), (), (0,)]
+    assert isinstance(tuned[0].genome.express(), IdentityEdit), "so that the full model's score is its own"
+    fewer_active, _ = evolve(phases, space=eep_space(8, layers=4, active=1), score=lambda _: (0.5, -1.0))
+    assert not isinstance(fewer_active[0].genome.express(), IdentityEdit)
+
+
+def test_merging_without_a_prune_phase_starts_at_random() -> None:
+    pruned, _ = evolve((MergePhase(evaluations=12),), score=lambda _: (0.5, -1.0))
     assert [proposal.operator for proposal in pruned[:5]] == ["random"] * 4 + ["mutation"]
+
+
+@pytest.mark.parametrize("window", [1, 8])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("retained", [2, 4])
+def test_no_individual_repeats_an_earlier_one(retained: int, seed: int, window: int) -> None:
+    """At EEP's rates a third of the children would; also those in flight count, which have no score yet."""
+    phases = (PrunePhase(evaluations=150, initial=31), MergePhase(evaluations=50))
+    proposals, _ = evolve(phases, window, seed, space=eep_space(retained, layers=8))
+    assert len({proposal.genome.express().phenotype_hash for proposal in proposals}) == len(proposals)
+
+
+def test_a_space_without_anything_new_repeats() -> None:
+    """One group of which 7 of 8 experts stay: 8 subsets in all."""
+    proposals, _ = evolve((PrunePhase(evaluations=30, initial=10),), space=eep_space(7, groups=1, layers=4))
+    phenotypes = [proposal.genome.express().phenotype_hash for proposal in proposals]
+    assert len(set(phenotypes)) == 8 and len(phenotypes) == 30
 
 
 def test_equal_genomes_count_once_among_the_parents() -> None:
@@ -159,7 +186,8 @@ def test_skipping_what_is_stored_changes_no_later_answer() -> None:
             if index < start:
                 strategy.skip(index)
             else:
-                assert strategy.ask(index) == proposals[index]
+                taken = {one.genome.express().phenotype_hash for one in proposals[:index]}
+                assert strategy.ask(index, taken) == proposals[index]
 
 
 def test_generators_are_apart_by_seed_index_and_stream() -> None:

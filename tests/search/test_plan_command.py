@@ -57,8 +57,6 @@ def test_a_model_that_is_not_there_is_planned_from_its_config(moevolve: Any, tmp
     assert [size["title"] for size in found["sizes"]] == ["full model", "prune", "merge"]
     assert found["sizes"][0]["parameters"] == 46_702_792_704
     assert found["memory"]["host"]["device_bytes"] < found["memory"]["device"]["device_bytes"] / 2
-    shared = {where: memory["sharing_bytes"] for where, memory in found["memory"].items()}
-    assert shared["host"] == 0 < shared["device"], "retained experts of one candidate only have room on the device"
     assert {(s["split"], s["examples"], s["source"]) for s in found["splits"]} == {
         (split, 256, "given") for split in ("search", "dev", "test")
     }

@@ -69,26 +69,6 @@ def test_a_search_without_merging_needs_no_buffers_on_the_device() -> None:
     assert found.devices[0].phases[0].edit == 0
 
 
-def test_what_sharing_passes_may_take() -> None:
-    """`auto` takes it only where there is room, so it is no part of the sum; a number is."""
-    pruning = {"phases": [{"kind": "prune", "evaluations": 50}]}
-    one = report(lab_config("mixtral-8x7b", engine={"population": 1}, **pruning)).memory
-    eight = report(lab_config("mixtral-8x7b", engine={"population": 8}, **pruning)).memory
-    auto = report(lab_config("mixtral-8x7b", **pruning)).memory
-    batch = sum(item.device for item in one["device"].items[4:])
-    assert auto["device"].items == one["device"].items
-    assert auto["device"].sharing == 7 * batch == eight["device"].device - one["device"].device
-    assert one["device"].sharing == eight["device"].sharing == 0
-    # Where the originals are on the host, each candidate has copies of experts, and there is room for one's.
-    assert auto["host"].sharing == 0 and eight["host"].device == one["host"].device
-    merging = {"phases": [{"kind": "merge", "evaluations": 50}]}
-    much = {"population_memory_mb": 3 * one["host"].items[2].device >> 20}
-    found = report(lab_config("mixtral-8x7b", engine=much, **merging)).memory["device"]
-    assert found.sharing == 2 * sum(found.items[place].device for place in (2, 4, 5))
-    cpu = plan(PlanRequest(lab_config("mixtral-8x7b"), cpu=True, prompts=Prompts(160, 8, 4)))
-    assert cpu.memory["device"].sharing == 0
-
-
 def test_what_fits_where() -> None:
     gpus = find_gpus("a100-40g, h100,H200")
     fits = [each.fits for each in report(lab_config("mixtral-8x7b"), *gpus).devices]

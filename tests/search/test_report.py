@@ -129,7 +129,7 @@ def test_a_search_just_made_is_reported(lab: Store) -> None:
     contents = gather(lab, "lab")
     _, text = page_of(contents)
     assert "no individual is evaluated yet" in text and "Nothing was evaluated yet" in text
-    assert contents.counts == {"planned": 60, "made": 0, "ok": 0, "failed": 0, "stopped": 0, "pending": 0}
+    assert contents.counts == {"planned": 60, "made": 0, "ok": 0, "failed": 0, "pending": 0}
     assert [gap.command for gap in contents.standings.gaps] == ["moevolve resume lab"]
 
 

@@ -13,7 +13,7 @@ import yaml
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config import EngineSection, ModelSection, RunConfig, StoredConfig
 from moevolve.search.config_files import apply_override, load_run_config, parse_stored_config
-from moevolve.search.config_genomes import EepSection
+from moevolve.search.config_genomes import EepSection, FactorLlmSection, NanoMoeSection, ToMoeSection
 from moevolve.search.config_phases import MergePhase, PrunePhase, TopKParents
 
 PLAIN: dict[str, Any] = {
@@ -23,6 +23,8 @@ PLAIN: dict[str, Any] = {
     "genome": {"experts": 4},
     "phases": [{"kind": "prune", "evaluations": 40}, {"kind": "merge", "evaluations": 160}],
 }
+
+KINDS = {"eep": EepSection, "factorllm": FactorLlmSection, "tomoe": ToMoeSection, "nanomoe": NanoMoeSection}
 
 
 def written(folder: Path, **changes: Any) -> Path:
@@ -105,16 +107,20 @@ def test_a_missing_section_is_named(tmp_path: Path) -> None:
 
 def test_files_that_hold_no_configuration(tmp_path: Path) -> None:
     missing = tmp_path / "none.yaml"
-    assert message_of(missing) == f"{missing}: no such configuration file"
-    assert message_of(tmp_path) == f"{tmp_path}: no such configuration file"
+    assert message_of(missing) == f"{missing}: no such file"
+    assert message_of(tmp_path).startswith(f"{tmp_path}: can't be read: ")
     broken = tmp_path / "broken.yaml"
     broken.write_text("name: [unclosed\nmodel: {")
-    assert message_of(broken).startswith(f"{broken}: not valid YAML: ")
+    assert message_of(broken) == f"{broken}:2: expected ',' or ']', but got ':'"
+    broken.write_text("name: rte-4\nmodel: {path: a}\nwindow: 4\nwindow: 8\n")
+    assert message_of(broken) == f"{broken}:4: key `window` given twice"
+    broken.write_text("name: rte-4\nmodel: {path: a, path: b}\n")
+    assert message_of(broken) == f"{broken}:2: key `path` given twice"
     broken.write_bytes(b"name: \xff\xfe\x00")
-    assert message_of(broken).startswith(f"{broken}: not valid YAML: ")
+    assert message_of(broken).startswith(f"{broken}: can't be read: ")
     for content in ("", "- a\n- b\n", "just text"):
         broken.write_text(content)
-        assert message_of(broken) == f"{broken}: expected a mapping of settings at the top level"
+        assert message_of(broken) == f"{broken}: expected a mapping of keys to values at the top"
 
 
 def test_overrides_replace_add_and_reach_into_lists(tmp_path: Path) -> None:
@@ -232,6 +238,36 @@ def test_an_imports_configuration_comes_back_without_phases() -> None:
     config = StoredConfig(name="i", model=ModelSection(path="m"), genome=EepSection(experts=2), engine=EngineSection())
     back = parse_stored_config(config.canonical_json())
     assert back == config and not isinstance(back, RunConfig)
+
+
+@pytest.mark.parametrize("kind", ["eep", "factorllm", "tomoe", "nanomoe"])
+def test_a_configuration_is_stored_with_all_its_defaults(kind: str) -> None:
+    """So that another default in the code changes nothing of what an old search resumes as."""
+    genome = {"kind": kind, "experts": 4, "active": 2, "rank": 8}
+    known = {name: value for name, value in genome.items() if name == "kind" or name in KINDS[kind].model_fields}
+    phases = PLAIN["phases"] if kind == "eep" else [{"kind": "tune", "evaluations": 40}]
+    config = RunConfig.model_validate(PLAIN | {"tasks": [{"name": "rte"}], "genome": known, "phases": phases})
+    text, hashed = config.canonical_json(), config.config_hash
+    stored = json.loads(text)
+    for section, model in (("genome", KINDS[kind]), ("engine", EngineSection), ("model", ModelSection)):
+        assert stored[section].keys() == model.model_fields.keys()
+    for phase, model in zip(stored["phases"], config.phases, strict=True):
+        assert phase.keys() == type(model).model_fields.keys()
+    assert stored.keys() == RunConfig.model_fields.keys()
+    back = parse_stored_config(text)
+    assert back == config and back.config_hash == hashed
+
+
+@pytest.mark.parametrize("path", ["window", "engine.products", "genome.align", "phases.0.init"])
+def test_a_stored_configuration_that_lacks_a_setting_is_refused(path: str) -> None:
+    data = json.loads(RunConfig.model_validate(PLAIN | {"tasks": [{"name": "rte"}]}).canonical_json())
+    *way, last = path.split(".")
+    node = data
+    for key in way:
+        node = node[int(key)] if key.isdigit() else node[key]
+    del node[last]
+    with pytest.raises(UserError, match=r"^stored configuration of search rte-4: settings are missing"):
+        parse_stored_config(json.dumps(data))
 
 
 def test_a_stored_configuration_of_another_version_is_refused_in_one_line() -> None:

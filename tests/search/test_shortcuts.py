@@ -49,10 +49,10 @@ class WatchedPool(LocalPool):
 
 
 def searched(
-    folder: Path, reuse_bytes: int, shortcuts: Shortcuts = ALL_SHORTCUTS, early_stopping: str = "exact"
+    folder: Path, reuse_bytes: int, shortcuts: Shortcuts = ALL_SHORTCUTS
 ) -> tuple[list[Any], dict[str, list[float]]]:
     """All individuals and their evaluations, and the shares spared."""
-    plan = new_plan(settings().model_copy(update={"early_stopping": early_stopping}))
+    plan = new_plan(settings())
     pool = WatchedPool(plan, reuse_bytes, shortcuts)
     with Store.open(f"sqlite:///{folder / f'{reuse_bytes}-{shortcuts.draft}'}.db") as store:
         register(plan, store)
@@ -79,7 +79,6 @@ def test_the_store_holds_the_same(tmp_path: Path) -> None:
 
 
 def test_the_store_holds_the_same_without_any_shortcut(tmp_path: Path) -> None:
-    """Early stopping off as well: nothing is stopped in so short a search."""
     on, _ = searched(tmp_path, 1 << 26)
-    off, _ = searched(tmp_path, 0, Shortcuts(draft=False, lean=False, share=False), "off")
+    off, _ = searched(tmp_path, 0, Shortcuts(draft=False, lean=False, share=False))
     assert on == off

@@ -72,6 +72,7 @@ def evaluation(
         "task_fingerprint": digest(task, name),
         "task": task,
         "split": name,
+        "metric": "accuracy",
         "score": score,
         "gold_logprob": None if score is None else -1.0,
         "failure": "logits are not finite" if score is None else None,
@@ -84,7 +85,7 @@ def evaluation(
 
 def fitness(index: int, value: float | None, tie: float = -1.0) -> FitnessRecord:
     if value is None:
-        return FitnessRecord(index, "failed", failure="logits are not finite")
+        return FitnessRecord(index, "failed", failure="logits are not finite", failure_kind="candidate")
     return FitnessRecord(index, "ok", value, tie)
 
 

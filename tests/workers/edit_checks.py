@@ -17,6 +17,11 @@ Computed = tuple[Tensor, list[list[int]]]
 Found = list[tuple[list[list[list[float]]], list[list[int]], str]]
 
 
+def addresses(model: ResidentModel) -> tuple[int, ...]:
+    """Of the expert tensors the model runs on now: equal addresses mean that no weights were copied."""
+    return tuple(tensor.data_ptr() for layer in model.layers for tensor in layer.expert_tensors().values())
+
+
 @torch.inference_mode()
 def logits(model: ResidentModel, edit: Edit | None, ids: Tensor) -> Tensor:
     if edit is None:

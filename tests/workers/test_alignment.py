@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from edit_checks import logits
+from edit_checks import addresses, logits
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -129,12 +129,12 @@ def test_nothing_moves_between_edits_of_one_alignment(
     moves: list[Any] = []
     monkeypatch.setattr(experts, "rearrange", lambda *args: moves.append(rearrange(*args)))
     model = ResidentModel.load(model_config("mixtral"))
-    addresses = model.expert_pointers()
+    before = addresses(model)
     for seed in range(5):
         logits(model, aligned(make_edit("mixtral", "mixed", seed=seed)), tokens)
         model.revert()
     assert len(moves) == 3
-    assert model.expert_pointers() == addresses
+    assert addresses(model) == before
     logits(model, IdentityEdit(), tokens)
     logits(model, make_edit("mixtral", "prune"), tokens)
     assert len(moves) == 6

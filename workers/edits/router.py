@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from moevolve.kernels.routing import route_logits, route_mapped, route_selected
 from moevolve.workers.layout import MoELayer
-
-if TYPE_CHECKING:
-    from moevolve.workers.edits.population import PopulationPlan
 
 Routed = tuple[Tensor, Tensor, Tensor]
 """A router's logits [tokens, n or n'], routing weights [tokens, k], and expert indices int64 [tokens, k]."""
@@ -52,7 +48,6 @@ class EditableRouter(nn.Module):
     Attributes:
         inner: the family's router.
         plan: how to route instead, or None.
-        population: how to route several candidates' tokens instead, or None.
         before_unedited: called before the family's router runs (originals that are elsewhere come back then).
     """
 
@@ -63,7 +58,6 @@ class EditableRouter(nn.Module):
         self.casts_weights = layer.family.casts_weights
         self.float32 = layer.family.float32_router
         self.plan: RoutingPlan | None = None
-        self.population: PopulationPlan | None = None
         self.before_unedited: Callable[[], None] | None = None
 
     def forward(self, hidden_states: Tensor) -> Routed:
@@ -75,8 +69,6 @@ class EditableRouter(nn.Module):
         Returns:
             The router's logits, routing weights, and for each the index of its expert in the layer's expert tensors.
         """
-        if self.population is not None:
-            return self.population.route(self, hidden_states.reshape(-1, hidden_states.shape[-1]))
         if self.plan is not None:
             return self.follow(self.plan, hidden_states)
         if self.before_unedited is not None:

@@ -1,11 +1,11 @@
-"""The first schema: searches, individuals, lineage, evaluations and exports."""
+"""The first schema: searches, individuals, lineage, evaluations, exports and calibrations."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "moevolve_0001"
+revision = "moevolve_v1"
 down_revision = None
 branch_labels = None
 depends_on = None
@@ -21,10 +21,12 @@ def upgrade() -> None:
     _create_evaluation_contexts()
     _create_evaluations()
     _create_exports()
+    _create_calibrations()
 
 
 def downgrade() -> None:
     for table in (
+        "calibrations",
         "exports",
         "evaluations",
         "evaluation_contexts",
@@ -94,6 +96,7 @@ def _create_individuals() -> None:
         sa.Column("fitness", sa.Double(), nullable=True),
         sa.Column("tie_break", sa.Double(), nullable=True),
         sa.Column("failure", sa.Text(), nullable=True),
+        sa.Column("failure_kind", sa.String(), nullable=True),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.ForeignKeyConstraint(["search_id"], ["searches.id"], name="fk_individuals_search_id"),
         sa.PrimaryKeyConstraint("search_id", "idx", name="pk_individuals"),
@@ -137,6 +140,7 @@ def _create_evaluation_contexts() -> None:
         sa.Column("task_fingerprint", sa.String(), nullable=False),
         sa.Column("task", sa.String(), nullable=False),
         sa.Column("split", sa.String(), nullable=False),
+        sa.Column("metric", sa.String(), nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_evaluation_contexts"),
         sa.UniqueConstraint(
             "model_fingerprint", "engine_fingerprint", "task_fingerprint", name="uq_evaluation_contexts_key"
@@ -200,4 +204,14 @@ def _create_exports() -> None:
         ),
         sa.PrimaryKeyConstraint("id", name="pk_exports"),
         sa.UniqueConstraint("search_id", "idx", "path", name="uq_exports_search_id_idx_path"),
+    )
+
+
+def _create_calibrations() -> None:
+    op.create_table(
+        "calibrations",
+        sa.Column("fingerprint", sa.String(), nullable=False),
+        sa.Column("content", sa.LargeBinary(), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.PrimaryKeyConstraint("fingerprint", name="pk_calibrations"),
     )

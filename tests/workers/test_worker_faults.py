@@ -1,0 +1,100 @@
+"""Whose fault a failure is: a candidate's own is reported beside what was scored before, a worker's ends the worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from moevolve.evaluators.engine import Engine
+from moevolve.evaluators.errors import CandidateError
+from moevolve.evaluators.runner import run_split
+from moevolve.evaluators.types import Example, Matching, PreparedSplit, SplitResult
+from moevolve.workers import actor
+from moevolve.workers.actor import EvaluationWorker, WorkerFault
+from moevolve.workers.config import EngineConfig, ModelConfig
+from moevolve.workers.edits.eep import EepEdit
+from moevolve.workers.messages import EvaluationReply, EvaluationRequest
+
+A = PreparedSplit(
+    "a", "search", "rank", "accuracy", Matching(), 1, " ", (Example("which is larger :", ("fox",), ("fox", "dog")),)
+)
+B, C = replace(A, task="b"), replace(A, task="c")
+SPLITS = (A, B, C)
+
+
+@pytest.fixture(scope="module")
+def worker(checkpoint: Callable[[str], Path]) -> EvaluationWorker:
+    return EvaluationWorker(ModelConfig(str(checkpoint("mixtral")), device="cpu"), EngineConfig())
+
+
+def evaluate(worker: EvaluationWorker, scale: float = 1.0) -> EvaluationReply:
+    """Score the first three of six experts, scaled, on all splits."""
+    kept = np.stack([np.eye(3, 6, dtype=np.float32)] * 3)
+    edit = EepEdit(kept, kept * np.float32(scale), 2)
+    return worker.evaluate(EvaluationRequest("t", edit, tuple(split.fingerprint for split in SPLITS)), SPLITS)
+
+
+def failing_on(split: PreparedSplit, error: Exception) -> Callable[[Engine, PreparedSplit], SplitResult]:
+    def run(engine: Engine, asked: PreparedSplit) -> SplitResult:
+        if asked == split:
+            raise error
+        return run_split(engine, asked)
+
+    return run
+
+
+def test_what_was_scored_before_a_failure_is_reported(
+    worker: EvaluationWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fine = evaluate(worker)
+    assert fine.failure is None and len(fine.results) == 3 and fine.failed_on == ()
+    monkeypatch.setattr(actor, "run_split", failing_on(B, CandidateError("logits are not finite")))
+    reply = evaluate(worker)
+    assert [result.task for result in reply.results] == ["a"]
+    assert reply.results[0].result.gold_logprob == fine.results[0].result.gold_logprob
+    assert (reply.failure, reply.kind, reply.failed_on) == ("logits are not finite", "candidate", (B.fingerprint,))
+
+
+def test_an_edit_that_cannot_be_made_fails_on_every_split(worker: EvaluationWorker) -> None:
+    kept = np.stack([np.eye(3, 6, dtype=np.float32)] * 2)
+    misfit = EvaluationRequest("t", EepEdit(kept, kept, 2), tuple(split.fingerprint for split in SPLITS))
+    reply = worker.evaluate(misfit, SPLITS)
+    assert reply.results == () and reply.failure and reply.failed_on == misfit.splits
+    assert evaluate(worker, scale=1e30).failure, "and so do weights that are not finite"
+    assert evaluate(worker).failure is None, "the model is as before"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("no more"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("CUDA error: device-side assert triggered"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx(...)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"),
+        RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
+    ],
+    ids=lambda error: str(error)[:40],
+)
+def test_faults_of_memory_and_device_are_the_workers(
+    worker: EvaluationWorker, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr(actor, "run_split", failing_on(B, error))
+    with pytest.raises(WorkerFault, match=type(error).__name__):
+        evaluate(worker)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shapes cannot be multiplied"), ValueError("x"), KeyError("cuda")])
+def test_other_exceptions_are_the_candidates(
+    worker: EvaluationWorker, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr(actor, "run_split", failing_on(A, error))
+    reply = evaluate(worker)
+    assert (reply.kind, reply.failed_on) == ("candidate", (A.fingerprint,))
+    assert reply.failure is not None and reply.failure.startswith(type(error).__name__)
