@@ -186,25 +186,6 @@ class TaskConfig(TaskSection):
         task._origin = origin
         return task
 
-    def with_files(
-        self,
-        files: Mapping[str, Path | str | Sequence[Path | str]],
-        splits: Mapping[Split, Mapping[str, Any]] | None = None,
-    ) -> TaskConfig:
-        """The same task on the user's own JSONL files.
-
-        Args:
-            files: source split -> file or files.
-            splits: our split -> a `Selection` as a mapping; by default each file under the name of one of our splits
-                becomes that split, whole.
-
-        Raises:
-            UserError: the result is not consistent.
-        """
-        if splits is None:
-            splits = {name: {"from": name} for name in files}  # type: ignore[misc]
-        return self._changed(source={"files": dict(files)}, splits=dict(splits))
-
     def with_counts(self, counts: Mapping[Split, int]) -> TaskConfig:
         """The same task with other numbers of examples in some splits (`{"search": 64}`).
 

@@ -301,12 +301,6 @@ class Store:
             search, row = find_individual(connection, ref)
             write_export(connection, search.id, row.idx, export)
 
-    def exports(self, ref: str) -> list[ExportRecord]:
-        """The exports of an individual, oldest first."""
-        with transaction(self._engine) as connection:
-            search, row = find_individual(connection, ref)
-            return read_exports(connection, search.id, row.idx)
-
     def add_calibration(self, fingerprint: str, content: bytes) -> None:
         """Keeps a calibration; one that is there already stays."""
         c = models.calibrations.c

@@ -58,10 +58,9 @@ class Answers:
             if place >= len(draft) or token != draft[place]:
                 return
 
-    def texts(self, examples: Sequence[int] | None = None) -> tuple[str, ...]:
-        """The answers as text: all of them, or those to some examples."""
-        tokens = self.tokens if examples is None else [self.tokens[i] for i in examples]
-        return tuple(self._text(tuple(answer)) for answer in tokens)
+    def texts(self) -> tuple[str, ...]:
+        """The answers as text."""
+        return tuple(self._text(tuple(answer)) for answer in self.tokens)
 
 
 def draft_lengths(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import tempfile
 from collections import Counter
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from moevolve.evaluators.config import TaskConfig
 from moevolve.evaluators.prepare import prepare_split, prepare_splits
 from moevolve.evaluators.registry import load_task
 from moevolve.evaluators.types import PreparedSplit
@@ -52,9 +56,18 @@ FIRST_PROMPTS = {
 }
 
 
+def _on_own_files(name: str, splits: dict[str, Any]) -> TaskConfig:
+    """A packaged task on a folder's validation file, as a user would write it."""
+    source = {"files": {"val": str(FOLDER / FACTS[name][0] / "val.jsonl")}}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, f"{name}.yaml")
+        path.write_text(json.dumps({"extends": name, "source": source, "splits": splits}))
+        return load_task(str(path))
+
+
 @cache
 def _validation(name: str) -> PreparedSplit:
-    return prepare_split(load_task(name).with_files({"test": FOLDER / FACTS[name][0] / "val.jsonl"}), "test")
+    return prepare_split(_on_own_files(name, {"test": {"from": "val"}}), "test")
 
 
 @pytest.mark.parametrize("name", sorted(FACTS))
@@ -98,8 +111,8 @@ def test_wsc_marks_stand_around_the_spans() -> None:
 
 
 def test_one_file_can_give_all_splits() -> None:
-    task = load_task("rte").with_files(
-        {"val": FOLDER / "RTE" / "val.jsonl"},
+    task = _on_own_files(
+        "rte",
         {
             "search": {"from": "val", "seed": 0, "count": 100},
             "dev": {"from": "val", "seed": 0, "offset": 100, "count": 50},

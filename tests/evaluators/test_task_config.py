@@ -145,18 +145,12 @@ def test_fingerprints_are_those_of_versions_without_later_fields(write_task: Wri
     assert replace(split, positions="greedy").fingerprint != split.fingerprint
 
 
-def test_counts_and_files_can_be_replaced(write_task: WriteTask, tmp_path: Path) -> None:
+def test_counts_can_be_replaced(write_task: WriteTask) -> None:
     task = load_task(write_task())
     assert len(prepare_splits(task.with_counts({"search": 2}))["search"].examples) == 2
     with pytest.raises(UserError, match=r"row .* is in both `search` and `dev`"):
         prepare_splits(task.with_counts({"search": 6}))
-    own = tmp_path / "own.jsonl"
-    own.write_text('{"text": "mine", "label": true}\n')
-    changed = task.with_files({"test": own})
-    assert tuple(changed.splits) == ("test",)
-    assert prepare_splits(changed)["test"].examples[0].prompt.startswith("mine\n")
-    assert changed.origin == task.origin
-    with pytest.raises(UserError, match="no `search` split; it has: test"):
-        changed.with_counts({"search": 1})
-    with pytest.raises(UserError, match="stands under both"):
-        task.with_files({"search": own, "test": own})
+    two = {"search": {"from": "all", "count": 2}, "dev": {"from": "all", "offset": 2}}
+    task = load_task(write_task(splits=two))
+    with pytest.raises(UserError, match="no `test` split; it has: search, dev"):
+        task.with_counts({"test": 1})

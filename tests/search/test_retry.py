@@ -88,4 +88,4 @@ def test_exports_of_what_is_made_again_are_forgotten(tmp_path: Path) -> None:
             store.add_export(f"lab:{index}", ExportRecord(f"/tmp/{index}", "stock"))
         take_back_failures(plan, store)
         drive(store, make_lab_plan(config), UnrulyPool(2))
-        assert [len(store.exports(f"lab:{index}")) for index in (0, 59)] == [1, 0]
+        assert [len(store.individual(f"lab:{index}").exports) for index in (0, 59)] == [1, 0]

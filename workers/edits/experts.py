@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
-from moevolve.kernels.dispatch import uses_triton
 from moevolve.kernels.expert_merge import merge_experts
 from moevolve.workers.edits.alignment import Alignment, in_place, step
 from moevolve.workers.edits.rearrange import rearrange
@@ -84,19 +83,6 @@ class LayerExperts:
     def device(self) -> torch.device:
         """Where the model runs this layer."""
         return self._device
-
-    @property
-    def rows_stand_alone(self) -> bool:
-        """Whether a token's result has the same bits whoever else an expert runs on.
-
-        The grouped product of bfloat16 on CUDA goes tile by tile, by a plan that depends on the number of all tokens
-        only. A product per expert may be made in another way for another number of its tokens.
-        """
-        tensor = next(iter(self.originals.values()))
-        if self._device.type != "cuda" or tensor.dtype != torch.bfloat16:
-            return False
-        grouped = getattr(getattr(self._module, "config", None), "_experts_implementation", None) == "grouped_mm"
-        return grouped and torch.cuda.get_device_capability(self._device)[0] >= 9
 
     def arrange(self, alignment: Alignment | None) -> bool:
         """Let the originals' neurons lie as an alignment has it, or as they were loaded.
@@ -177,29 +163,6 @@ class LayerExperts:
         for name, view in views.items():
             merge_experts(coefficients, self.originals[name], view.data)
         self._install(views, coefficients.shape[0])
-        self._shows_originals = False
-
-    def show_stacked(self, coefficients: Tensor, alignment: Alignment | None = None) -> None:
-        """Let the model run on the merged experts of P candidates, one candidate's after the other's.
-
-        Every expert has the bits it has in `show_merged`.
-
-        Args:
-            coefficients: `W_EM` of each, float32 [P, n', n], on the host.
-            alignment: how the originals' neurons are to lie; None as they were loaded.
-        """
-        self.arrange(alignment)
-        count, retained, _ = coefficients.shape
-        views = self._buffer(count * retained)
-        for name, view in views.items():
-            original, target = self.originals[name], view.data.unflatten(0, (count, retained))
-            if original.device == target.device and (original.device.type == "cpu" or uses_triton(original)):
-                merge_experts(coefficients, original, target)
-            else:
-                # Matrix products of another shape may differ in last digits.
-                for each, merged in zip(coefficients, target, strict=True):
-                    merge_experts(each, original, merged)
-        self._install(views, count * retained)
         self._shows_originals = False
 
     def release(self) -> None:
