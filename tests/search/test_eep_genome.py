@@ -224,3 +224,19 @@ def test_summaries_say_what_is_kept_or_merged() -> None:
     assert layered.describe(sample).summary == "keep 4 of 8, 32 groups"
     many = eep_space(30, 2, experts=60)
     assert many.describe(many.sample(np.random.default_rng(0), PRUNE).genome).summary == "keep 30 of 60, 2 groups"
+
+
+def test_crossover_of_merging_mixes_both_matrices_of_every_group() -> None:
+    """Parents of zeros and ones: a group's matrix comes whole from one with probability 1/2, else entry by entry."""
+    space = eep_space(layers=4)
+    shape = (space.groups, space.retained, space.experts)
+    zeros, ones = (EepGenome(space, *(np.full((2, *shape), value, np.float32))) for value in (0.0, 1.0))
+    phase = MERGE.model_copy(update={"crossover_rate": 1.0, "entry_rate": 0.0, "normalise_rate": 0.0})
+    children = [space.breed(np.random.default_rng(seed), phase, (zeros, ones)).genome for seed in range(200)]
+    draws = 200 * space.groups
+    for name in ("router_mapping", "expert_merging"):
+        means = np.stack([getattr(child, name) for child in children]).mean(axis=(2, 3)).ravel()
+        whole = np.isin(means, (0.0, 1.0))
+        assert abs(whole.mean() - 0.5) < 4 * np.sqrt(0.25 / draws), name
+        assert abs(means[whole].mean() - 0.5) < 4 * np.sqrt(0.25 / whole.sum()), name
+        assert abs(means[~whole].mean() - 0.5) < 4 * np.sqrt(0.25 / ((~whole).sum() * shape[1] * shape[2])), name

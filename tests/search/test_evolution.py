@@ -200,3 +200,29 @@ def test_generators_are_apart_by_seed_index_and_stream() -> None:
 
 def test_generators_draw_the_same_on_every_platform_and_version() -> None:
     assert generator(7, 3).bit_generator.random_raw() == 13237616554134437946
+
+
+THREE = (
+    PrunePhase(evaluations=20, initial=8, parents=TopKParents(k=4)),
+    MergePhase(evaluations=12, parents=TopKParents(k=4)),
+    MergePhase(evaluations=12, parents=TopKParents(k=4), sigma=0.01),
+)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_third_phase_starts_from_the_best_of_the_second(seed: int) -> None:
+    """Though the first phase's best scored more: what phases are compared by is their own kind."""
+
+    def score(proposal: Proposal) -> tuple[float, float] | None:
+        found = by_hash(proposal)
+        return None if found is None else (found[0] / (1 + proposal.phase), found[1])
+
+    proposals, members = evolve(THREE, window=1, seed=seed, score=score)
+    second = best_distinct(members[20:32])[0]
+    assert proposals[32].parents == (second.index,)
+    assert {parent for proposal in proposals[32:] for parent in proposal.parents} <= {second.index, *range(32, 44)}
+
+
+def test_a_third_phase_starts_from_the_first_where_the_second_failed() -> None:
+    proposals, members = evolve(THREE, window=1, score=lambda one: None if one.phase == 1 else (0.5, -float(one.index)))
+    assert proposals[32].parents == (best_distinct(members[:20])[0].index,)
