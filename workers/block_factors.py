@@ -65,12 +65,6 @@ def refine_factors(weight: Tensor, u: Tensor, v: Tensor, mixing: Tensor, rounds:
     return u.contiguous(), v.contiguous()
 
 
-def block_product(u: Tensor, v: Tensor, mixing: Tensor) -> Tensor:
-    """The dense weight [d2, d1] that factors and M stand for, to measure an error with."""
-    wide = _wide(mixing)
-    return torch.cat([_mixed_u(u, wide, j) @ v[j] for j in range(len(v))], dim=1)
-
-
 def damped_solve(curvature: Tensor, moment: Tensor, before: Tensor) -> Tensor:
     """Solve normal equations, or many at once; where they decide nothing the solution stays near the one before.
 

@@ -25,7 +25,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from moevolve.workers.block_factors import block_product
+from moevolve.kernels.block_mix import block_mix
 from moevolve.workers.block_mixing import fit_layer
 from moevolve.workers.edits.nanomoe import BlockForm, Variant
 
@@ -117,7 +117,8 @@ def forms(weight: Tensor, ranks: tuple[int, ...]) -> Iterator[BlockForm]:
 
 def fitted(weight: Tensor, form: BlockForm, rounds: int) -> Point:
     found = fit_layer(weight, form.rank, form.blocks, torch.from_numpy(form.unmixed), rounds)
-    error = float((weight - block_product(*found)).norm() / weight.norm())
+    product = block_mix(torch.eye(weight.shape[1], dtype=found[0].dtype), *found).t()
+    error = float((weight - product).norm() / weight.norm())
     return Point(form, form.parameters(*weight.shape), form.flops(*weight.shape), error)
 
 

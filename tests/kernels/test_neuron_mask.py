@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from oracles import masked_ffn_token
 from torch import Tensor
 from torch.nn.functional import relu, silu
 
 from moevolve.kernels import neuron_mask
 from moevolve.kernels.expert_ffn import NetworkWeights
 from moevolve.kernels.neuron_mask import ExpertMasks, choose_expert, masked_network, top_dimensions
-from moevolve.kernels.reference import masked_ffn_token
 
 HIDDEN, WIDTH, EXPERTS = 10, 24, 4
 shapes = pytest.mark.parametrize(("gated", "bias"), [(True, False), (True, True), (False, False), (False, True)])
