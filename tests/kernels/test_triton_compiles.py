@@ -38,7 +38,8 @@ def assembly(kernel: object, signature: dict[str, str], constants: dict[str, obj
 def test_merging_loads_sixteen_bytes_at_a_time(dtype: str, block: int, tmp_path: Path) -> None:
     from moevolve.kernels.triton_merge import _merge
 
-    tensors = {"coefficients": "*fp32", "source": f"*{dtype}", "target": f"*{dtype}", "size": "i32", "rows": "i32"}
+    tensors = {"coefficients": "*fp32", "source": f"*{dtype}", "target": f"*{dtype}", "size": "i32"}
+    tensors |= {"rows": "i32", "row_tiles": "i32"}
     ptx = assembly(_merge, tensors, {"COUNT": 9, "ROWS": 4, "BLOCK": block, "UNROLL": 4}, tmp_path)
     assert "ld.global.v4.b32" in ptx
     assert "st.global.v4.b32" in ptx

@@ -6,6 +6,7 @@ TRITON_INTERPRET=1; in the test process itself the kernels run on a device or no
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import sys
@@ -63,3 +64,52 @@ def test_merging(dtype: torch.dtype, candidates: int, retained: int, count: int,
     for start in range(0, len(out), retained):
         merge(factors[start : start + retained].clone(), source, alone)
         assert torch.equal(alone, out[start : start + retained])
+
+
+@pytest.mark.gpu
+@runs
+@pytest.mark.parametrize(("rows", "size"), [(3, 2100), (21, 1500), (40, 700)])
+def test_every_program_of_a_merge_makes_its_own_part(rows: int, size: int) -> None:
+    """The first so many programs write the first so many parts and nothing else, so no value is written twice."""
+    from moevolve.kernels.triton_merge import Launch, _merge
+
+    launch = Launch.of(rows, size, itemsize=4)
+    coefficients, source = torch.ones((rows, 2), device=DEVICE), torch.ones((2, size), device=DEVICE)
+    parts = [
+        (slice(row, row + launch.tile), slice(column, column + launch.block))
+        for column in range(0, size, launch.block)
+        for row in range(0, rows, launch.tile)
+    ]
+    assert len(parts) == launch.programs > 2
+    expected = torch.zeros((rows, size))
+    for programs, part in enumerate(parts, start=1):
+        assert not expected[part].any()
+        expected[part] = 2
+        out = torch.zeros((rows, size), device=DEVICE)
+        sizes = {"COUNT": 2, "ROWS": launch.tile, "BLOCK": launch.block, "UNROLL": 4}
+        _merge[(programs,)](coefficients, source, out, size, rows, launch.row_tiles, **sizes)
+        assert torch.equal(out.cpu(), expected)
+    assert expected.all()
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="the interpreter alone takes memory that is not there")
+def test_experts_beyond_32_bits_are_reached(tmp_path: Path) -> None:
+    """Three experts of almost 2^31 values, in files of holes that only the columns merged here fill."""
+    from moevolve.kernels.triton_merge import _merge
+
+    size, columns, dtype = 2**31 - 64, 64, torch.bfloat16
+
+    def experts(name: str) -> list[torch.Tensor]:
+        """The first columns of each; a kernel that is given those of the first finds the others behind it."""
+        with (tmp_path / name).open("w+b") as file:
+            file.truncate(3 * size * 2)
+            memory = mmap.mmap(file.fileno(), 0)
+        return [torch.frombuffer(memory, dtype=dtype, count=columns, offset=each * size * 2) for each in range(3)]
+
+    source, target = experts("source"), experts("target")
+    for each, values in enumerate(source):
+        values.copy_(torch.arange(columns) + 64 * each)
+    order = torch.eye(3)[[2, 0, 1]]
+    _merge[(1,)](order, source[0], target[0], size, 3, 1, COUNT=3, ROWS=4, BLOCK=columns, UNROLL=4)
+    for found, old in zip(target, (2, 0, 1), strict=True):
+        assert torch.equal(found, source[old])
