@@ -76,7 +76,8 @@ def test_matches_the_dense_weight(
 def test_strided_inputs_are_taken() -> None:
     u, v, mixing = factors("II", 3, 4, 2, 5)
     x = torch.randn((7, 6, 12), generator=torch.Generator().manual_seed(4))[:, :, ::2]
-    assert torch.equal(block_mix(x, u, v, mixing), block_mix(x.contiguous(), u, v, mixing))
+    error = (block_mix(x, u, v, mixing) - block_mix(x.contiguous(), u, v, mixing)).abs().max()
+    assert float(error) <= TOLERANCE[torch.float32] * scale_of(x, u, v, mixing)
 
 
 def test_ones_are_plain_low_rank() -> None:
@@ -97,8 +98,8 @@ def test_every_variant_contains_the_simpler_ones() -> None:
     diagonals = mixing[:, :, None].expand(4, 4, 5)
     general = torch.stack([diagonals, torch.zeros(4, 4, 5), torch.ones(4, 4, 5)])
     expected = oracles.block_mix_weight(u, v, mixing)
-    assert torch.equal(oracles.block_mix_weight(u, v, diagonals), expected)
-    assert torch.equal(oracles.block_mix_weight(u, v, general), expected)
+    torch.testing.assert_close(oracles.block_mix_weight(u, v, diagonals), expected)
+    torch.testing.assert_close(oracles.block_mix_weight(u, v, general), expected)
 
 
 @pytest.mark.parametrize(
