@@ -20,6 +20,7 @@ lint: $(STAMP) .mypy_src
 	$(BIN)/ruff check $(FOLDERS)
 	$(BIN)/ruff format --check $(FOLDERS)
 	MYPYPATH=.mypy_src $(BIN)/mypy -p moevolve
+	$(BIN)/vulture
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix $(FOLDERS)

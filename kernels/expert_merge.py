@@ -15,7 +15,7 @@ from torch.nn.functional import embedding_bag
 from moevolve.kernels.dispatch import uses_triton
 
 _MERGED_VALUES = 1 << 17
-"""Values that a candidate's step on a CPU computes: no more than malloc hands out without fetching new pages."""
+"""Values that a step on a CPU computes: no more than malloc hands out without fetching new pages."""
 
 _SCRATCH_VALUES = 1 << 18
 """Values of all experts per step where they are widened to float32 first: those stay in the second-level cache."""
@@ -27,35 +27,31 @@ _BAG_COLUMNS = 256
 
 
 def merge_experts(coefficients: Tensor, experts: Tensor, out: Tensor) -> None:
-    """Write merged experts of one candidate, or of P at once, straight into a preallocated buffer.
-
-    The originals are read once for all candidates, a piece at a time. On a CPU and in Triton each candidate's experts
-    get the bits they get alone.
+    """Write merged experts straight into a preallocated buffer.
 
     Args:
-        coefficients: `W_EM`, float32 [n', n] or [P, n', n], finite, on the host.
+        coefficients: `W_EM`, float32 [n', n], finite, on the host.
         experts: parameters of the n experts, contiguous [n, ...], float32, bfloat16 or float16.
-        out: buffer for the new experts, contiguous [n', ...] or [P, n', ...], dtype of `experts`; on the device of
-            `experts`, or on another one, to which the experts in use are then streamed piece by piece.
+        out: buffer for the new experts, contiguous [n', ...], dtype of `experts`; on the device of `experts`, or on
+            another one, to which the experts in use are then streamed piece by piece.
     """
-    candidates = coefficients.reshape(-1, *coefficients.shape[-2:])
-    population, retained, count = candidates.shape
-    source, target = experts.view(count, -1), out.view(population * retained, -1)
+    retained, count = coefficients.shape
+    source, target = experts.view(count, -1), out.view(retained, -1)
     if source.device != target.device:
-        _merge_streamed(coefficients.reshape(-1, count), source, target)
+        _merge_streamed(coefficients, source, target)
     elif uses_triton(source, target):
         from moevolve.kernels.triton_merge import merge
 
-        merge(coefficients.reshape(-1, count).to(source.device).contiguous(), source, target)
+        merge(coefficients.to(source.device).contiguous(), source, target)
     elif source.device.type != "cpu":
-        _merge_dense(coefficients.reshape(-1, count).to(source.device), source, target)
+        _merge_dense(coefficients.to(source.device), source, target)
     else:
-        _merge_on_host(candidates, source, target.view(population, retained, -1))
+        _merge_on_host(coefficients, source, target)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Bags:
-    """One candidate's weighted sums as bags of an embedding, for `rows` rows of `_BAG_COLUMNS` values per expert.
+    """Weighted sums as bags of an embedding, for `rows` rows of `_BAG_COLUMNS` values per expert.
 
     The sum over the non-zero coefficients stays in registers while each needed value is read once. Bags of the same
     row come one after the other, so that all but the first find it in cache.
@@ -89,37 +85,29 @@ def _is_sparse(coefficients: Tensor) -> bool:
     return int(coefficients.count_nonzero()) <= max(2 * (retained + count), 3 * retained * count // 5)
 
 
-def _merge_on_host(candidates: Tensor, source: Tensor, target: Tensor) -> None:
-    """Every candidate's part of one piece before the next piece is read.
-
-    Args:
-        candidates: [P, n', n].
-        source: [n, size].
-        target: [P, n', size].
-    """
+def _merge_on_host(coefficients: Tensor, source: Tensor, target: Tensor) -> None:
+    """`coefficients @ source`, [n', size] from [n, size], a piece of columns at a time."""
     count, size = source.shape
     wide = source.dtype == torch.float32
-    values = min(_MERGED_VALUES // candidates.shape[1], size if wide else _SCRATCH_VALUES // count)
+    values = min(_MERGED_VALUES // len(coefficients), size if wide else _SCRATCH_VALUES // count)
     step = max(values // _BAG_COLUMNS, 1) * _BAG_COLUMNS
-    bagged = [size % _BAG_COLUMNS == 0 and _is_sparse(each) for each in candidates]
-    bags: dict[tuple[int, int], _Bags] = {}
+    bagged = size % _BAG_COLUMNS == 0 and _is_sparse(coefficients)
+    bags: dict[int, _Bags] = {}
     scratch = torch.empty(0 if wide else count * min(step, size), dtype=torch.float32)
     for start in range(0, size, step):
         width = min(step, size - start)
-        piece = source[:, start : start + width]
+        piece, merged = source[:, start : start + width], target[:, start : start + width]
         if not wide:
             piece = scratch[: count * width].view(count, width).copy_(piece)
-        for index, coefficients in enumerate(candidates):
-            merged = target[index, :, start : start + width]
-            if not bagged[index]:
-                _product(coefficients, piece, merged)
-                continue
-            rows, stride = width // _BAG_COLUMNS, piece.stride(0) // _BAG_COLUMNS
-            if (index, rows) not in bags:
-                bags[index, rows] = _Bags.of(coefficients, rows, stride)
-            table = piece.as_strided(((count - 1) * stride + rows, _BAG_COLUMNS), (_BAG_COLUMNS, 1))
-            sums = bags[index, rows].sums(table).view(rows, -1, _BAG_COLUMNS).transpose(0, 1)
-            merged.view(-1, rows, _BAG_COLUMNS).copy_(sums)
+        if not bagged:
+            _product(coefficients, piece, merged)
+            continue
+        rows, stride = width // _BAG_COLUMNS, piece.stride(0) // _BAG_COLUMNS
+        if rows not in bags:
+            bags[rows] = _Bags.of(coefficients, rows, stride)
+        table = piece.as_strided(((count - 1) * stride + rows, _BAG_COLUMNS), (_BAG_COLUMNS, 1))
+        sums = bags[rows].sums(table).view(rows, -1, _BAG_COLUMNS).transpose(0, 1)
+        merged.view(-1, rows, _BAG_COLUMNS).copy_(sums)
 
 
 def _product(coefficients: Tensor, piece: Tensor, merged: Tensor) -> None:

@@ -1,12 +1,14 @@
-"""Expert merging (EEP, arXiv 2407.00945, Eq. 6) in Triton: the originals cross memory once for all candidates.
+"""Expert merging (EEP, arXiv 2407.00945, Eq. 6) in Triton: the originals cross memory once for all new experts.
 
 A program keeps some columns of several new experts in float32 registers and adds the originals' columns one after the
-other. Every new expert is the same sum in the same order whatever is merged beside it, so a candidate gets the bits it
-gets alone. Programs of the same columns come one after another, so that what the first one read is in the L2 cache for
-the others.
+other. Programs of the same columns come one after another, so that what the first one read is in the L2 cache for
+the others. All of them lie on the grid's first axis: CUDA takes 2^31 - 1 programs there and 65,535 on the others, which
+the columns of a large model's experts exceed.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -20,22 +22,56 @@ _UNROLL = 4
 """Originals whose loads are in flight together."""
 
 
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a merge is divided among programs: number p makes tile `p % row_tiles` of block `p // row_tiles`.
+
+    Attributes:
+        tile: new experts per program.
+        block: columns per program.
+        row_tiles: tiles that all new experts take.
+        programs: of the whole grid, which has one axis.
+    """
+
+    tile: int
+    block: int
+    row_tiles: int
+    programs: int
+
+    @classmethod
+    def of(cls, rows: int, size: int, itemsize: int) -> Launch:
+        """For `rows` new experts of `size` values of `itemsize` bytes."""
+        tile = min(_MOST_ROWS, triton.next_power_of_2(rows))
+        # Every thread loads 16 bytes of an expert at a time, twice that where few sums leave room for it.
+        block = 128 * 16 // itemsize * (2 if tile <= 4 else 1)
+        row_tiles = triton.cdiv(rows, tile)
+        return cls(tile, block, row_tiles, row_tiles * triton.cdiv(size, block))
+
+
 def merge(coefficients: Tensor, source: Tensor, target: Tensor) -> None:
     """Write `target = coefficients source`, summed in float32.
 
     Args:
-        coefficients: float32 [rows, n], contiguous: the `W_EM` of one candidate or of several below each other.
+        coefficients: `W_EM`, float32 [rows, n], contiguous.
         source: [n, size], contiguous, float32, bfloat16 or float16.
         target: [rows, size], contiguous, dtype of `source`. All three on one device.
     """
     rows, count = coefficients.shape
     size = source.shape[1]
-    tile = min(_MOST_ROWS, triton.next_power_of_2(rows))
-    # Every thread loads 16 bytes of an expert at a time, twice that where few sums leave room for it.
-    block = 128 * 16 // source.element_size() * (2 if tile <= 4 else 1)
+    launch = Launch.of(rows, size, source.element_size())
     with torch.cuda.device_of(source):
-        _merge[(triton.cdiv(rows, tile), triton.cdiv(size, block))](
-            coefficients, source, target, size, rows, COUNT=count, ROWS=tile, BLOCK=block, UNROLL=_UNROLL, num_warps=4
+        _merge[(launch.programs,)](
+            coefficients,
+            source,
+            target,
+            size,
+            rows,
+            launch.row_tiles,
+            COUNT=count,
+            ROWS=launch.tile,
+            BLOCK=launch.block,
+            UNROLL=_UNROLL,
+            num_warps=4,
         )
 
 
@@ -46,13 +82,16 @@ def _merge(  # type: ignore[no-untyped-def]
     target,
     size,
     rows,
+    row_tiles,
     COUNT: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    columns = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    program = tl.program_id(0)
+    # Offsets into experts are 64 bits wide: all experts of a layer together can be more than 2^31 values.
+    columns = (program // row_tiles).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    row = program % row_tiles * ROWS + tl.arange(0, ROWS)
     inside = columns < size
     used = row < rows
     pointers = source + columns

@@ -21,7 +21,7 @@ INK = "#0b0c0d"
 """Text and axes; on a page they take its colour, so that they are seen in light and in dark."""
 
 # Okabe-Ito: distinguishable with any colour vision.
-BLUE, ORANGE, GREEN, PURPLE, RED, SKY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9"
+BLUE, ORANGE, GREEN, PURPLE, RED = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00"
 PHASE_COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
 MANY_MARKS = 3000
 """Dots or lines that are put into a page one by one; more of them become a picture within the figure."""

@@ -7,9 +7,8 @@ one CPU thread the time is the thread's own, which other processes don't add to.
 as many bytes (read plus written) over the kernel's; `limit` the larger of that and the time of as many multiplications
 and additions in a large matrix product of the dtype (float32 for merging) over the kernel's. 1 is as fast as it gets.
 
-- merge: n experts into n', of one candidate and of several in one call.
-- route: logits to weights and indices, every token by its candidate's mapping.
-- ffn: a mixture's experts over sorted tokens, by every implementation.
+- merge: n experts into n'.
+- route: logits to weights and indices.
 - products: linear layers and whole experts (routing's choice to weighted sum) in float32 on a CPU, by torch and oneDNN.
 """
 
@@ -27,21 +26,14 @@ import torch
 from torch import Tensor
 
 from moevolve.kernels import onednn
-from moevolve.kernels.dispatch import uses_triton
 from moevolve.kernels.expert_merge import merge_experts
-from moevolve.kernels.fused_router import can_fuse, route_fused
-from moevolve.kernels.grouped_ffn import best_implementation, combine, grouped_ffn, sort_by_expert
-from moevolve.kernels.routing_population import TokenOwners, route_mapped_by_owner, route_selected_by_owner
+from moevolve.kernels.routing import route_mapped, route_selected
 from moevolve.kernels.routing_rule import RoutingRule
 
 # n, n', values per expert
 MERGES = ((8, 4, 4 << 20), (8, 2, 4 << 20), (16, 8, 2 << 20), (60, 30, 1 << 19))
 # tokens, n, n', k
 ROUTES = ((8192, 8, 4, 2), (8192, 60, 30, 4))
-# tokens, experts, hidden, width; k = 2
-FFNS = ((1024, 8, 256, 512), (1024, 32, 256, 512), (64, 16, 512, 1024))
-GPU_FFNS = ((8192, 8, 4096, 14336), (8192, 64, 2048, 1408), (64, 64, 2048, 1408))
-
 # tokens, features, outputs
 LINEARS = ((2048, 128, 256), (1024, 128, 8000), (4096, 1024, 1024))
 # tokens, experts, hidden, width; k = 2
@@ -112,21 +104,14 @@ def bench_merge(bench: Bench) -> None:
         for count, retained, size in MERGES:
             generator = torch.Generator().manual_seed(0)
             experts = torch.randn((count, size), generator=generator).to(bench.device, dtype)
-            out = torch.empty((4, retained, size), dtype=dtype, device=bench.device)
+            out = torch.empty((retained, size), dtype=dtype, device=bench.device)
             for density in (1.0, 0.35):
-                each = torch.stack([merged_matrix(retained, count, density, generator) for _ in range(4)])
-                used = int(each[0].count_nonzero())
+                coefficients = merged_matrix(retained, count, density, generator)
+                used = int(coefficients.count_nonzero())
                 what = f"merge {str(dtype)[6:]} {count} -> {retained}, {used} coefficients"
-                one = {"one": partial(merge_experts, each[0], experts, out[0])}
-                value = experts.element_size()
-                bench.measure(what, (count + retained) * size * value, 2.0 * used * size, torch.float32, one)
-                every = int(each.count_nonzero())
-                four: dict[str, Action] = {
-                    "in one call": partial(merge_experts, each, experts, out),
-                    "one by one": lambda e=each, x=experts, o=out: [merge_experts(e[i], x, o[i]) for i in range(4)],
-                }
-                nbytes = (count + 4 * retained) * size * value
-                bench.measure(f"4 candidates: {what}", nbytes, 2.0 * every * size, torch.float32, four)
+                nbytes = (count + retained) * size * experts.element_size()
+                action: dict[str, Action] = {"merge": partial(merge_experts, coefficients, experts, out)}
+                bench.measure(what, nbytes, 2.0 * used * size, torch.float32, action)
 
 
 def bench_route(bench: Bench) -> None:
@@ -134,46 +119,15 @@ def bench_route(bench: Bench) -> None:
     for tokens, count, retained, active in ROUTES:
         generator = torch.Generator().manual_seed(0)
         logits = torch.randn((tokens, count), generator=generator).to(bench.device, torch.bfloat16)
-        owners = TokenOwners.of((torch.arange(tokens) * 8 // tokens).to(bench.device), 8)
-        mapping = torch.stack([merged_matrix(retained, count, 0.35, generator) for _ in range(8)]).to(bench.device)
-        selected = mapping.argmax(dim=2)
+        mapping = merged_matrix(retained, count, 0.35, generator).to(bench.device)
+        selected = mapping.argmax(dim=1)
         nbytes = tokens * (count * 2 + active * 12)
-        for name, plan, route in (
-            ("mapping", mapping, partial(route_mapped_by_owner, logits, mapping, owners, active, rule)),
-            ("one-hot", selected, partial(route_selected_by_owner, logits, selected, owners, active, rule, False)),
+        for name, operations, route in (
+            ("mapping", 2.0 * tokens * count * retained, partial(route_mapped, logits, mapping, active, rule)),
+            ("one-hot", 0.0, partial(route_selected, logits, selected, active, rule, False)),
         ):
-            actions: dict[str, Action] = {"torch": route}
-            if can_fuse(rule, logits, plan):
-                actions["fused"] = partial(route_fused, logits, plan, owners, active, rule)
-            operations = 2.0 * tokens * count * retained if name == "mapping" else 0.0
-            what = f"route {tokens} tokens of 8 candidates, {count} -> {retained}, {name}"
-            bench.measure(what, nbytes, operations, torch.float32, actions)
-
-
-def bench_ffn(bench: Bench) -> None:
-    for dtype in (torch.float32, torch.bfloat16):
-        for tokens, experts, hidden, width in GPU_FFNS if bench.device == "cuda" else FFNS:
-            generator = torch.Generator().manual_seed(0)
-            inputs = torch.randn((2 * tokens, hidden), generator=generator).to(bench.device, dtype)
-            gate_up = torch.randn((experts, 2 * width, hidden), generator=generator).to(bench.device, dtype) * 0.02
-            down = torch.randn((experts, hidden, width), generator=generator).to(bench.device, dtype) * 0.02
-            shares = torch.rand(experts, generator=generator) * (torch.rand(experts, generator=generator) < 0.9)
-            ends = (shares.cumsum(0) / shares.sum() * 2 * tokens).round().to(torch.int32)
-            ends[-1] = 2 * tokens
-            names = ["loop"]
-            if hasattr(torch.nn.functional, "grouped_mm"):
-                names.append("grouped_mm")
-            if uses_triton(inputs):
-                names.append("triton")
-            best = best_implementation(inputs, gate_up, down)
-            ends = ends.to(bench.device)
-            actions: dict[str, Action] = {
-                name + " *" * (name == best): partial(grouped_ffn, inputs, ends, gate_up, down, "silu", name)  # type: ignore[arg-type]
-                for name in names
-            }
-            nbytes = (gate_up.numel() + down.numel() + 2 * inputs.numel()) * inputs.element_size()
-            what = f"ffn {str(dtype)[6:]} {2 * tokens} pairs, {experts} experts {hidden} x {width}"
-            bench.measure(what, nbytes, 12.0 * tokens * hidden * width, dtype, actions)
+            what = f"route {tokens} tokens, {count} -> {retained}, {name}"
+            bench.measure(what, nbytes, operations, torch.float32, {"route": route})
 
 
 def bench_products(bench: Bench) -> None:
@@ -205,13 +159,18 @@ def bench_products(bench: Bench) -> None:
 
 
 def torch_experts(inputs: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    order, ends = sort_by_expert(chosen, len(gate_up))
-    outputs = grouped_ffn(inputs[order // 2], ends, gate_up, down, "silu")
-    return combine(outputs, order, weights)
+    """Torch's grouped products over tokens sorted by expert, which `transformers` runs by default."""
+    order = chosen.flatten().argsort(stable=True)
+    ends = torch.bincount(chosen.flatten(), minlength=len(gate_up)).cumsum(0).to(torch.int32)
+    rows = order // chosen.shape[1]
+    gate, up = torch.nn.functional.grouped_mm(inputs[rows], gate_up.transpose(1, 2), offs=ends).chunk(2, dim=-1)
+    activated = torch.nn.functional.silu(gate) * up
+    outputs = torch.nn.functional.grouped_mm(activated, down.transpose(1, 2), offs=ends)
+    return torch.zeros_like(inputs).index_add_(0, rows, outputs * weights.flatten()[order, None])
 
 
 def main() -> None:
-    parts = {"merge": bench_merge, "route": bench_route, "ffn": bench_ffn, "products": bench_products}
+    parts = {"merge": bench_merge, "route": bench_route, "products": bench_products}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))

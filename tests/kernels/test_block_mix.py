@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import oracles
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from moevolve.kernels import reference
 from moevolve.kernels.block_mix import block_mix
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
@@ -30,7 +30,7 @@ def factors(
 
 def scale_of(x: Tensor, u: Tensor, v: Tensor, mixing: Tensor | None) -> float:
     sizes = [each if each is None else each.abs() for each in (u, v, mixing)]
-    return float((x.abs().double() @ reference.block_mix_weight(*sizes).t()).max().clamp_min(1))  # type: ignore[arg-type]
+    return float((x.abs().double() @ oracles.block_mix_weight(*sizes).t()).max().clamp_min(1))  # type: ignore[arg-type]
 
 
 @settings(max_examples=80, deadline=None)
@@ -66,7 +66,7 @@ def test_matches_the_dense_weight(
     bias = torch.randn(blocks * height, generator=generator).to(dtype) if biased else None
     found = block_mix(x, u, v, mixing, bias)
     assert found.shape == (*leading, blocks * height) and found.dtype == dtype
-    expected = x.double() @ reference.block_mix_weight(u, v, mixing).t()
+    expected = x.double() @ oracles.block_mix_weight(u, v, mixing).t()
     if bias is not None:
         expected = expected + bias.double()
     if expected.numel():
@@ -76,14 +76,15 @@ def test_matches_the_dense_weight(
 def test_strided_inputs_are_taken() -> None:
     u, v, mixing = factors("II", 3, 4, 2, 5)
     x = torch.randn((7, 6, 12), generator=torch.Generator().manual_seed(4))[:, :, ::2]
-    assert torch.equal(block_mix(x, u, v, mixing), block_mix(x.contiguous(), u, v, mixing))
+    error = (block_mix(x, u, v, mixing) - block_mix(x.contiguous(), u, v, mixing)).abs().max()
+    assert float(error) <= TOLERANCE[torch.float32] * scale_of(x, u, v, mixing)
 
 
 def test_ones_are_plain_low_rank() -> None:
     u, v, _ = factors("I", 4, 6, 3, 5)
     low_rank = u.flatten(0, 1), v.permute(1, 0, 2).flatten(1)
     torch.testing.assert_close(
-        reference.block_mix_weight(u, v, torch.ones(4, 4)), low_rank[0].double() @ low_rank[1].double()
+        oracles.block_mix_weight(u, v, torch.ones(4, 4)), low_rank[0].double() @ low_rank[1].double()
     )
     x = torch.randn((9, 12), generator=torch.Generator().manual_seed(4))
     found = block_mix(x, low_rank[0][None], low_rank[1][None])
@@ -96,9 +97,9 @@ def test_every_variant_contains_the_simpler_ones() -> None:
     assert mixing is not None
     diagonals = mixing[:, :, None].expand(4, 4, 5)
     general = torch.stack([diagonals, torch.zeros(4, 4, 5), torch.ones(4, 4, 5)])
-    expected = reference.block_mix_weight(u, v, mixing)
-    assert torch.equal(reference.block_mix_weight(u, v, diagonals), expected)
-    assert torch.equal(reference.block_mix_weight(u, v, general), expected)
+    expected = oracles.block_mix_weight(u, v, mixing)
+    torch.testing.assert_close(oracles.block_mix_weight(u, v, diagonals), expected)
+    torch.testing.assert_close(oracles.block_mix_weight(u, v, general), expected)
 
 
 @pytest.mark.parametrize(
@@ -109,8 +110,8 @@ def test_the_rank_reaches_k_times_r(form: str, blocks: int, rank: int, height: i
     """NanoMoE, Theorem 1 (iii) and Remark 3: min(d1, d2, K r), where low rank reaches r."""
     u, v, mixing = factors(form, blocks, height, width, rank)
     largest = min(blocks * height, blocks * width, blocks * rank)
-    assert int(torch.linalg.matrix_rank(reference.block_mix_weight(u, v, mixing))) == largest
-    ones = reference.block_mix_weight(u, v, torch.ones(blocks, blocks))
+    assert int(torch.linalg.matrix_rank(oracles.block_mix_weight(u, v, mixing))) == largest
+    ones = oracles.block_mix_weight(u, v, torch.ones(blocks, blocks))
     assert int(torch.linalg.matrix_rank(ones)) == min(rank, blocks * height, blocks * width) <= largest
 
 
@@ -121,5 +122,5 @@ def test_device_matches_the_dense_weight(form: str) -> None:
     u, v, mixing = factors(form, 1 if form == "low_rank" else 4, 24, 12, 8)
     x = torch.randn((33, u.shape[0] * 12), generator=torch.Generator().manual_seed(4))
     found = block_mix(x.cuda(), u.cuda(), v.cuda(), None if mixing is None else mixing.cuda())
-    expected = x.double() @ reference.block_mix_weight(u, v, mixing).t()
+    expected = x.double() @ oracles.block_mix_weight(u, v, mixing).t()
     assert float((found.cpu().double() - expected).abs().max()) <= 1e-5 * scale_of(x, u, v, mixing)

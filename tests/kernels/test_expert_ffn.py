@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from oracles import factorized_ffn_token
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
 from moevolve.kernels.expert_ffn import NetworkWeights, choose_experts, expert_ffn
-from moevolve.kernels.reference import factorized_ffn_token
 
 HIDDEN, WIDTH, EXPERTS, TOKENS = 10, 24, 4, 33
 

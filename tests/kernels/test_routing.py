@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import oracles
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moevolve.kernels import reference, routing
+from moevolve.kernels import routing
 from moevolve.kernels.routing_rule import RoutingRule
 
 
@@ -34,7 +35,7 @@ def test_continuous_mapping_matches_the_oracle(
     mapping = torch.rand((retained, count), generator=generator) + 0.05
     weights, chosen = routing.route_mapped(logits, mapping, active, RoutingRule(renormalise))
     expected = torch.stack(
-        [reference.route_token(row, mapping, active, RoutingRule(renormalise), False) for row in logits]
+        [oracles.route_token(row, mapping, active, RoutingRule(renormalise), False) for row in logits]
     )
     torch.testing.assert_close(dense(weights, chosen, retained), expected, atol=1e-5, rtol=0)
 
@@ -48,7 +49,7 @@ def test_one_hot_mapping_matches_the_oracle(renormalise: bool, logits_space: boo
     mapping = torch.eye(8)[selected]
     weights, chosen = routing.route_selected(logits, selected, 2, RoutingRule(renormalise), logits_space)
     expected = torch.stack(
-        [reference.route_token(row, mapping, 2, RoutingRule(renormalise), logits_space) for row in logits]
+        [oracles.route_token(row, mapping, 2, RoutingRule(renormalise), logits_space) for row in logits]
     )
     torch.testing.assert_close(dense(weights, chosen, 3), expected, atol=1e-6, rtol=0)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import oracles
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moevolve.kernels import reference, routing
+from moevolve.kernels import routing
 from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
 
 FREE, PAIRS = RoutingGroups(), RoutingGroups(count=3, chosen=2, best=2)
@@ -56,7 +57,7 @@ def test_every_rule_matches_the_oracle(
         weights, chosen = routing.route_logits(logits @ mapping.t(), active, rule, bias=mapped_bias)
     else:
         weights, chosen = routing.route_mapped(logits, mapping, active, rule, bias=mapped_bias)
-    expected = [reference.route_token(row, mapping, active, rule, logits_space, correction=bias) for row in logits]
+    expected = [oracles.route_token(row, mapping, active, rule, logits_space, correction=bias) for row in logits]
     torch.testing.assert_close(dense(weights, chosen, retained), torch.stack(expected), atol=2e-5, rtol=0)
 
 
@@ -72,7 +73,7 @@ def test_picking_experts_matches_the_oracle(
     kept = None if bias is None else bias[selected]
     weights, chosen = routing.route_selected(logits, selected, 2, rule, logits_space, bias=kept)
     expected = [
-        reference.route_token(row, torch.eye(12)[selected], 2, rule, logits_space, correction=bias) for row in logits
+        oracles.route_token(row, torch.eye(12)[selected], 2, rule, logits_space, correction=bias) for row in logits
     ]
     torch.testing.assert_close(dense(weights, chosen, 6), torch.stack(expected), atol=2e-6, rtol=0)
     if rule.one_hot_folds:

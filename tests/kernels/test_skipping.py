@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import oracles
 import pytest
 import torch
 
-from moevolve.kernels import reference, routing
+from moevolve.kernels import routing
 from moevolve.kernels.routing_rule import RoutingRule
 
 LOGITS = torch.randn((60, 8), generator=torch.Generator().manual_seed(0)) * 2
@@ -23,7 +24,7 @@ def test_pruned_routing_skips_as_the_oracle_does(skip_below: float, renormalise:
     found = routing.route_selected(LOGITS, SELECTED, 2, RoutingRule(renormalise), logits_space, skip_below)
     mapping = torch.eye(8)[SELECTED]
     expected = torch.stack(
-        [reference.route_token(row, mapping, 2, RoutingRule(renormalise), logits_space, skip_below) for row in LOGITS]
+        [oracles.route_token(row, mapping, 2, RoutingRule(renormalise), logits_space, skip_below) for row in LOGITS]
     )
     torch.testing.assert_close(dense(*found), expected, atol=1e-6, rtol=0)
     skipped = (expected > 0).sum(dim=1) == 1
@@ -37,12 +38,12 @@ def test_mapped_and_folded_routing_skip_as_the_oracle_does(renormalise: bool) ->
     mapping = torch.rand((4, 8), generator=torch.Generator().manual_seed(1)) + 0.05
     mapped = routing.route_mapped(LOGITS, mapping, 2, RoutingRule(renormalise), 0.8)
     expected = torch.stack(
-        [reference.route_token(row, mapping, 2, RoutingRule(renormalise), False, 0.8) for row in LOGITS]
+        [oracles.route_token(row, mapping, 2, RoutingRule(renormalise), False, 0.8) for row in LOGITS]
     )
     torch.testing.assert_close(dense(*mapped), expected, atol=1e-5, rtol=0)
     folded = routing.route_logits(LOGITS @ mapping.t(), 2, RoutingRule(renormalise), 0.8)
     expected = torch.stack(
-        [reference.route_token(row, mapping, 2, RoutingRule(renormalise), True, 0.8) for row in LOGITS]
+        [oracles.route_token(row, mapping, 2, RoutingRule(renormalise), True, 0.8) for row in LOGITS]
     )
     torch.testing.assert_close(dense(*folded), expected, atol=1e-5, rtol=0)
 
@@ -52,5 +53,5 @@ def test_where_weights_vanish_the_skipped_expert_gets_no_share() -> None:
     mapping = -torch.diag(torch.tensor([1.0, 2.0, 3.0, 4.0]))
     weights, chosen = routing.route_mapped(logits, mapping, 2, RoutingRule(True), 0.5)
     assert weights.tolist() == [[1.0, 0.0]] and chosen.tolist() == [[0, 1]]
-    expected = reference.route_token(logits[0], mapping, 2, RoutingRule(True), False, 0.5)
+    expected = oracles.route_token(logits[0], mapping, 2, RoutingRule(True), False, 0.5)
     assert expected.tolist() == [1.0, 0.0, 0.0, 0.0]

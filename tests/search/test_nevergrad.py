@@ -59,11 +59,11 @@ def _tell(first: Strategy, second: Strategy, member: Member) -> None:
 
 
 def _ask(first: Strategy, second: Strategy, index: int, skipped: bool) -> Proposal:
-    proposal = first.ask(index)
+    proposal = first.ask(index, ())
     if skipped:
         second.skip(index)
     else:
-        assert second.ask(index) == proposal
+        assert second.ask(index, ()) == proposal
     return proposal
 
 
@@ -112,7 +112,7 @@ def test_a_search_where_everything_fails_goes_on() -> None:
 
 def test_points_beyond_float32_are_cut() -> None:
     phase = NevergradPhase(SPACE, 0, MergePhase(evaluations=4), NevergradSection(optimizer="CMA", sigma=1e30), 0, 1)
-    genome: Any = phase.ask(0, False, None).genome
+    genome: Any = phase.ask(0, False, None, ()).genome
     assert np.isfinite(genome.expert_merging).all()
 
 
@@ -131,7 +131,7 @@ def test_one_at_a_time_needs_a_window_of_one() -> None:
 
 def test_an_optimiser_s_own_trouble_names_it() -> None:
     phase = NevergradPhase(SPACE, 0, PrunePhase(evaluations=4, initial=0), NevergradSection(optimizer="CMA"), 0, 1)
-    phase.ask(0, False, None)
+    phase.ask(0, False, None, ())
     phase._open[0] = "nonsense"
     member = Member(0, 0, b"", "", 0.5, -1.0)
     with pytest.raises(UserError, match="nevergrad:CMA: tell failed"):

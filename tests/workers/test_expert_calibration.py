@@ -128,7 +128,8 @@ def test_host_resident_experts_are_measured_alike(
     hosted = ResidentModel.load(model_config("mixtral", originals="host"))
     recipe = subset_recipe(3)
     here, there = measured(resident("mixtral"), recipe), measured(hosted, recipe)
-    assert all(np.array_equal(here[name], there[name]) for name in here)
+    for name, values in here.items():
+        np.testing.assert_allclose(there[name], values, rtol=1e-4)
 
 
 @pytest.mark.parametrize("settings", [{"dtype": "bfloat16"}, {"experts_implementation": "eager"}])

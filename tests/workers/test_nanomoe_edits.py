@@ -9,13 +9,13 @@ from pathlib import Path
 
 import edit_checks
 import numpy as np
+import oracles
 import pytest
 import torch
 from edit_checks import Residents, logits
 from torch import Tensor
 
 from moevolve.evaluators.errors import CandidateError, UserError
-from moevolve.kernels import reference
 from moevolve.workers.block_factors import low_rank_factors, refine_factors, split_factors
 from moevolve.workers.config import ModelConfig
 from moevolve.workers.dense_layout import find_linears
@@ -58,7 +58,7 @@ def plain_logits(directory: Path, edit: NanoMoeEdit, ids: Tensor) -> Tensor:
         mixing = None if edit.form.variant == "low_rank" else torch.tensor(parameters).double()
         if mixing is not None:
             u, v = refine_factors(weight, u, v, mixing, edit.refine)
-        weight.data = reference.block_mix_weight(u, v, mixing).float()
+        weight.data = oracles.block_mix_weight(u, v, mixing).float()
     with torch.inference_mode():
         return model(ids).logits
 
@@ -174,7 +174,7 @@ def test_a_fitted_start_is_nearer_to_the_model(variant: Variant, resident: Resid
             for name in edit.layers:
                 made = model.model.get_decoder().get_submodule(name)
                 assert isinstance(made, BlockMixedLinear)
-                product = reference.block_mix_weight(made.u, made.v, made.mixing)
+                product = oracles.block_mix_weight(made.u, made.v, made.mixing)
                 total += float((originals[name].weight - product).square().sum())
         errors.append(total)
     assert errors[1] < errors[0] and errors[3] < errors[2]

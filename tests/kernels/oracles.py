@@ -1,8 +1,8 @@
-"""Plain torch oracles: the equations as loops, for tests and for reading. Nothing on the hot path calls them.
+"""Plain torch oracles of the kernels: the papers' equations as loops.
 
 Source: Efficient Expert Pruning (arXiv 2407.00945), Eq. 5 (router mapping) and Eq. 6 (expert merging); Not All Experts
 are Equal (arXiv 2402.14800), Sec. 3.3 (dynamic skipping); FactorLLM (arXiv 2408.11855), Eq. 7 (chosen experts of a
-divided network); ToMoE (arXiv 2501.15316), Eq. 17 (a masked network).
+divided network); ToMoE (arXiv 2501.15316), Eq. 17 (a masked network); NanoMoE, Eq. 1 and 2 (a block-mixed layer).
 """
 
 from __future__ import annotations
@@ -79,51 +79,6 @@ def route_token(
         if rule.renormalise:
             weights[i] = mapped[i] / total if total > SUM_EPS else 1 / len(order)
     return weights * rule.scale
-
-
-def route_population(
-    logits: Tensor, mappings: Tensor, owner: Tensor, active: int, rule: RoutingRule, logits_space: bool
-) -> Tensor:
-    """Routing weights of tokens that each belong to one of P candidates, zero where an expert was not chosen.
-
-    Args:
-        logits: the router's logits over all n experts, [tokens, n].
-        mappings: each candidate's `W_RM`, [P, n', n].
-        owner: the candidate of each token, [tokens].
-        active, rule, logits_space: see `route_token`.
-
-    Returns:
-        float64 [tokens, n'].
-    """
-    return torch.stack(
-        [
-            route_token(token, mappings[int(candidate)], active, rule, logits_space)
-            for token, candidate in zip(logits, owner, strict=True)
-        ]
-    )
-
-
-def grouped_ffn(tokens: Tensor, ends: Tensor, gate_up: Tensor, down: Tensor, activation: str) -> Tensor:
-    """Each token through its own expert, `down_e (act(gate_e x) * (up_e x))`, token by token.
-
-    Args:
-        tokens: [pairs, hidden], sorted by expert.
-        ends: where each expert's tokens end, [E].
-        gate_up: [E, 2 * width, hidden].
-        down: [E, hidden, width].
-        activation: silu or gelu (exact).
-
-    Returns:
-        float64 [pairs, hidden].
-    """
-    out = torch.zeros(tokens.shape, dtype=torch.float64)
-    width = down.shape[2]
-    for place, token in enumerate(tokens.double()):
-        expert = sum(int(end) <= place for end in ends)
-        gate, up = gate_up[expert, :width].double() @ token, gate_up[expert, width:].double() @ token
-        shape = 1 / (1 + torch.exp(-gate)) if activation == "silu" else (1 + torch.erf(gate / 2**0.5)) / 2
-        out[place] = down[expert].double() @ (gate * shape * up)
-    return out
 
 
 def _scores(logits: Tensor, rule: RoutingRule) -> Tensor:
