@@ -98,8 +98,6 @@ def engine_fingerprint(model: ModelConfig, engine: EngineConfig) -> str:
     settings = asdict(model) | asdict(engine)
     for where in ("path", "revision"):
         del settings[where]
-    if settings["products"] == "auto":  # the setting came later: evaluations from before keep their fingerprint
-        del settings["products"]
     # The settings came later: what was evaluated before them, one by one, keeps its fingerprint. What is chosen by
     # measurement depends on the hardware, as last digits do anyway.
     if engine.population in (1, "auto"):
