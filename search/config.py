@@ -153,8 +153,12 @@ class StoredConfig(Section):
 
     @property
     def config_hash(self) -> str:
-        """SHA-256 (hex) of what determines the population: execution settings, name and store are left out."""
+        """SHA-256 (hex) of what determines the population: execution settings, name and store are left out.
+
+        So is the model's revision: which checkpoint it is, its fingerprint tells.
+        """
         content = self.model_dump(mode="json", exclude={"name", "workers", "store", "final"})
+        del content["model"]["revision"]
         if content.get("early_stopping") in ("exact", "off"):  # one population
             del content["early_stopping"], content["racing"]
         if content.get("tie_break") == "gold_logprob":  # the setting came later: searches from before keep their hash
