@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
 from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator

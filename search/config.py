@@ -135,8 +135,12 @@ class StoredConfig(Section):
 
     @property
     def config_hash(self) -> str:
-        """SHA-256 (hex) of what determines the population: execution settings, name and store are left out."""
+        """SHA-256 (hex) of what determines the population: execution settings, name and store are left out.
+
+        So is the model's revision: which checkpoint it is, its fingerprint tells.
+        """
         content = self.model_dump(mode="json", exclude={"name", "workers", "store", "final"})
+        del content["model"]["revision"]
         versioned = {"version": _HASHED_VERSION, **content}
         return hashlib.sha256(json.dumps(versioned, sort_keys=True).encode()).hexdigest()
 

@@ -79,7 +79,7 @@ class EvaluationDesk:
     Args:
         store: where evaluations are looked up; the caller writes new ones (`unsaved`).
         pool: who evaluates.
-        model_fingerprint: identity of the weights.
+        model_fingerprint: identity of the checkpoint.
         engine_fingerprint: identity of the engine's settings.
     """
 

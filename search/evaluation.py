@@ -66,13 +66,25 @@ def find_subject(store: Store, reference: str, search: str | None = None) -> Sub
     record = _search_of_full(store, search) if detail is None else detail.search
     config = parse_stored_config(record.config)
     facts = describe_model(config.model.to_worker())
-    if facts.fingerprint != record.model_fingerprint:
-        raise UserError(f"model {config.model.path}: not the weights that search {record.name} ran on")
+    check_checkpoint(config, facts, record)
     phases = config.phases if isinstance(config, RunConfig) else ()
     space = make_space(config.genome, facts, phases)
     space = calibrated_space(space, config, store, record.id, facts.fingerprint)
     genome = None if detail is None else space.from_bytes(detail.individual.genome)
     return Subject(record, config, facts, space, detail, genome)
+
+
+def check_checkpoint(config: StoredConfig, facts: ModelFacts, record: SearchRecord) -> None:
+    """Refuse a model that isn't the one that a search ran on.
+
+    Raises:
+        UserError: its fingerprint is another.
+    """
+    if facts.fingerprint != record.model_fingerprint:
+        raise UserError(
+            f"model {config.model.path}: not the checkpoint that search {record.name} ran on: its weights, tokenizer "
+            "or configuration files are others now; put them back, or launch another search"
+        )
 
 
 def start_of(subject: Subject, history: Sequence[HistoryRow]) -> Genome | None:

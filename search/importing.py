@@ -15,7 +15,7 @@ from moevolve.search.config_genomes import EepSection
 from moevolve.search.driver import individual_record
 from moevolve.search.genomes.eep import EepSpace
 from moevolve.search.genomes.eep_genome import EepGenome
-from moevolve.search.service import search_record
+from moevolve.search.service import pinned, search_record
 from moevolve.search.strategies.base import Proposal
 from moevolve.store.records import new_search_id
 from moevolve.store.repository import Store
@@ -59,6 +59,7 @@ def import_files(
         StoreError: the store can't be opened, or a search of that name exists.
     """
     model, engine = _model_of(experts_of)
+    model = pinned(model)
     facts = describe_model(model.to_worker())
     ready = [_read(path, model, engine, facts, active, router_space) for path in files]
     with Store.open(store_url) as store:

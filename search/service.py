@@ -14,10 +14,11 @@ from moevolve.evaluators.registry import load_task
 from moevolve.evaluators.types import FitnessKind, PreparedSplit, Split
 from moevolve.search.baselines.registry import check_baselines
 from moevolve.search.calibrating import Calibrate, calibrated_plan
-from moevolve.search.config import RunConfig, StoredConfig, TaskSection
+from moevolve.search.config import ModelSection, RunConfig, StoredConfig, TaskSection
 from moevolve.search.config_files import parse_stored_config
 from moevolve.search.desk import EvaluationDesk
 from moevolve.search.driver import Driver, Progress
+from moevolve.search.evaluation import check_checkpoint
 from moevolve.search.finalise import Finaliser, FinalReport
 from moevolve.search.genomes.base import GenomeSpace
 from moevolve.search.genomes.registry import make_space
@@ -30,6 +31,7 @@ from moevolve.store.repository import Store
 from moevolve.store.session import without_password
 from moevolve.workers.config import engine_fingerprint
 from moevolve.workers.facts import describe_model
+from moevolve.workers.fingerprint import pinned_revision
 
 PoolFactory = Callable[[Plan], Pool]
 
@@ -53,6 +55,7 @@ def make_plan(config: RunConfig, search_id: str) -> Plan:
     Raises:
         UserError: something in the configuration can't be had; the message names the field.
     """
+    config = config.model_copy(update={"model": pinned(config.model)})
     facts = describe_model(config.model.to_worker())
     space = make_space(config.genome, facts, config.phases)
     names: list[Split] = ["search"]
@@ -70,6 +73,11 @@ def make_plan(config: RunConfig, search_id: str) -> Plan:
     make_strategy(config, space, schedule)  # only to see that it can be made
     held_out = tuple(prepare_split(load_task(name), "test") for name in config.final.held_out)
     return Plan(config, search_id, facts, space, schedule, prepared, ties, held_out)
+
+
+def pinned(model: ModelSection) -> ModelSection:
+    """The same model at the commit that its revision stands for now, so that every worker loads what was described."""
+    return model.model_copy(update={"revision": pinned_revision(model.to_worker())})
 
 
 def _check_phases(config: RunConfig, space: GenomeSpace[Any]) -> None:
@@ -124,8 +132,7 @@ def resume_plan(store: Store, name: str, adjust: Callable[[RunConfig], RunConfig
     if (config.config_hash, config.name) != (stored.config_hash, stored.name):
         raise UserError("resume: only `workers` and `final` settings may change; others would make it another search")
     plan = make_plan(config, record.id)
-    if plan.facts.fingerprint != record.model_fingerprint:
-        raise UserError(f"model.path {config.model.path}: these are not the weights that search {record.name} ran on")
+    check_checkpoint(config, plan.facts, record)
     launched = {(task.task, task.split): task.task_fingerprint for task in store.search_tasks(record.id)}
     for group in plan.prepared.values():
         for item in group:

@@ -38,7 +38,7 @@ class SearchRecord:
         name: unique in the store; the user's handle, so no `:` in it (references are `name:index`).
         config: the resolved config as JSON text.
         config_hash: hash of everything in the config that can change the population.
-        model_fingerprint: identity of the weights.
+        model_fingerprint: identity of the checkpoint.
         model_path: where the model was loaded from.
         engine_fingerprint: identity of everything in the evaluation engine that can change a score.
         seed: of the search; fits 64 bits signed.

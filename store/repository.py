@@ -16,7 +16,6 @@ from moevolve.store.lineage import lineage
 from moevolve.store.reads import (
     context_ids,
     read_evaluations,
-    read_exports,
     read_history,
     read_individual,
     read_searches,

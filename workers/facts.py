@@ -55,7 +55,7 @@ def meta_model(config: ModelConfig) -> PreTrainedModel:
 
 
 def describe_config(model: PreTrainedModel, config: ModelConfig) -> ModelFacts:
-    """Facts of a model whose weights need not be there: its fingerprint, which is of weights, is left empty.
+    """Facts of a model whose weights need not be there: its fingerprint, which is of its files, is left empty.
 
     Args:
         model: from `meta_model`.

@@ -110,7 +110,7 @@ class ModelFacts:
 
     Attributes:
         family: `transformers` model type (`mixtral`, `qwen2_moe` ...).
-        fingerprint: SHA-256 (hex) identifying the weights.
+        fingerprint: SHA-256 (hex) identifying the checkpoint.
         moe_layers: indices of the decoder layers that hold a MoE block, in order; empty for a dense model.
         experts: experts n per MoE layer; 0 without any.
         active: experts per token k; 0 without any.
