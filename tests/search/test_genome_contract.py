@@ -345,7 +345,7 @@ def test_genomes_and_edits_are_immutable(kind: Kind, phase: PhaseConfig) -> None
     before = genome.content_hash
     edit = genome.express()
     assert isinstance(edit, Edit)
-    with pytest.raises(FrozenInstanceError):
+    with pytest.raises((FrozenInstanceError, TypeError)):  # the latter for a name that a frozen class has no slot for
         edit.active = 99  # type: ignore[attr-defined]
     assert kind.space.from_bytes(genome.to_bytes()).content_hash == before
 
