@@ -96,7 +96,8 @@ class ToMoeSection(Section):
 
     Attributes:
         experts: experts N per layer; one is active per token.
-        budget: active parameters p of the masked parts, as a share of the original ones, routers not counted. Every
+        budget: active parameters p of the masked parts, as a share of the original ones, as the paper counts them:
+            without routers, and without the values that a token's mask drops, though they are computed first. Every
             candidate has at most that many, and fewer by less than one neuron's.
         attention: mask the heads' dimensions too (Llama, Mistral, Qwen2), instead of the feed-forward networks alone.
         embedding: size of an expert's embedding.

@@ -178,32 +178,34 @@ class ToMoeSpace:
         return ToMoeGenome(self, **{name: arrays.get(name, np.zeros(shape)) for name, shape in self.shapes.items()})
 
     def describe(self, genome: ToMoeGenome) -> Description:
-        """What is kept, what a token uses, and the terms. The space must be calibrated.
+        """What is kept, what a token runs, and the terms. The space must be calibrated.
 
-        Routers count with all their rows, though the budget doesn't count them. Values that some token may use are
-        kept.
+        It is that of the exported code, which runs an expert's neurons and the kept query and key dimensions, but all
+        value dimensions: a token's mask is put on the finished values. The paper and the budget count masked ones as
+        inactive, and no routers.
         """
         widths, terms = genome.widths, genome.terms
-        whole, costs = np.array(self.budget.whole), np.array(self.budget.costs)
-        routers = self._router_parameters(widths)
-        used = self.facts.parameters + routers - int(((whole - widths) * costs).sum())
-        kept = widths.copy()
-        kept[:, 0] = terms.unions
-        kept[:, 2:] = whole[2:]
+        used = self.active_parameters(widths)
         narrow, wide = int(widths[:, 0].min()), int(widths[:, 0].max())
         return Description(
             experts=self.section.experts,
             active=1,
-            parameters=self.facts.parameters + routers - int(((whole - kept) * costs).sum()),
+            parameters=used + int((terms.unions - widths[:, 0]).sum()) * self.budget.costs[0],
             active_parameters=used,
             flops=2 * (used - self.facts.embedding_parameters),
             parameters_full=self.facts.parameters,
             summary=(
-                f"{self.section.experts} experts of {narrow} to {wide} neurons, {self.section.budget:.0%} active, "
+                f"{self.section.experts} experts of {narrow} to {wide} neurons, budget {self.section.budget:.0%}, "
                 f"coverage {terms.coverage.mean():.1%}, balance {terms.balance_term:+.2f}"
             ),
             penalty=self.section.coverage * terms.union_term + self.section.balance * terms.balance_term,
         )
+
+    def active_parameters(self, widths: NDArray[np.int64]) -> int:
+        """What a token runs at widths [layers, 1 or 3]: all but neurons and pairs beyond them, and routers."""
+        whole, costs = np.array(self.budget.whole[:2]), np.array(self.budget.costs[:2])
+        saved = int(((whole - widths[:, :2]) * costs).sum())
+        return self.facts.parameters + self._router_parameters(widths) - saved
 
     def _router_parameters(self, widths: NDArray[np.int64]) -> int:
         """Of the routers that masked networks and heads need."""
