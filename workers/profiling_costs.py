@@ -6,8 +6,8 @@ The rule for operations, a multiply and an add counting two:
   output layer; looked-up embeddings, norms, biases, activations and rotary embedding count nothing;
 - attention counts 4 x attended positions x heads x head dimension per layer (queries with keys, weights with values).
 
-It is the work that the model's code does. A mask that is applied to a finished product saves nothing: the product counts
-whole, in operations and in parameters used.
+It is the work that the model's code does. A mask that is applied to a finished product saves nothing: the product
+counts whole, in operations and in parameters used.
 """
 
 from __future__ import annotations
