@@ -110,13 +110,8 @@ class PreparedSplit:
     def fingerprint(self) -> str:
         """SHA-256 (hex) of everything that can change a score: equal fingerprints mean comparable evaluations."""
         content = asdict(self)
-        # These fields came later: what was evaluated before them keeps its fingerprint.
-        if self.positions == "text":
-            del content["positions"]
-        if self.harness is None:
-            del content["harness"]
-        else:
-            del content["harness"]["yaml"]
+        if self.harness is not None:
+            del content["harness"]["yaml"]  # where the task's file lies
         payload = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
         return hashlib.sha256(payload.encode()).hexdigest()
 
