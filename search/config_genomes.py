@@ -58,7 +58,8 @@ class FactorLlmSection(Section):
         active: experts K per token.
         routers: routers R per network: one that chooses its experts whole (what the paper recommends), or one for each
             of its linear layers (3 in gated networks, 2 in plain ones), each choosing K slices of its layer; a neuron
-            then works where all routers chose its expert.
+            then works where all routers chose its expert. Each starts at labels of its own: the K slices of its layer
+            whose outputs are nearest the whole layer's.
         router_bias: whether routers have a bias (the paper's have). Without it, and with output_scale `one`, a top-1
             division of a Llama or Mistral is an ordinary Mixtral and can be exported as one.
         partition: how neurons are grouped at the start: in order, at random, by balanced k-means on their input
@@ -95,7 +96,8 @@ class ToMoeSection(Section):
 
     Attributes:
         experts: experts N per layer; one is active per token.
-        budget: active parameters p of the masked parts, as a share of the original ones, routers not counted. Every
+        budget: active parameters p of the masked parts, as a share of the original ones, as the paper counts them:
+            without routers, and without the values that a token's mask drops, though they are computed first. Every
             candidate has at most that many, and fewer by less than one neuron's.
         attention: mask the heads' dimensions too (Llama, Mistral, Qwen2), instead of the feed-forward networks alone.
         embedding: size of an expert's embedding.
