@@ -1,10 +1,11 @@
 """The `genome` section of a configuration, one class per kind.
 
-`random_title` says what a kind's random individuals are, in a final table.
+`random_title` says what a kind's random individuals are, in a final table; `parts`, what a listing counts of one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -30,6 +31,7 @@ class EepSection(Section):
     """
 
     random_title: ClassVar[str] = "random pruning"
+    parts: ClassVar[str] = "experts"
     kind: Literal["eep"] = "eep"
     experts: int = Field(ge=1)
     active: int | None = Field(None, ge=1)
@@ -73,6 +75,7 @@ class FactorLlmSection(Section):
     """
 
     random_title: ClassVar[str] = "random divisions and routers"
+    parts: ClassVar[str] = "experts"
     kind: Literal["factorllm"]
     experts: int = Field(ge=2, le=256)
     active: int = Field(ge=1)
@@ -111,6 +114,7 @@ class ToMoeSection(Section):
     """
 
     random_title: ClassVar[str] = "random masks and routers"
+    parts: ClassVar[str] = "experts"
     kind: Literal["tomoe"]
     experts: int = Field(8, ge=1)
     budget: float = Field(0.5, gt=0, le=1)
@@ -141,6 +145,7 @@ class NanoMoeSection(Section):
     """
 
     random_title: ClassVar[str] = "random mixing"
+    parts: ClassVar[str] = "blocks"
     kind: Literal["nanomoe"]
     variant: Literal["I", "II", "III", "low_rank"] = "I"
     blocks: int = Field(4, ge=1, le=1024)
@@ -155,4 +160,15 @@ def _eep_unless_said(value: Any) -> Any:
 
 
 AnyGenomeSection = EepSection | FactorLlmSection | ToMoeSection | NanoMoeSection
+SECTIONS: dict[str, type[AnyGenomeSection]] = {
+    "eep": EepSection,
+    "factorllm": FactorLlmSection,
+    "tomoe": ToMoeSection,
+    "nanomoe": NanoMoeSection,
+}
 GenomeSection = Annotated[AnyGenomeSection, Field(discriminator="kind"), BeforeValidator(_eep_unless_said)]
+
+
+def parts_of(kinds: Iterable[str]) -> str:
+    """What individuals of some kinds consist of, as a heading: "experts", "blocks", or "experts or blocks"."""
+    return " or ".join(dict.fromkeys(section.parts for kind, section in SECTIONS.items() if kind in set(kinds)))

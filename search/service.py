@@ -18,7 +18,6 @@ from moevolve.search.config import ModelSection, RunConfig, StoredConfig, TaskSe
 from moevolve.search.config_files import parse_stored_config
 from moevolve.search.desk import EvaluationDesk
 from moevolve.search.driver import Driver, Progress
-from moevolve.search.evaluation import check_checkpoint
 from moevolve.search.finalise import Finaliser, FinalReport
 from moevolve.search.genomes.base import GenomeSpace
 from moevolve.search.genomes.registry import make_space
@@ -26,6 +25,7 @@ from moevolve.search.plan import Plan
 from moevolve.search.pool import Pool
 from moevolve.search.ray_pool import RayPool, calibrate_on_ray
 from moevolve.search.strategies.registry import make_schedule, make_strategy
+from moevolve.search.weights import check_checkpoint
 from moevolve.store.records import SearchRecord, SearchTaskRecord, new_search_id
 from moevolve.store.repository import Store
 from moevolve.store.session import without_password
@@ -132,7 +132,7 @@ def resume_plan(store: Store, name: str, adjust: Callable[[RunConfig], RunConfig
     if (config.config_hash, config.name) != (stored.config_hash, stored.name):
         raise UserError("resume: only `workers` and `final` settings may change; others would make it another search")
     plan = make_plan(config, record.id)
-    check_checkpoint(config, plan.facts, record)
+    check_checkpoint(config.model.path, plan.facts, record)
     launched = {(task.task, task.split): task.task_fingerprint for task in store.search_tasks(record.id)}
     for group in plan.prepared.values():
         for item in group:

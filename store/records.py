@@ -29,6 +29,10 @@ def new_search_id() -> str:
     return uuid.uuid4().hex[:10]
 
 
+UNBOUND = "config:"
+"""What the model fingerprint of a search begins with that was stored with a model's config, but without its weights."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchRecord:
     """One search.
@@ -38,7 +42,7 @@ class SearchRecord:
         name: unique in the store; the user's handle, so no `:` in it (references are `name:index`).
         config: the resolved config as JSON text.
         config_hash: hash of everything in the config that can change the population.
-        model_fingerprint: identity of the checkpoint.
+        model_fingerprint: identity of the checkpoint; begins with `UNBOUND` while it is open which it is.
         model_path: where the model was loaded from.
         engine_fingerprint: identity of everything in the evaluation engine that can change a score.
         seed: of the search; fits 64 bits signed.
@@ -61,6 +65,11 @@ class SearchRecord:
     status_reason: str | None = None
     created_at: datetime | None = None
     updated_at: datetime | None = None
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether it is known which weights it is about."""
+        return not self.model_fingerprint.startswith(UNBOUND)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from moevolve.store.reads import (
 )
 from moevolve.store.records import (
     SEARCH_STATUSES,
+    UNBOUND,
     EvaluationRecord,
     ExportRecord,
     FitnessRecord,
@@ -159,6 +160,22 @@ class Store:
             touch(connection, search_id)
             change = update(models.searches).where(models.searches.c.id == search_id)
             connection.execute(change.values(status=status, status_reason=reason))
+
+    def bind_model(self, search_id: str, fingerprint: str, path: str) -> None:
+        """Says, once and for all, which weights a search is about that was stored without them, and where they are.
+
+        Raises:
+            StoreError: unknown search, or it is about other weights.
+        """
+        s = models.searches
+        with transaction(self._engine, write=True) as connection:
+            touch(connection, search_id)
+            open_until_now = s.c.model_fingerprint.startswith(UNBOUND, autoescape=True)
+            change = update(s).where(s.c.id == search_id, open_until_now)
+            connection.execute(change.values(model_fingerprint=fingerprint, model_path=path))
+            bound = connection.execute(select(s.c.model_fingerprint).where(s.c.id == search_id)).scalar()
+            if bound != fingerprint:
+                raise StoreError(f"search {search_id} is about the weights {bound}, not {fingerprint} ({path})")
 
     def record(
         self,

@@ -165,7 +165,7 @@ def _subject(
     if ref is None:
         return None, None, []
     try:
-        subject = find_subject(store, ref)
+        subject = find_subject(store, ref, weights=False)
     except (UserError, OSError) as error:
         return None, None, [f"The searched matrices are left out: {' '.join(str(error).split())}"]
     return subject, start_of(subject, history), []

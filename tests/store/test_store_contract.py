@@ -10,7 +10,7 @@ import pytest
 from store_samples import ENGINE, MODEL, digest, evaluation, fitness, individual, search, split
 
 from moevolve.store.errors import StoreError
-from moevolve.store.records import FULL_MODEL, ExportRecord, FitnessRecord
+from moevolve.store.records import FULL_MODEL, UNBOUND, ExportRecord, FitnessRecord
 from moevolve.store.repository import Store
 
 
@@ -262,3 +262,21 @@ def test_a_calibration_stays_as_it_was_first(store: Store) -> None:
     store.add_calibration("f", b"second")
     store.add_calibration("g", b"")
     assert (store.calibration("f"), store.calibration("g")) == (b"first", b"")
+
+
+def test_a_search_without_weights_is_bound_once(store: Store) -> None:
+    """To the first weights it is used with; the same again changes nothing, others are refused."""
+    store.create_search(search(model_fingerprint=f"{UNBOUND}abc"), [])
+    store.create_search(search("beta"), [])
+    assert not store.search("alpha").is_bound and store.search("beta").is_bound
+    for _ in range(2):
+        store.bind_model("id-alpha", MODEL, "weights/here")
+        found = store.search("alpha")
+        assert (found.model_fingerprint, found.model_path, found.is_bound) == (MODEL, "weights/here", True)
+    for name in ("id-alpha", "id-beta"):
+        before = store.search(name)
+        with pytest.raises(StoreError, match="is about the weights mmm"):
+            store.bind_model(name, "n" * 64, "weights/there")
+        assert store.search(name) == before
+    with pytest.raises(StoreError, match="no search"):
+        store.bind_model("id-gamma", MODEL, "weights/here")
