@@ -134,6 +134,8 @@ REFUSED = {
     "log-probability not a number": ([], [evaluation(1, 0.5, gold_logprob=float("nan"))], []),
     "scored and failed": ([], [evaluation(1, 0.5, failure="both")], []),
     "neither": ([], [evaluation(1, None, failure=None)], []),
+    "failed by nobody's fault": ([], [], [FitnessRecord(1, "failed", failure="lost")]),
+    "another metric": ([], [evaluation(1, 0.5, name="dev", metric="mean")], []),
     "fingerprint of another split": ([], [evaluation(1, 0.5, task_fingerprint=digest("rte", "dev"))], []),
 }
 
