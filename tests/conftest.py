@@ -10,6 +10,10 @@ from contextlib import ExitStack
 
 import pytest
 
+# Test processes and the programs they start share few cores: threads of torch's own would only be in each other's way.
+# Read when torch is loaded, so before any test module is.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 def pytest_configure() -> None:
     """Let the programs that tests interrupt hear Ctrl-C: started in a script's background, this process ignores it, and
