@@ -10,8 +10,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import ray
@@ -41,15 +39,17 @@ def start_ray(workers: WorkersSection) -> None:
     # Ray takes SIGTERM for itself, in Python and below it, and dies of it with a stack trace.
     before = signal.getsignal(signal.SIGTERM)
     options: dict[str, Any]
-    mode = None
     if workers.address is None:
         cpus = max(1, math.ceil(workers.count * workers.num_cpus))
         options = {"address": "local", "num_cpus": cpus, "include_dashboard": False}
     else:
         found, mode = find_cluster(workers.address)
         options = {"address": found}
+        # For good: Ray keeps to what it began with for as long as the process lives.
+        os.environ.setdefault(knocking.MODE, mode)
+        Config.initialize("")  # has read the environment already
     try:
-        with _authentication(mode), tempfile.TemporaryDirectory(prefix="moevolve-") as empty:
+        with tempfile.TemporaryDirectory(prefix="moevolve-") as empty:
             ray.init(
                 runtime_env={"working_dir": empty, "env_vars": dict(WORKER_ENV)},
                 log_to_driver=False,
@@ -128,21 +128,6 @@ def _token_source() -> str:
     if os.environ.get("RAY_AUTH_TOKEN"):
         return "RAY_AUTH_TOKEN"
     return os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token"
-
-
-@contextmanager
-def _authentication(mode: str | None) -> Iterator[None]:
-    """Have Ray authenticate in a mode, or as it likes, and leave the environment as it was, which Ray doesn't."""
-    before = os.environ.get(knocking.MODE)
-    if mode is not None:
-        os.environ[knocking.MODE] = mode
-    Config.initialize("")  # has been read when Ray was imported, or for the last cluster that this process joined
-    try:
-        yield
-    finally:
-        os.environ.pop(knocking.MODE, None)
-        if before is not None:
-            os.environ[knocking.MODE] = before
 
 
 def _handle(number: signal.Signals, handler: Any) -> None:

@@ -20,6 +20,9 @@ def pytest_configure() -> None:
     they would inherit that."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A process can't change over, and some tests start Ray in it, which asks for tokens if nobody says anything, while
+    # others join a cluster of the tests' own.
+    os.environ["RAY_AUTH_MODE"] = "disabled"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
