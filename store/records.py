@@ -70,7 +70,7 @@ class SearchTaskRecord:
         task: name of the task.
         split: `search`, `dev` or `test`.
         task_fingerprint: identity of the prepared split.
-        weight: of the task in the fitness.
+        weight: of the task in the fitness; 0 for splits beside it: what breaks ties, and tasks held out.
     """
 
     task: str
@@ -87,7 +87,7 @@ class SearchSummary:
         individuals: recorded in all; `evaluated` of them are `ok`, `failed` failed, `stopped` were stopped before all
             their examples ran, the rest pending.
         best_fitness: the largest fitness of an `ok` individual; None while there is none.
-        tasks: names of the tasks, in order, without repeats.
+        tasks: names of the tasks in the fitness, in order, without repeats.
     """
 
     search: SearchRecord

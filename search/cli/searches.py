@@ -109,7 +109,7 @@ def resume(
 def _follow(plan: Plan, store: Store, as_json: bool) -> None:
     """Run a recorded search under a progress bar, then print its final table."""
     from moevolve.search import service
-    from moevolve.search.cli.final_table import print_report
+    from moevolve.search.cli.final_table import print_standings
     from moevolve.search.cli.progress import watch
     from moevolve.search.pool import PoolError
     from moevolve.store.session import without_password
@@ -117,8 +117,8 @@ def _follow(plan: Plan, store: Store, as_json: bool) -> None:
     name = plan.config.name
     hint = f"continue with: moevolve resume {name} --store {shlex.quote(without_password(plan.config.store))}"
     with told_in_a_line(f"{INTERRUPTED}, {hint}", PoolError, hint), watch(name) as observer:
-        report = service.execute(plan, store, observer)
+        found = service.execute(plan, store, observer)
     if as_json:
-        print_json(report)
+        print_json(found)
     else:
-        print_report(report, plan.config.store)
+        print_standings(found, plan.config.store)

@@ -14,7 +14,7 @@ from moevolve.search import service
 from moevolve.search.cli.app import app
 from moevolve.search.config import RunConfig
 from moevolve.search.config_files import load_run_config
-from moevolve.search.finalise import FinalReport
+from moevolve.search.standings import Standings
 from moevolve.store.repository import Store
 
 PARENTS = {"rule": "top_k", "k": 2}
@@ -32,7 +32,7 @@ def settings(tiny: Any, folder: Path, task: str, name: str = "tiny", **changes: 
     return load_run_config(run).model_copy(update=changes)
 
 
-def finish(store: Store, config: RunConfig) -> FinalReport:
+def finish(store: Store, config: RunConfig) -> Standings:
     plan = service.new_plan(config)
     service.register(plan, store)
     return service.execute(plan, store, service.Observer(), local_pool)
