@@ -73,7 +73,10 @@ class TaskSection(Section):
 
 
 class WorkersSection(Section):
-    """Execution only: nothing here changes a result, so all of it may differ between launch and resume.
+    """Execution only, so all of it may differ between launch and resume: nothing here changes a score.
+
+    What does change is who gets one: `timeout_s` and `max_attempts` decide when a candidate that hangs or kills its
+    worker counts as failed.
 
     Attributes:
         count: worker actors.
