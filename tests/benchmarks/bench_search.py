@@ -89,7 +89,9 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", default="configs/runs/demo.yaml")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    parser.add_argument("--authors", type=int, nargs=2, help="evaluations in the authors' way: prune, merge; default: as the run's")
+    parser.add_argument(
+        "--authors", type=int, nargs=2, help="evaluations in the authors' way: prune, merge; default: as the run's"
+    )
     parser.add_argument(
         "--short", type=int, nargs=2, default=[120, 60], help="evaluations of the searches of question 3"
     )
@@ -105,7 +107,7 @@ def parse() -> argparse.Namespace:
 
 
 def authors_settings(base: RunConfig, budget: list[int] | None) -> dict[str, Any]:
-    """Right answers alone as fitness, random individuals to begin with, evolution with our operators in both phases."""
+    """Right answers alone as fitness, 31 random individuals, then evolution with our operators in both phases."""
     pruning, merging = budget or [phase.evaluations for phase in base.phases]
     phases = [{"kind": "prune", "evaluations": pruning, "initial": 31}, {"kind": "merge", "evaluations": merging}]
     return {"strategy": {"kind": "evolution"}, "tie_break": "index", "early_stopping": "off", "phases": phases}
