@@ -80,7 +80,7 @@ class SearchTaskRecord:
         task: name of the task.
         split: `search`, `dev` or `test`.
         task_fingerprint: identity of the prepared split.
-        weight: of the task in the fitness.
+        weight: of the task in the fitness; 0 for splits beside it: what breaks ties, and tasks held out.
     """
 
     task: str
@@ -96,7 +96,7 @@ class SearchSummary:
     Attributes:
         individuals: recorded in all; `evaluated` of them are `ok`, `failed` failed, the rest are pending.
         best_fitness: the largest fitness of an `ok` individual; None while there is none.
-        tasks: names of the tasks, in order, without repeats.
+        tasks: names of the tasks in the fitness, in order, without repeats.
     """
 
     search: SearchRecord

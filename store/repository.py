@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from types import TracebackType
 
-from sqlalchemy import Engine, select, update
+from sqlalchemy import Engine, delete, func, select, update
 
 from moevolve.store import models, queries
 from moevolve.store.answers import BestRow, LineageGraph
@@ -140,12 +140,36 @@ class Store:
         with transaction(self._engine) as connection:
             return read_searches(connection)
 
-    def search_tasks(self, search_id: str) -> list[SearchTaskRecord]:
-        """The task splits of a search, in the order they were given."""
+    def amend_search(self, search_id: str, config: str, beside: Sequence[SearchTaskRecord]) -> None:
+        """Replaces what may change of a search after its launch: its configuration and the splits beside its fitness.
+
+        Args:
+            config: as JSON text.
+            beside: all that it has from now on, each of weight 0.
+
+        Raises:
+            StoreError: unknown search.
+        """
+        t = models.search_tasks
+        with transaction(self._engine, write=True) as connection:
+            touch(connection, search_id)
+            connection.execute(update(models.searches).where(models.searches.c.id == search_id).values(config=config))
+            connection.execute(delete(t).where(t.c.search_id == search_id, t.c.weight == 0))
+            first = 1 + (
+                connection.execute(select(func.max(t.c.position)).where(t.c.search_id == search_id)).scalar() or 0
+            )
+            rows = [{"search_id": search_id, "position": first + i, **asdict(task)} for i, task in enumerate(beside)]
+            insert_all(connection, t, rows)
+
+    def search_tasks(self, search_id: str, *, beside: bool = False) -> list[SearchTaskRecord]:
+        """The task splits in a search's fitness, in the order they were given.
+
+        Args:
+            beside: those of weight 0 as well.
+        """
         t = models.search_tasks.c
-        query = (
-            select(t.task, t.split, t.task_fingerprint, t.weight).where(t.search_id == search_id).order_by(t.position)
-        )
+        query = select(t.task, t.split, t.task_fingerprint, t.weight).where(t.search_id == search_id)
+        query = (query if beside else query.where(t.weight > 0)).order_by(t.position)
         with transaction(self._engine) as connection:
             return [SearchTaskRecord(*row) for row in connection.execute(query)]
 

@@ -108,7 +108,9 @@ def _routes(counter: _Counter) -> Hook:
             router.plan = plan
         logits, weights, chosen = output
         experts = logits.shape[-1] if plan is None else _experts_of(router)
-        picked = torch.zeros(len(chosen), experts, dtype=torch.bool, device=chosen.device).scatter_(1, chosen, True)
+        # Dynamic skipping leaves a skipped expert in its place, with weight 0.
+        used = torch.ones_like(chosen, dtype=torch.bool) if plan is None or plan.skip_below is None else weights != 0
+        picked = torch.zeros(len(chosen), experts, dtype=torch.bool, device=chosen.device).scatter_(1, chosen, used)
         scaled = torch.zeros(picked.shape, dtype=torch.float64, device=chosen.device)
         counter.add(picked, scaled.scatter_(1, chosen, weights.double()))
 

@@ -52,6 +52,21 @@ def test_an_unknown_search_is_named_with_the_nearest(store: Store) -> None:
         store.record("rte-tiny", [individual(0)])
 
 
+def test_what_is_beside_the_fitness_may_change(store: Store) -> None:
+    fitness_splits = [split("rte"), split("rte", "dev")]
+    store.create_search(search(), [*fitness_splits, split("rte@agreement", weight=0)])
+    assert store.search_tasks("id-alpha") == fitness_splits
+    assert store.searches()[0].tasks == ("rte",)
+    beside = [split("copa", "test", weight=0), split("boolq", "test", weight=0)]
+    store.amend_search("id-alpha", '{"seed": 8}', beside)
+    assert store.search_tasks("id-alpha", beside=True) == [*fitness_splits, *beside]
+    assert store.search("alpha").config == '{"seed": 8}'
+    store.amend_search("id-alpha", '{"seed": 8}', [])
+    assert store.search_tasks("id-alpha", beside=True) == fitness_splits
+    with pytest.raises(StoreError, match="no search"):
+        store.amend_search("id-gamma", "{}", [])
+
+
 def test_status_changes_and_counts(store: Store) -> None:
     store.create_search(search(), [split("rte"), split("copa"), split("rte", "dev")])
     store.create_search(search("beta"), [])
