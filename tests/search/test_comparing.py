@@ -231,7 +231,8 @@ def test_a_search_that_fails_stops_no_other(tiny: Any, tmp_path: Path) -> None:
     class Failing(LocalPool):
         def poll(self, timeout: float) -> Any:
             return [
-                replace(each, reply=replace(each.reply, results=(), failure="broken")) for each in super().poll(timeout)
+                replace(each, reply=replace(each.reply, results=(), failure="broken", kind="worker"))
+                for each in super().poll(timeout)
             ]
 
     made: list[LocalPool] = []
@@ -264,7 +265,8 @@ def test_a_best_that_breaks_on_test_scores_nothing_there(tiny: Any, tmp_path: Pa
             if self._splits[request.splits[0]].split != "test":
                 return found
             left[0] -= 1
-            return [replace(each, reply=replace(each.reply, results=(), failure="broken")) for each in found]
+            broken = {"results": (), "failure": "broken", "failed_on": request.splits}
+            return [replace(each, reply=replace(each.reply, **broken)) for each in found]
 
     def breaking(plan: Plan) -> LocalPool:
         made = pool(plan)

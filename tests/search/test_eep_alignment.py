@@ -14,8 +14,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Split
 from moevolve.search.calibrating import calibrated_plan
 from moevolve.search.config import RunConfig
-from moevolve.search.config_files import load_run_config, parse_stored_config
-from moevolve.search.config_genomes import EepSection
+from moevolve.search.config_files import load_run_config
 from moevolve.search.desk import EvaluationDesk, Job
 from moevolve.search.evaluation import evaluate_subject, find_subject
 from moevolve.search.exporting import export_coefficients, export_individual
@@ -149,16 +148,6 @@ def test_the_end_of_a_search_scores_both_kinds_alike(run: RunConfig, store: Stor
     for item in desk.run([Job(edit, plan.splits("dev")) for edit in edits]):
         (found,) = item.evaluations
         assert (found.score, found.gold_logprob) == alone(run, item.job.edit, "dev")
-
-
-def test_what_is_stored_says_aligned_only_where_it_is(tiny: Any, run: RunConfig, tmp_path: Path) -> None:
-    plain, explicit = config(tiny, tmp_path, "plain"), config(tiny, tmp_path, "explicit", align="none")
-    assert "align" not in plain.canonical_json()
-    assert plain.config_hash == explicit.config_hash
-    for each in (plain, run):
-        again = parse_stored_config(each.canonical_json())
-        assert again == each and again.config_hash == each.config_hash
-    assert isinstance(run.genome, EepSection) and run.genome.align == "hungarian"
 
 
 def test_an_unknown_value_is_refused(tiny: Any, tmp_path: Path) -> None:

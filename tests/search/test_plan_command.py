@@ -152,7 +152,7 @@ def test_what_is_refused(tiny: Any, tmp_path: Path) -> None:
     assert "--utilisation" in refusal(run, "--utilisation", "1.5")
     assert "config.json" in refusal(run, "--model", str(tmp_path))
     assert "genome.experts" in refusal(run, "--set", "genome.experts=40")
-    assert "no such configuration" in refusal(str(tmp_path / "none.yaml"))
+    assert "no such file" in refusal(str(tmp_path / "none.yaml"))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
     assert "bert" in refusal(run, "--model", str(tmp_path))
 

@@ -109,7 +109,7 @@ def test_an_evaluation_past_its_time_fails(tiny: Any, split: PreparedSplit) -> N
         pool.submit(request(split, "hang"))
         pool.submit(request(split, "good"))
         done = collect(pool, 2)
-    assert "longer than timeout_s = 1.5" in (done["hang"].reply.failure or "")
+    assert "longer than timeout_s = 1.5" in (done["hang"].reply.failure or "") and done["hang"].reply.kind == "timeout"
     assert done["good"].reply.failure is None
 
 
@@ -143,7 +143,9 @@ def test_faults_stay_with_their_candidates(pool: RayPool, split: PreparedSplit, 
     done = collect(pool, len(tickets))
     assert "killed its worker 2 times" in (done["die"].reply.failure or "")
     assert done["die"].attempts == 2
-    assert "out of memory" in (done["memory"].reply.failure or "")
+    assert done["memory"].reply.failure == "killed its worker 2 times, last: WorkerFault: MemoryError: no more"
+    kinds = {ticket: done[ticket].reply.kind for ticket in ("die", "memory", "nan", "misfit")}
+    assert kinds == {"die": "worker", "memory": "worker", "nan": "candidate", "misfit": "candidate"}
     once = done[tickets[1]]
     assert (once.reply.failure, once.attempts) == (None, 2)
     assert "non-finite" in (done["nan"].reply.failure or "") or "finite" in (done["nan"].reply.failure or "")

@@ -150,7 +150,9 @@ def test_an_interrupted_search_of_several_tasks_is_reported(lab: Store) -> None:
 
 
 def test_costs_add_up(lab: Store) -> None:
-    plan = start(lab, lab_config(tasks=TASKS))
+    """In a space of 8 subsets, where individuals have to repeat."""
+    phases = [{"kind": "prune", "evaluations": 30, "initial": 10}]
+    plan = start(lab, lab_config(tasks=TASKS, genome={"experts": 7, "groups": 1}, phases=phases))
     drive(lab, plan, UnrulyPool(4))
     contents = gather(lab, "lab")
     history = contents.history

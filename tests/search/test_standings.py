@@ -66,7 +66,7 @@ class SheetPool:
         for key in request.splits:
             found = self._sheet(request.edit, self._splits[key])
             if found is None:
-                return EvaluationReply(request.ticket, (), "broken", 0.1, "lab")
+                return EvaluationReply(request.ticket, (), "broken", 0.1, "lab", failed_on=request.splits)
             outcomes = (np.arange(EXAMPLES) < found[0]).astype(np.float32)
             result = SplitResult(found[0] / EXAMPLES, found[1], outcomes)
             results.append(TaskResult("", "search", key, result, 0.1))
