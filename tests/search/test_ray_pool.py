@@ -68,23 +68,23 @@ def split(tiny: Any) -> PreparedSplit:
     return prepare_split(load_task(tiny.task), "search")
 
 
-def new_pool(tiny: Any, split: PreparedSplit, **settings: Any) -> RayPool:
-    workers = WorkersSection(num_cpus=0.5, **settings)
+def new_pool(tiny: Any, split: PreparedSplit, address: str, **settings: Any) -> RayPool:
+    workers = WorkersSection(num_cpus=0.5, address=address, **settings)
     model = ModelConfig(path=str(tiny.model), device="cpu")
     return RayPool(workers, model, EngineConfig(), {split.fingerprint: split}, worker=FaultyWorker)
 
 
 @pytest.fixture(scope="module")
-def pool(tiny: Any, split: PreparedSplit) -> Iterator[RayPool]:
-    """Two workers, which take all there is of Ray: tests that start others come first."""
-    pool = new_pool(tiny, split, count=2, max_attempts=2)
+def pool(tiny: Any, split: PreparedSplit, ray_address: str) -> Iterator[RayPool]:
+    """Two workers."""
+    pool = new_pool(tiny, split, ray_address, count=2, max_attempts=2)
     yield pool
     pool.close()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def from_the_checkout() -> Iterator[None]:
-    """Drivers run in the checkout's folder, the worst place for import paths; Ray ends with the module."""
+    """Drivers run in the checkout's folder, the worst place for import paths; they leave Ray with the module."""
     with contextlib.chdir(CHECKOUT):
         yield
     ray.shutdown()
@@ -103,8 +103,8 @@ def request(split: PreparedSplit, ticket: str, edit: Any = None) -> EvaluationRe
     return EvaluationRequest(ticket, edit or IdentityEdit(), (split.fingerprint,))
 
 
-def test_an_evaluation_past_its_time_fails(tiny: Any, split: PreparedSplit) -> None:
-    pool = new_pool(tiny, split, count=1, timeout_s=1.5, max_attempts=1)
+def test_an_evaluation_past_its_time_fails(tiny: Any, split: PreparedSplit, ray_address: str) -> None:
+    pool = new_pool(tiny, split, ray_address, count=1, timeout_s=1.5, max_attempts=1)
     with contextlib.closing(pool):
         pool.submit(request(split, "hang"))
         pool.submit(request(split, "good"))
@@ -113,8 +113,8 @@ def test_an_evaluation_past_its_time_fails(tiny: Any, split: PreparedSplit) -> N
     assert done["good"].reply.failure is None
 
 
-def test_a_model_that_does_not_load_ends_the_pool(tiny: Any, split: PreparedSplit, tmp_path: Path) -> None:
-    workers = WorkersSection(count=1, num_cpus=0.5)
+def test_a_model_that_does_not_load_ends_the_pool(split: PreparedSplit, ray_address: str, tmp_path: Path) -> None:
+    workers = WorkersSection(count=1, num_cpus=0.5, address=ray_address)
     pool = RayPool(workers, ModelConfig(path=str(tmp_path)), EngineConfig(), {split.fingerprint: split})
     try:
         with pytest.raises(PoolError, match=r"config\.json"):
