@@ -12,6 +12,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.matching import MATCHERS, known_matcher
 from moevolve.evaluators.metrics import DEFAULT_METRICS, known_metric
 from moevolve.evaluators.types import (
+    COMPARING_KINDS,
     TEXT_KINDS,
     Example,
     FitnessKind,
@@ -62,8 +63,8 @@ class TaskConfig(TaskSection):
             nor choices.
         positions: whose predictions `kl` and `agreement` compare: those of the whole `text`, of the gold `answer`, or
             of the full model's own `greedy` answer (up to `max_new_tokens`, the end token or a stop string), which
-            replaces the gold one. None for what belongs to the fitness: `text` for `kl`; for `agreement` it is `answer`
-            where the task has one, and otherwise `greedy`.
+            replaces the gold one. None for the `answer` where the task has one, and otherwise for what belongs to the
+            fitness: `text` for `kl`, `greedy` for `agreement`.
         max_new_tokens: greedy decoding stops after this many tokens.
         answer_prefix: text between prompt and answer when an answer is teacher-forced.
     """
@@ -144,11 +145,13 @@ class TaskConfig(TaskSection):
     @property
     def compared(self) -> Positions:
         """Whose predictions are compared: its own `positions`, or what belongs to the fitness."""
-        if self.fitness == "kl":
-            return self.positions or "text"
-        if self.fitness == "agreement":
-            return self.positions or ("answer" if self.labelled else "greedy")
-        return "text"
+        if self.fitness not in COMPARING_KINDS:
+            return "text"
+        if self.positions is not None:
+            return self.positions
+        if self.labelled:
+            return "answer"
+        return "greedy" if self.fitness == "agreement" else "text"
 
     def prepared(
         self, split: Split, examples: tuple[Example, ...], harness: HarnessTask | None = None

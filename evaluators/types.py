@@ -111,7 +111,7 @@ class PreparedSplit:
         """SHA-256 (hex) of everything that can change a score: equal fingerprints mean comparable evaluations."""
         content = asdict(self)
         if self.harness is not None:
-            del content["harness"]["yaml"]  # where the file lies
+            del content["harness"]["yaml"]  # where the task's file lies
         payload = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
         return hashlib.sha256(payload.encode()).hexdigest()
 

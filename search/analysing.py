@@ -48,7 +48,9 @@ class Analysis:
     after: Usage = field(repr=False)
 
 
-def analyse_individual(store: Store, reference: str, task: str, split: Split, tokens: int | None = None) -> Analysis:
+def analyse_individual(
+    store: Store, reference: str, task: str, split: Split, tokens: int | None = None, model: str | None = None
+) -> Analysis:
     """Watch an individual's experts, and the full model's, on a task split, in this process. Nothing is stored.
 
     Args:
@@ -57,6 +59,7 @@ def analyse_individual(store: Store, reference: str, task: str, split: Split, to
         task: any task.
         split: one of its splits.
         tokens: stop after the prompt that reaches this many tokens; None runs them all.
+        model: where the weights are, if not where the store says.
 
     Raises:
         StoreError: no such individual.
@@ -66,7 +69,7 @@ def analyse_individual(store: Store, reference: str, task: str, split: Split, to
 
     if reference == FULL:
         raise UserError(f"{FULL}: an analysis compares an individual with the full model; name one as SEARCH:INDEX")
-    subject = find_subject(store, reference)
+    subject = find_subject(store, reference, model=model)
     detail = subject.detail
     assert detail is not None
     prepared = prepared_split(subject.config, task, split)

@@ -1,10 +1,11 @@
 """The `genome` section of a configuration, one class per kind.
 
-`random_title` says what a kind's random individuals are, in a final table.
+`random_title` says what a kind's random individuals are, in a final table; `parts`, what a listing counts of one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -30,6 +31,7 @@ class EepSection(Section):
     """
 
     random_title: ClassVar[str] = "random pruning"
+    parts: ClassVar[str] = "experts"
     kind: Literal["eep"] = "eep"
     experts: int = Field(ge=1)
     active: int | None = Field(None, ge=1)
@@ -58,7 +60,8 @@ class FactorLlmSection(Section):
         active: experts K per token.
         routers: routers R per network: one that chooses its experts whole (what the paper recommends), or one for each
             of its linear layers (3 in gated networks, 2 in plain ones), each choosing K slices of its layer; a neuron
-            then works where all routers chose its expert.
+            then works where all routers chose its expert. Each starts at labels of its own: the K slices of its layer
+            whose outputs are nearest the whole layer's.
         router_bias: whether routers have a bias (the paper's have). Without it, and with output_scale `one`, a top-1
             division of a Llama or Mistral is an ordinary Mixtral and can be exported as one.
         partition: how neurons are grouped at the start: in order, at random, by balanced k-means on their input
@@ -72,6 +75,7 @@ class FactorLlmSection(Section):
     """
 
     random_title: ClassVar[str] = "random divisions and routers"
+    parts: ClassVar[str] = "experts"
     kind: Literal["factorllm"]
     experts: int = Field(ge=2, le=256)
     active: int = Field(ge=1)
@@ -95,7 +99,8 @@ class ToMoeSection(Section):
 
     Attributes:
         experts: experts N per layer; one is active per token.
-        budget: active parameters p of the masked parts, as a share of the original ones, routers not counted. Every
+        budget: active parameters p of the masked parts, as a share of the original ones, as the paper counts them:
+            without routers, and without the values that a token's mask drops, though they are computed first. Every
             candidate has at most that many, and fewer by less than one neuron's.
         attention: mask the heads' dimensions too (Llama, Mistral, Qwen2), instead of the feed-forward networks alone.
         embedding: size of an expert's embedding.
@@ -109,6 +114,7 @@ class ToMoeSection(Section):
     """
 
     random_title: ClassVar[str] = "random masks and routers"
+    parts: ClassVar[str] = "experts"
     kind: Literal["tomoe"]
     experts: int = Field(8, ge=1)
     budget: float = Field(0.5, gt=0, le=1)
@@ -139,6 +145,7 @@ class NanoMoeSection(Section):
     """
 
     random_title: ClassVar[str] = "random mixing"
+    parts: ClassVar[str] = "blocks"
     kind: Literal["nanomoe"]
     variant: Literal["I", "II", "III", "low_rank"] = "I"
     blocks: int = Field(4, ge=1, le=1024)
@@ -153,4 +160,15 @@ def _eep_unless_said(value: Any) -> Any:
 
 
 AnyGenomeSection = EepSection | FactorLlmSection | ToMoeSection | NanoMoeSection
+SECTIONS: dict[str, type[AnyGenomeSection]] = {
+    "eep": EepSection,
+    "factorllm": FactorLlmSection,
+    "tomoe": ToMoeSection,
+    "nanomoe": NanoMoeSection,
+}
 GenomeSection = Annotated[AnyGenomeSection, Field(discriminator="kind"), BeforeValidator(_eep_unless_said)]
+
+
+def parts_of(kinds: Iterable[str]) -> str:
+    """What individuals of some kinds consist of, as a heading: "experts", "blocks", or "experts or blocks"."""
+    return " or ".join(dict.fromkeys(section.parts for kind, section in SECTIONS.items() if kind in set(kinds)))

@@ -17,7 +17,10 @@ class TopKParents(Section):
 
 
 class ThresholdParents(Section):
-    """Parents are all individuals whose fitness is within `margin` of the best (the authors' code)."""
+    """Parents are all individuals whose fitness is within `margin` of the best.
+
+    The authors' code has such a rule, with a margin for crossover and a larger one for mutation.
+    """
 
     rule: Literal["threshold"] = "threshold"
     margin: float = Field(0.03, ge=0)
@@ -102,6 +105,9 @@ class PhaseBase(Section):
 class PrunePhase(PhaseBase):
     """One-hot matrices: which experts stay.
 
+    Rates are from the EEP authors' released configuration but for `crossover_rate` (their code crosses nothing before
+    merging); the operators are ours.
+
     Attributes:
         evaluations: individuals of the phase, the initial ones included.
         strategy: for this phase, if not the search's.
@@ -122,6 +128,8 @@ class PrunePhase(PhaseBase):
 
 class MergePhase(PhaseBase):
     """Continuous matrices, router mapping and expert merging decoupled, from the best of the phase before.
+
+    Rates are from the EEP authors' released configuration; the operators are ours.
 
     Attributes:
         evaluations: individuals of the phase.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,11 @@ from moevolve.search.desk import EvaluationDesk, Job, SplitRef
 from moevolve.search.genomes.base import Genome, GenomeSpace
 from moevolve.search.genomes.registry import make_space
 from moevolve.search.ranking_values import weighted_means
+from moevolve.search.weights import bound_facts, shapes, where_model
 from moevolve.store.records import EvaluationRecord, HistoryRow, IndividualDetail, SearchRecord
 from moevolve.store.repository import Store
 from moevolve.workers.config import engine_fingerprint
 from moevolve.workers.edits.base import Edit, IdentityEdit
-from moevolve.workers.facts import describe_model
 from moevolve.workers.messages import ModelFacts
 
 FULL = "full"
@@ -55,8 +55,18 @@ class Subject:
         return IdentityEdit() if self.genome is None else self.genome.express()
 
 
-def find_subject(store: Store, reference: str, search: str | None = None) -> Subject:
+def find_subject(
+    store: Store, reference: str, search: str | None = None, model: str | None = None, weights: bool = True
+) -> Subject:
     """Look up `SEARCH:INDEX`, or `full` (of `search`, or of the store's only search).
+
+    Args:
+        store: where to.
+        reference: what to look up.
+        search: whose full model.
+        model: where the weights are now (folder or hub id), if not where the store says.
+        weights: whether they are needed. Then they must be the search's, and if it was imported without any, it is
+            about these from now on. If not, the model's config is all that is read.
 
     Raises:
         StoreError: no such individual or search.
@@ -64,9 +74,14 @@ def find_subject(store: Store, reference: str, search: str | None = None) -> Sub
     """
     detail = None if reference == FULL else store.individual(reference)
     record = _search_of_full(store, search) if detail is None else detail.search
-    config = parse_stored_config(record.config)
-    facts = describe_model(config.model.to_worker())
-    check_checkpoint(config, facts, record)
+    config = _at(parse_stored_config(record.config), record.model_path if model is None else where_model(model))
+    if weights:
+        facts = bound_facts(store, record, config.model)
+        if not record.is_bound:
+            record = store.search(record.id)
+            detail = None if detail is None else replace(detail, search=record)
+    else:
+        facts = replace(shapes(config.model.to_worker()), fingerprint=record.model_fingerprint)
     phases = config.phases if isinstance(config, RunConfig) else ()
     space = make_space(config.genome, facts, phases)
     space = calibrated_space(space, config, store, record.id, facts.fingerprint)
@@ -74,17 +89,11 @@ def find_subject(store: Store, reference: str, search: str | None = None) -> Sub
     return Subject(record, config, facts, space, detail, genome)
 
 
-def check_checkpoint(config: StoredConfig, facts: ModelFacts, record: SearchRecord) -> None:
-    """Refuse a model that isn't the one that a search ran on.
-
-    Raises:
-        UserError: its fingerprint is another.
-    """
-    if facts.fingerprint != record.model_fingerprint:
-        raise UserError(
-            f"model {config.model.path}: not the checkpoint that search {record.name} ran on: its weights, tokenizer "
-            "or configuration files are others now; put them back, or launch another search"
-        )
+def _at(config: StoredConfig, path: str) -> StoredConfig:
+    """The configuration with its model elsewhere."""
+    if path == config.model.path:
+        return config
+    return config.model_copy(update={"model": config.model.model_copy(update={"path": path, "revision": None})})
 
 
 def start_of(subject: Subject, history: Sequence[HistoryRow]) -> Genome | None:

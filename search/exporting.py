@@ -19,9 +19,11 @@ from moevolve.workers.export_card import ExportCard, ExportReport, ExportScore
 
 
 def export_individual(
-    store: Store, reference: str, directory: Path, form: CheckpointForm | None = None
+    store: Store, reference: str, directory: Path, form: CheckpointForm | None = None, model: str | None = None
 ) -> ExportReport:
-    """Write an individual's model as a verified checkpoint and record the export; `form` as `export_model` has it.
+    """Write an individual's model as a verified checkpoint and record the export.
+
+    `form` is as `export_model` has it, `model` as `find_subject` has it.
 
     Raises:
         UserError: the target is taken, the model isn't there any more, or the form can't express the individual.
@@ -29,7 +31,7 @@ def export_individual(
     """
     if reference == FULL:
         raise UserError(f"{FULL}: the full model is a checkpoint already; name an individual as SEARCH:INDEX")
-    subject = find_subject(store, reference)
+    subject = find_subject(store, reference, model=model)
     assert subject.detail is not None
     detail = subject.detail
     report = export_model(subject.config.model.to_worker(), subject.edit, directory, _card(store, detail), form)
@@ -44,7 +46,7 @@ def export_coefficients(store: Store, reference: str, path: Path) -> None:
     Raises:
         UserError: the file exists, or the individual is of another kind.
     """
-    subject = find_subject(store, reference)
+    subject = find_subject(store, reference, weights=False)
     if not isinstance(subject.genome, EepGenome):
         raise UserError(f"{reference}: only EEP individuals have coefficient files")
     edit = subject.genome.express()

@@ -15,12 +15,13 @@ from moevolve.search.config_genomes import EepSection
 from moevolve.search.driver import individual_record
 from moevolve.search.genomes.eep import EepSpace
 from moevolve.search.genomes.eep_genome import EepGenome
+from moevolve.search.planning.models import find_model
 from moevolve.search.service import pinned, search_record
 from moevolve.search.strategies.base import Proposal
+from moevolve.search.weights import facts_with_or_without, where_model
 from moevolve.store.records import new_search_id
 from moevolve.store.repository import Store
 from moevolve.workers.edits.eep import RouterSpace
-from moevolve.workers.facts import describe_model
 from moevolve.workers.messages import ModelFacts
 
 
@@ -49,10 +50,13 @@ def import_files(
 
     Args:
         files: coefficient files.
-        experts_of: checkpoint (folder or hub id) or run configuration that names the model.
+        experts_of: checkpoint (folder or hub id), folder of a config.json, name of a config that comes with moevolve,
+            or run configuration that names the model.
         active: experts per token; None keeps the model's, at most n'.
         router_space: how the router mappings are meant; the authors' are of the probabilities.
         store_url: where to.
+
+    Weights aren't needed; whatever needs them later says which they are (`weights`).
 
     Raises:
         UserError: a file can't be read or doesn't fit the model.
@@ -60,7 +64,7 @@ def import_files(
     """
     model, engine = _model_of(experts_of)
     model = pinned(model)
-    facts = describe_model(model.to_worker())
+    facts = facts_with_or_without(model)
     ready = [_read(path, model, engine, facts, active, router_space) for path in files]
     with Store.open(store_url) as store:
         taken = {summary.search.name for summary in store.searches()}
@@ -75,8 +79,7 @@ def _model_of(experts_of: str) -> tuple[ModelSection, EngineSection]:
     if experts_of.endswith((".yaml", ".yml")):
         config = load_run_config(Path(experts_of))
         return config.model, config.engine
-    path = str(Path(experts_of).resolve()) if Path(experts_of).exists() else experts_of
-    return ModelSection(path=path), EngineSection()
+    return ModelSection(path=where_model(find_model(experts_of, "--experts-of"))), EngineSection()
 
 
 def _read(

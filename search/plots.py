@@ -26,7 +26,7 @@ def plot_search(
     genome_label: str = "",
     start: Genome | None = None,
 ) -> None:
-    """Write one figure: the course of the search on top, what was searched of `genome` below.
+    """Write one figure: the course of the search on top, what was searched of `genome` below; either may be missing.
 
     Args:
         path: image file; its suffix chooses the format (png, svg, pdf).
@@ -38,22 +38,25 @@ def plot_search(
         start: the genome that the search started from, if its kind has one.
 
     Raises:
-        UserError: nothing was evaluated yet, the suffix names no known format, or the file can't be written.
+        UserError: nothing was evaluated yet and there is no genome to draw, the suffix names no known format, or the
+            file can't be written.
     """
-    if not any(row.fitness is not None for row in history):
-        raise UserError(f"{title}: no evaluated individual to plot yet")
     columns = len(spread(genome.space.groups, _MAX_GROUPS)) if isinstance(genome, EepGenome) else 0
-    below_too = genome is not None and (columns > 0 or draws(genome, start))
-    with drawing(4.0 + 3.6 * below_too, max(8.0, 2.0 * columns)) as figure:
+    above = any(row.fitness is not None for row in history)
+    below = genome is not None and (columns > 0 or draws(genome, start))
+    if not above and not below:
+        raise UserError(f"{title}: no evaluated individual to plot yet")
+    heights = [4.0] * above + [3.6] * below
+    with drawing(sum(heights), max(8.0, 2.0 * columns)) as figure:
         check_format(figure, path)
         figure.suptitle(title)
-        heights = [4.0, 3.6] if below_too else [4.0]
-        course, *below = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
-        draw_course(course.subplots(), history, full)
+        parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+        if above:
+            draw_course(parts[0].subplots(), history, full)
         if isinstance(genome, EepGenome):
-            draw_eep_matrices(below[0], genome, genome_label)
-        elif genome is not None and below_too:
-            draw_dense(below[0], genome, start, genome_label)
+            draw_eep_matrices(parts[-1], genome, genome_label)
+        elif genome is not None and below:
+            draw_dense(parts[-1], genome, start, genome_label)
         try:
             figure.savefig(path, dpi=150)
         except OSError as error:

@@ -30,6 +30,7 @@ class ProfileRequest:
         search: whose full model, with `full` and no individual.
         prompt_tokens: None takes half of the positions that the models have, 512 at most.
         trust_remote_code: whether modelling code in the folders may run.
+        model: where the searches' weights are, if not where the store says.
     """
 
     names: tuple[str, ...]
@@ -42,6 +43,7 @@ class ProfileRequest:
     threads: int | None = None
     trust_remote_code: bool = False
     apart: bool = False
+    model: str | None = None
 
     @property
     def stored(self) -> tuple[str, ...]:
@@ -68,7 +70,7 @@ def profile(
         for name in names
         if not _is_stored(name)
     }
-    subjects = _subjects(names, store, request.search)
+    subjects = _subjects(names, store, request.search, request.model)
     full = _full_model(subjects)
     configs = [ModelConfig(model.path, trust_remote_code=trusted) for model in folders.values()]
     if full is not None:
@@ -104,14 +106,14 @@ def _is_stored(name: str) -> bool:
     return name == FULL or (_INDIVIDUAL.fullmatch(name) is not None and not Path(name).is_dir())
 
 
-def _subjects(names: Sequence[str], store: Store | None, search: str | None) -> dict[str, Subject]:
+def _subjects(names: Sequence[str], store: Store | None, search: str | None, model: str | None) -> dict[str, Subject]:
     individuals = [name for name in names if _is_stored(name) and name != FULL]
     found = {}
     if individuals or FULL in names:
         assert store is not None
-        found = {name: find_subject(store, name) for name in individuals}
+        found = {name: find_subject(store, name, model=model) for name in individuals}
         if not individuals:
-            found[FULL] = find_subject(store, FULL, search)
+            found[FULL] = find_subject(store, FULL, search, model)
     return found
 
 

@@ -18,14 +18,15 @@ from moevolve.search.config import ModelSection, RunConfig, StoredConfig, TaskSe
 from moevolve.search.config_files import parse_stored_config
 from moevolve.search.desk import EvaluationDesk
 from moevolve.search.driver import Driver, Progress
-from moevolve.search.evaluation import check_checkpoint
-from moevolve.search.finalise import Finaliser, FinalReport
+from moevolve.search.finalise import Finaliser
 from moevolve.search.genomes.base import GenomeSpace
 from moevolve.search.genomes.registry import make_space
 from moevolve.search.plan import Plan
 from moevolve.search.pool import Pool
 from moevolve.search.ray_pool import RayPool, calibrate_on_ray
+from moevolve.search.standings import Standings, standings
 from moevolve.search.strategies.registry import make_schedule, make_strategy
+from moevolve.search.weights import check_checkpoint
 from moevolve.store.records import SearchRecord, SearchTaskRecord, new_search_id
 from moevolve.store.repository import Store
 from moevolve.store.session import without_password
@@ -72,7 +73,29 @@ def make_plan(config: RunConfig, search_id: str) -> Plan:
     schedule = make_schedule(config)
     make_strategy(config, space, schedule)  # only to see that it can be made
     held_out = tuple(prepare_split(load_task(name), "test") for name in config.final.held_out)
-    return Plan(config, search_id, facts, space, schedule, prepared, ties, held_out)
+    plan = Plan(config, search_id, facts, space, schedule, prepared, ties, held_out)
+    _splits_beside(plan)  # only to see that names tell them apart
+    return plan
+
+
+def _splits_beside(plan: Plan) -> list[SearchTaskRecord]:
+    """The splits that are scored beside the fitness: what breaks ties, then held-out tasks.
+
+    Raises:
+        UserError: one has the name of another with other examples, so that tables couldn't tell them apart.
+    """
+    fitness = (item for group in plan.prepared.values() for item in group)
+    known = {(item.task, item.split): item.fingerprint for item in fitness}
+    beside = []
+    for item in (*(twin for group in plan.tie_breakers.values() for twin in group), *plan.held_out):
+        if (item.task, item.split) not in known:
+            beside.append(SearchTaskRecord(item.task, item.split, item.fingerprint, weight=0.0))
+        if known.setdefault((item.task, item.split), item.fingerprint) != item.fingerprint:
+            raise UserError(
+                f"task {item.task}: its {item.split} split is used twice with different examples (by tasks, "
+                "tie_break: agreement, or final.held_out); give both the same counts, or one another name"
+            )
+    return beside
 
 
 def pinned(model: ModelSection) -> ModelSection:
@@ -114,7 +137,8 @@ def register(plan: Plan, store: Store) -> None:
         for group in plan.prepared.values()
         for task, item in zip(config.tasks, group, strict=True)
     ]
-    store.create_search(search_record(config, plan.search_id, plan.facts.fingerprint), tasks)
+    record = search_record(config, plan.search_id, plan.facts.fingerprint)
+    store.create_search(record, [*tasks, *_splits_beside(plan)])
 
 
 def resume_plan(store: Store, name: str, adjust: Callable[[RunConfig], RunConfig] = lambda config: config) -> Plan:
@@ -132,7 +156,7 @@ def resume_plan(store: Store, name: str, adjust: Callable[[RunConfig], RunConfig
     if (config.config_hash, config.name) != (stored.config_hash, stored.name):
         raise UserError("resume: only `workers` and `final` settings may change; others would make it another search")
     plan = make_plan(config, record.id)
-    check_checkpoint(config, plan.facts, record)
+    check_checkpoint(config.model.path, plan.facts, record)
     launched = {(task.task, task.split): task.task_fingerprint for task in store.search_tasks(record.id)}
     for group in plan.prepared.values():
         for item in group:
@@ -173,20 +197,24 @@ def execute(
     observer: Observer,
     make_pool: PoolFactory = ray_pool,
     calibrate: Calibrate = calibrate_on_ray,
-) -> FinalReport:
+) -> Standings:
     """Run a recorded search from wherever it stands; its status in the store tells how it ended.
 
-    A finished one is not replayed: only final scores are taken, and measured where some are missing.
+    A finished one is not replayed: only final scores are taken, and measured where some are missing. The store keeps
+    the `final` settings that the plan has now, for whoever asks for the winner later.
 
     Raises:
         PoolError: no worker can be had; the search stays resumable.
         KeyboardInterrupt: the user stopped it; the search stays resumable.
     """
-    finished = store.search(plan.search_id).status == "finished"
+    record = store.search(plan.search_id)
+    finished = record.status == "finished"
+    config = parse_stored_config(record.config).model_copy(update={"final": plan.config.final})
+    store.amend_search(plan.search_id, config.canonical_json(), _splits_beside(plan))
     if not finished:
         store.set_status(plan.search_id, "running")
     try:
-        report = _run(plan, store, observer, make_pool, calibrate, finished)
+        _run(plan, store, observer, make_pool, calibrate, finished)
     except KeyboardInterrupt:
         store.set_status(plan.search_id, "interrupted", "stopped by the user")
         raise
@@ -194,12 +222,12 @@ def execute(
         store.set_status(plan.search_id, "failed", f"{type(error).__name__}: {error}")
         raise
     store.set_status(plan.search_id, "finished")
-    return report
+    return standings(store, store.search(plan.search_id), store.history(plan.search_id), plan.facts)
 
 
 def _run(
     plan: Plan, store: Store, observer: Observer, make_pool: PoolFactory, calibrate: Calibrate, finished: bool
-) -> FinalReport:
+) -> None:
     def measure(*args: Any) -> bytes:
         observer.on_stage("calibrating")
         return calibrate(*args)
@@ -214,7 +242,7 @@ def _run(
             strategy = make_strategy(plan.config, plan.space, plan.schedule)
             Driver(plan, strategy, store, desk, observer.on_progress).run()
         observer.on_stage("re-ranking and final scores")
-        return Finaliser(plan, store, desk).report()
+        Finaliser(plan, store, desk).run()
     finally:
         pool.close()
 

@@ -16,6 +16,7 @@ class BestRow:
         ranked_by: the split whose score ranks this row.
         search_score, dev_score, test_score: of this phenotype on the task's splits; None where not evaluated.
         index: of the earliest individual that has this phenotype.
+        genome_kind: of the search.
     """
 
     task: str
@@ -23,6 +24,7 @@ class BestRow:
     search_id: str
     search_name: str
     index: int
+    genome_kind: str
     search_score: float | None
     dev_score: float | None
     test_score: float | None

@@ -246,7 +246,9 @@ def _earliest_query(one_search: bool) -> Select[Any]:
     columns = [individuals.c[name] for name in ("search_id", "idx", *_DESCRIPTION)]
     # From the few searches to one individual of each: a converged search has its best phenotype thousands of times.
     query = (
-        select(*columns, searches.c.name.label("search_name"), searches.c.created_at.label("born"))
+        select(
+            *columns, searches.c.name.label("search_name"), searches.c.genome_kind, searches.c.created_at.label("born")
+        )
         .join_from(searches, individuals, and_(individuals.c.search_id == searches.c.id, individuals.c.idx == first))
         .where(searches.c.model_fingerprint == bindparam("model"))
         .where(searches.c.engine_fingerprint == bindparam("engine"))
@@ -278,6 +280,7 @@ def _rows(connection: Connection, here: Sequence[Any], held: Sequence[tuple[Cand
                 search_id=individual.search_id,
                 search_name=individual.search_name,
                 index=individual.idx,
+                genome_kind=individual.genome_kind,
                 gold_logprob=one.gold_logprob,
                 model_fingerprint=one.context.model_fingerprint,
                 search_score=by_split["search"],

@@ -35,7 +35,9 @@ def read_searches(connection: Connection) -> list[SearchSummary]:
     counted = select(i.search_id, i.status, func.count(), func.max(i.fitness)).group_by(i.search_id, i.status)
     counts = {(row[0], row[1]): (row[2], row[3]) for row in connection.execute(counted)}
     tasks: dict[str, dict[str, None]] = {one.id: {} for one in found}
-    for search_id, task in connection.execute(select(t.search_id, t.task).order_by(t.search_id, t.position)):
+    for search_id, task in connection.execute(
+        select(t.search_id, t.task).where(t.weight > 0).order_by(t.search_id, t.position)
+    ):
         tasks[search_id][task] = None
     return [_summary(one, counts, tuple(tasks[one.id])) for one in found]
 

@@ -29,6 +29,10 @@ def new_search_id() -> str:
     return uuid.uuid4().hex[:10]
 
 
+UNBOUND = "config:"
+"""What the model fingerprint of a search begins with that was stored with a model's config, but without its weights."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchRecord:
     """One search.
@@ -38,7 +42,7 @@ class SearchRecord:
         name: unique in the store; the user's handle, so no `:` in it (references are `name:index`).
         config: the resolved config as JSON text.
         config_hash: hash of everything in the config that can change the population.
-        model_fingerprint: identity of the checkpoint.
+        model_fingerprint: identity of the checkpoint; begins with `UNBOUND` while it is open which it is.
         model_path: where the model was loaded from.
         engine_fingerprint: identity of everything in the evaluation engine that can change a score.
         seed: of the search; fits 64 bits signed.
@@ -62,6 +66,11 @@ class SearchRecord:
     created_at: datetime | None = None
     updated_at: datetime | None = None
 
+    @property
+    def is_bound(self) -> bool:
+        """Whether it is known which weights it is about."""
+        return not self.model_fingerprint.startswith(UNBOUND)
+
 
 @dataclass(frozen=True, slots=True)
 class SearchTaskRecord:
@@ -71,7 +80,7 @@ class SearchTaskRecord:
         task: name of the task.
         split: `search`, `dev` or `test`.
         task_fingerprint: identity of the prepared split.
-        weight: of the task in the fitness.
+        weight: of the task in the fitness; 0 for splits beside it: what breaks ties, and tasks held out.
     """
 
     task: str
@@ -87,7 +96,7 @@ class SearchSummary:
     Attributes:
         individuals: recorded in all; `evaluated` of them are `ok`, `failed` failed, the rest are pending.
         best_fitness: the largest fitness of an `ok` individual; None while there is none.
-        tasks: names of the tasks, in order, without repeats.
+        tasks: names of the tasks in the fitness, in order, without repeats.
     """
 
     search: SearchRecord

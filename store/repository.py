@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from types import TracebackType
 
-from sqlalchemy import Engine, select, update
+from sqlalchemy import Engine, delete, func, select, update
 
 from moevolve.store import models, queries
 from moevolve.store.answers import BestRow, LineageGraph
@@ -22,6 +22,7 @@ from moevolve.store.reads import (
 )
 from moevolve.store.records import (
     SEARCH_STATUSES,
+    UNBOUND,
     EvaluationRecord,
     ExportRecord,
     FitnessRecord,
@@ -139,12 +140,36 @@ class Store:
         with transaction(self._engine) as connection:
             return read_searches(connection)
 
-    def search_tasks(self, search_id: str) -> list[SearchTaskRecord]:
-        """The task splits of a search, in the order they were given."""
+    def amend_search(self, search_id: str, config: str, beside: Sequence[SearchTaskRecord]) -> None:
+        """Replaces what may change of a search after its launch: its configuration and the splits beside its fitness.
+
+        Args:
+            config: as JSON text.
+            beside: all that it has from now on, each of weight 0.
+
+        Raises:
+            StoreError: unknown search.
+        """
+        t = models.search_tasks
+        with transaction(self._engine, write=True) as connection:
+            touch(connection, search_id)
+            connection.execute(update(models.searches).where(models.searches.c.id == search_id).values(config=config))
+            connection.execute(delete(t).where(t.c.search_id == search_id, t.c.weight == 0))
+            first = 1 + (
+                connection.execute(select(func.max(t.c.position)).where(t.c.search_id == search_id)).scalar() or 0
+            )
+            rows = [{"search_id": search_id, "position": first + i, **asdict(task)} for i, task in enumerate(beside)]
+            insert_all(connection, t, rows)
+
+    def search_tasks(self, search_id: str, *, beside: bool = False) -> list[SearchTaskRecord]:
+        """The task splits in a search's fitness, in the order they were given.
+
+        Args:
+            beside: those of weight 0 as well.
+        """
         t = models.search_tasks.c
-        query = (
-            select(t.task, t.split, t.task_fingerprint, t.weight).where(t.search_id == search_id).order_by(t.position)
-        )
+        query = select(t.task, t.split, t.task_fingerprint, t.weight).where(t.search_id == search_id)
+        query = (query if beside else query.where(t.weight > 0)).order_by(t.position)
         with transaction(self._engine) as connection:
             return [SearchTaskRecord(*row) for row in connection.execute(query)]
 
@@ -159,6 +184,22 @@ class Store:
             touch(connection, search_id)
             change = update(models.searches).where(models.searches.c.id == search_id)
             connection.execute(change.values(status=status, status_reason=reason))
+
+    def bind_model(self, search_id: str, fingerprint: str, path: str) -> None:
+        """Says, once and for all, which weights a search is about that was stored without them, and where they are.
+
+        Raises:
+            StoreError: unknown search, or it is about other weights.
+        """
+        s = models.searches
+        with transaction(self._engine, write=True) as connection:
+            touch(connection, search_id)
+            open_until_now = s.c.model_fingerprint.startswith(UNBOUND, autoescape=True)
+            change = update(s).where(s.c.id == search_id, open_until_now)
+            connection.execute(change.values(model_fingerprint=fingerprint, model_path=path))
+            bound = connection.execute(select(s.c.model_fingerprint).where(s.c.id == search_id)).scalar()
+            if bound != fingerprint:
+                raise StoreError(f"search {search_id} is about the weights {bound}, not {fingerprint} ({path})")
 
     def record(
         self,

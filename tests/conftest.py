@@ -10,12 +10,19 @@ from contextlib import ExitStack
 
 import pytest
 
+# Test processes and the programs they start share few cores: threads of torch's own would only be in each other's way.
+# Read when torch is loaded, so before any test module is.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 def pytest_configure() -> None:
     """Let the programs that tests interrupt hear Ctrl-C: started in a script's background, this process ignores it, and
     they would inherit that."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A process can't change over, and some tests start Ray in it, which asks for tokens if nobody says anything, while
+    # others join a cluster of the tests' own.
+    os.environ["RAY_AUTH_MODE"] = "disabled"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

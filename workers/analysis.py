@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.expert_ffn import choose_experts
+from moevolve.kernels.neuron_mask import choose_expert
 from moevolve.workers.edits.apply_factorllm import FactorizedNetwork
 from moevolve.workers.edits.apply_nanomoe import BlockMixedLinear
 from moevolve.workers.edits.apply_tomoe import MaskedNetwork
@@ -40,7 +41,7 @@ class _Counter:
         self._together = torch.empty(0)
 
     def add(self, chosen: Tensor, weights: Tensor) -> None:
-        """Take in tokens: which experts they chose, bool [tokens, E], and by what outputs are scaled, [tokens, E]."""
+        """Take in tokens: which experts they chose, 0 or 1 [tokens, E], and by what outputs are scaled, [tokens, E]."""
         if self._weights is None:
             experts = chosen.shape[1]
             self._weights = torch.zeros(experts, dtype=torch.float64, device=chosen.device)
@@ -86,13 +87,10 @@ def _watch(decoder: nn.Module, stack: ExitStack) -> list[Callable[[], RoutedLaye
         matched = _LAYER.search(f"{name}.")
         if matched is None:
             continue
-        index = int(matched[1])
-        if isinstance(module, MaskedNetwork):
-            found.append(partial(_masked_layer, module, index))
-        elif type(module) in _HOOKS:
+        if type(module) in _HOOKS:
             counter = _Counter()
             stack.callback(module.register_forward_hook(_HOOKS[type(module)](counter)).remove)
-            found.append(partial(counter.layer, index))
+            found.append(partial(counter.layer, int(matched[1])))
     return found
 
 
@@ -110,7 +108,9 @@ def _routes(counter: _Counter) -> Hook:
             router.plan = plan
         logits, weights, chosen = output
         experts = logits.shape[-1] if plan is None else _experts_of(router)
-        picked = torch.zeros(len(chosen), experts, dtype=torch.bool, device=chosen.device).scatter_(1, chosen, True)
+        # Dynamic skipping leaves a skipped expert in its place, with weight 0.
+        used = torch.ones_like(chosen, dtype=torch.bool) if plan is None or plan.skip_below is None else weights != 0
+        picked = torch.zeros(len(chosen), experts, dtype=torch.bool, device=chosen.device).scatter_(1, chosen, used)
         scaled = torch.zeros(picked.shape, dtype=torch.float64, device=chosen.device)
         counter.add(picked, scaled.scatter_(1, chosen, weights.double()))
 
@@ -134,15 +134,19 @@ def _divisions(counter: _Counter) -> Hook:
     return hook
 
 
-def _masked_layer(network: MaskedNetwork, index: int) -> RoutedLayer:
-    """One expert per token, and the stand-in counts them itself, since the edit was made."""
-    counts: NDArray[np.int64] = network.loads.round().long().cpu().numpy()
-    return RoutedLayer(index, counts, network.shares.cpu().numpy(), np.diag(counts))
+def _masks(counter: _Counter) -> Hook:
+    def hook(network: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        assert isinstance(network, MaskedNetwork)
+        logits, chosen = choose_expert(args[0].reshape(-1, args[0].shape[-1]), network.router)
+        counter.add(nn.functional.one_hot(chosen, logits.shape[-1]), torch.softmax(logits, dim=-1))
+
+    return hook
 
 
 _HOOKS: dict[type, Callable[[_Counter], Hook]] = {
     EditableRouter: _routes,
     FactorizedNetwork: _divisions,
+    MaskedNetwork: _masks,
 }
 
 

@@ -57,9 +57,14 @@ def local_directory(config: ModelConfig) -> Path | None:
     return None
 
 
-def _require_safetensors(config: ModelConfig) -> None:
+def has_weights(config: ModelConfig) -> bool:
+    """Whether there are weights to load; of a hub id it is assumed."""
     directory = local_directory(config)
-    if directory is not None and not any(directory.glob("*.safetensors")):
+    return directory is None or any(directory.glob("*.safetensors"))
+
+
+def _require_safetensors(config: ModelConfig) -> None:
+    if not has_weights(config):
         raise UserError(
             f"model {config.path}: no *.safetensors file; pickled weights are never loaded, "
             "convert the checkpoint first"

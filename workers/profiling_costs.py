@@ -6,8 +6,8 @@ The rule for operations, a multiply and an add counting two:
   output layer; looked-up embeddings, norms, biases, activations and rotary embedding count nothing;
 - attention counts 4 x attended positions x heads x head dimension per layer (queries with keys, weights with values).
 
-It is the work that the model's code does. A mask that is applied to a finished product saves parameters in use but no
-operations: such a product counts whole.
+It is the work that the model's code does. A mask that is applied to a finished product saves nothing: the product
+counts whole, in operations and in parameters used.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class ModelCosts:
 
     Attributes:
         parameters: all of them, a shared tensor once.
-        active_parameters: of these, all but those that a token passes by: experts not chosen, masked neurons and
-            dimensions. Upper bounds where several routers must agree (FactorLLM).
+        active_parameters: of these, all but those that a token passes by: experts not chosen and other experts'
+            neurons. Upper bounds where several routers must agree (FactorLLM).
         weight_bytes: bytes of parameters and buffers as loaded, a shared tensor once.
         linear_flops: operations per token in matrix products with weights.
         attention_flops: operations per token in attention, for the last token of a context.
@@ -142,16 +142,7 @@ def _masked(module: Any, config: Any) -> _Use:
 
 
 def _masked_values(module: Any, config: Any) -> _Use:
-    head_dim = module.value_bias.numel()
-    whole = sum(each.numel() for each in module.whole.parameters())
-    router = module.value_router.numel() + module.value_directions.numel()
-    return _Use(whole * (head_dim - module.active) // head_dim, router, (module.whole,))
-
-
-def _masked_output(module: Any, config: Any) -> _Use:
-    values = module.values[0]
-    head_dim = values.value_bias.numel()
-    return _Use(module.whole.weight.numel() * (head_dim - values.active) // head_dim, 0, (module.whole,))
+    return _Use(0, module.value_router.numel() + module.value_directions.numel(), (module.whole,))
 
 
 def _block_mixed(module: Any, config: Any) -> _Use:
@@ -171,7 +162,6 @@ _NATIVE: dict[str, Callable[[Any, Any], _Use]] = {
     "FactorizedNetwork": _factorised,
     "MaskedNetwork": _masked,
     "MaskedValues": _masked_values,
-    "MaskedOutput": _masked_output,
 }
 """Modules of the modelling code that native exports bring (the *.jinja files beside this one), by class."""
 

@@ -187,7 +187,7 @@ def compared_spans(split: PreparedSplit, tokenized: TokenizedSplit, greedy: Sequ
     answers = tuple(tokenized.golds if split.positions == "answer" else greedy)
     if not all(answers):
         where = f"task {split.task}, split {split.split}, example {answers.index(())}"
-        raise UserError(f"{where}: it has no answer whose predictions could be compared; say positions: greedy")
+        raise UserError(f"{where}: it has no answer whose predictions could be compared; say positions: greedy or text")
     return [((*prompt, *answer), len(answer)) for prompt, answer in zip(tokenized.prompts, answers, strict=True)]
 
 

@@ -33,11 +33,11 @@ class RoutedLayer:
 
     Attributes:
         layer: index of the decoder layer.
-        counts: tokens that chose each expert, int64 [E].
+        counts: tokens that chose each expert and, with dynamic skipping, didn't skip it, int64 [E].
         weights: what each expert's outputs were scaled by, summed over the tokens that chose it, float64 [E]: routing
             weights in MoE layers, the output scale in divided networks. Masked networks scale nothing; theirs are the
             router's softmax, summed over all tokens.
-        together: tokens that chose both of two experts, int64 [E, E]; `counts` on the diagonal.
+        together: tokens counted for both of two experts, int64 [E, E]; `counts` on the diagonal.
         origins: of EEP's new experts, the original one that each has the largest coefficient of; empty elsewhere.
         neurons: of one expert, of all experts' union, and of the whole network; empty where experts are whole networks.
     """

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from moevolve.search.cli.console import DEFAULT_STORE, JsonOption, StoreOption, output, print_json, print_table
+from moevolve.search.cli.console import (
+    DEFAULT_STORE,
+    JsonOption,
+    ModelOption,
+    StoreOption,
+    output,
+    print_json,
+    print_table,
+)
 
 if TYPE_CHECKING:
     from moevolve.search.analysing import Analysis
@@ -27,6 +35,7 @@ def analyse(
     out: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="DIR", help="Write figures and analysis.json there.")
     ] = None,
+    model: ModelOption = None,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
@@ -35,7 +44,7 @@ def analyse(
     from moevolve.store.repository import Store
 
     with Store.open(store, create=False) as opened:
-        analysis = analyse_individual(opened, individual, task, split, tokens)
+        analysis = analyse_individual(opened, individual, task, split, tokens, model)
     written = [] if out is None else write_analysis(analysis, out)
     if as_json:
         print_json(as_data(analysis))

@@ -8,7 +8,16 @@ from typing import Annotated, Literal
 import typer
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.cli.console import DEFAULT_STORE, JsonOption, StoreOption, output, percent, print_json, print_table
+from moevolve.search.cli.console import (
+    DEFAULT_STORE,
+    JsonOption,
+    ModelOption,
+    StoreOption,
+    output,
+    percent,
+    print_json,
+    print_table,
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -24,6 +33,7 @@ def evaluate(
     ],
     split: Annotated[Literal["search", "dev", "test"], typer.Option("--split", help="Which split.")] = "test",
     search: Annotated[str | None, typer.Option("--search", help="Whose full model (with `full`).")] = None,
+    model: ModelOption = None,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
@@ -32,7 +42,7 @@ def evaluate(
     from moevolve.store.repository import Store
 
     with Store.open(store, create=False) as opened:
-        subject = find_subject(opened, individual, search)
+        subject = find_subject(opened, individual, search, model)
         record = evaluate_subject(opened, subject, task, split)
     bounds = None if record.score is None else interval(record)
     if as_json:
@@ -76,6 +86,7 @@ def export(
         Literal["stock", "native"] | None,
         typer.Option("--form", help="Plain transformers, or with its own code; default: stock where that is exact."),
     ] = None,
+    model: ModelOption = None,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
@@ -83,6 +94,7 @@ def export(
 
     A target that ends in .pth gets the EEP authors' coefficient file instead.
     """
+    from moevolve.search.config_genomes import parts_of
     from moevolve.search.exporting import export_coefficients, export_individual
     from moevolve.store.repository import Store
 
@@ -90,18 +102,21 @@ def export(
         if target.suffix == ".pth":
             if form is not None:
                 raise UserError(f"--form {form}: a coefficient file has no form; leave it out")
+            if model is not None:
+                raise UserError(f"--model {model}: a coefficient file needs no weights; leave it out")
             export_coefficients(opened, individual, target)
             if as_json:
                 print_json({"file": target})
             else:
                 output.print(f"wrote {target}", highlight=False)
             return
-        report = export_individual(opened, individual, target, form)
+        report = export_individual(opened, individual, target, form, model)
+        parts = parts_of([opened.individual(individual).search.genome_kind])
     if as_json:
         print_json(report)
         return
     output.print(
-        f"wrote {report.directory} ({report.form} checkpoint, {report.experts} experts, {report.active} active, "
+        f"wrote {report.directory} ({report.form} checkpoint, {report.experts} {parts}, {report.active} active, "
         f"{report.parameters:,} parameters, {report.size_bytes / 2**20:.1f} MiB); reloaded, its logits agree within "
         f"{report.agreement.accepted_difference:.2g}",
         highlight=False,
@@ -120,7 +135,11 @@ def import_eep(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="The EEP authors' coefficient files (.pth).")],
     experts_of: Annotated[
         str,
-        typer.Option("--experts-of", metavar="MODEL_OR_CONFIG", help="Checkpoint or run configuration they are for."),
+        typer.Option(
+            "--experts-of",
+            metavar="MODEL_OR_CONFIG",
+            help="What they are for: a checkpoint, a folder with its config.json, or a run configuration.",
+        ),
     ],
     active: Annotated[
         int | None, typer.Option("--active", min=1, help="Experts per token; default: the model's.")
@@ -129,7 +148,10 @@ def import_eep(
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Store coefficient files as individuals, one search per file, ready to be shown, evaluated and exported."""
+    """Store coefficient files as individuals, one search per file, ready to be shown, evaluated and exported.
+
+    No weights are needed before an individual is run: name them then, with --model.
+    """
     from moevolve.search.importing import import_files
 
     imported = import_files(files, experts_of, active, router_space, store)

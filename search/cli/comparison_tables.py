@@ -7,23 +7,17 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from moevolve.search.cli.console import millions, output, percent, print_table
-from moevolve.search.comparing.rows import Measured, Row
-from moevolve.search.comparing.significance import Significance
-from moevolve.search.finalise import BEST_LABEL, FULL_LABEL
-
-_NOTE = (
-    "test: mean over seeds, 95 % interval over examples; +- standard deviation over seeds (random draws: over draws). "
-    "p: paired tests on the examples, two-sided, against the full model and the best baseline. cost: models evaluated "
-    "and workers' time for them, per search."
-)
+from moevolve.search.cli.console import millions, output, print_table
+from moevolve.search.comparing.rows import Row
+from moevolve.search.comparing.significance import Significance, holm
+from moevolve.search.standings import BEST_LABEL, FULL_LABEL, Score
 
 
 def print_tables(name: str, rows: Sequence[Row]) -> None:
     """One table per task and budget; with several tasks, one per budget that sums them up."""
     for title, headings, body in _tables(name, rows):
         print_table(title, [(heading, place > 0) for place, heading in enumerate(headings)], body)
-    output.print(_NOTE, highlight=False)
+    output.print(_note(rows), highlight=False)
 
 
 def write_markdown(name: str, rows: Sequence[Row], path: Path) -> None:
@@ -31,16 +25,16 @@ def write_markdown(name: str, rows: Sequence[Row], path: Path) -> None:
     parts = []
     for title, headings, body in _tables(name, rows):
         lines = [headings, ["---", *(["---:"] * (len(headings) - 1))], *body]
-        flat = ("| " + " | ".join(cell.replace("\n", ", ") for cell in line) + " |" for line in lines)
+        flat = ("| " + " | ".join(_flat(cell) for cell in line) + " |" for line in lines)
         parts.append(f"**{title}**\n\n" + "\n".join(flat) + "\n")
-    path.write_text("\n".join([*parts, _NOTE, ""]), encoding="utf-8")
+    path.write_text("\n".join([*parts, _note(rows), ""]), encoding="utf-8")
 
 
 def write_csv(rows: Sequence[Row], path: Path) -> None:
-    """One line per row, task and split."""
+    """One line per row, task and split; p-values are of each test alone."""
     fields = ["task", "budget", "method", "contestant", "baseline", "seeds"]
     fields += ["split", "of_task", "score", "low", "high", "spread", "parameters", "active_parameters"]
-    fields += ["evaluations", "seconds", "p_full", "p_baseline", "refs", "failure"]
+    fields += ["evaluations", "seconds", "p_full", "p_baseline", "best_baseline", "best_by", "refs", "failure"]
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(fields)
@@ -49,40 +43,76 @@ def write_csv(rows: Sequence[Row], path: Path) -> None:
                 writer.writerow(_line(row, score))
 
 
-def _line(row: Row, score: Measured | None) -> list[object]:
+def _line(row: Row, score: Score | None) -> list[object]:
     head = [row.task, row.budget, row.method, row.contestant, row.baseline, row.seeds]
     measured: list[object] = [None] * 6
     if score is not None:
         measured = [score.split, score.task, score.score, score.low, score.high, score.spread]
-    tests = [None if test is None else test.p for test in (row.against_full, row.against_baseline)]
+    best = row.against_baseline
+    tests: list[object] = [None if test is None else test.p for test in (row.against_full, best)]
+    tests += [None, None] if best is None else [best.against, row.best_by]
     costs = [row.parameters, row.active_parameters, row.evaluations, row.seconds]
     return [*head, *measured, *costs, *tests, " ".join(row.refs), row.failure]
+
+
+def _flat(cell: str) -> str:
+    return cell.replace("\n+-", " +-").replace("\n(", " (").replace("\n", ", ")
+
+
+def _note(rows: Sequence[Row]) -> str:
+    """How to read the tables."""
+    tests = [test for row in rows for test in (row.against_full, row.against_baseline) if test is not None]
+    over = "examples and seeds" if any(test.seeds > 1 for test in tests) else "examples"
+    said = [
+        f"test: mean over seeds, 95 % interval over {over}; +- standard deviation over seeds (random draws: over "
+        "draws). cost: models evaluated and workers' time for them, per search."
+    ]
+    if tests:
+        said.append(
+            f"p: paired tests on test, over {over}, two-sided, against the full model and the best baseline, corrected "
+            "for the tests of one column (Holm)."
+        )
+    if any(test.seeds == 1 for test in tests):
+        said.append("With one seed, intervals and p say nothing of what another seed would find.")
+    if any(row.best_by == "search" and row.against_baseline is not None for row in rows):
+        said.append("The best baseline is the best on search where not all were scored on dev.")
+    return " ".join(said)
 
 
 def _tables(name: str, rows: Sequence[Row]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     """Title, headings and cells of every table."""
     for key, group in groupby(rows, key=lambda row: (row.task, row.budget)):
-        yield ", ".join([name, *(label for label in key if label)]), *_table(list(group))
+        here = list(group)
+        yield ", ".join([name, *(label for label in key if label)]) + _best(here), *_table(here)
     tasks = list(dict.fromkeys(row.task for row in rows))
     for budget in dict.fromkeys(row.budget for row in rows) if len(tasks) > 1 else ():
-        title = ", ".join([name, *([budget] if budget else []), "all tasks"])
+        title = ", ".join([name, *([budget] if budget else []), "all tasks: test"])
         here = [row for row in rows if row.budget == budget]
-        yield f"{title}: test; * another score than the best baseline's, p < 0.05", *_summary(tasks, here)
+        starred = any(row.against_baseline is not None for row in here)
+        said = "; * another score than the best baseline's, p < 0.05, corrected for all of this table (Holm)"
+        yield title + (said if starred else ""), *_summary(tasks, here)
+
+
+def _best(rows: Sequence[Row]) -> str:
+    """Which baseline is the best one, and how that is known."""
+    found = ((row.against_baseline.against, row.best_by) for row in rows if row.against_baseline is not None)
+    name, split = next(found, (None, None))
+    return "" if name is None else f" (best baseline, by {split}: {name})"
 
 
 def _summary(tasks: Sequence[str], rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """Contestants by tasks, headline scores."""
+    corrected = dict(zip(map(id, rows), _corrected([row.against_baseline for row in rows]), strict=True))
     found = {(_label(row), row.task): row for row in rows}
     body = []
     for label in dict.fromkeys(label for label, _ in found):
         cells = [found.get((label, task)) for task in tasks]
-        body.append([label, *("-" if row is None else _headline(row) for row in cells)])
+        body.append([label, *("-" if row is None else _headline(row, corrected[id(row)]) for row in cells)])
     return ["method", *tasks], body
 
 
-def _headline(row: Row) -> str:
-    test = row.against_baseline
-    return _mean(row.headline) + (" *" if test is not None and test.p < 0.05 else "")
+def _headline(row: Row, p: float | None) -> str:
+    return _mean(row.headline) + (" *" if p is not None and p < 0.05 else "")
 
 
 def _table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
@@ -94,14 +124,21 @@ def _table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
         columns[split] = [_mean(row.score(split)) for row in rows]  # type: ignore[arg-type]
     for task in tasks:
         heading = f"test: {task or 'all'}" if task or several else "test"
-        columns[heading] = [_cell(row.score("test", task), full=not task) for row in rows]
-    columns["p full"] = [_p(row.against_full) for row in rows]
-    columns["p baseline"] = [_p(row.against_baseline) for row in rows]
+        scores = [row.score("test", task) for row in rows]
+        columns[heading] = [_mean(score) if task or score is None else "\n".join(score.lines) for score in scores]
+    columns["p full\n(Holm)"] = [_p(p) for p in _corrected([row.against_full for row in rows])]
+    columns["p baseline\n(Holm)"] = [_p(p) for p in _corrected([row.against_baseline for row in rows])]
     columns["parameters"] = [millions(round(row.parameters)) if row.scores else "-" for row in rows]
     columns["active"] = [millions(round(row.active_parameters)) if row.scores else "-" for row in rows]
     columns["cost"] = [f"{row.evaluations:.0f}\n{row.seconds:.0f} s" if row.evaluations else "-" for row in rows]
     kept = {heading: cells for heading, cells in columns.items() if set(cells) != {"-"}}
     return list(kept), [list(cells) for cells in zip(*kept.values(), strict=True)]
+
+
+def _corrected(tests: Sequence[Significance | None]) -> list[float | None]:
+    """P-values of one family, corrected; None where there is no test."""
+    corrected = iter(holm([test.p for test in tests if test is not None]))
+    return [None if test is None else next(corrected) for test in tests]
 
 
 def _label(row: Row) -> str:
@@ -110,22 +147,11 @@ def _label(row: Row) -> str:
     return f"{label}\nfailed: {row.failure}" if row.failure else label
 
 
-def _mean(score: Measured | None) -> str:
-    return "-" if score is None else percent(score.score)
+def _mean(score: Score | None) -> str:
+    return "-" if score is None else score.lines[0]
 
 
-def _cell(score: Measured | None, *, full: bool) -> str:
-    if score is None or not full:
-        return _mean(score)
-    lines = [percent(score.score)]
-    if score.spread is not None:
-        lines[0] += f" +- {100 * score.spread:.1f}"
-    if score.low is not None:
-        lines.append(f"{percent(score.low)} - {percent(score.high)}")
-    return "\n".join(lines)
-
-
-def _p(test: Significance | None) -> str:
-    if test is None:
+def _p(p: float | None) -> str:
+    if p is None:
         return "-"
-    return "< 0.001" if test.p < 0.001 else f"{test.p:.3f}"
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"

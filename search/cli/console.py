@@ -29,6 +29,12 @@ StoreOption = Annotated[
     str,
     typer.Option("--store", envvar="MOEVOLVE_STORE", help="SQLAlchemy URL of the store.", show_envvar=True),
 ]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model", metavar="PATH", help="The search's checkpoint (folder or hub id), if it isn't where the store says."
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 DEFAULT_STORE = "sqlite:///moevolve.db"
 

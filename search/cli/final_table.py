@@ -7,75 +7,66 @@ from collections.abc import Sequence
 
 from rich.markup import escape
 
-from moevolve.evaluators.types import SPLITS
-from moevolve.search.cli.console import millions, output, percent, print_table
-from moevolve.search.finalise import Contestant, FinalReport, SplitScore
+from moevolve.evaluators.types import SPLITS, Split
+from moevolve.search.cli.console import output, print_table
+from moevolve.search.standings import Contestant, Standings
 from moevolve.store.session import without_password
 
 
-def print_report(report: FinalReport, store: str) -> None:
+def print_standings(found: Standings, store: str) -> None:
     """The contestants, one line each, in a block per task, and what to do next."""
-    measured = {(score.task, score.split) for row in report.contestants for score in row.scores}
-    splits = [split for split in SPLITS if any(split == name for _, name in measured)]
-    tasks = list(dict.fromkeys(score.task for row in report.contestants for score in row.scores))
-    sizes = ("parameters", *(["active"] if _tokens_skip_parameters(report) else []), "memory")
+    tasks = [*found.tasks, *found.others]
+    measured = {score.split for one in found.contestants for score in one.scores}
+    splits = [split for split in SPLITS if split in measured]
+    sizes = ("parameters", *(["active"] if _tokens_skip_parameters(found) else []), "memory")
     columns = [("model", False), *((heading, True) for heading in (*splits, *sizes))]
     rows: list[list[str]] = []
     ends = []
     for task in tasks:
         if len(tasks) > 1:
             rows.append([f"[bold]{escape(task)}[/bold]", *[""] * (len(columns) - 1)])
-        measured_on = [row for row in report.contestants if any(score.task == task for score in row.scores)]
-        rows += [_row(contestant, task, splits, sizes, report) for contestant in measured_on]
+        rows += [_row(one, task, splits, sizes, found) for one in found.contestants if _has(one, task)]
         ends.append(len(rows) - 1)
     print_table(
-        f"{report.search} on {', '.join(tasks)}: "
+        f"{found.search} on {', '.join(tasks)}: "
         "score in % with 95 % interval (mean of draws: +- one standard deviation)",
         columns,
         rows,
         ends,
     )
-    if report.winner is None:
+    if found.winner is None:
         output.print("every individual failed; see `moevolve searches` and `moevolve show` for the reasons")
         return
     output.print("Next:", highlight=False)
     store = shlex.quote(without_password(store))
-    ranking = f"--task {tasks[0]}" if len(tasks) == 1 else f"--search {report.search}"
+    ranking = f"--task {tasks[0]}" if len(tasks) == 1 else f"--search {found.search}"
     for command in (
         f"moevolve best {ranking} --store {store}",
-        f"moevolve show {report.winner} --store {store}",
-        f"moevolve export {report.winner} ./{report.search}-model --store {store}",
+        f"moevolve show {found.winner} --store {store}",
+        f"moevolve export {found.winner} ./{found.search}-model --store {store}",
     ):
         output.print(f"  {command}", highlight=False, soft_wrap=True)
 
 
-def _tokens_skip_parameters(report: FinalReport) -> bool:
+def _tokens_skip_parameters(found: Standings) -> bool:
     """Whether a dense model became one of which a token uses a part: that part is then what was saved."""
-    full, *others = report.contestants
-    dense = full.active_parameters == full.parameters
-    return dense and any(one.active_parameters < one.parameters for one in others)
+    full, *others = found.contestants
+    return full.active_parameters == full.parameters and any(one.active_parameters != one.parameters for one in others)
+
+
+def _has(contestant: Contestant, task: str) -> bool:
+    return any(score.task == task for score in contestant.scores)
 
 
 def _row(
-    contestant: Contestant, task: str, splits: Sequence[str], sizes: Sequence[str], report: FinalReport
+    contestant: Contestant, task: str, splits: Sequence[Split], sizes: Sequence[str], found: Standings
 ) -> list[str]:
-    scores = {score.split: score for score in contestant.scores if score.task == task}
-    label = contestant.label if contestant.ref is None else f"{contestant.label}\n{contestant.ref}"
+    scores = (contestant.score(task, split) for split in splits)
     shown = {
-        "parameters": _share(contestant.parameters, report),
-        "active": _share(contestant.active_parameters, report),
-        "memory": f"{contestant.parameters * report.dtype_bytes / 2**20:,.0f} MiB",
+        "parameters": found.share(contestant.parameters),
+        "active": found.share(contestant.active_parameters),
+        "memory": [found.memory(contestant.parameters)],
     }
-    return [label, *(_cell(scores.get(split), contestant) for split in splits), *(shown[size] for size in sizes)]
-
-
-def _share(parameters: int, report: FinalReport) -> str:
-    return f"{millions(parameters)}\n{100 * parameters / report.parameters_full:.0f} %"
-
-
-def _cell(score: SplitScore | None, contestant: Contestant) -> str:
-    if score is None:
-        return "-"
-    if contestant.draws:
-        return f"{percent(score.score)}\n+- {100 * (score.high - score.score):.1f}"
-    return f"{percent(score.score)}\n{percent(score.low)} - {percent(score.high)}"
+    cells = [*(["-"] if score is None else score.lines for score in scores), *(shown[size] for size in sizes)]
+    label = [contestant.label, *([] if contestant.ref is None else [contestant.ref])]
+    return ["\n".join(lines) for lines in (label, *cells)]

@@ -34,6 +34,7 @@ def best_json(row: BestRow) -> dict[str, Any]:
         "search": row.search_name,
         "task": row.task,
         "ranked_by": row.ranked_by,
+        "genome_kind": row.genome_kind,
         "scores": {"search": row.search_score, "dev": row.dev_score, "test": row.test_score},
         "experts": row.experts,
         "active": row.active,

@@ -17,6 +17,7 @@ from moevolve.search.cli.console import (
     print_table,
 )
 from moevolve.search.cli.listing_json import best_json, individual_json, search_json
+from moevolve.search.config_genomes import SECTIONS, parts_of
 from moevolve.store.answers import LineageGraph
 from moevolve.store.lineage import to_dot
 from moevolve.store.records import FitnessRecord, IndividualDetail
@@ -65,8 +66,8 @@ def searches(store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) ->
 
 def best(
     task: Annotated[str | None, typer.Option("--task", help="Rank for this task; default: every task.")] = None,
-    experts: Annotated[int | None, typer.Option("--experts", help="Only with this many retained experts.")] = None,
-    active: Annotated[int | None, typer.Option("--active", help="Only with this many active experts.")] = None,
+    experts: Annotated[int | None, typer.Option("--experts", help="Only with this many experts, or blocks.")] = None,
+    active: Annotated[int | None, typer.Option("--active", help="Only with this many of them active.")] = None,
     search: Annotated[str | None, typer.Option("--search", help="Only from this search.")] = None,
     by: Annotated[
         Literal["dev", "search", "test"],
@@ -88,7 +89,7 @@ def best(
         ("search", True),
         ("dev", True),
         ("test", True),
-        ("experts", True),
+        (parts_of({row.genome_kind for row in found} or SECTIONS), True),
         ("active", True),
         ("parameters", True),
         ("genome", False),
@@ -211,12 +212,12 @@ def _status(fitness: FitnessRecord) -> str:
 
 def _shape(detail: IndividualDetail) -> tuple[str, str]:
     """What the numbers of experts stand for depends on the kind of genome."""
-    record = detail.individual
-    if detail.search.genome_kind == "nanomoe":
-        return "blocks", f"{record.experts} of inputs and of outputs per layer"
-    if detail.search.genome_kind == "eep":
-        return "experts", f"{record.experts} retained, {record.active} active"
-    return "experts", f"{record.experts} per network, {record.active} active"
+    record, kind = detail.individual, detail.search.genome_kind
+    if kind == "nanomoe":
+        return parts_of([kind]), f"{record.experts} of inputs and of outputs per layer"
+    if kind == "eep":
+        return parts_of([kind]), f"{record.experts} retained, {record.active} active"
+    return parts_of([kind]), f"{record.experts} per network, {record.active} active"
 
 
 def _print_lineage(graph: LineageGraph) -> None:

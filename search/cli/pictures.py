@@ -23,19 +23,19 @@ def plot(
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
     """Draw a search: score over evaluations, and what was searched of the best individual (matrices, masks ...)."""
+    from moevolve.search.config import RunConfig
     from moevolve.search.config_files import parse_stored_config
     from moevolve.search.evaluation import find_subject, full_fitness, start_of
     from moevolve.search.plots import plot_search
-    from moevolve.search.reporting.standings import Scorer, find_winner
+    from moevolve.search.standings import standings
     from moevolve.store.repository import Store
 
     with Store.open(store, create=False) as opened:
         record = opened.search(search)
         history = opened.history(record.id)
-        config = parse_stored_config(record.config)
-        winner, _ = find_winner(opened, record, config, Scorer(opened, record, config))
-        reference = individual or (winner.ref if winner is not None else None)
-        subject = None if reference is None else find_subject(opened, reference)
+        imported = None if isinstance(parse_stored_config(record.config), RunConfig) else f"{record.name}:0"
+        reference = individual or imported or standings(opened, record, history).winner
+        subject = None if reference is None else find_subject(opened, reference, weights=False)
         genome, start = (None, None) if subject is None else (subject.genome, start_of(subject, history))
         plot_search(out, record.name, history, full_fitness(opened, record), genome, reference or "", start)
     output.print(f"wrote {out}", highlight=False)

@@ -13,6 +13,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.cli.console import (
     DEFAULT_STORE,
     JsonOption,
+    ModelOption,
     StoreOption,
     errors,
     print_json,
@@ -46,6 +47,7 @@ def profile(
         int | None, typer.Option("--threads", min=1, help="Of torch on the CPU; default: its own.")
     ] = None,
     search: Annotated[str | None, typer.Option("--search", help="Whose full model (with `full`).")] = None,
+    model: ModelOption = None,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Let modelling code in a checkpoint's folder run.")
     ] = False,
@@ -65,7 +67,17 @@ def profile(
     from moevolve.workers.profiling import ProfileError
 
     request = ProfileRequest(
-        tuple(models), sizes, prompt_tokens, new_tokens, repeats, search, device, threads, trust_remote_code, apart
+        tuple(models),
+        sizes,
+        prompt_tokens,
+        new_tokens,
+        repeats,
+        search,
+        device,
+        threads,
+        trust_remote_code,
+        apart,
+        model,
     )
     # A lost terminal sends SIGHUP, after which there must be as little left behind as after Ctrl-C.
     signals = (signal.SIGTERM, signal.SIGHUP)

@@ -139,7 +139,7 @@ def _stored_plan(store: Store, search: str, url: str, overrides: list[str] | Non
 def _follow(plan: Plan, store: Store, as_json: bool) -> None:
     """Run a recorded search under a progress bar, then print its final table."""
     from moevolve.search import service
-    from moevolve.search.cli.final_table import print_report
+    from moevolve.search.cli.final_table import print_standings
     from moevolve.search.cli.progress import watch
     from moevolve.search.pool import PoolError
     from moevolve.store.session import without_password
@@ -147,8 +147,8 @@ def _follow(plan: Plan, store: Store, as_json: bool) -> None:
     name = plan.config.name
     hint = f"continue with: moevolve resume {name} --store {shlex.quote(without_password(plan.config.store))}"
     with told_in_a_line(f"{INTERRUPTED}, {hint}", PoolError, hint), watch(name) as observer:
-        report = service.execute(plan, store, observer)
+        found = service.execute(plan, store, observer)
     if as_json:
-        print_json(report)
+        print_json(found)
     else:
-        print_report(report, plan.config.store)
+        print_standings(found, plan.config.store)

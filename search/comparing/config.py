@@ -151,17 +151,22 @@ def _cells(section: ComparisonSection, path: Path) -> Iterator[Cell]:
 
 
 def _one_shot(name: str, data: Mapping[str, Any], where: str) -> Overrides:
-    """The settings of a search that is one individual: what the baseline gives; random ones are as many as drawn."""
+    """The settings of a search that is one individual: what the baseline gives; random ones are as many as drawn.
+
+    It is scored on `dev`, which says which baseline is the best one, unless the base ranks nothing there.
+    """
+    final = data.get("final")
+    final = final if isinstance(final, dict) else {}
     if name == "random":
-        final = data.get("final")
-        draws = (final.get("random_draws") if isinstance(final, dict) else None) or 20
+        draws = final.get("random_draws") or 20
         phase: dict[str, Any] = {"kind": "prune", "evaluations": draws, "initial": draws}
         return {"phases": [phase], "strategy": "evolution", "final.rerank": 0, "final.random_draws": draws}
     if name not in BASELINES:
         raise UserError(f"{where}: baseline: {name} is unknown; there are random, {', '.join(BASELINES)}")
     kind = BASELINES[name].phases[0]
     phase = {"kind": kind, "evaluations": 1, "initial": 1, "init": [name]}
-    return {"phases": [phase], "strategy": "evolution", "final.rerank": 1, "final.random_draws": 0}
+    rerank = 0 if final.get("rerank") == 0 else 1
+    return {"phases": [phase], "strategy": "evolution", "final.rerank": rerank, "final.random_draws": 0}
 
 
 def _slug(label: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from statistics import fmean, stdev
@@ -12,31 +12,15 @@ import numpy as np
 from moevolve.evaluators.types import SPLITS, Split
 from moevolve.search.calibrating import stored_calibration
 from moevolve.search.comparing.run import Outcome
-from moevolve.search.comparing.significance import Outcomes, Significance, paired_test, weighted_interval
-from moevolve.search.finalise import BEST_LABEL, FULL_LABEL, Contestant
+from moevolve.search.comparing.significance import Outcomes, Significance, paired_test, score_interval
+from moevolve.search.standings import BEST_LABEL, FULL_LABEL, Contestant, Score, Scorer, Standings
+from moevolve.store.records import EvaluationRecord
 from moevolve.store.repository import Store
-from moevolve.workers.config import engine_fingerprint
 
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A score in [0, 1], mean over seeds.
-
-    Attributes:
-        task: which; `` for the weighted mean over all tasks.
-        split: on which it was measured.
-        score: mean over seeds.
-        low, high: 95 % interval over examples, of outcomes averaged over seeds; None for means over random draws, and
-            over several seeds of a held-out task.
-        spread: standard deviation over seeds, or over draws; None for a single model.
-    """
-
-    task: str
-    split: Split
-    score: float
-    low: float | None
-    high: float | None
-    spread: float | None
+_Held = Sequence[tuple[Outcome, Contestant]]
+"""A contestant in each of the searches, one per seed, that have it."""
+_Found = Sequence[dict[tuple[str, Split], EvaluationRecord]]
+"""By task and split, what the contestants were evaluated on, in the same order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +32,15 @@ class Row:
         contestant: `best found`, `unsearched start`, `random pruning, 20 draws` ...
         baseline: whether it is a one-shot baseline.
         seeds: how many searches it is a mean of.
-        scores: per split, the mean over tasks first, then (if there are several) each task's, and held-out ones'.
+        scores: per split, the mean over tasks first, then (if there are several) each task's, and held-out ones';
+            each the mean over seeds. Intervals are over examples and, of several seeds, over seeds (`score_interval`);
+            there are none for means over random draws, and for several seeds of a held-out task.
         parameters, active_parameters: of the model, per token the second; means over seeds.
         evaluations: different models evaluated on `search` or `dev`, mean over seeds.
         seconds: workers' time for them and for what the method starts from, mean over seeds.
-        against_full, against_baseline: paired tests of `headline` against the full model, and against the best
-            baseline; None where there is nothing to pair.
+        against_full, against_baseline: paired tests on `test` against the full model, and against the best baseline;
+            None where there is nothing to pair.
+        best_by: split that says which baseline is the best one: `dev`, or `search` where not all were scored on that.
         refs: the individuals, one per seed.
         failure: why there is nothing else, or why seeds are missing or score nothing on a split.
         outcomes: what the paired tests are made on; empty once they are.
@@ -65,23 +52,24 @@ class Row:
     contestant: str
     baseline: bool
     seeds: int = 0
-    scores: tuple[Measured, ...] = ()
+    scores: tuple[Score, ...] = ()
     parameters: float = 0.0
     active_parameters: float = 0.0
     evaluations: float = 0.0
     seconds: float = 0.0
     against_full: Significance | None = None
     against_baseline: Significance | None = None
+    best_by: Split | None = None
     refs: tuple[str, ...] = ()
     failure: str | None = None
     outcomes: tuple[Outcomes, ...] = field(default=(), repr=False)
 
-    def score(self, split: Split, task: str = "") -> Measured | None:
+    def score(self, split: Split, task: str = "") -> Score | None:
         """The score on a split; of all tasks together unless one is named."""
         return next((each for each in self.scores if (each.split, each.task) == (split, task)), None)
 
     @property
-    def headline(self) -> Measured | None:
+    def headline(self) -> Score | None:
         """The score that counts: on `test`, or on `search` where that wasn't scored."""
         return self.score("test") or self.score("search")
 
@@ -91,34 +79,38 @@ def comparison_rows(outcomes: Sequence[Outcome], store: Store) -> list[Row]:
     rows: list[Row] = []
     for (task, budget), group in groupby(outcomes, key=lambda each: (each.cell.task, each.cell.budget)):
         here = list(group)
-        methods = list(dict.fromkeys(each.cell.method for each in here))
-        found = _full(here, store)
-        for method in methods:
-            found += _method([each for each in here if each.cell.method == method], store)
-        rows += _tested([replace(row, task=task, budget=budget) for row in found])
+        seeds = tuple(dict.fromkeys(each.cell.config.seed for each in here))
+        found = _full(here, seeds, store)
+        for method in dict.fromkeys(each.cell.method for each in here):
+            found += _method([each for each in here if each.cell.method == method], seeds, store)
+        rows += with_tests([replace(row, task=task, budget=budget) for row in found])
     return rows
 
 
-def _full(outcomes: Sequence[Outcome], store: Store) -> list[Row]:
+def _full(outcomes: Sequence[Outcome], seeds: tuple[int, ...], store: Store) -> list[Row]:
     """The unedited model; every search scored the same one, so the first that got so far will do."""
-    for outcome in outcomes:
-        for contestant in outcome.report.contestants if outcome.report is not None else ():
-            if contestant.label == FULL_LABEL:
-                return [replace(_row([(outcome, contestant)], store), method=FULL_LABEL, baseline=False)]
+    for outcome, report in _reported(outcomes):
+        row = replace(_row([(outcome, report.full)], (outcome.cell.config.seed,), store), method=FULL_LABEL)
+        # It is the same with every seed.
+        every = tuple(replace(each, values=each.values.repeat(len(seeds), axis=0)) for each in row.outcomes)
+        return [replace(row, baseline=False, outcomes=every)]
     return []
 
 
-def _method(outcomes: Sequence[Outcome], store: Store) -> list[Row]:
+def _reported(outcomes: Sequence[Outcome]) -> Iterator[tuple[Outcome, Standings]]:
+    return ((each, each.report) for each in outcomes if each.report is not None)
+
+
+def _method(outcomes: Sequence[Outcome], seeds: tuple[int, ...], store: Store) -> list[Row]:
     """A method's contestants over its seeds: random draws and its own start where they were scored, and the best."""
     rows = []
     cell = outcomes[0].cell
-    reported = [each for each in outcomes if each.report is not None]
-    labels = dict.fromkeys(c.label for each in reported for c in each.report.contestants)  # type: ignore[union-attr]
+    labels = dict.fromkeys(c.label for _, report in _reported(outcomes) for c in report.contestants)
     for label in labels:
-        held = [(each, c) for each in reported for c in each.report.contestants if c.label == label]  # type: ignore[union-attr]
+        held = [(each, c) for each, report in _reported(outcomes) for c in report.contestants if c.label == label]
         # Of a baseline of random ones, the draws themselves are the result, not the best of them.
         if label != FULL_LABEL and not (cell.baseline and label == BEST_LABEL and len(labels) > 2):
-            rows.append(_row(held, store))
+            rows.append(_row(held, seeds, store))
     failures = [f"seed {each.cell.config.seed}: {each.failure}" for each in outcomes if each.failure is not None]
     if failures:
         empty = Row("", "", cell.method, BEST_LABEL, cell.baseline, failure="; ".join(failures))
@@ -128,21 +120,16 @@ def _method(outcomes: Sequence[Outcome], store: Store) -> list[Row]:
     return rows
 
 
-def _row(held: Sequence[tuple[Outcome, Contestant]], store: Store) -> Row:
+def _row(held: _Held, seeds: tuple[int, ...], store: Store) -> Row:
     cell, first = held[0][0].cell, held[0][1]
-    scored = {score.split for _, contestant in held for score in contestant.scores}
-    if first.ref is not None and held[0][0].plan.config.final.test:
-        scored.add("test")  # an individual that broke there has no score
-    splits = [split for split in SPLITS if split in scored]
-    scores: list[Measured] = []
+    found = [_evaluations(outcome, contestant, store) for outcome, contestant in held]
+    scores: list[Score] = []
     outcomes: tuple[Outcomes, ...] = ()
-    for split in splits:
-        here = () if first.draws else _outcomes(held, split, store)
-        scores += _measured(held, split, here)
-        if split == "test":
-            scores += _held_out(held)
-        if split == "test" or ("test" not in splits and split == "search"):
-            outcomes = here
+    for split in SPLITS:
+        tasks = [each.task for each in held[0][0].plan.prepared.get(split, ())]
+        if tasks and all(contestant.score(task, split) for _, contestant in held for task in tasks):
+            outcomes = () if first.draws else _outcomes(held, found, split, seeds)
+            scores += _measured(held, split, outcomes)
     costs = [_cost(outcome, contestant, store) for outcome, contestant in held]
     return Row(
         task="",
@@ -151,26 +138,32 @@ def _row(held: Sequence[tuple[Outcome, Contestant]], store: Store) -> Row:
         contestant=first.label,
         baseline=cell.baseline,
         seeds=len(held),
-        scores=tuple(scores),
-        parameters=fmean(contestant.parameters for _, contestant in held),
-        active_parameters=fmean(contestant.active_parameters for _, contestant in held),
+        scores=(*scores, *_held_out(held)),
+        parameters=fmean(contestant.parameters or 0 for _, contestant in held),
+        active_parameters=fmean(contestant.active_parameters or 0 for _, contestant in held),
         evaluations=fmean(evaluations for evaluations, _ in costs),
         seconds=fmean(seconds for _, seconds in costs),
         refs=tuple(contestant.ref for _, contestant in held if contestant.ref is not None),
-        failure=_breaks(held, splits, store),
-        outcomes=outcomes,
+        failure=_breaks(held),
+        outcomes=outcomes if scores and scores[-1].split == "test" else (),
     )
 
 
-def _breaks(held: Sequence[tuple[Outcome, Contestant]], splits: Sequence[Split], store: Store) -> str | None:
+def _evaluations(outcome: Outcome, contestant: Contestant, store: Store) -> dict[tuple[str, Split], EvaluationRecord]:
+    if contestant.phenotype is None:
+        return {}
+    found = Scorer(store, store.search(outcome.plan.search_id), outcome.plan.config).find([contestant.phenotype])
+    return {(task, split): record for (_, task, split), record in found.items()}
+
+
+def _breaks(held: _Held) -> str | None:
     """Where individuals failed on examples that they weren't chosen by."""
-    measured = {reference.fingerprint for split in splits for reference in held[0][0].plan.splits(split)}
-    said = [
-        f"seed {outcome.cell.config.seed} on {record.split}: {record.failure}"
+    said = dict.fromkeys(
+        f"seed {outcome.cell.config.seed} on {score.split}: {score.failure}"
         for outcome, contestant in held
-        for record in (() if contestant.ref is None else store.individual(contestant.ref).evaluations)
-        if record.failure is not None and record.task_fingerprint in measured
-    ]
+        for score in contestant.scores
+        if score.failure is not None
+    )
     return "; ".join(said) or None
 
 
@@ -190,73 +183,69 @@ def _cost(outcome: Outcome, contestant: Contestant, store: Store) -> tuple[float
     return costs.phenotypes * share, seconds * share + begun
 
 
-def _measured(
-    held: Sequence[tuple[Outcome, Contestant]], split: Split, outcomes: Sequence[Outcomes]
-) -> Iterable[Measured]:
-    """The weighted mean over tasks, then each task where there are several."""
+def _measured(held: _Held, split: Split, outcomes: Sequence[Outcomes]) -> Iterable[Score]:
+    """The weighted mean over tasks, then each task where there are several; one that broke scores nothing."""
     plan, draws = held[0][0].plan, held[0][1].draws
-    weights = dict(zip((each.task for each in plan.splits(split)), plan.weights, strict=True))
+    weights = dict(zip((each.task for each in plan.prepared[split]), plan.weights, strict=True))
     for task in ("", *weights) if len(weights) > 1 else ("",):
-        chosen = {name: weight for name, weight in weights.items() if task in ("", name)}
-        values, spreads = [], []
-        for _, contestant in held:
-            found = {score.task: score for score in contestant.scores if score.split == split and score.task in chosen}
-            total = sum(chosen.values())
-            values.append(sum(chosen[name] * score.score for name, score in found.items()) / total)
-            spreads.append(sum(chosen[name] * (score.high - score.score) for name, score in found.items()) / total)
+        chosen = {name: weight / sum(weights.values()) for name, weight in weights.items()} if not task else {task: 1.0}
+        here = [[(share, contestant.score(name, split)) for name, share in chosen.items()] for _, contestant in held]
+        values = [sum(share * (score.score or 0.0) for share, score in each if score) for each in here]
+        spreads = [sum(share * (score.spread or 0.0) for share, score in each if score) for each in here]
         pieces = [each for name, each in zip(weights, outcomes, strict=True) if name in chosen] if outcomes else []
-        low, high = weighted_interval(pieces) if pieces else (None, None)
+        low, high = score_interval(pieces) if pieces else (None, None)
         spread = fmean(spreads) if draws else stdev(values) if len(values) > 1 else None
-        yield Measured(task, split, fmean(values), low, high, spread)
+        yield Score(task, split, fmean(values), low, high, spread)
 
 
-def _held_out(held: Sequence[tuple[Outcome, Contestant]]) -> Iterable[Measured]:
+def _held_out(held: _Held) -> Iterable[Score]:
     """Scores on tasks that were no part of the fitness."""
-    searched = {each.task for each in held[0][0].plan.splits("test")}
-    tasks = dict.fromkeys(score.task for _, contestant in held for score in contestant.scores)
-    for task in (task for task in tasks if task not in searched):
-        found = [score for _, contestant in held for score in contestant.scores if score.task == task]
-        values = [score.score for score in found]
+    searched = {each.task for each in held[0][0].plan.prepared["search"]}
+    for task in dict.fromkeys(score.task for _, contestant in held for score in contestant.scores):
+        found = [contestant.score(task, "test") for _, contestant in held]
+        if task in searched or None in found:
+            continue
+        values = [score.score or 0.0 for score in found if score is not None]
         spread = stdev(values) if len(values) > 1 else None
-        low, high = (found[0].low, found[0].high) if len(values) == 1 else (None, None)
-        yield Measured(task, "test", fmean(values), low, high, spread)
+        low, high = (found[0].low, found[0].high) if len(values) == 1 and found[0] else (None, None)
+        yield Score(task, "test", fmean(values), low, high, spread)
 
 
-def _outcomes(held: Sequence[tuple[Outcome, Contestant]], split: Split, store: Store) -> tuple[Outcomes, ...]:
-    """Per task, what the examples scored on average over seeds: nothing from an individual that broke on them."""
+def _outcomes(held: _Held, found: _Found, split: Split, seeds: tuple[int, ...]) -> tuple[Outcomes, ...]:
+    """Per task, what the examples scored with each seed: nothing from an individual that broke on them."""
     plan = held[0][0].plan
-    found = []
+    pieces = []
     for prepared, weight in zip(plan.prepared[split], plan.weights, strict=True):
-        per_seed = []
-        for outcome, contestant in held:
-            config, model = outcome.plan.config, outcome.plan.facts.fingerprint
-            engine = engine_fingerprint(config.model.to_worker(), config.engine.to_worker())
-            records = store.evaluations(contestant.phenotype or "", model, engine, [prepared.fingerprint])
-            for record in records:
-                broken = np.zeros(len(prepared.examples), dtype="<f4").tobytes()
-                kept = broken if record.failure is not None else record.outcomes or b""
-                per_seed.append(np.frombuffer(kept, dtype="<f4").astype(np.float64))
-        logs = prepared.metric == "geometric_mean" and len(per_seed) > 1
-        stacked = np.stack(per_seed)
-        values = np.exp(np.log(np.maximum(stacked, 1e-30)).mean(axis=0)) if logs else stacked.mean(axis=0)
-        found.append(Outcomes(values, prepared.metric, weight))
-    return tuple(found)
+        values = np.full((len(seeds), len(prepared.examples)), np.nan)
+        for (outcome, _), evaluations in zip(held, found, strict=True):
+            record = evaluations[prepared.task, split]
+            kept = None if record.failure is not None else record.outcomes
+            values[seeds.index(outcome.cell.config.seed)] = 0.0 if kept is None else np.frombuffer(kept, dtype="<f4")
+        pieces.append(Outcomes(values, prepared.metric, weight))
+    return tuple(pieces)
 
 
-def _tested(rows: list[Row]) -> list[Row]:
-    """The rows of one (task, budget) with their paired tests."""
-    full = next((row for row in rows if row.method == FULL_LABEL and row.outcomes), None)
-    baselines = [row for row in rows if row.baseline and row.outcomes and row.headline is not None]
-    best = max(baselines, key=lambda row: row.headline.score, default=None)  # type: ignore[union-attr]
+def with_tests(rows: list[Row]) -> list[Row]:
+    """The rows of one (task, budget) with their paired tests; `test` has no say in which baseline is the best."""
+    full = next((row for row in rows if row.method == FULL_LABEL), None)
+    baselines = [row for row in rows if row.baseline and row.outcomes]
+    by: Split = "dev" if all(row.score("dev") for row in baselines) else "search"
+    scored = [(found.score or 0.0, row) for row in baselines if (found := row.score(by)) is not None]
+    best = max(scored, key=lambda pair: pair[0], default=(0.0, None))[1]
     return [
-        replace(row, against_full=_against(row, full), against_baseline=_against(row, best), outcomes=())
+        replace(
+            row,
+            against_full=_against(row, full),
+            against_baseline=_against(row, best),
+            best_by=None if best is None else by,
+            outcomes=(),
+        )
         for row in rows
     ]
 
 
 def _against(row: Row, other: Row | None) -> Significance | None:
-    if other is None or other is row or not row.outcomes or row.headline is None or other.headline is None:
+    if other is None or other is row or not row.outcomes or not other.outcomes:
         return None
-    if row.headline.split != other.headline.split:
-        return None
-    return paired_test(row.outcomes, other.outcomes)
+    found = paired_test(row.outcomes, other.outcomes)
+    return None if found is None else replace(found, against=other.method)

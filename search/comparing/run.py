@@ -11,10 +11,10 @@ from moevolve.search.calibrating import Calibrate
 from moevolve.search.comparing.config import Cell, Comparison
 from moevolve.search.comparing.shared_pool import GrowingPool, SharedWorkers
 from moevolve.search.config_files import parse_stored_config
-from moevolve.search.finalise import FinalReport
 from moevolve.search.plan import Plan
 from moevolve.search.ray_pool import calibrate_on_ray
 from moevolve.search.service import Observer, execute, new_plan, ray_pool, register, resume_plan
+from moevolve.search.standings import Standings
 from moevolve.store.errors import StoreError
 from moevolve.store.records import SearchRecord
 from moevolve.store.repository import Store
@@ -33,7 +33,7 @@ class Outcome:
 
     cell: Cell
     plan: Plan = field(repr=False)
-    report: FinalReport | None = field(repr=False)
+    report: Standings | None = field(repr=False)
     failure: str | None = None
 
 

@@ -1,27 +1,32 @@
-"""Whether two models' scores differ by more than the choice of examples explains."""
+"""Whether two contestants' scores differ by more than the choice of examples and of seeds explains."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import brentq
 from scipy.stats import binomtest
+from scipy.stats import t as student
 
 from moevolve.evaluators.metrics import confidence_interval
 
 _RESAMPLES = 10_000
 _TINY = 1e-12
+_LEAST_P = 1e-100
+"""Where Student's quantiles are still exact."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """What one model scored on the examples of one task split.
+    """What one contestant scored on the examples of one task split.
 
     Attributes:
-        values: float64 [examples], each in [0, 1]; a mean over seeds where there are several.
-        metric: how they make a score, `mean` or `geometric_mean`.
+        values: float64 [seeds, examples], each in [0, 1]; a row of NaN for a seed that it has no result of.
+        metric: how a seed's make a score, `mean` or `geometric_mean`.
         weight: of the task in the score over all tasks.
     """
 
@@ -35,60 +40,187 @@ class Significance:
     """A paired test's result.
 
     Attributes:
-        p: two-sided p-value.
-        test: `McNemar` (exact), or `sign flips` (a permutation test on the mean of paired differences).
+        p: two-sided p-value, of this test alone.
+        test: `McNemar` (exact), `sign flips` (a permutation test on the mean of paired differences), or
+            `seeds x examples` (see `paired_test`).
+        seeds: how many seeds' variation is in it; 1 says nothing of other seeds.
+        against: the contestant that is tested against.
     """
 
     p: float
     test: str
+    seeds: int
+    against: str = ""
 
 
-def paired_test(one: Sequence[Outcomes], other: Sequence[Outcomes], seed: int = 0) -> Significance:
-    """Two-sided paired test of equal scores on the same examples.
+def paired_test(one: Sequence[Outcomes], other: Sequence[Outcomes], seed: int = 0) -> Significance | None:
+    """Two-sided paired test of equal scores on the same examples and, where there are several, the same seeds.
 
-    Right-or-wrong outcomes on one task: McNemar's test (Psychometrika 12, 1947) in its exact, binomial form. Otherwise
-    the signs of the per-example differences are flipped at random, 10,000 times; differences of logarithms under a
-    geometric mean, and each task's with its weight.
+    Several seeds: both they and the examples are samples, of all seeds and all examples there could be. The variance
+    of the mean difference is that of seeds plus that of examples, estimated from the mean squares of the two-way table
+    of differences (seeds x examples, no replicates; negative components taken as 0), as where several readers read the
+    same cases (Dorfman, Berbaum and Metz, Investigative Radiology 27, 1992). The mean over its root is held against
+    Student's t for both degrees of freedom, weighted by the two variances (Cochran and Cox, Experimental Designs, 1957,
+    Sec. 4.14), which is cautious with few seeds. Averaging over seeds first would leave out their variance.
+
+    One seed, or the same outcomes with every seed on both sides: right-or-wrong outcomes on one task by McNemar's test
+    (Psychometrika 12, 1947) in its exact, binomial form. Otherwise the signs of the per-example differences are flipped
+    at random, 10,000 times; differences of logarithms under a geometric mean, and each task's with its weight.
+
+    Args:
+        one, other: per task; rows are the same seeds on both sides, those that both have count.
+        seed: of the flipped signs.
+
+    Returns:
+        None where no seed is on both sides.
 
     Raises:
-        ValueError: the examples don't pair.
+        ValueError: the examples or the seeds don't pair.
     """
-    if [each.values.size for each in one] != [each.values.size for each in other]:
-        raise ValueError("the two models were not scored on the same examples")
-    if len(one) == 1 and all(np.isin(each[0].values, (0.0, 1.0)).all() for each in (one, other)):
-        difference = one[0].values - other[0].values
+    if [each.values.shape for each in one] != [each.values.shape for each in other]:
+        raise ValueError("the two models were not scored on the same examples with the same seeds")
+    both = ~np.isnan(np.stack([each.values[:, 0] for each in (*one, *other)])).any(axis=0)
+    seeds = int(both.sum())
+    if not seeds:
+        return None
+    left, right = ([(each.values[both], each) for each in side] for side in (one, other))
+    if all((rows == rows[0]).all() for rows, _ in (*left, *right)):
+        return _over_examples([(a[0], b[0], of) for (a, of), (b, _) in zip(left, right, strict=True)], seeds, seed)
+    tables = [
+        (_additive(a, of.metric) - _additive(b, of.metric), of.weight)
+        for (a, of), (b, _) in zip(left, right, strict=True)
+    ]
+    return Significance(_two_way(tables).p, "seeds x examples", seeds)
+
+
+def score_interval(outcomes: Sequence[Outcomes], seed: int = 0) -> tuple[float, float]:
+    """95 % interval of a score: the weighted mean of tasks' scores, the mean over seeds.
+
+    Several seeds: both they and the examples are samples, see `paired_test`. One seed, or the same outcomes with every
+    seed: `confidence_interval` for one task, for several a bootstrap over each one's examples.
+
+    Args:
+        outcomes: per task; at least one seed's.
+        seed: of the bootstrap.
+    """
+    tables = [(each.values[~np.isnan(each.values[:, 0])], each) for each in outcomes]
+    if any((rows != rows[0]).any() for rows, _ in tables):
+        found = _two_way([(_additive(rows, of.metric), of.weight) for rows, of in tables])
+        half = found.limit(0.05)
+        return max(0.0, found.mean - half), min(1.0, found.mean + half)
+    if len(tables) == 1:
+        return confidence_interval(tables[0][0][0], metric=tables[0][1].metric)
+    rng = np.random.default_rng(seed)
+    total = sum(of.weight for _, of in tables)
+    means = np.zeros(1000)
+    for rows, of in tables:
+        values = _logs(rows[0]) if of.metric == "geometric_mean" else rows[0]
+        drawn = np.array([values[rng.integers(values.size, size=values.size)].mean() for _ in range(len(means))])
+        means += of.weight / total * (np.exp(drawn) if of.metric == "geometric_mean" else drawn)
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """P-values of one family of tests, corrected for their number (S. Holm, Scand. J. Statist. 6, 1979), in order.
+
+    The smallest of m is multiplied by m, the next by m - 1 and so on; none becomes smaller than the one before, or
+    larger than 1. Rejecting those at most 0.05 rejects a true hypothesis anywhere with a probability of at most 0.05.
+    """
+    corrected, least = [0.0] * len(values), 0.0
+    for rank, place in enumerate(sorted(range(len(values)), key=lambda place: values[place])):
+        least = max(least, min(1.0, (len(values) - rank) * values[place]))
+        corrected[place] = least
+    return corrected
+
+
+def _over_examples(
+    pairs: Sequence[tuple[NDArray[np.float64], NDArray[np.float64], Outcomes]], seeds: int, seed: int
+) -> Significance:
+    """The tests of one seed: outcomes [examples] of both sides, per task."""
+    if len(pairs) == 1 and all(np.isin(side, (0.0, 1.0)).all() for side in pairs[0][:2]):
+        difference = pairs[0][0] - pairs[0][1]
         won, lost = int((difference > 0).sum()), int((difference < 0).sum())
-        return Significance(1.0 if won + lost == 0 else float(binomtest(won, won + lost).pvalue), "McNemar")
-    total = sum(each.weight for each in one)
-    differences = np.concatenate(
-        [(_additive(a) - _additive(b)) * (a.weight / total / a.values.size) for a, b in zip(one, other, strict=True)]
-    )
+        p = 1.0 if won + lost == 0 else float(binomtest(won, won + lost).pvalue)
+        return Significance(p, "McNemar", seeds)
+    total = sum(of.weight for _, _, of in pairs)
+    parts = []
+    for a, b, of in pairs:
+        difference = _logs(a) - _logs(b) if of.metric == "geometric_mean" else a - b
+        parts.append(difference * (of.weight / total / a.size))
+    differences = np.concatenate(parts)
     observed = abs(differences.sum())
     rng = np.random.default_rng(seed)
     extreme, block = 0, max(1, 1_000_000 // differences.size)  # bounds the matrix of signs to some 8 MB
     for start in range(0, _RESAMPLES, block):
         signs = rng.choice((-1.0, 1.0), size=(min(block, _RESAMPLES - start), differences.size))
         extreme += int((np.abs(signs @ differences) >= observed - _TINY).sum())
-    return Significance((extreme + 1) / (_RESAMPLES + 1), "sign flips")
+    return Significance((extreme + 1) / (_RESAMPLES + 1), "sign flips", seeds)
 
 
-def weighted_interval(outcomes: Sequence[Outcomes], seed: int = 0) -> tuple[float, float]:
-    """95 % interval of the weighted mean of tasks' scores: bootstrap over each task's examples."""
-    if len(outcomes) == 1:
-        return confidence_interval(outcomes[0].values, metric=outcomes[0].metric)
-    rng = np.random.default_rng(seed)
-    total = sum(each.weight for each in outcomes)
-    means = np.zeros(1000)
-    for each in outcomes:
-        values = _additive(each)
-        drawn = np.array([values[rng.integers(values.size, size=values.size)].mean() for _ in range(len(means))])
-        means += each.weight / total * (np.exp(drawn) if each.metric == "geometric_mean" else drawn)
-    low, high = np.quantile(means, [0.025, 0.975])
-    return float(low), float(high)
+@dataclass(frozen=True, slots=True)
+class _TwoWay:
+    """The mean of a table whose rows and columns are both samples.
+
+    Attributes:
+        by_seeds, by_examples: the two parts of its variance.
+        seeds, examples: how many of each.
+    """
+
+    mean: float
+    by_seeds: float
+    by_examples: float
+    seeds: int
+    examples: int
+
+    def limit(self, level: float) -> float:
+        """How far the mean is from the true one, with a probability of `level` at most, or farther."""
+        variance = self.by_seeds + self.by_examples
+        if not variance:
+            return 0.0
+        rows, columns = (float(student.isf(level / 2, count - 1)) for count in (self.seeds, self.examples))
+        return (self.by_seeds * rows + self.by_examples * columns) / math.sqrt(variance)
+
+    @property
+    def p(self) -> float:
+        """Two-sided, of a true mean of 0."""
+        distance = abs(self.mean)
+        if distance < _TINY:
+            return 1.0
+        if self.limit(_LEAST_P) <= distance:
+            return _LEAST_P
+        return float(10 ** brentq(lambda power: self.limit(10**power) - distance, math.log10(_LEAST_P), 0))
 
 
-def _additive(outcomes: Outcomes) -> NDArray[np.float64]:
-    """Values whose plain mean decides the score."""
-    if outcomes.metric != "geometric_mean":
-        return outcomes.values
-    return np.log(np.maximum(outcomes.values, np.finfo(np.float32).tiny))
+def _two_way(tables: Sequence[tuple[NDArray[np.float64], float]]) -> _TwoWay:
+    """The weighted mean of tables [seeds, examples], which have the seeds in common and examples of their own."""
+    total = sum(weight for _, weight in tables)
+    seeds = tables[0][0].shape[0]
+    per_seed = np.zeros(seeds)
+    by_examples = together = 0.0
+    for values, weight in tables:
+        share, count = weight / total, values.shape[1]
+        rows, columns = values.mean(axis=1), values.mean(axis=0)
+        per_seed += share * rows
+        if count > 1:
+            rest = values - rows[:, None] - columns + values.mean()
+            by_examples += share**2 * float(columns.var(ddof=1)) / count
+            together += share**2 * float((rest**2).sum()) / ((seeds - 1) * (count - 1) * seeds * count)
+    # Both expect, beside their own component, the one of what seeds and examples have together: it counts once.
+    by_seeds = max(float(per_seed.var(ddof=1)) / seeds, together)
+    least = max(2, min(values.shape[1] for values, _ in tables))
+    return _TwoWay(float(per_seed.mean()), by_seeds, max(by_examples - together, 0.0), seeds, least)
+
+
+def _additive(values: NDArray[np.float64], metric: str) -> NDArray[np.float64]:
+    """Values [seeds, examples] whose plain means are the seeds' scores; a geometric mean's to first order."""
+    if metric != "geometric_mean":
+        return values
+    logs = _logs(values)
+    means = logs.mean(axis=1, keepdims=True)
+    linear: NDArray[np.float64] = np.exp(means) * (1 + logs - means)
+    return linear
+
+
+def _logs(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.log(np.maximum(values, np.finfo(np.float32).tiny))

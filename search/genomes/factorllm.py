@@ -5,9 +5,10 @@ experts keep the network's weights, and the division and the routers are searche
 
     logits(x) = a (W x + b) + C (D x - o) + c
 
-with `W`, `b` the calibration's closed-form router, `a` 0 or 1, `D` the scaled principal directions of the network's
-inputs, `o` the mean input's products with them, and coordinates `C` and biases `c` in units of a logit's standard
-deviation over tokens. Experts are interchangeable: hash and edit number them by their first neurons.
+with `W`, `b` the calibration's closed-form router for the same linear layer, `a` 0 or 1, `D` the scaled principal
+directions of the network's inputs, `o` the mean input's products with them, and coordinates `C` and biases `c` in units
+of a logit's standard deviation over tokens. Experts are interchangeable: hash and edit number them by their first
+neurons.
 """
 
 from __future__ import annotations
@@ -107,8 +108,8 @@ class FactorLlmGenome:
         start = self.space.measured
         numbering = self._numbering
         anchored = self.anchored.astype(np.float32)[:, None, None]
-        weight = anchored[..., None] * start["router_weight"][:, None]
-        bias = anchored * start["router_bias"][:, None] + self.biases
+        weight = anchored[..., None] * start["router_weight"]
+        bias = anchored * start["router_bias"] + self.biases
         # Term by term rather than by a matrix product, whose last digits, and so the hash, depend on the machine.
         for component, steps in enumerate(np.moveaxis(self.coordinates, 3, 0)):
             weight = weight + steps[..., None] * start["directions"][:, None, None, component]

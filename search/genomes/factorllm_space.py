@@ -116,6 +116,7 @@ class FactorLlmSpace:
         return FactorLlmRecipe(
             experts=self.n,
             active=self.active,
+            routers=self.routers,
             partition=section.partition,
             output_scale=self.output_scale,
             router_bias=section.router_bias,

@@ -9,6 +9,11 @@ with `r` the expert's row of the router on the principal directions of the netwo
 expected on the tokens that the router sends there, as far as they depend linearly on these directions. With all
 coordinates zero every expert keeps the most salient neurons. Experts are interchangeable: the edit has them in order of
 their routers' rows.
+
+Saliency and the fixed projection both prefer some neurons, so neither gives a random mask, which the method has to be
+compared with. Where an expert has a seed, standard normal numbers of that seed take the saliency's place, and a random
+individual's coordinates are zero: every mask of the layer's width is equally likely then. Head masks are random
+likewise. Children keep their parents' seeds, layer by layer. The paper has no such thing: its masks are trained.
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ from numpy.typing import NDArray
 
 from moevolve.search.genomes.tomoe_projection import Projection, standardised, top
 from moevolve.search.genomes.tomoe_terms import Terms, terms_of
+from moevolve.search.rng import generator
 from moevolve.workers.edits.tomoe import HeadMasks, ToMoeEdit
 
 if TYPE_CHECKING:
@@ -31,11 +37,15 @@ if TYPE_CHECKING:
 
 HEADER = struct.Struct("<4s5I")
 MAGIC = b"TME1"
-ARRAYS = ("shares", "latents", "routers", "heads")
+ARRAYS = ("shares", "latents", "routers", "heads", "seeds")
+SEEDS = 1 << 24
+"""Seeds are below this: whole numbers that float32 holds exactly."""
 SHARPNESS = 10.0
 """Logits per router coordinate. It changes no choice of an expert, only how decided the load-balance term takes it."""
 _LEAST = 0.05
 """Least saliency expected on an expert's tokens, as a share of that over all tokens: lines go below zero."""
+_ROUTED = 0.5
+"""Standard deviation of random head masks' dependence on a direction, as the projection gives coordinates of 0.3."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +60,8 @@ class ToMoeGenome:
             ones.
         heads: [layers, latent, 2 + components], or no layers without head masks: latent coordinates of the pairs' and
             of the values' scores, then of the values' scores along each principal direction of the attention's inputs.
+        seeds: of random masks, whole numbers below `SEEDS`, or 0 for masks by saliency: [layers, N], with head masks
+            [layers, N + 1], theirs last.
     """
 
     space: ToMoeSpace = field(repr=False, compare=False)
@@ -57,6 +69,7 @@ class ToMoeGenome:
     latents: NDArray[np.float32] = field(repr=False)
     routers: NDArray[np.float32] = field(repr=False)
     heads: NDArray[np.float32] = field(repr=False)
+    seeds: NDArray[np.float32] = field(repr=False)
 
     def __post_init__(self) -> None:
         for name in ARRAYS:
@@ -66,6 +79,8 @@ class ToMoeGenome:
                 raise ValueError(f"{name} has shape {array.shape}, the space has {self.space.shapes[name]}")
             array.flags.writeable = False
             object.__setattr__(self, name, array)
+        if not ((self.seeds >= 0) & (self.seeds < SEEDS) & (self.seeds == np.rint(self.seeds))).all():
+            raise ValueError(f"a genome's seeds must be whole numbers from 0 to {SEEDS - 1}")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ToMoeGenome) and self.to_bytes() == other.to_bytes()
@@ -123,7 +138,11 @@ class ToMoeGenome:
             rows = self.routers[layer, :, 1:].astype(np.float64)
             rows /= np.maximum(1, np.linalg.norm(rows, axis=1, keepdims=True))
             expected = np.maximum(base + rows @ slopes[layer].astype(np.float64).T, _LEAST * base)
-            kept[layer] = top(standardised(expected, base) + project(self.latents[layer]), width)
+            scores = standardised(expected, base)
+            for expert, seed in enumerate(self.seeds[layer, : len(scores)].astype(int).tolist()):
+                if seed:
+                    scores[expert] = _random_scores(seed, "neurons", scores.shape[1])
+            kept[layer] = top(scores + project(self.latents[layer]), width)
         return kept
 
     @property
@@ -135,11 +154,18 @@ class ToMoeGenome:
         head_dim = values.shape[1]
         of_pairs = Projection.of("pairs", section.latent, section.embedding, pairs.shape[1])
         of_values = Projection.of("values", section.latent, section.embedding, head_dim)
-        pair_scores = np.stack([standardised(each) for each in pairs]) + of_pairs(self.heads[:, :, 0])
-        value_bias = np.stack([standardised(each) for each in values]) + of_values(self.heads[:, :, 1])
+        pair_scores = np.stack([standardised(each) for each in pairs])
+        value_bias = np.stack([standardised(each) for each in values])
         router = np.zeros((len(values), head_dim, section.components))
+        for layer, seed in enumerate(self.seeds[:, -1].astype(int).tolist()):
+            if seed:
+                pair_scores[layer] = _random_scores(seed, "pairs", pairs.shape[1])
+                value_bias[layer] = _random_scores(seed, "values", head_dim)
+                router[layer] = _ROUTED * _random_scores(seed, "value router", head_dim, section.components)
+        pair_scores += of_pairs(self.heads[:, :, 0])
+        value_bias += of_values(self.heads[:, :, 1])
         for component in range(section.components):
-            router[:, :, component] = of_values(self.heads[:, :, 2 + component])
+            router[:, :, component] += of_values(self.heads[:, :, 2 + component])
         return HeadMasks(
             pairs=np.stack([top(scores, width) for scores, width in zip(pair_scores, self.widths[:, 1], strict=True)]),
             active=self.widths[:, 2],
@@ -147,3 +173,8 @@ class ToMoeGenome:
             value_router=np.round(router, 6).astype(np.float32) + np.float32(0),
             directions=measured["head_directions"],
         )
+
+
+def _random_scores(seed: int, what: str, *shape: int) -> NDArray[np.float64]:
+    """Standard normal numbers, always the same: as wide as standardised saliencies."""
+    return generator(seed, 0, f"tomoe random {what}").standard_normal(shape)

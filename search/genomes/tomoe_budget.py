@@ -4,6 +4,9 @@ Every layer has one or three *widths*: neurons per expert, and with masked heads
 dimensions and the kept value dimensions. The budget is a whole number of parameters, floor(p * all of the masked
 parts), routers not counted. Widths never exceed it, and what they leave of it is less than one neuron's parameters:
 heads are rounded down first, then neurons take what is left.
+
+The count is the paper's (ToMoE, arXiv 2501.15316, Eq. 8): a value dimension that a token's mask drops is inactive. The
+code that runs masks finished values, which saves nothing: see `ToMoeSpace.describe` for what a token runs.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations, product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.config_genomes import ToMoeSection
 from moevolve.search.config_phases import PhaseConfig, TunePhase
 from moevolve.search.genomes.base import Description, Offspring
-from moevolve.search.genomes.tomoe import ARRAYS, HEADER, MAGIC, ToMoeGenome
+from moevolve.search.genomes.tomoe import ARRAYS, HEADER, MAGIC, SEEDS, ToMoeGenome
 from moevolve.search.genomes.tomoe_budget import WidthBudget
 from moevolve.search.operators.gaussian_noise import gaussian_noise
 from moevolve.search.operators.layer_crossover import layer_crossover
@@ -85,6 +86,7 @@ class ToMoeSpace:
             "latents": (layers, experts, latent),
             "routers": (layers, experts, 1 + components),
             "heads": (layers if self.section.attention else 0, latent, 2 + components),
+            "seeds": (layers, experts + self.section.attention),
         }
 
     @property
@@ -116,8 +118,9 @@ class ToMoeSpace:
         return Offspring(self._genome(routers=rows), "start", ())
 
     def sample(self, rng: np.random.Generator, phase: PhaseConfig) -> Offspring[ToMoeGenome]:
-        arrays = {name: rng.standard_normal(shape) * _SPREAD for name, shape in self.shapes.items()}
-        return Offspring(self._genome(**arrays), "random", ())
+        """Random widths and routers; masks that are random whatever saliency says."""
+        arrays = {name: rng.standard_normal(self.shapes[name]) * _SPREAD for name in ("shares", "routers")}
+        return Offspring(self._genome(**arrays, seeds=rng.integers(1, SEEDS, self.shapes["seeds"])), "random", ())
 
     def breed(
         self, rng: np.random.Generator, phase: PhaseConfig, parents: tuple[ToMoeGenome, ...]
@@ -125,10 +128,10 @@ class ToMoeSpace:
         assert isinstance(phase, TunePhase)
         used = (0, 1) if len(parents) > 1 and rng.random() < phase.crossover_rate else (0,)
         arrays = {name: getattr(parents[0], name).copy() for name in ARRAYS}
-        touched = [name for name, shape in self.shapes.items() if shape[0]]
+        touched = [name for name, shape in self.shapes.items() if shape[0] and name != "seeds"]
         if len(used) == 2:
             other = layer_crossover(rng, self.dense.layers)
-            for name in touched:
+            for name in (*touched, "seeds"):
                 arrays[name][other] = getattr(parents[1], name)[other]
         for layer in select_groups(rng, self.dense.layers, phase.group_rate):
             for name in touched:
@@ -136,6 +139,8 @@ class ToMoeSpace:
             for expert in np.flatnonzero(rng.random(self.section.experts) < phase.swap_rate):
                 for name in ("latents", "routers"):
                     arrays[name][layer, expert] = rng.standard_normal(self.shapes[name][2]) * _SPREAD
+                if arrays["seeds"][layer, expert]:
+                    arrays["seeds"][layer, expert] = rng.integers(1, SEEDS)
         operator = "crossover+mutation" if len(used) == 2 else "mutation"
         return Offspring(self._genome(**arrays), operator, used)
 
@@ -147,50 +152,60 @@ class ToMoeSpace:
         return self._split(np.frombuffer(data, dtype="<f4", offset=HEADER.size))
 
     def flatten(self, genome: ToMoeGenome, phase: PhaseConfig) -> NDArray[np.float64]:
-        """All coordinates in order: shares, latents, routers, heads."""
-        return np.concatenate([getattr(genome, name).astype(np.float64).ravel() for name in ARRAYS])
+        """All coordinates in order: shares, latents, routers, heads; then seeds.
+
+        A mask by saliency is 0, a random one 1 plus its seed's place among the seeds: small steps turn none of the
+        first into one of the others.
+        """
+        *coordinates, seeds = (getattr(genome, name).astype(np.float64).ravel() for name in ARRAYS)
+        return np.concatenate([*coordinates, np.where(seeds > 0, 1 + seeds / SEEDS, 0)])
 
     def unflatten(self, vector: NDArray[np.float64], phase: PhaseConfig) -> ToMoeGenome:
-        return self._split(vector)
+        """Inverse of `flatten`; masks are random where the last numbers are over 0.5."""
+        coordinates, places = np.split(vector, [-int(np.prod(self.shapes["seeds"]))])
+        seeds = np.where(places > 0.5, np.clip(np.rint((places - 1) * SEEDS), 1, SEEDS - 1), 0)
+        return self._split(np.concatenate([coordinates, seeds]))
 
-    def _split(self, values: NDArray[np.floating]) -> ToMoeGenome:
+    def _split(self, values: NDArray[Any]) -> ToMoeGenome:
         ends = np.cumsum([int(np.prod(shape)) for shape in self.shapes.values()])
         parts = np.split(values, ends[:-1])
         return self._genome(
             **{name: part.reshape(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
         )
 
-    def _genome(self, **arrays: NDArray[np.floating]) -> ToMoeGenome:
+    def _genome(self, **arrays: NDArray[Any]) -> ToMoeGenome:
         """A genome of `arrays`; those left out are zeros."""
         return ToMoeGenome(self, **{name: arrays.get(name, np.zeros(shape)) for name, shape in self.shapes.items()})
 
     def describe(self, genome: ToMoeGenome) -> Description:
-        """What is kept, what a token uses, and the terms. The space must be calibrated.
+        """What is kept, what a token runs, and the terms. The space must be calibrated.
 
-        Routers count with all their rows, though the budget doesn't count them. Values that some token may use are
-        kept.
+        It is that of the exported code, which runs an expert's neurons and the kept query and key dimensions, but all
+        value dimensions: a token's mask is put on the finished values. The paper and the budget count masked ones as
+        inactive, and no routers.
         """
         widths, terms = genome.widths, genome.terms
-        whole, costs = np.array(self.budget.whole), np.array(self.budget.costs)
-        routers = self._router_parameters(widths)
-        used = self.facts.parameters + routers - int(((whole - widths) * costs).sum())
-        kept = widths.copy()
-        kept[:, 0] = terms.unions
-        kept[:, 2:] = whole[2:]
+        used = self.active_parameters(widths)
         narrow, wide = int(widths[:, 0].min()), int(widths[:, 0].max())
         return Description(
             experts=self.section.experts,
             active=1,
-            parameters=self.facts.parameters + routers - int(((whole - kept) * costs).sum()),
+            parameters=used + int((terms.unions - widths[:, 0]).sum()) * self.budget.costs[0],
             active_parameters=used,
             flops=2 * (used - self.facts.embedding_parameters),
             parameters_full=self.facts.parameters,
             summary=(
-                f"{self.section.experts} experts of {narrow} to {wide} neurons, {self.section.budget:.0%} active, "
+                f"{self.section.experts} experts of {narrow} to {wide} neurons, budget {self.section.budget:.0%}, "
                 f"coverage {terms.coverage.mean():.1%}, balance {terms.balance_term:+.2f}"
             ),
             penalty=self.section.coverage * terms.union_term + self.section.balance * terms.balance_term,
         )
+
+    def active_parameters(self, widths: NDArray[np.int64]) -> int:
+        """What a token runs at widths [layers, 1 or 3]: all but neurons and pairs beyond them, and routers."""
+        whole, costs = np.array(self.budget.whole[:2]), np.array(self.budget.costs[:2])
+        saved = int(((whole - widths[:, :2]) * costs).sum())
+        return self.facts.parameters + self._router_parameters(widths) - saved
 
     def _router_parameters(self, widths: NDArray[np.int64]) -> int:
         """Of the routers that masked networks and heads need."""

@@ -23,13 +23,11 @@ class Terms:
         unions: neurons that any expert of a layer keeps, int64 [layers].
         coverage: share of a network's neurons, or of a head's value dimensions, that any expert or sampled token uses:
             float64 [layers, 1 or 2].
-        loads: share of the sampled tokens that goes to each expert, float64 [layers, N].
         balances: `N sum_i F_i P_i` of every layer, float64 [layers]: 1 if all experts are used alike, N if one is.
     """
 
     unions: NDArray[np.int64]
     coverage: NDArray[np.float64]
-    loads: NDArray[np.float64]
     balances: NDArray[np.float64]
 
     @property
@@ -56,15 +54,14 @@ def terms_of(edit: ToMoeEdit, network_sample: NDArray[np.float32], head_sample: 
     if edit.heads is not None:
         assert head_sample is not None
         coverage.append(_value_coverage(edit, head_sample))
-    loads, balances = [], []
+    balances = []
     for router, sample in zip(edit.router.astype(np.float64), network_sample.astype(np.float64), strict=True):
         logits = np.round(sample @ router.T, 6)
         chosen = np.bincount(logits.argmax(axis=1), minlength=edit.experts) / len(logits)
         weights = np.exp(logits - logits.max(axis=1, keepdims=True))
         softmax = (weights / weights.sum(axis=1, keepdims=True)).mean(axis=0)
-        loads.append(chosen)
         balances.append(edit.experts * float(chosen @ softmax))
-    return Terms(unions, np.stack(coverage, axis=1), np.stack(loads), np.array(balances))
+    return Terms(unions, np.stack(coverage, axis=1), np.array(balances))
 
 
 def _value_coverage(edit: ToMoeEdit, sample: NDArray[np.float32]) -> NDArray[np.float64]:

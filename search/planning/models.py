@@ -15,8 +15,12 @@ def shipped_models() -> dict[str, str]:
     return {path.parent.name: str(path.parent) for path in sorted(folder.glob("*/config.json"))}
 
 
-def find_model(name: str) -> str:
+def find_model(name: str, option: str = "--model") -> str:
     """The folder of a shipped config by its name; anything else as it is.
+
+    Args:
+        name: what a user typed.
+        option: where.
 
     Raises:
         UserError: a plain name that is no folder and none of the shipped ones.
@@ -28,4 +32,4 @@ def find_model(name: str) -> str:
         return shipped[name]
     near = difflib.get_close_matches(name, shipped, n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(shipped)}"
-    raise UserError(f"--model {name}: no such folder, and no config of this name comes with moevolve; {hint}")
+    raise UserError(f"{option} {name}: no such folder, and no config of this name comes with moevolve; {hint}")

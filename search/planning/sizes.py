@@ -27,7 +27,7 @@ class ModelSize:
         experts: per MoE layer; 0 without any.
         active: per token.
         parameters: in all; None where candidates differ (ToMoE keeps what some mask keeps).
-        active_parameters: that a token passes through.
+        active_parameters: that a token passes through; of ToMoE's candidates, the start.
         token_flops: operations per token as the worker runs it, attention between positions left out.
     """
 
@@ -72,6 +72,4 @@ def _counts(space: GenomeSpace[Any], kind: str) -> tuple[int, int, int | None, i
         return space.n, space.active, facts.parameters + routers, facts.parameters + routers - idle
     assert isinstance(space, ToMoeSpace)
     widths = space.budget.widths(np.zeros(space.shapes["shares"], dtype=np.float32))
-    saved = int(((np.array(space.budget.whole) - widths) * np.array(space.budget.costs)).sum())
-    routers = int((widths[:, 0] < space.dense.width).sum()) * space.section.experts * space.dense.hidden
-    return space.section.experts, 1, None, facts.parameters + routers - saved
+    return space.section.experts, 1, None, space.active_parameters(widths)

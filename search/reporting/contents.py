@@ -20,7 +20,7 @@ from moevolve.search.config_phases import PhaseConfig
 from moevolve.search.evaluation import Subject, find_subject, full_fitness, start_of
 from moevolve.search.figures.lineage import main_line
 from moevolve.search.genomes.base import Genome
-from moevolve.search.reporting.standings import Scorer, Standings, standings
+from moevolve.search.standings import Contestant, Scorer, Standings, standings
 from moevolve.store.answers import LineageGraph, LineageNode
 from moevolve.store.costs import IndividualSize, SearchCosts
 from moevolve.store.records import HistoryRow, SearchRecord
@@ -32,17 +32,11 @@ _REASON = 160
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """One of the best individuals."""
+    """One of the best individuals, with its fitness and what made it."""
 
-    ref: str
+    contestant: Contestant
     fitness: float
-    scores: tuple[tuple[str, str, float], ...]
-    parameters: int
-    active_parameters: int
-    parameters_full: int
     operator: str
-    depth: int
-    summary: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +115,9 @@ def gather(store: Store, name: str, limit: int = 5, analysis: Analysis | None = 
     if analysis is not None and analysis.search_id != search.id:
         raise UserError(f"the analysis is of {analysis.ref}, which is no individual of search {search.name}")
     history = store.history(search.id)
-    table = standings(store, search, config, history)
-    winner = table.winner
-    subject, start, notes = _subject(store, winner.ref if winner else None, history)
-    graph = None if winner is None else store.ancestors(winner.ref)
+    table = standings(store, search, history)
+    subject, start, notes = _subject(store, table.winner, history)
+    graph = None if table.winner is None else store.ancestors(table.winner)
     nodes = {} if graph is None else {node.index: node for node in graph.nodes}
     return Contents(
         search=search,
@@ -165,7 +158,7 @@ def _subject(
     if ref is None:
         return None, None, []
     try:
-        subject = find_subject(store, ref)
+        subject = find_subject(store, ref, weights=False)
     except (UserError, OSError) as error:
         return None, None, [f"The searched matrices are left out: {' '.join(str(error).split())}"]
     return subject, start_of(subject, history), []
@@ -215,21 +208,9 @@ def _leaders(store: Store, search: SearchRecord, config: StoredConfig, limit: in
         detail = store.individual(f"{search.name}:{row.index}")
         one = detail.individual
         scorer.learn(detail.evaluations)
-        cells = scorer.cells(one.phenotype_hash)
-        scores = tuple((*pair, cell.score) for pair, cell in cells.items() if cell.failure is None)
-        leaders.append(
-            Leader(
-                ref=detail.ref,
-                fitness=float(row.fitness or 0.0),
-                scores=scores,
-                parameters=one.parameters,
-                active_parameters=one.active_parameters,
-                parameters_full=one.parameters_full,
-                operator=f"{one.phase}: {one.operator}",
-                depth=one.depth,
-                summary=one.summary,
-            )
-        )
+        scores, sizes = scorer.scores(one.phenotype_hash), (one.parameters, one.active_parameters)
+        contestant = Contestant("", detail.ref, scores, *sizes, one.summary)
+        leaders.append(Leader(contestant, float(row.fitness or 0.0), f"{one.phase}: {one.operator}"))
     return leaders
 
 
@@ -261,7 +242,7 @@ def _commands(search: SearchRecord, table: Standings, config: StoredConfig) -> l
         if search.status != "finished":
             commands.append(("go on with this search", f"moevolve resume {name}"))
     if table.winner is not None:
-        ref = shlex.quote(table.winner.ref)
+        ref = shlex.quote(table.winner)
         commands += [
             ("write the best as a checkpoint", f"moevolve export {ref} ./{name}-model"),
             ("all that is known of it", f"moevolve show {ref}"),
@@ -289,6 +270,6 @@ def _provenance(store: Store, search: SearchRecord) -> list[tuple[str, str]]:
     ]
     rows += [
         (f"task {task.task}, {task.split} (fingerprint)", task.task_fingerprint)
-        for task in store.search_tasks(search.id)
+        for task in store.search_tasks(search.id, beside=True)
     ]
     return [*rows, ("this page", f"moevolve {version('moevolve')}")]

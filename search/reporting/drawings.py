@@ -58,8 +58,7 @@ def _drawing(name: str, title: str, caption: str, figure: Figure) -> Drawing:
 
 
 def _best(contents: Contents) -> str:
-    winner = contents.standings.winner
-    return "nothing" if winner is None else winner.ref
+    return contents.standings.winner or "nothing"
 
 
 def _course(contents: Contents) -> Drawing:
@@ -73,7 +72,8 @@ def _course(contents: Contents) -> Drawing:
 def _sizes(contents: Contents) -> Drawing:
     winner = contents.standings.winner
     scored = {row.index for row in contents.history if row.fitness is not None}
-    best = winner.individual.index if winner is not None and winner.individual.index in scored else None
+    best = None if winner is None else int(winner.rpartition(":")[2])
+    best = best if best in scored else None
     figure = size_figure(contents.history, contents.sizes, contents.full, best)
     caption = "Score against parameters, of the whole model and of what one token uses, for every individual."
     return _drawing("sizes", "Score against size", caption, figure)

@@ -6,16 +6,11 @@ from pathlib import Path
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import SPLITS
-from moevolve.search.config import StoredConfig
 from moevolve.search.reporting.contents import Contents
 from moevolve.search.reporting.drawings import drawings_of
-from moevolve.search.reporting.standings import Cell, Row
-from moevolve.workers.facts import DTYPE_BYTES
 
 _LINE = 12
 """Ancestors of the main line that are listed: the oldest, and the youngest ones."""
-
-_MANY_MEBIBYTES = 10_000
 
 
 def render_page(contents: Contents) -> str:
@@ -34,6 +29,7 @@ def render_page(contents: Contents) -> str:
         "percent": _percent,
         "number": lambda value: "-" if value is None else f"{value:,}",
         "duration": _duration,
+        "typeset": lambda line: line.replace("+-", "\N{PLUS-MINUS SIGN}").replace(" - ", " \N{EN DASH} "),
         "svg": Markup,  # our own drawing, whose texts are escaped already
     }
     line = contents.line
@@ -43,8 +39,6 @@ def render_page(contents: Contents) -> str:
         s=contents.search,
         drawings=drawings_of(contents),
         splits=SPLITS,
-        cell=_cell,
-        size=lambda row: _size(row, contents.config),
         line=line if not skipped else (line[0], *line[skipped + 1 :]),
         skipped=skipped,
         verdict=_verdict(contents),
@@ -75,37 +69,24 @@ def _duration(seconds: float) -> str:
     return f"{minutes:.1f} min" if minutes < 120 else f"{hours:.1f} h"
 
 
-def _cell(row: Row, task: str, split: str) -> Cell | None:
-    return row.cells.get((task, split))
-
-
-def _size(row: Row, config: StoredConfig) -> tuple[str, str, str] | None:
-    """Parameters, share of the full model's, memory of the weights."""
-    if row.parameters is None or not row.parameters_full:
-        return None
-    count = f"{row.parameters / 1e9:.2f} B" if row.parameters >= 1e9 else f"{row.parameters / 1e6:.2f} M"
-    mebibytes = row.parameters * DTYPE_BYTES[config.model.dtype] / 2**20
-    memory = f"{mebibytes:,.0f} MiB" if mebibytes < _MANY_MEBIBYTES else f"{mebibytes / 2**10:,.1f} GiB"
-    return count, f"{100 * row.parameters / row.parameters_full:.0f} %", memory
-
-
 def _verdict(contents: Contents) -> str:
     """The result in one sentence, on the split that is the least optimistic one measured."""
-    winner = contents.standings.winner
-    if winner is None:
+    table = contents.standings
+    if table.best is None:
         failed = contents.counts["failed"]
         return f"Nothing found: {'no individual is evaluated yet' if not failed else f'{failed} individuals failed'}."
-    best, full = contents.standings.rows[-1], contents.standings.rows[0]
-    one = winner.individual
-    kept, used = (100 * number / one.parameters_full for number in (one.parameters, one.active_parameters))
-    has = f"{winner.ref} has {kept:.0f} % of the full model's parameters, and uses {used:.0f} % per token"
+    kept, used = (
+        100 * (number or 0) / (table.parameters_full or 1)
+        for number in (table.best.parameters, table.best.active_parameters)
+    )
+    has = f"{table.winner} has {kept:.0f} % of the full model's parameters, and uses {used:.0f} % per token"
     parts = []
-    for task in contents.standings.tasks:
-        split = next((s for s in ("test", "dev", "search") if (task, s) in best.cells), None)
-        found = None if split is None else best.cells[task, split]
-        if split is None or found is None or found.failure is not None:
+    for task in table.tasks:
+        measured = [found for split in SPLITS if (found := table.best.score(task, split)) is not None]
+        if not measured or measured[-1].score is None:
             continue
-        whole = full.cells.get((task, split))
-        against = "" if whole is None or whole.failure is not None else f", the full model {_percent(whole.score)} %"
-        parts.append(f"{_percent(found.score)} % on {task} ({split}{against})")
+        found = measured[-1]
+        whole = table.full.score(task, found.split)
+        against = "" if whole is None or whole.score is None else f", the full model {_percent(whole.score)} %"
+        parts.append(f"{_percent(measured[-1].score)} % on {task} ({found.split}{against})")
     return f"{has}. It scores {'; '.join(parts)}." if parts else f"{has}."

@@ -7,11 +7,12 @@ Three questions, answered for the model and task of a run file (a Mixtral):
 1. What does an evaluation cost? The authors' way (`authors_way.py`: whole state dict, `generate`, all prompts, nothing
    kept; one process, all cores), one plain forward pass of the full model over the search split (the unit), and our
    searches: wall time over individuals, with all shortcuts and with each one off.
-2. When is a held-out score reached? The authors' search (their operators and fitness, one candidate after another)
-   against the run file's, as it is and begun with one-shot methods (their calibration pass is counted): the score on
-   `test` of the best individual so far, mean over seeds, against seconds. Since
-   candidates score the same either way (a test says so), the authors' population is found with our workers and charged
-   what the authors' way takes per pruning and per merging candidate, measured before and after.
+2. When is a held-out score reached? A search whose candidates are evaluated in the authors' way, one after another
+   (right answers alone as fitness; rates from the authors' released configuration, operators and budget the run
+   file's), against the run file's, as it is and begun with one-shot methods (their calibration pass is counted): the
+   score on `test` of the best individual so far, mean over seeds, against seconds. Since candidates score the same
+   either way (a test says so), the first one's population is found with our workers and charged what the authors' way
+   takes per pruning and per merging candidate, measured before and after.
 3. What does each shortcut save? Evaluations with one of them off, and shorter searches, in turns; see
    `shortcut_shares.py`.
 
@@ -88,7 +89,9 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", default="configs/runs/demo.yaml")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    parser.add_argument("--authors", type=int, nargs=2, help="their evaluations: prune, merge; default: as the run's")
+    parser.add_argument(
+        "--authors", type=int, nargs=2, help="evaluations in the authors' way: prune, merge; default: as the run's"
+    )
     parser.add_argument(
         "--short", type=int, nargs=2, default=[120, 60], help="evaluations of the searches of question 3"
     )
@@ -104,7 +107,7 @@ def parse() -> argparse.Namespace:
 
 
 def authors_settings(base: RunConfig, budget: list[int] | None) -> dict[str, Any]:
-    """The paper's search: right answers alone, EEP's operators in both phases."""
+    """Right answers alone as fitness, 31 random individuals, then evolution with our operators in both phases."""
     pruning, merging = budget or [phase.evaluations for phase in base.phases]
     phases = [{"kind": "prune", "evaluations": pruning, "initial": 31}, {"kind": "merge", "evaluations": merging}]
     return {"strategy": {"kind": "evolution"}, "tie_break": "index", "phases": phases}

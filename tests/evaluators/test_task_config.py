@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.prepare import prepare_splits
 from moevolve.evaluators.registry import load_task
-from moevolve.evaluators.types import FitnessKind
+from moevolve.evaluators.types import FitnessKind, HarnessTask
 
 WriteTask = Callable[..., Path]
 
@@ -115,10 +115,12 @@ def test_texts_need_neither_answers_nor_choices(write_task: WriteTask, fitness: 
     assert prepare_splits(words)["search"].examples[0].references == ("of the",), "nobody matches it"
 
 
-def test_agreement_compares_answers_where_there_are_some(write_task: WriteTask) -> None:
+def test_answers_are_compared_where_there_are_some(write_task: WriteTask) -> None:
     path = write_task()
-    assert prepare_splits(load_task(f"{path}@agreement"))["search"].positions == "answer"
-    assert prepare_splits(load_task(f"{path}@kl"))["search"].positions == "text"
+    whole = write_task("whole", positions="text")
+    for fitness in ("kl", "agreement"):
+        assert prepare_splits(load_task(f"{path}@{fitness}"))["search"].positions == "answer"
+        assert prepare_splits(load_task(f"{whole}@{fitness}"))["search"].positions == "text"
     chosen = write_task("chosen", positions="greedy")
     assert prepare_splits(load_task(chosen))["search"].positions == "text", "nothing is compared"
     for fitness in ("kl", "agreement"):
@@ -131,18 +133,23 @@ def test_agreement_needs_no_labels(write_task: WriteTask) -> None:
     assert (split.fitness, split.metric, split.positions) == ("agreement", "mean", "greedy")
     assert split.examples[0].references == ()
     text = write_task("running", fitness="perplexity", **prompts)
-    assert prepare_splits(load_task(f"{text}@agreement"))["search"].positions == "text"
+    for fitness in ("agreement", "kl"):
+        assert prepare_splits(load_task(f"{text}@{fitness}"))["search"].positions == "text"
     with pytest.raises(UserError, match="positions `answer` needs `answer` or `references`"):
         load_task(write_task("wrong", fitness="kl", positions="answer", **prompts))
 
 
-def test_fingerprints_are_those_of_versions_without_later_fields(write_task: WriteTask) -> None:
+def test_fingerprints_are_of_all_fields_but_where_a_file_lies(write_task: WriteTask) -> None:
     split = prepare_splits(load_task(write_task()))["search"]
-    content = asdict(split)
-    assert (content.pop("positions"), content.pop("harness")) == ("text", None)
-    payload = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    payload = json.dumps(asdict(split), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     assert split.fingerprint == hashlib.sha256(payload.encode()).hexdigest()
-    assert replace(split, positions="greedy").fingerprint != split.fingerprint
+    judged = replace(split, harness=HarnessTask("one.yaml", "{}", "0.4", "acc", "none", (), ()))
+    assert judged.harness is not None
+    moved = replace(judged, harness=replace(judged.harness, yaml="other.yaml"))
+    later = replace(judged, harness=replace(judged.harness, version="0.5"))
+    others = (split, replace(split, positions="greedy"), replace(split, task="other"), judged, later)
+    assert len({each.fingerprint for each in others}) == 5
+    assert moved.fingerprint == judged.fingerprint
 
 
 def test_counts_can_be_replaced(write_task: WriteTask) -> None:

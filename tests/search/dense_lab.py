@@ -14,10 +14,11 @@ from moevolve.search.config import RunConfig
 from moevolve.search.config_files import load_run_config
 from moevolve.search.desk import EvaluationDesk
 from moevolve.search.driver import Driver
-from moevolve.search.finalise import Finaliser, FinalReport
+from moevolve.search.finalise import Finaliser
 from moevolve.search.local_pool import LocalPool
 from moevolve.search.plan import Plan
 from moevolve.search.service import make_plan, register
+from moevolve.search.standings import Standings, standings
 from moevolve.search.strategies.registry import make_strategy
 from moevolve.store.repository import Store
 from moevolve.workers.actor import EvaluationWorker
@@ -110,7 +111,7 @@ def check_repeated_and_resumed(run: RunConfig, folder: Path) -> None:
     assert len(set(fitness)) > 3 and max(fitness) > fitness[0]
 
 
-def complete(plan: Plan, store: Store) -> FinalReport:
+def complete(plan: Plan, store: Store) -> Standings:
     """All of `service.execute` but Ray: the search and its final scores."""
     engine, model = plan.config.engine.to_worker(), plan.config.model.to_worker()
     if plan.space.recipe is not None:
@@ -119,4 +120,5 @@ def complete(plan: Plan, store: Store) -> FinalReport:
     pool = LocalPool(lambda: EvaluationWorker(model, engine), splits)
     desk = EvaluationDesk(store, pool, plan.facts.fingerprint, engine_fingerprint(model, engine))
     Driver(plan, make_strategy(plan.config, plan.space, plan.schedule), store, desk).run()
-    return Finaliser(plan, store, desk).report()
+    Finaliser(plan, store, desk).run()
+    return standings(store, store.search(plan.search_id), store.history(plan.search_id), plan.facts)

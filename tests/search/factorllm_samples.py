@@ -29,8 +29,8 @@ def factorllm_space(facts: ModelFacts | None = None, **settings: Any) -> FactorL
                 "experts": np.stack([rng.permutation(space.in_order) for _ in range(dense.layers)]),
                 "directions": draw(space.components, dense.hidden),
                 "offsets": draw(space.components) * bias,
-                "router_weight": draw(space.n, dense.hidden),
-                "router_bias": draw(space.n) * bias,
+                "router_weight": draw(space.routers, space.n, dense.hidden),
+                "router_bias": draw(space.routers, space.n) * bias,
             }
         )
     )

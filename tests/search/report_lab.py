@@ -28,8 +28,7 @@ KINDS = ("eep", *DENSE)
 def local_pool(plan: Plan) -> Pool:
     """A worker in this process."""
     engine, model = plan.config.engine.to_worker(), plan.config.model.to_worker()
-    splits = {item.fingerprint: item for group in plan.prepared.values() for item in group}
-    return LocalPool(lambda: EvaluationWorker(model, engine), splits)
+    return LocalPool(lambda: EvaluationWorker(model, engine), plan.all_prepared)
 
 
 def finished(store: Store, run: RunConfig) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import csv
 import json
 from dataclasses import replace
 from itertools import product
@@ -9,19 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from scipy.stats import binom
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.metrics import confidence_interval
 from moevolve.search.cli.comparison_tables import print_tables, write_csv, write_markdown
 from moevolve.search.comparing.config import Comparison, load_comparison
-from moevolve.search.comparing.rows import Row, comparison_rows
+from moevolve.search.comparing.rows import Row, comparison_rows, with_tests
 from moevolve.search.comparing.run import run_comparison
-from moevolve.search.comparing.significance import Outcomes, paired_test, weighted_interval
-from moevolve.search.finalise import BEST_LABEL, FULL_LABEL
+from moevolve.search.comparing.significance import Outcomes
 from moevolve.search.local_pool import LocalPool
 from moevolve.search.plan import Plan
 from moevolve.search.service import Observer
+from moevolve.search.standings import BEST_LABEL, FULL_LABEL, Score
 from moevolve.store.repository import Store
 from moevolve.workers.actor import EvaluationWorker
 from moevolve.workers.edits.base import IdentityEdit
@@ -316,43 +315,61 @@ def test_several_tasks_are_summed_up(
         assert {cell.removesuffix(" *") for cell in cells} == {f"{100 * row.headline.score:.1f}"}
 
 
-def outcomes(values: Any, metric: str = "mean", weight: float = 1.0) -> Outcomes:
-    return Outcomes(np.asarray(values, dtype=np.float64), metric, weight)
+def one_of(method: str, right: int, **scores: float) -> Row:
+    """A row of a comparison: so many of 100 answers right on `test`, with every one of two seeds."""
+    values = np.repeat((np.arange(100) < right)[None, :], 2, axis=0).astype(float)
+    found = (*(Score("", split, score) for split, score in scores.items()), Score("", "test", right / 100))  # type: ignore[arg-type]
+    baseline, outcomes = method.islower() and method != FULL_LABEL, (Outcomes(values, "mean", 1.0),)
+    return Row("", "", method, BEST_LABEL, baseline, 2, found, outcomes=outcomes)
 
 
-def test_right_or_wrong_answers_are_compared_by_mcnemar() -> None:
-    one = [1] * 9 + [0] * 2 + [1] * 5 + [0] * 4
-    other = [0] * 9 + [1] * 2 + [1] * 5 + [0] * 4
-    found = paired_test([outcomes(one)], [outcomes(other)])
-    assert found.test == "McNemar"
-    assert found.p == pytest.approx(2 * binom.cdf(2, 11, 0.5))
-    assert paired_test([outcomes(one)], [outcomes(one)]).p == 1.0
+def test_the_best_baseline_is_picked_on_dev() -> None:
+    full, search = one_of(FULL_LABEL, 90, search=0.9), one_of("Search", 80, search=0.8, dev=0.7)
+    lucky, good = one_of("lucky", 75, search=0.8, dev=0.5), one_of("good", 60, search=0.6, dev=0.6)
+    rows = with_tests([full, lucky, good, search])
+    assert [row.against_baseline and row.against_baseline.against for row in rows] == ["good", "good", None, "good"]
+    assert {row.best_by for row in rows} == {"dev"} and not any(row.outcomes for row in rows)
+    # By hand: of 20 answers that one alone has right, all are the search's.
+    assert rows[3].against_baseline is not None and rows[3].against_baseline.p == pytest.approx(2 * 0.5**20)
+    assert rows[3].against_full is not None and rows[3].against_full.p == pytest.approx(2 * 0.5**10)
+    unranked = replace(lucky, scores=tuple(score for score in lucky.scores if score.split != "dev"))
+    rows = with_tests([full, unranked, good, search])
+    assert rows[3].best_by == "search" and rows[3].against_baseline is not None
+    assert rows[3].against_baseline.against == "lucky"
 
 
-def test_graded_answers_are_compared_by_flipping_signs() -> None:
-    rng = np.random.default_rng(4)
-    one, other = rng.random(10), rng.random(10) * 0.7
-    found = paired_test([outcomes(one)], [outcomes(other)])
-    assert found.test == "sign flips"
-    sums = [abs(np.dot(signs, one - other)) for signs in product((-1, 1), repeat=10)]
-    exact = np.mean(np.array(sums) >= abs((one - other).sum()) - 1e-12)
-    assert found.p == pytest.approx(exact, abs=0.02)
+def test_p_values_are_corrected_in_tables_and_raw_in_files(tmp_path: Path) -> None:
+    better = [one_of(f"Search {right}", right, search=0.8, dev=0.7) for right in (64, 66, 68)]
+    rows = with_tests([one_of(FULL_LABEL, 90), one_of("good", 60, dev=0.6), *better])
+    write_csv(rows, tmp_path / "rows.csv")
+    with (tmp_path / "rows.csv").open() as file:
+        lines = {line["method"]: line for line in csv.DictReader(file) if line["split"] == "test"}
+    raw = {f"Search {right}": 2 * 0.5 ** (right - 60) for right in (64, 66, 68)}
+    assert {name: float(lines[name]["p_baseline"]) for name in raw} == pytest.approx(raw)
+    assert {line["best_baseline"] for line in lines.values()} == {"good", ""}
+    write_markdown("some", rows, tmp_path / "rows.md")
+    text = (tmp_path / "rows.md").read_text()
+    assert "(best baseline, by dev: good)" in text and "p baseline (Holm)" in text and "(Holm)." in text
+    headings, _, *body = [[c.strip() for c in line.strip("|").split("|")] for line in text.splitlines() if "|" in line]
+    shown = {cells[0]: cells[headings.index("p baseline (Holm)")] for cells in body}
+    # Four tests in the column: the full model's is the smallest, then these from the last to the first.
+    expected = {"Search 68": 3 * raw["Search 68"], "Search 66": 2 * raw["Search 66"], "Search 64": raw["Search 64"]}
+    assert {name: shown[name] for name in raw} == {name: f"{p:.3f}" for name, p in expected.items()}
+    several = [replace(row, task=task) for task in ("one", "two") for row in rows]
+    write_markdown("some", several, tmp_path / "rows.md")
+    summary = (tmp_path / "rows.md").read_text().split("all tasks")[1]
+    stars = {
+        line.split("|")[1].strip(): line.count("*") for line in summary.splitlines() if line.startswith("| Search")
+    }
+    # Eight tests in that table: the full models' come first, then 6 x 0.0078, 4 x 0.031 and 2 x 0.125.
+    assert stars == {"Search 64": 0, "Search 66": 0, "Search 68": 2}
 
 
-def test_weights_of_tasks_count_in_tests_and_intervals() -> None:
-    better, worse = outcomes([1.0] * 30), outcomes([0.0] * 30)
-    same = [0.0, 1.0] * 15
-    heavy = paired_test([better, outcomes(same, weight=1)], [worse, outcomes(same, weight=1)])
-    assert heavy.test == "sign flips" and heavy.p < 0.001
-    low, high = weighted_interval([outcomes([1.0] * 50, weight=3), outcomes([0.0] * 50, weight=1)])
-    assert (low, high) == (0.75, 0.75)
-    graded = np.linspace(0.2, 0.8, 40)
-    assert weighted_interval([outcomes(graded)]) == confidence_interval(graded)
-
-
-def test_examples_must_pair() -> None:
-    with pytest.raises(ValueError, match="same examples"):
-        paired_test([outcomes([1, 0])], [outcomes([1])])
+def test_baselines_are_ranked_on_dev_unless_nothing_is(tiny: Any, tmp_path: Path) -> None:
+    for rerank, expected in ((2, 1), (0, 0)):
+        comparison = load_comparison(write(tiny, tmp_path), (f"base.final.rerank={rerank}",))
+        found = {cell.method: cell.config.final.rerank for cell in comparison.cells}
+        assert found == {"random": 0, "reap": expected, "prune": rerank, "prune + merge": rerank}
 
 
 @pytest.mark.slow

@@ -23,10 +23,10 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.prepare import prepare_split
 from moevolve.evaluators.registry import load_task
 from moevolve.search.cli.app import app
-from moevolve.search.cli.final_table import print_report
+from moevolve.search.cli.final_table import print_standings
 from moevolve.search.config_files import load_run_config
-from moevolve.search.finalise import FinalReport
 from moevolve.search.service import make_plan, register
+from moevolve.search.standings import Standings
 from moevolve.store.repository import Store
 
 pytestmark = pytest.mark.slow
@@ -45,7 +45,7 @@ class Calm:
 
     kind: str
     folder: Path
-    report: FinalReport
+    report: Standings
     snapshot: Any
 
     @property
@@ -216,7 +216,7 @@ def test_what_is_refused(calm: Calm, tmp_path: Path) -> None:
 
 
 def test_the_table_tells_what_a_token_uses(calm: Calm, capsys: pytest.CaptureFixture[str]) -> None:
-    print_report(calm.report, "sqlite:///moevolve.db")
+    print_standings(calm.report, "sqlite:///moevolve.db")
     heading = next(line for line in capsys.readouterr().out.splitlines() if "parameters" in line)
     # A token passes through all of a block-mixed layer.
     assert ("active" in heading) == (calm.kind != "nanomoe")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ from search_samples import PRUNE, eep_space
 
 from moevolve.evaluators.types import SplitResult
 from moevolve.search.desk import EvaluationDesk, Job, SplitRef
+from moevolve.search.evaluation import interval
 from moevolve.search.pool import Completion
 from moevolve.store.repository import Store
 from moevolve.workers.edits.base import Edit, IdentityEdit
@@ -103,6 +104,23 @@ def test_a_job_goes_to_the_pool_once_and_settles_with_its_record(desk: Evaluatio
     assert (record.experts, record.active, record.parameters) == (4, 2, 100)
     assert (record.model_fingerprint, record.engine_fingerprint) == ("model", "engine")
     assert desk.in_flight == 0
+
+
+def test_an_interval_is_of_the_metric_that_the_task_is_scored_by(desk: EvaluationDesk, pool: HandPool) -> None:
+    """Outcomes alone don't tell: here both means give the score, and an interval of their own."""
+    outcomes = np.array([0.5, 0.5, 0.5, 0.5], np.float32)
+    for metric, expected in (("mean", (0.5, 0.5)), ("geometric_mean", (0.5, 0.5))):
+        job = Job(edit(), (replace(ONE, fingerprint=metric, metric=metric),))
+        desk.request([job])
+        result = TaskResult("", "search", metric, SplitResult(0.5, -1.0, outcomes), 0.5)
+        pool.ready.append(Completion(EvaluationReply(pool.requests[-1].ticket, (result,), None, 1.0, "w"), 1))
+        desk.poll(0.0)
+        record = desk.unsaved[-1]
+        assert record.metric == metric and interval(record) == pytest.approx(expected)
+    ones = replace(record, outcomes=np.ones(9, "<f4").tobytes(), score=1.0, gold_logprob=0.0)
+    assert interval(ones) == (1.0, 1.0), "likelihoods of 1"
+    low, high = interval(replace(ones, metric="accuracy"))
+    assert high == 1.0 and low == pytest.approx(9 / (9 + 1.959964**2)), "Wilson's interval of 9 right answers of 9"
 
 
 def test_a_repeated_or_unknown_reply_is_ignored(desk: EvaluationDesk, pool: HandPool) -> None:

@@ -22,6 +22,7 @@ from moevolve.search.exporting import export_coefficients, export_individual
 from moevolve.search.finalise import Finaliser
 from moevolve.search.local_pool import LocalPool
 from moevolve.search.service import make_plan, register, resume_plan
+from moevolve.search.standings import standings
 from moevolve.store.repository import Store
 from moevolve.workers.actor import EvaluationWorker
 from moevolve.workers.edits.base import Edit, IdentityEdit
@@ -140,9 +141,10 @@ def test_the_end_of_a_search_scores_both_kinds_alike(run: RunConfig, store: Stor
     pool = LocalPool(lambda: EvaluationWorker(model, engine), splits)
     record = store.search("aligned")
     desk = EvaluationDesk(store, pool, plan.facts.fingerprint, record.engine_fingerprint)
-    report = Finaliser(plan, store, desk).report()
-    assert report.winner is not None
-    references = [report.winner, first_merge(store), "aligned:0"]
+    Finaliser(plan, store, desk).run()
+    winner = standings(store, record, store.history(record.id)).winner
+    assert winner is not None
+    references = [winner, first_merge(store), "aligned:0"]
     edits = [IdentityEdit(), *(find_subject(store, reference).edit for reference in references)]
     for item in desk.run([Job(edit, plan.splits("dev")) for edit in edits]):
         (found,) = item.evaluations

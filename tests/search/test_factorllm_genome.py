@@ -39,8 +39,9 @@ def test_the_registry_makes_the_space_of_a_section() -> None:
     assert make_space(section, dense_model()) == factorllm_space()
 
 
-def test_the_start_is_the_calibration() -> None:
-    space = factorllm_space()
+@pytest.mark.parametrize("routers", [1, 3])
+def test_the_start_is_the_calibration(routers: int) -> None:
+    space = factorllm_space(routers=routers)
     offspring = space.start(TUNE)
     edit = offspring.genome.express()
     assert (offspring.operator, offspring.parents_used) == ("start", ())
@@ -50,8 +51,8 @@ def test_the_start_is_the_calibration() -> None:
             neurons = np.flatnonzero(start["experts"][layer] == expert)
             (place,) = (i for i in range(4) if edit.order[layer][i * 6] == neurons[0])
             assert np.array_equal(edit.order[layer][place * 6 : place * 6 + 6], neurons)
-            assert np.array_equal(edit.router_weight[layer, 0, place], start["router_weight"][layer, expert])
-            assert edit.router_bias[layer, 0, place] == start["router_bias"][layer, expert]
+            assert np.array_equal(edit.router_weight[layer, :, place], start["router_weight"][layer, :, expert])
+            assert np.array_equal(edit.router_bias[layer, :, place], start["router_bias"][layer, :, expert])
 
 
 @few

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from profile_lab import export_sample, load_plainly, write_model
 from pydantic import TypeAdapter
-from search_samples import PRUNE
+from search_samples import PRUNE, TUNE
+from tomoe_samples import tomoe_space
 from torch.utils.flop_counter import FlopCounterMode
 
 from moevolve.evaluators.prepare import prepare_split
@@ -205,3 +206,11 @@ def test_candidates_are_as_large_and_take_as_much_as_their_exports(tiny: Any, tm
     _, size = model_sizes(outline, space, full_work(outline), {kind: work})
     assert size.active_parameters == costs.active_parameters
     assert size.parameters is None if case == "tomoe" else size.parameters == costs.parameters
+
+
+def test_masked_values_are_counted_as_the_genome_counts_them(tiny: Any, tmp_path: Path) -> None:
+    outline = outline_model(ModelConfig(str(write_model(tiny, "llama", tmp_path / "model"))))
+    space = tomoe_space(outline.facts)
+    full = full_work(outline)
+    _, size = model_sizes(outline, space, full, {"tune": candidate_work(outline, space, "tune")})
+    assert size.active_parameters == space.describe(space.start(TUNE).genome).active_parameters

@@ -142,16 +142,21 @@ def test_a_sliding_window_bounds_what_a_token_attends_to(checkpoint: Callable[[s
     assert model_costs(model, 100).attention_flops == 4 * (5 + 100 + 100) * HIDDEN
 
 
-def test_a_mask_on_a_finished_product_saves_no_operations(
-    exported: Callable[[str], Exported], checkpoint: Callable[[str], Path]
+@pytest.mark.parametrize(("case", "family"), [("tomoe-heads", "llama"), ("tomoe-heads-biases", "qwen2")])
+def test_a_mask_on_a_finished_product_saves_nothing(
+    exported: Callable[[str], Exported], checkpoint: Callable[[str], Path], case: str, family: str
 ) -> None:
-    edited = load_plainly(exported("tomoe-heads").directory)
-    layer = edited.model.layers[0].self_attn
-    assert type(layer.v_proj).__name__ == "MaskedValues" and layer.v_proj.active < HIDDEN // HEADS
-    costs = model_costs(edited, CONTEXT)
-    whole = model_costs(load_plainly(checkpoint("llama")), CONTEXT)
-    assert costs.attention_flops == whole.attention_flops
-    assert costs.linear_flops > 2 * (costs.active_parameters - VOCABULARY * HIDDEN)
+    """Neither operations, by torch's counter, nor parameters used; and the genome's description says so."""
+    found = exported(case)
+    edited, whole = load_eagerly(found.directory), load_eagerly(checkpoint(family))
+    attention = edited.model.layers[0].self_attn
+    assert type(attention.v_proj).__name__ == "MaskedValues" and attention.v_proj.active < HIDDEN // HEADS
+    linear, pairs = counted(edited, CONTEXT)
+    assert pairs == counted(whole, CONTEXT)[1]
+    # A description counts entries of vectors as well, norms and biases, and looked-up embeddings as parameters alone.
+    vectors = sum(each.numel() for each in edited.parameters() if each.dim() == 1)
+    assert found.described.flops == linear + 2 * vectors
+    assert found.described.active_parameters == linear // 2 + vectors + VOCABULARY * HIDDEN
 
 
 def test_a_stock_form_that_repeats_shared_neurons_is_noted(

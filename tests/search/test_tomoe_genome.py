@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from search_samples import TUNE, dense_model, few, many, mixtral
 from tomoe_samples import SAMPLE, tomoe_space
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config_genomes import ToMoeSection
-from moevolve.search.genomes.tomoe import ToMoeGenome
+from moevolve.search.genomes.tomoe import SEEDS, ToMoeGenome
 from moevolve.search.genomes.tomoe_budget import WidthBudget
 from moevolve.search.genomes.tomoe_projection import Projection, standardised, top
 from moevolve.search.genomes.tomoe_space import ToMoeSpace
 from moevolve.search.genomes.tomoe_terms import terms_of
+from moevolve.workers.calibration.base import Calibration
 from moevolve.workers.edits.tomoe import ToMoeEdit
 
 MODELS = {
@@ -92,7 +95,8 @@ def test_every_candidate_meets_the_budget_and_its_description_says_what_it_costs
         for width, active in zip(edit.widths, edit.heads.active, strict=True)
     )
     rest = space.facts.parameters - whole + routers
-    assert found.active_parameters == rest + network + pairs + int(edit.heads.active.sum()) * values
+    # A mask on finished values saves nothing, though the budget counts it.
+    assert found.active_parameters == rest + network + pairs + dense.layers * dense.head_dim * values
     assert found.parameters == rest + kept + pairs + dense.layers * dense.head_dim * values
     assert found.flops == 2 * (found.active_parameters - space.facts.embedding_parameters)
 
@@ -125,6 +129,65 @@ def test_the_start_along_directions_spreads_experts_out(experts: int, components
     assert (products - np.eye(len(used))).max(initial=0) < 0.75
     if components == 3:
         assert len({mask.tobytes() for mask in offspring.genome.express().kept[0]}) > min(experts, 4) // 2
+
+
+def surprise(counts: NDArray[Any], expected: NDArray[Any], variances: NDArray[Any], saliency: NDArray[Any]) -> float:
+    """How many standard deviations the counts lean towards saliency, by rank; or the largest count off its mean."""
+    off = (counts - expected) / np.sqrt(variances)
+    ranks = np.argsort(np.argsort(saliency, axis=-1), axis=-1) - (saliency.shape[-1] - 1) / 2
+    leaning = (off * ranks).sum() / np.sqrt((ranks**2).sum())
+    return float(max(abs(leaning), np.abs(off).max() - 1))
+
+
+@pytest.mark.parametrize("budget", [0.2, 0.5])
+def test_random_masks_are_uniformly_random_whatever_saliency_says(budget: float) -> None:
+    """Against binomial counts of uniformly random subsets, and their hypergeometric overlap w^2 / n."""
+    space, rng = tomoe_space(budget=budget), np.random.default_rng(11)
+    layers, width, head_dim = 4, space.dense.width, space.dense.head_dim
+    sizes = {"neurons": width, "pairs": head_dim // 2, "values": head_dim}
+    counts = {name: np.zeros((layers, size)) for name, size in sizes.items()}
+    chances = {name: [] for name in sizes}  # type: ignore[var-annotated]
+    overlaps, variance = 0.0, 0.0
+    for _ in range(400):
+        offspring = space.sample(rng, TUNE)
+        edit = offspring.genome.express()
+        assert offspring.operator == "random" and edit.heads is not None
+        assert 0 <= space.budget.total - space.budget.spent(offspring.genome.widths) < space.budget.costs[0]
+        counts["neurons"] += edit.kept.sum(axis=1)
+        counts["pairs"] += edit.heads.pairs
+        chances["neurons"] += [edit.widths / width] * 4
+        chances["pairs"].append(edit.heads.pairs.sum(axis=1) / (head_dim // 2))
+        chances["values"].append(edit.heads.active / head_dim)
+        token = int(rng.integers(SAMPLE))
+        for layer, kept in enumerate(edit.kept):
+            scores = edit.heads.value_bias[layer] + edit.heads.value_router[layer] @ space.measured["head_sample"][
+                layer, token
+            ].astype(np.float64)
+            counts["values"][layer, np.argsort(-scores)[: edit.heads.active[layer]]] += 1
+            w = int(edit.widths[layer])
+            for one, two in combinations(kept, 2):
+                overlaps += int((one & two).sum()) - w**2 / width
+                variance += w**2 * (width - w) ** 2 / (width**2 * (width - 1))
+    assert abs(overlaps) < 4 * np.sqrt(variance)
+    for name, saliency in (("neurons", "neuron"), ("pairs", "pair"), ("values", "value")):
+        chance = np.array(chances[name])
+        expected, variances = chance.sum(axis=0)[:, None], (chance * (1 - chance)).sum(axis=0)[:, None]
+        assert surprise(counts[name], expected, variances, space.measured[f"{saliency}_saliency"]) < 4, name
+
+
+def test_random_draws_are_the_same_under_any_saliency() -> None:
+    space = tomoe_space()
+    assert space.calibration is not None
+    other = {name: array[:, ::-1] if "sal" in name else -array for name, array in space.measured.items()}
+    flipped = space.calibrated(Calibration(other))
+    genome = space.sample(np.random.default_rng(1), TUNE).genome
+    one, two = genome.express(), flipped.from_bytes(genome.to_bytes()).express()
+    assert one.heads is not None and two.heads is not None
+    assert np.array_equal(one.kept, two.kept) and np.array_equal(one.router, two.router)
+    for name in ("pairs", "active", "value_bias", "value_router"):
+        assert np.array_equal(getattr(one.heads, name), getattr(two.heads, name)), name
+    start = space.start(TUNE).genome
+    assert not np.array_equal(start.express().kept, flipped.from_bytes(start.to_bytes()).express().kept)
 
 
 def test_an_experts_mask_follows_its_routers_row() -> None:
@@ -168,7 +231,6 @@ def test_terms_are_the_papers() -> None:
     terms = terms_of(edit, sample, None)
     assert terms.unions.tolist() == [3] and terms.coverage.tolist() == [[0.75]]
     assert terms.union_term == pytest.approx(np.log(4 / 3))
-    assert terms.loads.tolist() == [[0.75, 0.25]]
     first = np.mean([1 / (1 + np.exp(-2 * x)) for x in (2.0, 1.0, -1.0, 3.0)])
     assert terms.balances[0] == pytest.approx(2 * (0.75 * first + 0.25 * (1 - first)))
     assert terms.balance_term == pytest.approx(terms.balances[0] - 1)
@@ -180,8 +242,7 @@ def test_terms_weigh_as_penalties() -> None:
     assert free.describe(free.from_bytes(genome.to_bytes())).penalty == 0
     expected = 0.5 * genome.terms.union_term + 0.25 * genome.terms.balance_term
     assert bound.describe(genome).penalty == pytest.approx(expected) and expected > 0
-    assert genome.terms.coverage.shape == (4, 2) and genome.terms.loads.sum() == pytest.approx(4)
-    assert (genome.terms.loads * SAMPLE % 1 < 1e-9).all()
+    assert genome.terms.coverage.shape == (4, 2) and genome.terms.balances.shape == (4,)
 
 
 def test_mutation_touches_layers_and_redraws_experts() -> None:
@@ -196,15 +257,41 @@ def test_mutation_touches_layers_and_redraws_experts() -> None:
     assert np.array_equal(child.shares, parent.shares) and np.array_equal(child.heads, parent.heads)
 
 
+def test_redrawn_experts_keep_to_saliency_or_to_chance() -> None:
+    space = tomoe_space(dense_model(layers=6))
+    redraw = TUNE.model_copy(update={"group_rate": 1.0, "entry_rate": 0.0, "swap_rate": 1.0})
+    rng = np.random.default_rng(0)
+    informed, random = space.start(TUNE).genome, space.sample(rng, TUNE).genome
+    assert not space.breed(rng, redraw, (informed,)).genome.seeds.any()
+    seeds = space.breed(rng, redraw, (random,)).genome.seeds
+    assert seeds.all() and (seeds[:, :4] != random.seeds[:, :4]).all()
+    assert np.array_equal(seeds[:, 4], random.seeds[:, 4]), "the heads' mask is no expert's"
+
+
+def test_small_steps_of_an_optimiser_leave_masks_by_saliency() -> None:
+    space, rng = tomoe_space(), np.random.default_rng(0)
+    vector = space.flatten(space.start(TUNE).genome, TUNE)
+    for _ in range(20):
+        assert not space.unflatten(vector + 0.1 * rng.standard_normal(vector.size), TUNE).seeds.any()
+    assert (space.unflatten(np.full(vector.size, 1e6), TUNE).seeds == SEEDS - 1).all()
+
+
+def test_seeds_are_whole_numbers() -> None:
+    space = tomoe_space()
+    for seed in (0.5, -1, SEEDS, np.nan):
+        with pytest.raises(ValueError, match="whole numbers from 0 to 16777215"):
+            space._genome(seeds=np.full(space.shapes["seeds"], seed))
+
+
 def test_crossover_takes_layers_whole() -> None:
     space = tomoe_space(dense_model(layers=12))
     still = TUNE.model_copy(update={"crossover_rate": 1.0, "entry_rate": 0.0, "swap_rate": 0.0})
-    rng = np.random.default_rng(3)
-    one, two = (space.sample(rng, TUNE).genome for _ in range(2))
+    rng, size = np.random.default_rng(3), space.flatten(space.start(TUNE).genome, TUNE).size
+    one, two = (space.unflatten(1 + rng.standard_normal(size), TUNE) for _ in range(2))
     child = space.breed(rng, still, (one, two)).genome
     sources = {
         name: [np.array_equal(getattr(child, name)[i], getattr(two, name)[i]) for i in range(12)]
-        for name in ("shares", "latents", "routers", "heads")
+        for name in ("shares", "latents", "routers", "heads", "seeds")
     }
     assert len({tuple(each) for each in sources.values()}) == 1
     assert 0 < sum(sources["shares"]) < 12

@@ -10,7 +10,7 @@ import pytest
 from store_samples import ENGINE, MODEL, digest, evaluation, fitness, individual, search, split
 
 from moevolve.store.errors import StoreError
-from moevolve.store.records import FULL_MODEL, ExportRecord, FitnessRecord
+from moevolve.store.records import FULL_MODEL, UNBOUND, ExportRecord, FitnessRecord
 from moevolve.store.repository import Store
 
 
@@ -50,6 +50,21 @@ def test_an_unknown_search_is_named_with_the_nearest(store: Store) -> None:
         store.record("nothing", [individual(0)])
     with pytest.raises(StoreError, match="its id is needed"):
         store.record("rte-tiny", [individual(0)])
+
+
+def test_what_is_beside_the_fitness_may_change(store: Store) -> None:
+    fitness_splits = [split("rte"), split("rte", "dev")]
+    store.create_search(search(), [*fitness_splits, split("rte@agreement", weight=0)])
+    assert store.search_tasks("id-alpha") == fitness_splits
+    assert store.searches()[0].tasks == ("rte",)
+    beside = [split("copa", "test", weight=0), split("boolq", "test", weight=0)]
+    store.amend_search("id-alpha", '{"seed": 8}', beside)
+    assert store.search_tasks("id-alpha", beside=True) == [*fitness_splits, *beside]
+    assert store.search("alpha").config == '{"seed": 8}'
+    store.amend_search("id-alpha", '{"seed": 8}', [])
+    assert store.search_tasks("id-alpha", beside=True) == fitness_splits
+    with pytest.raises(StoreError, match="no search"):
+        store.amend_search("id-gamma", "{}", [])
 
 
 def test_status_changes_and_counts(store: Store) -> None:
@@ -134,6 +149,8 @@ REFUSED = {
     "log-probability not a number": ([], [evaluation(1, 0.5, gold_logprob=float("nan"))], []),
     "scored and failed": ([], [evaluation(1, 0.5, failure="both")], []),
     "neither": ([], [evaluation(1, None, failure=None)], []),
+    "failed by nobody's fault": ([], [], [FitnessRecord(1, "failed", failure="lost")]),
+    "another metric": ([], [evaluation(1, 0.5, name="dev", metric="mean")], []),
     "fingerprint of another split": ([], [evaluation(1, 0.5, task_fingerprint=digest("rte", "dev"))], []),
 }
 
@@ -262,3 +279,21 @@ def test_a_calibration_stays_as_it_was_first(store: Store) -> None:
     store.add_calibration("f", b"second")
     store.add_calibration("g", b"")
     assert (store.calibration("f"), store.calibration("g")) == (b"first", b"")
+
+
+def test_a_search_without_weights_is_bound_once(store: Store) -> None:
+    """To the first weights it is used with; the same again changes nothing, others are refused."""
+    store.create_search(search(model_fingerprint=f"{UNBOUND}abc"), [])
+    store.create_search(search("beta"), [])
+    assert not store.search("alpha").is_bound and store.search("beta").is_bound
+    for _ in range(2):
+        store.bind_model("id-alpha", MODEL, "weights/here")
+        found = store.search("alpha")
+        assert (found.model_fingerprint, found.model_path, found.is_bound) == (MODEL, "weights/here", True)
+    for name in ("id-alpha", "id-beta"):
+        before = store.search(name)
+        with pytest.raises(StoreError, match="is about the weights mmm"):
+            store.bind_model(name, "n" * 64, "weights/there")
+        assert store.search(name) == before
+    with pytest.raises(StoreError, match="no search"):
+        store.bind_model("id-gamma", MODEL, "weights/here")

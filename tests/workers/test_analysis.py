@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,26 @@ def test_new_experts_with_the_same_weights_are_told_apart(resident: Callable[[st
         route = plain_routing(edit, model.layers[position].router_weight.double().numpy(), position, True)
         check(layer, [route(token) for token in inputs[position].numpy()])
         assert layer.origins == (4, 4, 5) and layer.counts.sum() == 2 * TOKENS
+
+
+@pytest.mark.parametrize("kind", ["prune", "mapped"])
+def test_a_skipped_second_expert_is_not_counted(
+    resident: Callable[[str], ResidentModel], make_edit: Callable[..., EepEdit], kind: str
+) -> None:
+    model, thresholds = resident("mixtral"), np.array([0.0, 0.6, 1.0], dtype=np.float32)
+    edit = replace(make_edit("mixtral", kind, 4, 2, "logits"), skip_below=thresholds)
+    found = analyse_usage(model, edit, SEQUENCES)
+    inputs = inputs_of(model, edit)
+    for position, (handle, layer) in enumerate(zip(model.layers, found.routed, strict=True)):
+        route = plain_routing(edit, handle.router_weight.double().numpy(), position, True)
+        choices = []
+        for token in inputs[handle.index].numpy():
+            (first, large), (second, small) = route(token).items()
+            kept = small >= thresholds[position] * large
+            choices.append({first: large, second: small} if kept else {first: 1.0})
+        check(layer, choices)
+    counted = [layer.counts.sum() for layer in found.routed]
+    assert counted[0] == 2 * TOKENS > counted[1] > counted[2] == TOKENS
 
 
 def test_experts_of_divided_networks_are_counted(resident: Callable[[str], ResidentModel]) -> None:

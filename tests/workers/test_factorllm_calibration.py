@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,20 @@ from moevolve.workers.calibration.factorllm import calibrate_factorllm, nearest_
 from moevolve.workers.calibration.factorllm_recipe import FactorLlmRecipe
 from moevolve.workers.calibration.input_statistics import InputStatistics, principal_directions
 from moevolve.workers.config import EngineConfig, ModelConfig
+from moevolve.workers.dense_layout import DenseLayer
 from moevolve.workers.resident import ResidentModel
 from moevolve.workers.tokenizing import Tokens
 
 RECIPE = FactorLlmRecipe(
-    experts=6, active=2, partition="kmeans", output_scale=1.0, router_bias=True, components=5, ridge=1e-3, tokens=512
+    experts=6,
+    active=2,
+    routers=1,
+    partition="kmeans",
+    output_scale=1.0,
+    router_bias=True,
+    components=5,
+    ridge=1e-3,
+    tokens=512,
 )
 LAYERS, HIDDEN, WIDTH = 3, 32, 48
 SEQUENCES: list[Tokens] = [
@@ -50,31 +60,100 @@ def seen(model: ResidentModel, layer: int) -> tuple[NDArray[np.float64], NDArray
     return inputs, activations
 
 
-@pytest.mark.parametrize("family", ["llama", "opt"])
-@pytest.mark.parametrize("bias", [True, False])
-def test_routers_are_the_ridge_regression_of_the_nearest_experts(family: str, bias: bool, resident: Any) -> None:
+def plain_labels(
+    network: DenseLayer,
+    x: NDArray[np.float64],
+    h: NDArray[np.float64],
+    experts: NDArray[Any],
+    routers: int,
+    scale: float,
+) -> NDArray[np.float64]:
+    """1 for the two slices of every linear layer whose outputs are nearest the whole layer's, [routers, tokens, 6]."""
+    down, up = network.down.weight.double().numpy(), x @ network.up.weight.double().numpy().T
+    if network.gate is None:
+        assert network.up.bias is not None
+        branches = [np.maximum(up + network.up.bias.double().numpy(), 0)]
+    else:
+        gate = x @ network.gate.weight.double().numpy().T
+        branches = [gate / (1 + np.exp(-gate)), up]
+    whole = [*branches, h @ down.T] if routers > 1 else [h @ down.T]
+    labels = np.zeros((routers, len(x), 6))
+    for router, outputs in enumerate(whole):
+        if router < routers - 1:
+            parts = [branches[router] * (experts == expert) for expert in range(6)]
+        else:
+            parts = [scale * (h * (experts == expert)) @ down.T for expert in range(6)]
+        distances = np.stack([((part - outputs) ** 2).mean(axis=1) for part in parts], axis=1)
+        np.put_along_axis(labels[router], np.argsort(distances, axis=1)[:, :2], 1, axis=1)
+    return labels
+
+
+@pytest.mark.parametrize(("family", "routers"), [("llama", 1), ("opt", 1), ("llama", 3), ("opt", 2)])
+@pytest.mark.parametrize(("bias", "scale"), [(True, 1.0), (False, 3.0)])
+def test_routers_are_the_ridge_regression_of_the_nearest_experts(
+    family: str, routers: int, bias: bool, scale: float, resident: Any
+) -> None:
     model = resident(family)
-    recipe = replace(RECIPE, router_bias=bias)
+    recipe = replace(RECIPE, routers=routers, router_bias=bias, output_scale=scale)
     start = calibrate_factorllm(model, SEQUENCES, recipe).arrays
+    assert start["router_weight"].shape == (LAYERS, routers, 6, HIDDEN)
     for layer in range(LAYERS):
         x, h = seen(model, layer)
-        down = model.dense_layers[layer].down.weight.double().numpy()
-        labels = np.zeros((len(x), 6))
-        for row, activation in enumerate(h):
-            whole = down @ activation
-            parts = [down @ (activation * (start["experts"][layer] == expert)) for expert in range(6)]
-            distances = [((part - whole) ** 2).mean() for part in parts]
-            labels[row, np.argsort(distances)[:2]] = 1
+        found = start["router_weight"][layer] @ x.T + start["router_bias"][layer][..., None]
         # Ridge by augmented least squares, with the intercept in a column that isn't penalised.
         centred = x - x.mean(axis=0) if bias else x
         penalty = np.sqrt(1e-3 * (centred**2).sum() / HIDDEN)
         columns = np.hstack([centred, np.ones((len(x), 1))]) if bias else centred
         rows = np.vstack([columns, penalty * np.eye(HIDDEN, columns.shape[1])])
-        solution = np.linalg.lstsq(rows, np.vstack([labels, np.zeros((HIDDEN, 6))]), rcond=None)[0]
-        logits = columns @ solution
-        found = x @ start["router_weight"][layer].T + start["router_bias"][layer]
-        spread = np.sqrt((logits.var(axis=0) if bias else (logits**2).mean(axis=0)).mean())
-        np.testing.assert_allclose(found, logits / spread, rtol=0, atol=2e-3)
+        labels = plain_labels(model.dense_layers[layer], x, h, start["experts"][layer], routers, scale)
+        for logits, own in zip(found, labels, strict=True):
+            solution = np.linalg.lstsq(rows, np.vstack([own, np.zeros((HIDDEN, 6))]), rcond=None)[0]
+            expected = columns @ solution
+            spread = np.sqrt((expected.var(axis=0) if bias else (expected**2).mean(axis=0)).mean())
+            np.testing.assert_allclose(logits.T, expected / spread, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize(("family", "routers"), [("llama", 3), ("opt", 2)])
+def test_routers_of_different_layers_start_at_different_places(family: str, routers: int, resident: Any) -> None:
+    model = resident(family)
+    alone = calibrate_factorllm(model, SEQUENCES, RECIPE).arrays
+    start = calibrate_factorllm(model, SEQUENCES, replace(RECIPE, routers=routers)).arrays
+    for layer in range(LAYERS):
+        x, _ = seen(model, layer)
+        logits = np.einsum("rnh,th->rtn", start["router_weight"][layer], x) + start["router_bias"][layer][:, None]
+        chosen = np.zeros(logits.shape, dtype=bool)
+        np.put_along_axis(chosen, np.argsort(-logits, axis=2)[:, :, :2], True, axis=2)
+        for one, two in combinations(chosen, 2):
+            assert (one != two).any(axis=1).mean() > 0.1
+    # The down layer's slices give what whole experts give.
+    for name in ("router_weight", "router_bias"):
+        np.testing.assert_allclose(start[name][:, -1], alone[name][:, 0], rtol=1e-4, atol=1e-5)
+
+
+def test_routers_see_which_slices_of_their_own_layer_matter(resident: Any) -> None:
+    """Gate and up layers whose slices react to different directions of the inputs."""
+    model = resident("llama")
+    network, (x, _) = model.dense_layers[0], seen(model, 0)
+    saved = {name: tensor.clone() for name, tensor in network.decoder_layer.state_dict().items()}
+    mean = x.mean(axis=0) / np.linalg.norm(x.mean(axis=0))
+    across = (x - x.mean(axis=0)) @ (np.eye(HIDDEN) - np.outer(mean, mean))
+    u, v = np.linalg.svd(across, full_matrices=False)[2][:2]
+    # Of two slices the gate's first is the larger where u @ x > 0, the up layer's first where (mean @ x) (v @ x) > 0.
+    gate = np.repeat([u, -u], WIDTH // 2, axis=0)
+    up = np.repeat([mean + v, mean - v], WIDTH // 2, axis=0)
+    try:
+        network.gate.weight.data.copy_(torch.from_numpy(gate))
+        network.up.weight.data.copy_(torch.from_numpy(up))
+        recipe = replace(RECIPE, experts=2, active=1, routers=3, partition="contiguous")
+        start = calibrate_factorllm(model, SEQUENCES, recipe).arrays
+    finally:
+        network.decoder_layer.load_state_dict(saved)
+    logits = np.einsum("rnh,th->rtn", start["router_weight"][0], x) + start["router_bias"][0][:, None]
+    first = logits[:, :, 0] > logits[:, :, 1]
+    labels = x @ u > 0, (x @ mean) * (x @ v) > 0
+    for router, (own, other) in enumerate([labels, labels[::-1]]):
+        agreed = (first[router] == own).mean(), (first[router] == other).mean()
+        assert agreed[0] > 0.7 and agreed[0] > agreed[1] + 0.15, agreed
 
 
 def test_routers_agree_with_their_labels_more_often_than_chance(resident: Any) -> None:
@@ -84,7 +163,7 @@ def test_routers_agree_with_their_labels_more_often_than_chance(resident: Any) -
     x, h = seen(model, 1)
     down = model.dense_layers[1].down.weight[:, torch.from_numpy(order)]
     labels = nearest_experts(torch.from_numpy(h[:, order]), down, RECIPE).numpy()
-    logits = x @ start["router_weight"][1].T + start["router_bias"][1]
+    logits = x @ start["router_weight"][1, 0].T + start["router_bias"][1, 0]
     chosen = np.argsort(-logits, axis=1)[:, :2]
     assert np.take_along_axis(labels, chosen, axis=1).mean() > 0.5
 
@@ -157,7 +236,7 @@ def test_it_is_found_by_its_recipe(resident: Any) -> None:
     start = calibrate(resident("llama"), EngineConfig(), RECIPE, [split]).arrays
     assert start["experts"].shape == (LAYERS, WIDTH)
     assert start["directions"].shape == (LAYERS, 5, HIDDEN)
-    assert start["router_weight"].shape == (LAYERS, 6, HIDDEN)
+    assert start["router_weight"].shape == (LAYERS, 1, 6, HIDDEN)
     assert all(np.isfinite(array).all() for array in start.values())
 
 

@@ -3,6 +3,12 @@
 Source: FactorLLM (arXiv 2408.11855), Sec. 3.2 (equal division) and Sec. 3.3 (Prior-Approximate Router): a token's label
 are the K experts whose outputs are nearest the whole network's in mean squared error. The paper trains the router on
 these labels by cross entropy; here it is their ridge regression on the network's inputs.
+
+With a router for every linear layer (R > 1) the paper gives no labels of their own. The same rule, layer by layer,
+does: a router's label are the K slices of its layer whose outputs are nearest the whole layer's. Gate and up layers'
+slices give separate neurons, so that the nearest are the largest, the gate's (a plain network's up layer's) behind the
+activation; the down layer's slices give what experts give. The error of the network's output with one layer routed
+would tell no routers apart: where an activation of zero is zero, it is the same whichever layer lacks a slice.
 """
 
 from __future__ import annotations
@@ -14,7 +20,7 @@ from functools import partial
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.calibration.balanced_kmeans import balanced_kmeans, number_by_first
@@ -45,10 +51,11 @@ def calibrate_factorllm(resident: ResidentModel, sequences: Sequence[Tokens], re
     """Measure the start of every network.
 
     Returns:
-        Arrays `experts` uint8 [layers, width], the expert of every neuron; `router_weight` float32 [layers, N, hidden]
-        and `router_bias` [layers, N], scaled so that logits vary by 1 over tokens; `directions` float32
-        [layers, components, hidden], see `principal_directions`; `offsets` float32 [layers, components], the mean
-        input's products with them (zero where routers have no bias).
+        Arrays `experts` uint8 [layers, width], the expert of every neuron; `router_weight` float32
+        [layers, R, N, hidden] and `router_bias` [layers, R, N], routers in the order gate, up, down, scaled so that a
+        router's logits vary by 1 over tokens; `directions` float32 [layers, components, hidden], see
+        `principal_directions`; `offsets` float32 [layers, components], the mean input's products with them (zero where
+        routers have no bias).
 
     Raises:
         UserError: no dense networks, or no tokens.
@@ -122,13 +129,16 @@ def _measure(
     layers: Sequence[DenseLayer],
     divisions: Sequence[NDArray[np.int64]],
 ) -> list[_Start]:
-    statistics = [InputStatistics(layer.hidden, recipe.experts, layer.up.weight.device) for layer in layers]
+    targets = recipe.routers * recipe.experts
+    statistics = [InputStatistics(layer.hidden, targets, layer.up.weight.device) for layer in layers]
     orders = [torch.from_numpy(np.argsort(experts, kind="stable")) for experts in divisions]
 
     def watch(i: int, inputs: Tensor, activations: Tensor) -> None:
         order = orders[i].to(activations.device)
-        labels = nearest_experts(activations[:, order], layers[i].down.weight[:, order], recipe)
-        statistics[i].add_pairs(inputs, labels)
+        labels = [nearest_experts(activations[:, order], layers[i].down.weight[:, order], recipe)]
+        if recipe.routers > 1:
+            labels = [largest_slices(each[:, order], recipe) for each in _branches(layers[i], inputs)] + labels
+        statistics[i].add_pairs(inputs, torch.cat(labels, dim=1))
 
     watch_networks(resident, sequences, [(layer, partial(watch, i)) for i, layer in enumerate(layers)])
     return [_solve(each, experts, recipe) for each, experts in zip(statistics, divisions, strict=True)]
@@ -156,15 +166,41 @@ def nearest_experts(activations: Tensor, down: Tensor, recipe: FactorLlmRecipe) 
     return torch.zeros_like(distances).scatter_(1, nearest, 1.0)
 
 
+def largest_slices(values: Tensor, recipe: FactorLlmRecipe) -> Tensor:
+    """Labels: 1 for the K slices of a layer into the network whose outputs are nearest the whole layer's, else 0.
+
+    A slice's output is the layer's with zeros in the other neurons' places, and its squared distance what those add up
+    to. The factor on experts' outputs is the network's output's.
+
+    Args:
+        values: what the layer hands on, [tokens, width], neurons in order of experts.
+        recipe: N and K.
+
+    Returns:
+        float32 [tokens, N].
+    """
+    sizes = values.view(len(values), recipe.experts, -1).float().square().sum(dim=-1)
+    return torch.zeros_like(sizes).scatter_(1, sizes.topk(recipe.active, dim=1).indices, 1.0)
+
+
+def _branches(layer: DenseLayer, inputs: Tensor) -> list[Tensor]:
+    """What the layers into a network hand on, [tokens, width] each: gate's, if there is one, then up's."""
+    # Not by calling the modules, which are being watched.
+    linears = [layer.up] if layer.gate is None else [layer.gate, layer.up]
+    first, *rest = (nn.functional.linear(inputs, linear.weight, linear.bias) for linear in linears)
+    return [layer.activation(first), *rest]
+
+
 def _solve(statistics: InputStatistics, experts: NDArray[np.int64], recipe: FactorLlmRecipe) -> _Start:
     square = statistics.covariance if recipe.router_bias else statistics.moment
     weight, bias = statistics.ridge(recipe.ridge, recipe.router_bias)
+    weight, bias = weight.reshape(recipe.routers, recipe.experts, -1), bias.reshape(recipe.routers, recipe.experts)
     # The largest logits stay the largest whatever the scale; this one suits steps along the directions.
-    spread = float(np.sqrt(np.einsum("ni,ij,nj->n", weight, square, weight).mean()))
-    scale = 1 / spread if spread > 1e-9 else 1.0
+    spread = np.sqrt(np.einsum("rni,ij,rnj->rn", weight, square, weight).mean(axis=1))
+    scale = 1 / np.where(spread > 1e-9, spread, 1.0)
     directions = principal_directions(square, recipe.components)
     offsets = directions @ statistics.mean if recipe.router_bias else np.zeros(len(directions))
-    return _Start(experts, directions, offsets, weight * scale, bias * scale)
+    return _Start(experts, directions, offsets, weight * scale[:, None, None], bias * scale[:, None])
 
 
 def _batches(layers: Sequence[DenseLayer], size: Callable[[DenseLayer], int]) -> Iterator[Sequence[DenseLayer]]:

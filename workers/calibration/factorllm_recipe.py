@@ -15,6 +15,7 @@ class FactorLlmRecipe:
     Attributes:
         experts: experts N.
         active: experts K per token.
+        routers: routers R per network: 1, or one for each of its linear layers.
         partition: how neurons are divided: in order, at random, by balanced k-means on their input weights, or by
             balanced k-means on which neurons they fire with.
         output_scale: factor on the sum of experts.
@@ -26,6 +27,7 @@ class FactorLlmRecipe:
 
     experts: int
     active: int
+    routers: int
     partition: Partition
     output_scale: float
     router_bias: bool

@@ -24,33 +24,27 @@ class MaskedNetwork(nn.Module):
     """Stands where a feed-forward network stood; runs a token on the neurons of its expert.
 
     Attributes:
-        loads: tokens that went to each expert, float64 [N], since the edit was made.
-        shares: sums of the router's softmax over the same tokens, float64 [N].
+        router: float32 [N, hidden], on the network's device.
     """
 
-    loads: Tensor
-    shares: Tensor
+    router: Tensor
 
     def __init__(self, layer: DenseLayer) -> None:
         super().__init__()
         # In a tuple, so that the network's parameters aren't this module's as well.
         self._source = (layer,)
         self._masks: ExpertMasks | None = None
-        self._router = torch.empty(0)
+        self.register_buffer("router", torch.empty(0), persistent=False)
 
     def set(self, kept: Tensor, router: Tensor) -> None:
         """Take over masks, bool [N, width], and a router, float32 [N, hidden], on the network's device."""
-        self._masks, self._router = ExpertMasks.of(kept), router
-        self.loads = torch.zeros(len(kept), dtype=torch.float64, device=kept.device)
-        self.shares = torch.zeros_like(self.loads)
+        self._masks, self.router = ExpertMasks.of(kept), router
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Map hidden states [..., hidden] to outputs of the same shape."""
         assert self._masks is not None
         flat = hidden_states.reshape(-1, hidden_states.shape[-1])
-        logits, chosen = choose_expert(flat, self._router)
-        self.loads += torch.bincount(chosen, minlength=len(self.loads))
-        self.shares += torch.softmax(logits, dim=-1).sum(dim=0)
+        _, chosen = choose_expert(flat, self.router)
         return masked_network(flat, chosen, self._masks, weights_of(self._source[0])).view(hidden_states.shape)
 
 
@@ -153,12 +147,6 @@ class ToMoeApplicator:
                 f"the edit's masks are for heads of {heads.head_dim} dimensions, the model's have {head_dim}; use the "
                 "model it was searched on"
             )
-
-
-def balance(network: MaskedNetwork) -> float:
-    """The load-balance term of the tokens that a network has seen, `N sum_i F_i P_i` (Eq. 9): 1 if all are equal."""
-    tokens = network.loads.sum()
-    return float(len(network.loads) * (network.loads / tokens) @ (network.shares / tokens))
 
 
 def fold(coordinates: NDArray[np.float32], directions: NDArray[np.float32]) -> Tensor:
