@@ -184,17 +184,22 @@ def in_process(tmp_path: Path) -> Moevolve:
 
 
 @pytest.fixture(scope="session")
-def ray_address() -> Iterator[str]:
-    """A Ray cluster of this machine, with four CPUs whatever it has; a search that joins it need not start Ray."""
-    from ray.cluster_utils import Cluster
-
-    # No processes for an autoscaler, logs on a terminal, and workers that might be wanted one day.
-    frugal = {
+def frugal() -> dict[str, Any]:
+    """For a Ray head: no processes for an autoscaler, a dashboard, logs, and workers that might be wanted one day."""
+    return {
         "no_monitor": True,
+        "include_dashboard": False,
         "include_log_monitor": False,
         "_system_config": {"enable_worker_prestart": False, "prestart_worker_first_driver": False},
     }
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False, **frugal})
+
+
+@pytest.fixture(scope="session")
+def ray_address(frugal: dict[str, Any]) -> Iterator[str]:
+    """A Ray cluster of this machine, with four CPUs whatever it has; a search that joins it need not start Ray."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, **frugal})
     yield cluster.address
     cluster.shutdown()
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
 import yaml
 
 from moevolve.evaluators.errors import UserError
@@ -375,13 +376,14 @@ def test_baselines_are_ranked_on_dev_unless_nothing_is(tiny: Any, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_the_command_runs_and_repeats(
-    tiny: Any, ray_address: str, moevolve: Any, in_process: Any, tmp_path: Path
-) -> None:
+def test_the_command_runs_and_repeats(tiny: Any, ray_address: str, in_process: Any, tmp_path: Path) -> None:
     path = write(tiny, tmp_path, budgets={"2 of 4": {}}, seeds=[0])
     store = f"sqlite:///{tmp_path / 'store.db'}"
     joined = ("--address", ray_address, "--csv", str(tmp_path / "rows.csv"))
-    first = moevolve("compare", str(path), "--store", store, "--json", *joined)
+    try:
+        first = in_process("compare", str(path), "--store", store, "--json", *joined)
+    finally:
+        ray.shutdown()
     assert first.returncode == 0, first.stderr
     rows = json.loads(first.stdout)
     assert [row["method"] for row in rows] == [

@@ -1,4 +1,4 @@
-"""The command line on a tiny real search: every verb once, and that any number of workers find the same."""
+"""The command line on a tiny real search: every verb once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from killing import MOEVOLVE, Forked
+from killing import MOEVOLVE
 
 pytestmark = pytest.mark.slow
 
@@ -17,24 +17,14 @@ TOTAL = 24
 
 
 @pytest.fixture(scope="module")
-def calm(tiny: Any, tmp_path_factory: pytest.TempPathFactory, snapshot: Any) -> tuple[Path, Any]:
-    """An uninterrupted launch of search `calm` with one worker: its folder, and what the store held right after."""
+def finished(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an uninterrupted launch of search `calm`, with one worker on a Ray of its own."""
     folder = tmp_path_factory.mktemp("calm")
     run = tiny.write_run(folder / "run.yaml", "calm")
     done = subprocess.run([MOEVOLVE, "launch", str(run)], cwd=folder, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     (folder / "out.txt").write_text(done.stdout)
-    return folder, snapshot(folder / "moevolve.db", "calm")
-
-
-@pytest.fixture(scope="module")
-def finished(calm: tuple[Path, Any]) -> Path:
-    return calm[0]
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(calm: tuple[Path, Any]) -> Any:
-    return calm[1]
+    return folder
 
 
 def test_launch_ends_with_the_table(finished: Path) -> None:
@@ -159,16 +149,6 @@ def test_launching_the_same_name_again_is_refused(finished: Path, in_process: An
     assert again.returncode == 2
     assert "calm" in again.stderr
     assert "resume" in again.stderr
-
-
-def test_three_workers_give_the_same_store(
-    uninterrupted: Any, tiny: Any, ray_address: str, snapshot: Any, tmp_path: Path
-) -> None:
-    run = tiny.write_run(tmp_path / "run.yaml", "calm", workers={"count": 3, "num_cpus": 0.3})
-    driver = Forked(["launch", str(run), "--address", ray_address], tmp_path)
-    output, _ = driver.communicate(timeout=400)
-    assert driver.poll() == 0, output
-    assert snapshot(tmp_path / "moevolve.db", "calm") == uninterrupted
 
 
 def test_resume_refuses_what_would_change_the_population(finished: Path, in_process: Any) -> None:

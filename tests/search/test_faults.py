@@ -64,7 +64,7 @@ def unlucky_pool(plan: Plan) -> Pool:
 
 
 def test_bad_candidates_are_recorded_and_the_search_completes(tiny: Any, ray_address: str, tmp_path: Path) -> None:
-    workers = {"count": 2, "num_cpus": 0.5, "max_attempts": 1, "address": ray_address}
+    workers = {"count": 1, "num_cpus": 0.5, "max_attempts": 1, "address": ray_address}
     store_url = f"sqlite:///{tmp_path / 'unlucky.db'}"
     run = tiny.write_run(tmp_path / "run.yaml", "unlucky", workers=workers, store=store_url)
     plan = service.new_plan(load_run_config(run))

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
@@ -29,7 +30,6 @@ from moevolve.store.repository import Store
 from moevolve.workers.actor import EvaluationWorker
 from moevolve.workers.messages import EvaluationRequest
 
-OFFLINE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 RUNS = Path(__file__).parents[2] / "configs" / "runs"
 GIVEN = ("--prompt-tokens", "160", "--examples", "256")
 
@@ -48,10 +48,13 @@ def stored_run(url: str, name: str, folder: Path) -> Path:
     return folder / f"{name}.yaml"
 
 
-def test_a_model_that_is_not_there_is_planned_from_its_config(moevolve: Any, tmp_path: Path) -> None:
+def test_a_model_that_is_not_there_is_planned_from_its_config(
+    in_process: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     run = RUNS / "mixtral-boolq.yaml"
     asked = ("--model", "mixtral-8x7b", "--gpu", "h100,h200", *GIVEN)
-    done = moevolve("plan", run, *asked, "--json", "--set", "workers.count=8", env=OFFLINE)
+    done = in_process("plan", run, *asked, "--json", "--set", "workers.count=8")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert [size["title"] for size in found["sizes"]] == ["full model", "prune", "merge"]

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -46,22 +47,24 @@ def folder(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def scratch(tmp_path: Path) -> dict[str, str]:
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary files go, of this process and of those it starts; their home of downloads is `hf` beside it."""
     (tmp_path / "scratch").mkdir()
-    return {"TMPDIR": str(tmp_path / "scratch"), "HF_HOME": str(tmp_path / "hf"), "OMP_NUM_THREADS": "1"}
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    for name, value in {"TMPDIR": tmp_path / "scratch", "HF_HOME": tmp_path / "hf", "OMP_NUM_THREADS": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    return tmp_path / "scratch"
 
 
 @pytest.mark.slow
-def test_individuals_beside_their_full_model(
-    folder: Path, moevolve: Any, scratch: dict[str, str], tmp_path: Path
-) -> None:
+def test_individuals_beside_their_full_model(folder: Path, in_process: Any, scratch: Path, tmp_path: Path) -> None:
     def content() -> str:
         with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
             shown = [store.individual(f"experts:{index}") for index in (0, 4)]
         return hashlib.sha256(repr(shown).encode()).hexdigest()
 
     before = content()
-    done = moevolve("profile", "experts:4", "--json", *QUICK, cwd=folder, env=scratch)
+    done = in_process("profile", "experts:4", "--json", *QUICK, cwd=folder)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["device"], found["threads"], found["context"], found["reference"]) == ("cpu", 1, 8, "full")
@@ -83,7 +86,7 @@ def test_individuals_beside_their_full_model(
             _check_rate(batch, "prefill", size * 8)
             _check_rate(batch, "decode", size * 2)
     assert content() == before, "nothing is stored"
-    assert not list((tmp_path / "scratch").iterdir())
+    assert not list(scratch.iterdir())
     assert not (tmp_path / "hf" / "modules").exists()
 
 
@@ -93,27 +96,24 @@ def _check_rate(batch: dict[str, Any], stage: str, tokens: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_folder_with_code_needs_trust_and_no_store(
-    tiny: Any, moevolve: Any, scratch: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_folder_with_code_needs_trust_and_no_store(tiny: Any, in_process: Any, scratch: Path, tmp_path: Path) -> None:
     model = write_model(tiny, "llama", tmp_path / "whole")
     target = export_sample(tiny, model, MASKS, tmp_path / "masked").directory
     assert "--trust-remote-code" in refusal(target)
-    done = moevolve("profile", target, "--trust-remote-code", *QUICK, env=scratch)
+    done = in_process("profile", target, "--trust-remote-code", *QUICK)
     assert done.returncode == 0, done.stderr
     for expected in ("masked", "parameters", "decode tokens/s", "1.00x", "100 %", "peak memory:"):
         assert expected in done.stdout
-    assert not list((tmp_path / "scratch").iterdir())
+    assert not list(scratch.iterdir())
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_nothing_behind(folder: Path, scratch: dict[str, str], tmp_path: Path) -> None:
+def test_ctrl_c_leaves_nothing_behind(folder: Path, scratch: Path) -> None:
     moevolve = str(Path(sys.executable).with_name("moevolve"))
     settings = ["--search", "masks", "--batch-sizes", "2", "--repeats", "99999"]
     process = subprocess.Popen(
         [moevolve, "profile", "full", *settings],
         cwd=folder,
-        env={**os.environ, **scratch},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -128,7 +128,7 @@ def test_ctrl_c_leaves_nothing_behind(folder: Path, scratch: dict[str, str], tmp
         raise
     assert process.returncode == 130, text
     assert "interrupted" in text and "Traceback" not in text
-    assert not list((tmp_path / "scratch").iterdir())
+    assert not list(scratch.iterdir())
     assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
 
 

@@ -23,17 +23,17 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
+def cluster(frugal: dict[str, Any]) -> Iterator[Cluster]:
     """A head without CPUs and two nodes of one each: every worker has a node to itself."""
     ray.shutdown()
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **frugal})
     yield cluster
     ray.shutdown()
     cluster.shutdown()
 
 
 def test_a_lost_node_counts_against_nobody(cluster: Cluster, tiny: Any) -> None:
-    nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+    nodes = [cluster.add_node(num_cpus=1, include_log_monitor=False) for _ in range(2)]
     cluster.wait_for_nodes()
     split = prepare_split(load_task(tiny.task), "search")
     workers = WorkersSection(count=2, num_cpus=1, max_attempts=1, address=cluster.address)
