@@ -24,6 +24,9 @@ INTERRUPTED = "interrupted; everything evaluated so far is in the store"
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. genome.experts=4.")
 ]
+ChangeOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Only `workers.*` and `final.*` may change.")
+]
 AddressOption = Annotated[
     str | None, typer.Option("--address", help="Ray cluster to join (`auto` or host:port); default: start one here.")
 ]
@@ -87,9 +90,7 @@ def _relaunched(settings: RunConfig, store: Store, path: Path) -> Plan:
 def resume(
     search: Annotated[str, typer.Argument(help="Name or id of the search.")],
     store: StoreOption = DEFAULT_STORE,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Only `workers.*` and `final.*` may change.")
-    ] = None,
+    overrides: ChangeOption = None,
     address: AddressOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -103,9 +104,7 @@ def resume(
 def retry(
     search: Annotated[str, typer.Argument(help="Name or id of the search.")],
     store: StoreOption = DEFAULT_STORE,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Only `workers.*` and `final.*` may change.")
-    ] = None,
+    overrides: ChangeOption = None,
     address: AddressOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -119,7 +118,7 @@ def retry(
         if not failures:
             errors.print(f"{plan.config.name}: nothing to retry: no individual failed by fault of a worker or of time")
             return
-        errors.print(f"{plan.config.name}: {failures} failures are retried, {later} later individuals made again")
+        errors.print(f"{plan.config.name}: failures to retry: {failures}, later individuals to make again: {later}")
         _follow(plan, opened, as_json)
 
 

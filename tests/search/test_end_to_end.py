@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +75,27 @@ def test_listings(finished: Path, moevolve: Any, in_process: Any) -> None:
     dot = in_process("lineage", "calm:20", "--dot", cwd=finished).stdout
     assert dot.startswith("digraph")
     assert "boolq" in in_process("tasks", cwd=finished).stdout
+
+
+def test_retry_ends_as_if_nothing_had_happened(finished: Path, moevolve: Any, in_process: Any, tmp_path: Path) -> None:
+    """One individual is made one that outran its time; those that saw it are made again without it."""
+    folder = tmp_path / "copy"
+    shutil.copytree(finished, folder)
+    population = "select idx, genome, status, fitness, tie_break, failure_kind from individuals order by idx"
+    lost = "status = 'failed', failure = 'outran its time', failure_kind = 'timeout', fitness = null, tie_break = null"
+    with contextlib.closing(sqlite3.connect(folder / "moevolve.db")) as database, database:
+        expected = database.execute(population).fetchall()
+        database.execute(f"update individuals set {lost} where idx = 9")
+    assert "failed (timeout): outran its time" in in_process("show", "calm:9", cwd=folder).stdout
+    done = moevolve("retry", "calm", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "calm: failures to retry: 1, later individuals to make again: " in done.stderr
+    assert done.stdout.split("Next:")[0] == (finished / "out.txt").read_text().split("Next:")[0]
+    with contextlib.closing(sqlite3.connect(folder / "moevolve.db")) as database:
+        assert database.execute(population).fetchall() == expected
+    again = in_process("retry", "calm", cwd=folder)
+    assert again.returncode == 0 and "calm: nothing to retry" in again.stderr
+    assert "did you mean calm?" in in_process("retry", "clam", cwd=folder).stderr
 
 
 def test_evaluate_reuses_and_measures(finished: Path, in_process: Any, tiny: Any) -> None:
