@@ -127,8 +127,8 @@ class _TokenMatcher(Matcher):
         words = squad_tokens(answer)
         return max(self._compare(words, _tokens(reference)) for reference in example.references)
 
-    @abstractmethod
-    def _compare(self, answer: Tokens, reference: Tokens) -> float: ...
+    def _compare(self, answer: Tokens, reference: Tokens) -> float:
+        return float(answer == reference)
 
 
 class F1Matcher(_TokenMatcher):
@@ -140,9 +140,6 @@ class F1Matcher(_TokenMatcher):
 
 class EmMatcher(_TokenMatcher):
     """SQuAD's exact match."""
-
-    def _compare(self, answer: Tokens, reference: Tokens) -> float:
-        return float(answer == reference)
 
     def _settled(self, start: str, example: Example) -> bool:
         words = _whole_words(start)
@@ -185,9 +182,6 @@ class LabelMatcher(_TokenMatcher):
     def _score(self, answer: str, example: Example) -> float:
         found = _first_choice(squad_tokens(answer), example.choices)
         return float(found is not None and found[1] in {_tokens(r) for r in example.references})
-
-    def _compare(self, answer: Tokens, reference: Tokens) -> float:
-        return float(answer == reference)
 
     def _settled(self, start: str, example: Example) -> bool:
         words = _whole_words(start)

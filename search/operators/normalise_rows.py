@@ -12,6 +12,4 @@ from numpy.typing import NDArray
 def normalise_rows(matrix: NDArray[np.float32], smallest: float = 1e-3) -> NDArray[np.float32]:
     """Divide every row of `matrix` (float32 [n', n]) by its sum; rows whose sum is below `smallest` in size stay."""
     sums = matrix.sum(axis=1, keepdims=True)
-    return np.where(np.abs(sums) < smallest, matrix, matrix / np.where(np.abs(sums) < smallest, 1.0, sums)).astype(
-        np.float32
-    )
+    return (matrix / np.where(np.abs(sums) < smallest, 1.0, sums)).astype(np.float32)

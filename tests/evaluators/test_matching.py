@@ -119,12 +119,16 @@ def test_phrases() -> None:
     assert prefix.match("New York, certainly", gold) == 1.0
     assert prefix.match("In New York", gold) == 0.0
     assert prefix.decided("In ", gold)
+    assert [prefix.decided(text, gold) for text in ("New ", "New York", "New York ")] == [False, False, True]
+    assert prefix.decided("York ", Example("p", ("New York", "York"), ()))
     assert label.match("It is not entailment", WORDS) == 1.0
     assert label.match("It is entailment, not no", WORDS) == 0.0
     assert label.match("Yes", WORDS) == 1.0
     assert label.match("nobody", WORDS) == 0.0
     assert label.decided("no doubt ", WORDS)
     assert not label.decided("no ", WORDS)
+    three = Example("p", ("in three words",), ("in three words", "no"))
+    assert [label.decided(f"well, no {more}", three) for more in ("", "one ", "one two ")] == [False, False, True]
 
 
 def test_cut_at_the_stop_that_is_completed_first() -> None:
@@ -212,6 +216,9 @@ def test_unknown_kind_lists_the_known_ones() -> None:
 def test_examples_a_matcher_can_not_score() -> None:
     assert make_matcher(Matching("option")).problem(Example("p", ("yes",), ("yes", "no"))) is not None
     assert make_matcher(Matching("option")).problem(Example("p", ("A",))) is not None
+    for choices in (("A", "BC"), ("A", "b"), ("A", "")):
+        problem = make_matcher(Matching("option")).problem(Example("p", ("A",), choices))
+        assert problem == f"choices must be single capital letters, got {choices[1]!r}"
     assert make_matcher(Matching("em")).problem(Example("p", ("The",))) is not None
     assert make_matcher(Matching("label")).problem(LETTERS) is not None  # `A` is an article
     assert all(make_matcher(Matching(kind)).problem(LETTERS) is None for kind in ("option", "capital", "exact"))

@@ -55,3 +55,18 @@ def test_where_weights_vanish_the_skipped_expert_gets_no_share() -> None:
     assert weights.tolist() == [[1.0, 0.0]] and chosen.tolist() == [[0, 1]]
     expected = oracles.route_token(logits[0], mapping, 2, RoutingRule(True), False, 0.5)
     assert expected.tolist() == [1.0, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("skip_below", [0.0, 0.3, 0.7, 1.0])
+def test_a_softmax_of_the_chosen_skips_and_shares_again(skip_below: float) -> None:
+    """GPT-OSS: weights are the softmax of the two chosen logits; what is left of them sums to the scale."""
+    rule = RoutingRule(True, "softmax_of_chosen", scale=2.0)
+    logits = torch.randn((50, 6), generator=torch.Generator().manual_seed(1))
+    weights, chosen = routing.route_logits(logits, 2, rule, skip_below)
+    for row, found, experts in zip(logits.double(), weights.double(), chosen, strict=True):
+        first, second = row.sort(descending=True).values[:2]
+        assert row[experts].tolist() == [first, second]
+        share = float(1 / (1 + torch.exp(second - first)))
+        skipped = 1 - share < skip_below * share
+        expected = [2.0, 0.0] if skipped else [2 * share, 2 * (1 - share)]
+        assert found.tolist() == pytest.approx(expected, abs=1e-6)

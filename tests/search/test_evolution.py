@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from search_samples import eep_space
 
 from moevolve.search.config_phases import MergePhase, PhaseConfig, PrunePhase, ThresholdParents, TopKParents
+from moevolve.search.genomes.base import Offspring
 from moevolve.search.genomes.eep import EepSpace
 from moevolve.search.phases import Schedule
 from moevolve.search.population import Member
@@ -200,6 +202,18 @@ def test_generators_are_apart_by_seed_index_and_stream() -> None:
 
 def test_generators_draw_the_same_on_every_platform_and_version() -> None:
     assert generator(7, 3).bit_generator.random_raw() == 13237616554134437946
+
+
+def test_a_methods_own_start_is_the_first_individual_alone() -> None:
+    class Started(EepSpace):
+        def start(self, phase: PhaseConfig) -> Any:
+            return Offspring(self.from_kept(np.tile(np.arange(4), (4, 1))), "start", ())
+
+    plain = eep_space(layers=4)
+    space = Started(**{field.name: getattr(plain, field.name) for field in fields(plain)})
+    proposals, _ = evolve(space=space)
+    assert [proposal.index for proposal in proposals if proposal.operator == "start"] == [0]
+    assert proposals[0].genome == space.from_kept(np.tile(np.arange(4), (4, 1)))
 
 
 THREE = (

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from search_samples import few
 
+from moevolve.search.operators.balanced_swaps import balanced_swaps
 from moevolve.search.operators.gaussian_noise import gaussian_noise
 from moevolve.search.operators.matrix_crossover import matrix_crossover
 from moevolve.search.operators.normalise_rows import normalise_rows
@@ -197,3 +198,15 @@ def test_operators_are_functions_of_their_arguments_and_leave_them_alone(name: s
     again = OPERATORS[name](np.random.default_rng(5), data)
     assert np.array_equal(once, again)
     assert all(np.array_equal(*pair) for key in data for pair in zip(data[key], before[key], strict=True))
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
+def test_balanced_swaps_move_as_many_as_the_rate_says(rate: float) -> None:
+    """Of members that are parts of their own, all that are drawn trade places, but for one that may draw its own."""
+    members, draws = 200, 50
+    labels = np.arange(members)
+    children = [balanced_swaps(np.random.default_rng(seed), labels, rate) for seed in range(draws)]
+    assert all(sorted(child) == labels.tolist() for child in children)
+    moved = np.mean([child != labels for child in children])
+    expected = rate - (rate > 0) / members  # a permutation has one fixed point on average
+    assert abs(moved - expected) <= 4 * np.sqrt(rate * (1 - rate) / (members * draws)) + 4 / (members * np.sqrt(draws))
