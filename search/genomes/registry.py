@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from moevolve.evaluators.errors import UserError
 from moevolve.search.baselines.registry import experts_recipe
 from moevolve.search.config_genomes import AnyGenomeSection, EepSection, FactorLlmSection, NanoMoeSection, ToMoeSection
 from moevolve.search.config_phases import PhaseConfig
@@ -38,10 +37,7 @@ def make_space(section: AnyGenomeSection, facts: ModelFacts, phases: Sequence[Ph
     Raises:
         UserError: the section asks for what the model can't give.
     """
-    make = SPACES.get(type(section))
-    if make is None:
-        raise UserError(f"genome.kind: {section.kind} is not there yet")
-    space = make(section, facts)
+    space = SPACES[type(section)](section, facts)
     if isinstance(space, EepSpace) and isinstance(section, EepSection):
         return replace(space, recipe=combined(experts_recipe(space, section, phases), space.recipe))
     return space

@@ -251,3 +251,12 @@ def test_unsaved_records_stay_until_they_are_saved(desk: EvaluationDesk, pool: H
     assert desk.unsaved[0] == first
     desk.saved(1)
     assert desk.unsaved == rest and len(rest) == 2
+
+
+def test_one_candidate_may_be_under_way_on_several_splits_at_once(desk: EvaluationDesk, pool: HandPool) -> None:
+    jobs = [Job(edit(), (ONE,)), Job(edit(), (TWO,))]
+    assert desk.request(jobs) == [] and desk.in_flight == 2
+    for request, score in zip(pool.requests, (0.25, 0.75), strict=True):
+        pool.answer(request, score)
+    scores = {item.job.key: item.evaluations[0].score for item in desk.poll(0.0)}
+    assert scores == {jobs[0].key: 0.25, jobs[1].key: 0.75}

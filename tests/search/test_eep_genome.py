@@ -240,3 +240,20 @@ def test_crossover_of_merging_mixes_both_matrices_of_every_group() -> None:
         assert abs(whole.mean() - 0.5) < 4 * np.sqrt(0.25 / draws), name
         assert abs(means[whole].mean() - 0.5) < 4 * np.sqrt(0.25 / whole.sum()), name
         assert abs(means[~whole].mean() - 0.5) < 4 * np.sqrt(0.25 / ((~whole).sum() * shape[1] * shape[2])), name
+
+
+def test_a_childs_operator_says_whether_it_has_two_parents() -> None:
+    space = eep_space(layers=4)
+    both = tuple(space.sample(np.random.default_rng(seed), PRUNE).genome for seed in range(2))
+    for rate, operator, used in ((0.0, "mutation", (0,)), (1.0, "crossover+mutation", (0, 1))):
+        for phase in (PRUNE, MERGE):
+            child = space.breed(np.random.default_rng(3), phase.model_copy(update={"crossover_rate": rate}), both)
+            assert (child.operator, child.parents_used) == (operator, used)
+
+
+def test_a_summary_says_how_far_merging_went() -> None:
+    """Distances from whole numbers: 0.25, 0.25 and 0.5, of eight coefficients."""
+    space = eep_space(retained=2, groups=2, layers=4, experts=4)
+    merging = np.tile(np.float32([[1.25, 0.0, 0.0, 0.25], [0.5, 0.0, 1.0, 0.0]]), (2, 1, 1))
+    genome = EepGenome(space, merging, merging)
+    assert space.describe(genome).summary == "merge 4->2, 2 groups, mean |dW| 0.125"

@@ -134,8 +134,9 @@ def test_tuning_starts_from_the_identity_and_mutants_of_it() -> None:
     assert [proposal.operator for proposal in tuned[:5]] == ["identity", "mutation", "mutation", "mutation", "mutation"]
     assert [proposal.parents for proposal in tuned[:5]] == [(), (), (), (), (0,)]
     assert isinstance(tuned[0].genome.express(), IdentityEdit), "so that the full model's score is its own"
-    fewer_active, _ = evolve(phases, space=eep_space(8, layers=4, active=1), score=lambda _: (0.5, -1.0))
-    assert not isinstance(fewer_active[0].genome.express(), IdentityEdit)
+    for active in (1, 3):
+        other, _ = evolve(phases, space=eep_space(8, layers=4, active=active), score=lambda _: (0.5, -1.0))
+        assert not isinstance(other[0].genome.express(), IdentityEdit)
 
 
 def test_merging_without_a_prune_phase_starts_at_random() -> None:
