@@ -12,8 +12,13 @@ import pytest
 from search_lab import Stopped, UnrulyPool, drive, make_lab_plan, population, repeated, run_config, smooth, start
 
 from moevolve.evaluators.errors import UserError
+from moevolve.search import driver
 from moevolve.search.config import RunConfig
+from moevolve.search.desk import EvaluationDesk
+from moevolve.search.driver import Driver, Progress
+from moevolve.search.pool import Completion
 from moevolve.search.ranking_values import weighted_means
+from moevolve.search.strategies.registry import make_strategy
 from moevolve.store.errors import StoreError
 from moevolve.store.records import EvaluationRecord
 from moevolve.store.repository import Store
@@ -285,3 +290,42 @@ def test_another_configuration_is_not_continued(tampered: Tampered) -> None:
     tampered.config = run_config(seed=2)
     with pytest.raises(StoreError, match=r"can't be reproduced from its configuration"):
         tampered.resume()
+
+
+def test_depth_is_one_more_than_the_deepest_parents(open_store: Opener) -> None:
+    store = open_store("s")
+    undisturbed(store, run_config())
+    rows = store.history("lab-1")
+    for row in rows:
+        assert row.depth == max((rows[parent].depth + 1 for parent in row.parents), default=0)
+    assert max(row.depth for row in rows) > 3
+
+
+def test_pace_is_measured_from_the_first_evaluation_on(open_store: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that only polls move: the model's loading, before anything arrives, is left out."""
+    now = 100.0
+
+    class Clock(UnrulyPool):
+        def poll(self, timeout: float) -> list[Completion]:
+            nonlocal now
+            now += 3.0
+            return super().poll(timeout)
+
+    monkeypatch.setattr(driver.time, "monotonic", lambda: now)
+    store = open_store("s")
+    plan = start(store, run_config())
+    seen: list[tuple[float, Progress]] = []
+    desk = EvaluationDesk(store, Clock(1), plan.facts.fingerprint, "engine")
+    strategy = make_strategy(plan.config, plan.space, plan.schedule)
+    Driver(plan, strategy, store, desk, lambda progress: seen.append((now, progress))).run()
+    first = next(place for place, (_, progress) in enumerate(seen) if progress.evaluated)
+    (begun, at_first), later = seen[first], seen[first + 1 :]
+    assert all((progress.rate, progress.left) == (None, None) for _, progress in seen[: first + 1])
+    for moment, progress in later:
+        elapsed, more = moment - begun, progress.done - at_first.done
+        if progress.evaluated < 2 or not more or not elapsed:
+            assert (progress.rate, progress.left) == (None, None)
+            continue
+        assert progress.rate == pytest.approx((progress.evaluated - 1) / elapsed)
+        assert progress.left == pytest.approx((progress.total - progress.done) * elapsed / more)
+    assert later[-1][1].left == 0.0 and len(later) > 10
