@@ -120,6 +120,7 @@ def population(
                     task_fingerprint=print_ * 64,
                     task="rte",
                     split=split,
+                    metric="accuracy",
                     score=None if failed else score,
                     gold_logprob=None if failed else gold,
                     outcomes=None if failed else bytes(4 * EXAMPLES),
@@ -127,7 +128,7 @@ def population(
                     **shared,
                 )
             )
-        numbers = (None, None, "not finite") if failed else (score, gold, None)
+        numbers = (None, None, "not finite", "candidate") if failed else (score, gold)
         fitness.append(FitnessRecord(index, "failed" if failed else "ok", *numbers))
     return individuals, evaluations, fitness
 
