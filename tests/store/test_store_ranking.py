@@ -228,3 +228,27 @@ def test_rows_are_plain_values(ranked: Store) -> None:
     row = ranked.best("rte")[0]
     ranked.close()
     assert replace(row, index=9).ref == "alpha:9"
+
+
+def two_models(store: Store, scores: dict[str, list[float]]) -> None:
+    """Searches `one` and `two` on models of their own, with an individual per score."""
+    for place, (name, values) in enumerate(scores.items()):
+        model = name[0] * 64
+        store.create_search(search(name, created_at=DAY + timedelta(place), model_fingerprint=model), [split()])
+        for index, score in enumerate(values):
+            found = evaluation(index, score, model_fingerprint=model)
+            store.record(f"id-{name}", [individual(index)], [found], [fitness(index, score)])
+
+
+def test_models_are_ranked_together_and_age_decides_at_the_limit(store: Store) -> None:
+    two_models(store, {"one": [0.9, 0.5, 0.4], "two": [0.8, 0.5, 0.45]})
+    expected = ["one:0", "two:0", "one:1", "two:1", "two:2", "one:2"]
+    for limit in range(1, 7):
+        assert [row.ref for row in store.best("rte", limit=limit)] == expected[:limit]
+
+
+def test_a_dev_score_on_one_model_says_nothing_of_another(store: Store) -> None:
+    two_models(store, {"one": [0.9], "two": [0.8]})
+    store.record("id-one", evaluations=[evaluation(0, 0.7, name="dev", model_fingerprint="o" * 64)])
+    rows = store.best("rte", by="dev")
+    assert [(row.ref, row.ranked_by) for row in rows] == [("one:0", "dev"), ("two:0", "search")]
