@@ -187,9 +187,17 @@ class Scorer:
         }
 
     def scores(self, phenotype: str) -> tuple[Score, ...]:
-        """Of a single model."""
+        """Of a single model; one that broke on a task of a split failed on the tasks after it, which weren't tried."""
         found = self.find([phenotype])
-        return tuple(_score(found[phenotype, *shown]) for shown in self._shown() if (phenotype, *shown) in found)
+        broken = {split: record.failure for (_, _, split), record in found.items() if record.failure is not None}
+        scores = []
+        for task, split in self._shown():
+            record = found.get((phenotype, task, split))
+            if record is not None:
+                scores.append(_score(record))
+            elif split in broken and task in self.tasks:
+                scores.append(Score(task, split, None, failure=broken[split]))
+        return tuple(scores)
 
     def mean_scores(self, rows: Sequence[HistoryRow]) -> tuple[Score, ...]:
         """Means over individuals; one that failed scores nothing. A split that one of them lacks is left out."""

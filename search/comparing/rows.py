@@ -218,8 +218,8 @@ def _outcomes(held: _Held, found: _Found, split: Split, seeds: tuple[int, ...]) 
     for prepared, weight in zip(plan.prepared[split], plan.weights, strict=True):
         values = np.full((len(seeds), len(prepared.examples)), np.nan)
         for (outcome, _), evaluations in zip(held, found, strict=True):
-            record = evaluations[prepared.task, split]
-            kept = None if record.failure is not None else record.outcomes
+            record = evaluations.get((prepared.task, split))
+            kept = None if record is None or record.failure is not None else record.outcomes
             values[seeds.index(outcome.cell.config.seed)] = 0.0 if kept is None else np.frombuffer(kept, dtype="<f4")
         pieces.append(Outcomes(values, prepared.metric, weight))
     return tuple(pieces)

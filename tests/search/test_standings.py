@@ -66,7 +66,7 @@ class SheetPool:
         for key in request.splits:
             found = self._sheet(request.edit, self._splits[key])
             if found is None:
-                return EvaluationReply(request.ticket, (), "broken", 0.1, "lab", failed_on=request.splits)
+                return EvaluationReply(request.ticket, tuple(results), "broken", 0.1, "lab", failed_on=(key,))
             outcomes = (np.arange(EXAMPLES) < found[0]).astype(np.float32)
             result = SplitResult(found[0] / EXAMPLES, found[1], outcomes)
             results.append(TaskResult("", "search", key, result, 0.1))
@@ -183,6 +183,21 @@ def test_leaders_that_break_on_dev_are_out(store: Store) -> None:
     fine = {index: mark(edit, "dev") % EXAMPLES for index, edit in leaders.items() if mark(edit, "dev") % EXAMPLES <= 9}
     assert 0 < len(fine) < 6
     assert ended.best.score("one", "dev") == Score("one", "dev", max(fine.values()) / 20, *_interval(ended, "dev"))
+    assert same(ended, reported(store))
+
+
+def test_one_that_breaks_on_a_task_of_test_failed_on_the_tasks_after_it(store: Store) -> None:
+    def sheet(edit: Edit, split: PreparedSplit) -> tuple[int, float] | None:
+        breaks = (split.task, split.split) == ("two", "test") and not isinstance(edit, IdentityEdit)
+        return None if breaks else graded(edit, split)
+
+    ended = launch(store, config(tasks=[{"name": name} for name in ("one", "two", "three")]), sheet)
+    assert ended.best is not None
+    first = ended.best.score("one", "test")
+    assert first is not None and first.score is not None
+    for task in ("two", "three"):
+        assert ended.best.score(task, "test") == Score(task, "test", None, failure="broken")
+    assert not [gap for gap in ended.gaps if "test" in gap.what]
     assert same(ended, reported(store))
 
 
