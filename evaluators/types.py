@@ -54,7 +54,7 @@ class Matching:
 
 @dataclass(frozen=True, slots=True)
 class HarnessTask:
-    """What lm-evaluation-harness needs to judge the answers of a split; see `moevolve.evaluators.harness`.
+    """What lm-evaluation-harness needs to judge the answers of a split; see `moevolve.evaluators.harness.tasks`.
 
     Attributes:
         yaml: the task's file: relative to lm-eval's own tasks, or absolute.

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Connection, Join, and_, case, func, or_, select
 
-from moevolve.store.models import contexts, evaluations, individuals, search_tasks
 from moevolve.store.records import FULL_MODEL, SPLITS, SearchRecord, Split
+from moevolve.store.tables import contexts, evaluations, individuals, search_tasks
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ from types import TracebackType
 
 from sqlalchemy import Engine, delete, func, select, update
 
-from moevolve.store import models, queries
-from moevolve.store.answers import BestRow, LineageGraph
+from moevolve.store import queries
+from moevolve.store import tables as models
 from moevolve.store.costs import IndividualSize, SearchCosts, read_costs, read_sizes
 from moevolve.store.errors import StoreError
-from moevolve.store.lineage import lineage
-from moevolve.store.reads import (
+from moevolve.store.lineage import find_individual, find_search, lineage
+from moevolve.store.queries import (
     context_ids,
     read_evaluations,
     read_history,
@@ -23,21 +23,21 @@ from moevolve.store.reads import (
 from moevolve.store.records import (
     SEARCH_STATUSES,
     UNBOUND,
+    BestRow,
     EvaluationRecord,
     ExportRecord,
     FitnessRecord,
     HistoryRow,
     IndividualDetail,
     IndividualRecord,
+    LineageGraph,
     SearchRecord,
     SearchStatus,
     SearchSummary,
     SearchTaskRecord,
     Split,
 )
-from moevolve.store.refs import find_individual, find_search
-from moevolve.store.schema import prepare
-from moevolve.store.session import insert_all, make_engine, transaction
+from moevolve.store.session import insert_all, make_engine, prepare, transaction
 from moevolve.store.writes import (
     ContextKey,
     touch,

@@ -8,13 +8,45 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, insert, make_url
+from alembic import command
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, insert, inspect, make_url, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
 from moevolve.store.errors import StoreError
+
+# (table, index, "rows, then rows per value of the first column, of the first two columns, ...").
+_TYPICAL = (
+    ("searches", "sqlite_autoindex_searches_1", "10 1"),
+    ("searches", "sqlite_autoindex_searches_2", "10 1"),
+    ("individuals", "sqlite_autoindex_individuals_1", "1000000 100000 1"),
+    ("individuals", "ix_individuals_rank", "1000000 100000 50000 500 2 1"),
+    ("individuals", "ix_individuals_phenotype", "1000000 2 2 2 1"),
+    ("parents", "sqlite_autoindex_parents_1", "2000000 200000 2 1"),
+    ("parents", "ix_parents_descendants", "2000000 200000 20 1"),
+    ("evaluation_contexts", "sqlite_autoindex_evaluation_contexts_1", "100 20 10 1"),
+    ("evaluation_contexts", "ix_evaluation_contexts_task_split", "100 10 3"),
+    ("evaluations", "sqlite_autoindex_evaluations_1", "1000000 100000 1"),
+    ("evaluations", "ix_evaluations_rank", "1000000 100000 1000 2 1 1"),
+    ("evaluations", "ix_evaluations_experts", "1000000 100000 25000 250 2 1 1"),
+    ("evaluations", "ix_evaluations_parameters", "1000000 100000 25000 250 2 1"),
+)
+
+
+def describe_typical(connection: Connection) -> None:
+    """Writes the statistics of a typical store; does nothing on other databases than SQLite."""
+    if connection.dialect.name != "sqlite":
+        return
+    connection.execute(text("ANALYZE"))
+    connection.execute(text("DELETE FROM sqlite_stat1"))
+    insert = text("INSERT INTO sqlite_stat1 (tbl, idx, stat) VALUES (:tbl, :idx, :stat)")
+    connection.execute(insert, [dict(zip(("tbl", "idx", "stat"), row, strict=True)) for row in _TYPICAL])
+    connection.execute(text("ANALYZE sqlite_schema"))
+
 
 BUSY_SECONDS = 60
 CHUNK = 500
@@ -175,3 +207,64 @@ def chunks(values: Sequence[T]) -> Iterator[Sequence[T]]:
     """Cuts a sequence into pieces short enough for one IN list."""
     for start in range(0, len(values), CHUNK):
         yield values[start : start + CHUNK]
+
+
+HEAD = "moevolve_v1"
+"""The revision this software writes; a test compares it with the migrations' own head."""
+VERSION_TABLE = "alembic_version"
+# Any number will do, as long as it is always the same: it keeps two processes from building one store at once.
+_LOCK = 7_026_112_437
+
+
+def prepare(engine: Engine, create: bool) -> None:
+    """Brings the database behind `engine` to revision `HEAD`.
+
+    Raises:
+        StoreError: it isn't a store and may not become one, or its revision is unknown; nothing was changed then.
+    """
+    where = str(file_of(engine.url) or without_password(engine.url))
+    with transaction(engine) as connection:
+        revision = _revision(connection, where, create)
+    if revision == HEAD:
+        return
+    use_wal(engine)
+    with transaction(engine, write=True) as connection:
+        if connection.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+        # Somebody else may have built it between the two transactions.
+        if _revision(connection, where, create) != HEAD:
+            command.upgrade(alembic_config(connection), HEAD)
+            describe_typical(connection)
+
+
+def alembic_config(connection: Connection | None = None) -> Config:
+    """Alembic's configuration, made in memory: the migrations ship inside the package and need no file beside it."""
+    config = Config()
+    # Alembic reads options through configparser, to which a lone % means interpolation.
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
+    config.attributes["connection"] = connection
+    return config
+
+
+def _revision(connection: Connection, where: str, create: bool) -> str | None:
+    """The store's revision, None for an empty database that may become a store."""
+    tables = set(inspect(connection).get_table_names())
+    if not tables:
+        if create:
+            return None
+        raise StoreError(f"{where} is an empty database, not a store of moevolve")
+    if VERSION_TABLE not in tables:
+        raise StoreError(
+            f"{where} is not a store of moevolve: it holds other tables ({', '.join(sorted(tables)[:3])}); "
+            "use a database of its own"
+        )
+    found = [str(row[0]) for row in connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}"))]
+    if found == [HEAD]:
+        return HEAD
+    known = {script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()}
+    if len(found) == 1 and found[0] in known:
+        return found[0]
+    raise StoreError(
+        f"{where} has schema version {', '.join(found) or 'none'}, which this moevolve (up to {HEAD}) does not know; "
+        "open it with the version that made it, or use another database"
+    )

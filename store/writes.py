@@ -10,10 +10,10 @@ from typing import Any, get_args
 from sqlalchemy import Connection, bindparam, delete, select, update
 
 from moevolve.store.errors import StoreError
-from moevolve.store.models import contexts, evaluations, exports, individuals, parents, searches
+from moevolve.store.lineage import find_search
 from moevolve.store.records import EvaluationRecord, ExportRecord, FailureKind, FitnessRecord, IndividualRecord
-from moevolve.store.refs import find_search
 from moevolve.store.session import chunks, insert_all, insert_new
+from moevolve.store.tables import contexts, evaluations, exports, individuals, parents, searches
 
 ContextKey = tuple[str, str, str, str, str, str]
 """Fingerprints of model, engine and task split, and the task, split and metric the last one must stand for."""

@@ -25,23 +25,21 @@ MAY_IMPORT = {
 # Where a dependency may be imported: folders end in "/".
 CONFINED = {
     "alembic": ("store/",),
-    "datasets": ("evaluators/datasets.py",),
-    "evaluate": ("evaluators/harness_files.py",),
+    "datasets": ("evaluators/tasks/datasets.py",),
+    "evaluate": ("evaluators/harness/files.py",),
     "lm_eval": (
-        *("evaluators/harness.py", "evaluators/harness_files.py", "evaluators/harness_judge.py"),
-        "workers/harness_model.py",
+        "evaluators/harness/",
+        "workers/engine/harness.py",
     ),
     "matplotlib": ("search/figures/", "configs/"),
     "nevergrad": ("search/strategies/nevergrad.py",),
     "ray": (
-        "search/cluster.py",
-        "search/knocking.py",
-        "search/ray_actors.py",
-        "search/ray_pool.py",
-        "workers/actor.py",
+        "search/pools/ray_cluster.py",
+        "search/pools/ray_knock.py",
+        "search/pools/ray_pool.py",
     ),
     "sqlalchemy": ("store/",),
-    "torch": ("kernels/", "workers/", "search/coefficients.py", "configs/"),
+    "torch": ("kernels/", "workers/", "search/genomes/eep/coefficients.py", "configs/"),
     "transformers": ("workers/", "configs/"),
     "triton": ("kernels/",),
 }

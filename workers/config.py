@@ -50,7 +50,7 @@ class EngineConfig:
         max_prompt_tokens: longer prompts keep their head and their last `tail_tokens` tokens; None keeps all.
         tail_tokens: how many closing tokens survive the truncation (question and `Answer:` stand at the end).
         products: who multiplies float32 matrices on a CPU: `torch` as it does by itself, `onednn`, or `auto`, the one
-            that is faster on this make of processor (see `moevolve.workers.products`).
+            that is faster on this make of processor (see `moevolve.workers.engine.runtime`).
     """
 
     batch_tokens: int = 4096
@@ -68,8 +68,8 @@ class Shortcuts:
 
     Attributes:
         draft: read greedy tokens off the pass over the gold answer, instead of decoding all of them step by step.
-        lean: leave out feed-forward work that nobody reads (`moevolve.workers.lean`).
-        share: run beginnings that sequences have in common once (`moevolve.workers.columns`).
+        lean: leave out feed-forward work that nobody reads (`moevolve.workers.engine.lean`).
+        share: run beginnings that sequences have in common once (`moevolve.workers.engine.columns`).
     """
 
     draft: bool = True

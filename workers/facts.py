@@ -1,155 +1,92 @@
-"""What a search needs to know of a model, from its config alone: nothing here loads weights.
-
-torch and transformers are imported where they are needed, so that listings on the command line don't pay for them.
-"""
+"""What a search needs to know of a model without its weights, and counts that follow from it; torch is not needed."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
 
-from moevolve.evaluators.errors import UserError
-from moevolve.workers.config import ModelConfig
-from moevolve.workers.fingerprint import model_fingerprint
-from moevolve.workers.messages import DenseFacts, LinearFacts, ModelFacts
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
-
-    from moevolve.workers.layout import MoELayer
+from moevolve.kernels.routing_rule import RoutingRule
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-def describe_model(config: ModelConfig) -> ModelFacts:
-    """Facts of a checkpoint; the model is built on the meta device.
+@dataclass(frozen=True, slots=True)
+class DenseFacts:
+    """The dense feed-forward networks and the attention of a model.
 
-    Args:
-        config: the checkpoint and how a worker would hold it.
-
-    Raises:
-        UserError: the checkpoint can't be read, or its family isn't supported.
+    Attributes:
+        layers: decoder layers.
+        hidden: size d of the residual stream.
+        width: neurons d_h per network.
+        gated: `down(act(gate(x)) * up(x))`, rather than `down(act(up(x)))`.
+        bias: whether the networks' linear layers have biases.
+        heads, key_value_heads: per attention.
+        head_dim: dimensions of a head.
+        rotary_dim: leading dimensions of a head that rotary position embedding turns; 0 without it.
     """
-    return replace(describe_config(meta_model(config), config), fingerprint=model_fingerprint(config))
+
+    layers: int
+    hidden: int
+    width: int
+    gated: bool
+    bias: bool
+    heads: int
+    key_value_heads: int
+    head_dim: int
+    rotary_dim: int
 
 
-def meta_model(config: ModelConfig) -> PreTrainedModel:
-    """A checkpoint's model without weights, on the meta device, in the dtype that a worker would hold it in.
+@dataclass(frozen=True, slots=True)
+class LinearFacts:
+    """One linear layer within a decoder layer: its name (`layers.0.mlp.up_proj`) and sizes."""
 
-    Raises:
-        UserError: its config can't be read, or its family isn't supported.
+    name: str
+    outputs: int
+    inputs: int
+    bias: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a search needs to know of a model without its weights.
+
+    Attributes:
+        family: `transformers` model type (`mixtral`, `qwen2_moe` ...).
+        fingerprint: SHA-256 (hex) identifying the checkpoint.
+        moe_layers: indices of the decoder layers that hold a MoE block, in order; empty for a dense model.
+        experts: experts n per MoE layer; 0 without any.
+        active: experts per token k; 0 without any.
+        renormalise: whether the top-k routing weights are rescaled to sum 1.
+        parameters: all parameters of the model.
+        expert_parameters: parameters of one expert of one layer.
+        router_parameters_per_expert: router parameters per expert of one layer.
+        dtype_bytes: bytes per parameter as loaded.
+        notes: particularities, for people.
+        dense: its dense feed-forward networks; None for a family where they aren't known.
+        linears: its linear layers within decoder layers, in order of depth.
+        embedding_parameters: of `parameters`, those that are only looked up.
+        routing: how its routers choose and weigh; None is short for softmax and top-k.
     """
-    import torch
-    from transformers import AutoModelForCausalLM
 
-    from moevolve.workers.layout import family_of
-    from moevolve.workers.loading import DTYPES, load_config, packed_format
+    family: str
+    fingerprint: str
+    moe_layers: tuple[int, ...]
+    experts: int
+    active: int
+    renormalise: bool
+    parameters: int
+    expert_parameters: int
+    router_parameters_per_expert: int
+    dtype_bytes: int
+    notes: tuple[str, ...] = field(default=())
+    dense: DenseFacts | None = None
+    linears: tuple[LinearFacts, ...] = field(default=(), repr=False)
+    embedding_parameters: int = 0
+    routing: RoutingRule | None = None
 
-    settings = load_config(config)
-    family_of(settings, config.path)
-    packed_format(settings, config.path)
-    with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(settings, dtype=DTYPES[config.dtype])
-    model.tie_weights()
-    return model
-
-
-def describe_config(model: PreTrainedModel, config: ModelConfig) -> ModelFacts:
-    """Facts of a model whose weights need not be there: its fingerprint, which is of its files, is left empty.
-
-    Args:
-        model: from `meta_model`.
-        config: what it was made from.
-    """
-    from moevolve.workers.dense_layout import find_linears
-    from moevolve.workers.layout import family_of, find_moe_layers
-    from moevolve.workers.loading import packed_format
-
-    settings = model.config
-    family = family_of(settings, config.path)
-    packed = packed_format(settings, config.path)
-    layers = find_moe_layers(model, config.path)
-    first = layers[0] if layers else None
-    embeddings: Any = model.get_input_embeddings()
-    tied = model.get_output_embeddings().weight is embeddings.weight
-    return ModelFacts(
-        family=family.model_type,
-        fingerprint="",
-        moe_layers=tuple(layer.index for layer in layers),
-        experts=first.count if first else 0,
-        active=_active(settings, config) if first else 0,
-        renormalise=first.renormalise if first else False,
-        # `parameters()` yields a tied tensor once.
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        expert_parameters=sum(tensor[0].numel() for tensor in first.expert_tensors().values()) if first else 0,
-        router_parameters_per_expert=_router_parameters_per_expert(first) if first else 0,
-        dtype_bytes=DTYPE_BYTES[config.dtype],
-        notes=_notes(model, layers) + ((f"unpacked from {packed} while it loads",) if packed else ()),
-        dense=_dense_facts(model, settings),
-        linears=tuple(
-            LinearFacts(name, module.out_features, module.in_features, module.bias is not None)
-            for name, module in find_linears(model).items()
-        ),
-        embedding_parameters=0 if tied else embeddings.weight.numel(),
-        routing=first.rule if first else None,
-    )
-
-
-def _active(settings: PretrainedConfig, config: ModelConfig) -> int:
-    if settings.num_experts_per_tok is None:
-        raise UserError(f"model {config.path}: its config doesn't say num_experts_per_tok; add it to config.json")
-    return int(settings.num_experts_per_tok)
-
-
-def _router_parameters_per_expert(layer: MoELayer) -> int:
-    """A row of the router's weight, and an entry of its bias. A correction bias is a buffer, which isn't counted."""
-    return int(layer.router_weight.shape[1]) + (layer.router_bias is not None)
-
-
-def _notes(model: PreTrainedModel, layers: tuple[MoELayer, ...]) -> tuple[str, ...]:
-    if not layers:
-        return ("a dense model",)
-    first, total = layers[0], len(model.get_decoder().layers)
-    rule, notes = first.rule, []
-    if not first.renormalise:
-        notes.append("the family does not rescale the top-k routing weights to sum 1")
-    if rule.scores == "sigmoid":
-        notes.append("experts are scored by sigmoids and chosen with a correction bias")
-    elif rule.scores == "softmax_of_chosen":
-        notes.append("the top-k is taken of the logits, before the softmax")
-    if rule.groups.count > 1:
-        notes.append(
-            f"a token chooses from {rule.groups.chosen} of {rule.groups.count} groups of experts: "
-            "every group keeps as many"
-        )
-    if len(layers) < total:
-        notes.append(f"{total - len(layers)} of {total} layers are dense")
-    if hasattr(first.block, "shared_expert") or hasattr(first.block, "shared_experts"):
-        notes.append("a shared expert beside the routed ones stays as it is")
-    return tuple(notes)
-
-
-def _dense_facts(model: PreTrainedModel, settings: PretrainedConfig) -> DenseFacts | None:
-    from moevolve.workers.dense_layout import find_dense_layers
-
-    layers = find_dense_layers(model)
-    if not layers:
-        return None
-    first = layers[0]
-    heads = int(settings.num_attention_heads)
-    head_dim = int(getattr(settings, "head_dim", None) or first.hidden // heads)
-    rope = getattr(settings, "rope_parameters", None)
-    return DenseFacts(
-        layers=len(layers),
-        hidden=first.hidden,
-        width=first.width,
-        gated=first.gate is not None,
-        bias=first.up.bias is not None,
-        heads=heads,
-        key_value_heads=int(getattr(settings, "num_key_value_heads", None) or heads),
-        head_dim=head_dim,
-        rotary_dim=int(head_dim * rope.get("partial_rotary_factor", 1.0)) if rope else 0,
-    )
+    @property
+    def rule(self) -> RoutingRule:
+        """How its routers choose and weigh experts."""
+        return self.routing or RoutingRule(self.renormalise)
 
 
 def parameters_after(facts: ModelFacts, retained: int, native: bool = False) -> int:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from moevolve.evaluators.types import Split, SplitResult
-from moevolve.kernels.routing_rule import RoutingRule
-from moevolve.workers.edits.base import Edit
+from moevolve.workers.methods.base import Edit
 
 FailureKind = Literal["candidate", "worker", "timeout"]
 """Whose fault a failure is. `candidate`: the edit's own (an exception, numbers that aren't finite), wherever tried.
@@ -66,83 +65,3 @@ class EvaluationReply:
     worker: str
     kind: FailureKind = "candidate"
     failed_on: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class DenseFacts:
-    """The dense feed-forward networks and the attention of a model.
-
-    Attributes:
-        layers: decoder layers.
-        hidden: size d of the residual stream.
-        width: neurons d_h per network.
-        gated: `down(act(gate(x)) * up(x))`, rather than `down(act(up(x)))`.
-        bias: whether the networks' linear layers have biases.
-        heads, key_value_heads: per attention.
-        head_dim: dimensions of a head.
-        rotary_dim: leading dimensions of a head that rotary position embedding turns; 0 without it.
-    """
-
-    layers: int
-    hidden: int
-    width: int
-    gated: bool
-    bias: bool
-    heads: int
-    key_value_heads: int
-    head_dim: int
-    rotary_dim: int
-
-
-@dataclass(frozen=True, slots=True)
-class LinearFacts:
-    """One linear layer within a decoder layer: its name (`layers.0.mlp.up_proj`) and sizes."""
-
-    name: str
-    outputs: int
-    inputs: int
-    bias: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """What a search needs to know of a model without its weights.
-
-    Attributes:
-        family: `transformers` model type (`mixtral`, `qwen2_moe` ...).
-        fingerprint: SHA-256 (hex) identifying the checkpoint.
-        moe_layers: indices of the decoder layers that hold a MoE block, in order; empty for a dense model.
-        experts: experts n per MoE layer; 0 without any.
-        active: experts per token k; 0 without any.
-        renormalise: whether the top-k routing weights are rescaled to sum 1.
-        parameters: all parameters of the model.
-        expert_parameters: parameters of one expert of one layer.
-        router_parameters_per_expert: router parameters per expert of one layer.
-        dtype_bytes: bytes per parameter as loaded.
-        notes: particularities, for people.
-        dense: its dense feed-forward networks; None for a family where they aren't known.
-        linears: its linear layers within decoder layers, in order of depth.
-        embedding_parameters: of `parameters`, those that are only looked up.
-        routing: how its routers choose and weigh; None is short for softmax and top-k.
-    """
-
-    family: str
-    fingerprint: str
-    moe_layers: tuple[int, ...]
-    experts: int
-    active: int
-    renormalise: bool
-    parameters: int
-    expert_parameters: int
-    router_parameters_per_expert: int
-    dtype_bytes: int
-    notes: tuple[str, ...] = field(default=())
-    dense: DenseFacts | None = None
-    linears: tuple[LinearFacts, ...] = field(default=(), repr=False)
-    embedding_parameters: int = 0
-    routing: RoutingRule | None = None
-
-    @property
-    def rule(self) -> RoutingRule:
-        """How its routers choose and weigh experts."""
-        return self.routing or RoutingRule(self.renormalise)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from moevolve.search.cli.console import (
+from moevolve.search.cli._console import (
     DEFAULT_STORE,
     JsonOption,
     ModelOption,
@@ -18,7 +18,7 @@ from moevolve.search.cli.console import (
 )
 
 if TYPE_CHECKING:
-    from moevolve.search.analysing import Analysis
+    from moevolve.search.service.analyse import Analysis
 
 
 def register(app: typer.Typer) -> None:
@@ -40,7 +40,7 @@ def analyse(
     as_json: JsonOption = False,
 ) -> None:
     """Count which experts a task's prompts activate, with which weights and which together, before and after."""
-    from moevolve.search.analysing import analyse_individual, as_data, write_analysis
+    from moevolve.search.service.analyse import analyse_individual, as_data, write_analysis
     from moevolve.store.repository import Store
 
     with Store.open(store, create=False) as opened:

@@ -18,7 +18,7 @@ from moevolve.search.cli import (
     reports,
     searches,
 )
-from moevolve.search.cli.console import errors
+from moevolve.search.cli._console import errors
 from moevolve.store.errors import StoreError
 
 app = typer.Typer(

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.cli.console import (
+from moevolve.search.cli._console import (
     DEFAULT_STORE,
     JsonOption,
     ModelOption,
@@ -38,7 +38,7 @@ def evaluate(
     as_json: JsonOption = False,
 ) -> None:
     """Score an individual, or the full model, on one split of a task, in this process. The result is stored."""
-    from moevolve.search.evaluation import evaluate_subject, find_subject, interval
+    from moevolve.search.service.evaluate import evaluate_subject, find_subject, interval
     from moevolve.store.repository import Store
 
     with Store.open(store, create=False) as opened:
@@ -94,8 +94,8 @@ def export(
 
     A target that ends in .pth gets the EEP authors' coefficient file instead.
     """
-    from moevolve.search.config_genomes import parts_of
-    from moevolve.search.exporting import export_coefficients, export_individual
+    from moevolve.search.genomes.sections import parts_of
+    from moevolve.search.service.export import export_coefficients, export_individual
     from moevolve.store.repository import Store
 
     with Store.open(store, create=False) as opened:
@@ -152,7 +152,7 @@ def import_eep(
 
     No weights are needed before an individual is run: name them then, with --model.
     """
-    from moevolve.search.importing import import_files
+    from moevolve.search.service.import_eep import import_files
 
     imported = import_files(files, experts_of, active, router_space, store)
     if as_json:

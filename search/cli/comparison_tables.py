@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from moevolve.search.cli.console import millions, output, print_table
-from moevolve.search.comparing.rows import Row
-from moevolve.search.comparing.significance import Significance, holm
-from moevolve.search.standings import BEST_LABEL, FULL_LABEL, Score
+from moevolve.search.cli._console import millions, output, print_table
+from moevolve.search.compare.rows import Row
+from moevolve.search.compare.significance import Significance, holm
+from moevolve.search.loop.standings import BEST_LABEL, FULL_LABEL, Score
 
 
 def print_tables(name: str, rows: Sequence[Row]) -> None:

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moevolve.search.cli.console import JsonOption, print_json
-from moevolve.search.cli.endings import told_in_a_line
+from moevolve.search.cli._console import JsonOption, print_json, told_in_a_line
 from moevolve.search.cli.searches import INTERRUPTED, AddressOption, as_override
 
 if TYPE_CHECKING:
-    from moevolve.search.comparing.config import Cell, Comparison
-    from moevolve.search.service import Observer
+    from moevolve.search.compare.config import Cell, Comparison
+    from moevolve.search.service.launch import Observer
 
 
 def register(app: typer.Typer) -> None:
@@ -38,10 +37,10 @@ def compare(
 ) -> None:
     """Run searches and baselines side by side and print one table. Ctrl-C leaves it resumable: run it again."""
     from moevolve.search.cli.comparison_tables import print_tables, write_csv, write_markdown
-    from moevolve.search.comparing.config import load_comparison
-    from moevolve.search.comparing.rows import comparison_rows
-    from moevolve.search.comparing.run import run_comparison
-    from moevolve.search.pool import PoolError
+    from moevolve.search.compare.config import load_comparison
+    from moevolve.search.compare.rows import comparison_rows
+    from moevolve.search.compare.run import run_comparison
+    from moevolve.search.pools.base import PoolError
     from moevolve.store.repository import Store
 
     changes = {"base.store": store, "base.workers.address": address}

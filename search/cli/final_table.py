@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from rich.markup import escape
 
 from moevolve.evaluators.types import SPLITS, Split
-from moevolve.search.cli.console import output, print_table
-from moevolve.search.standings import Contestant, Standings
+from moevolve.search.cli._console import output, print_table
+from moevolve.search.loop.standings import Contestant, Standings
 from moevolve.store.session import without_password
 
 

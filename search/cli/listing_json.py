@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from moevolve.store.answers import BestRow
-from moevolve.store.records import IndividualDetail, SearchSummary
+from moevolve.store.records import BestRow, IndividualDetail, SearchSummary
 
 
 def search_json(row: SearchSummary) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from moevolve.search.cli.console import (
+from moevolve.search.cli._console import (
     DEFAULT_STORE,
     JsonOption,
     StoreOption,
@@ -17,10 +17,9 @@ from moevolve.search.cli.console import (
     print_table,
 )
 from moevolve.search.cli.listing_json import best_json, individual_json, search_json
-from moevolve.search.config_genomes import SECTIONS, parts_of
-from moevolve.store.answers import LineageGraph
+from moevolve.search.genomes.sections import SECTIONS, parts_of
 from moevolve.store.lineage import to_dot
-from moevolve.store.records import FitnessRecord, IndividualDetail
+from moevolve.store.records import FitnessRecord, IndividualDetail, LineageGraph
 from moevolve.store.repository import Store
 
 IndividualArgument = Annotated[str, typer.Argument(metavar="INDIVIDUAL", help="SEARCH:INDEX, for example demo:137.")]
@@ -190,7 +189,7 @@ def lineage(
 
 def tasks(as_json: JsonOption = False) -> None:
     """The tasks that can be named in a configuration; NAME@FITNESS is NAME under another fitness (demo-span@kl)."""
-    from moevolve.evaluators.registry import list_tasks, load_task
+    from moevolve.evaluators.tasks.registry import list_tasks, load_task
 
     found = {name: load_task(name) for name in list_tasks()}
     if as_json:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from moevolve.search.cli.console import DEFAULT_STORE, StoreOption, output
+from moevolve.search.cli._console import DEFAULT_STORE, StoreOption, output
 
 
 def register(app: typer.Typer) -> None:
@@ -23,11 +23,11 @@ def plot(
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
     """Draw a search: score over evaluations, and what was searched of the best individual (matrices, masks ...)."""
-    from moevolve.search.config import RunConfig
-    from moevolve.search.config_files import parse_stored_config
-    from moevolve.search.evaluation import find_subject, full_fitness, start_of
-    from moevolve.search.plots import plot_search
-    from moevolve.search.standings import standings
+    from moevolve.search.config.files import parse_stored_config
+    from moevolve.search.config.run import RunConfig
+    from moevolve.search.loop.standings import standings
+    from moevolve.search.service.evaluate import find_subject, full_fitness, start_of
+    from moevolve.search.service.plot import plot_search
     from moevolve.store.repository import Store
 
     with Store.open(store, create=False) as opened:

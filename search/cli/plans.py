@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.cli.console import DEFAULT_STORE, JsonOption, StoreOption, print_json
-from moevolve.search.cli.plan_output import plan_json, print_plan
-from moevolve.search.cli.plan_summary import print_summary
+from moevolve.search.cli._console import DEFAULT_STORE, JsonOption, StoreOption, print_json
+from moevolve.search.cli._plan_output import plan_json, print_plan, print_summary
 from moevolve.search.cli.searches import SetOption, as_override
-from moevolve.search.config_files import load_run_config
+from moevolve.search.config.files import load_run_config
 
 if TYPE_CHECKING:
-    from moevolve.search.config import RunConfig
-    from moevolve.search.planning.devices import Device, Utilisation
-    from moevolve.search.planning.measured import Comparison
-    from moevolve.search.planning.prompts import Prompts
-    from moevolve.search.planning.report import PlanReport
+    from moevolve.search.config.run import RunConfig
+    from moevolve.search.estimate.devices import Device, Utilisation
+    from moevolve.search.estimate.estimate import PlanReport
+    from moevolve.search.estimate.measured import Comparison
+    from moevolve.search.estimate.workload import Prompts
 
 DEFAULT_GPUS = "a100-80g,h100,h200"
 
@@ -75,8 +74,8 @@ def plan(
     gpus, cpu = _devices(runs[0], gpu, device == "cpu")
     prompts, assumed = _prompts(prompt_tokens, new_tokens, examples), _utilisation(utilisation)
 
-    from moevolve.search.planning.report import PlanRequest
-    from moevolve.search.planning.report import plan as make_plan
+    from moevolve.search.estimate.estimate import PlanRequest
+    from moevolve.search.estimate.estimate import plan as make_plan
 
     if measured is not None and len(runs) > 1:
         raise UserError("--measured goes with one model, the one that the search was launched with")
@@ -100,7 +99,7 @@ def _settings(config: Path, overrides: Sequence[str], model: str | None, keep: f
     if not 0 < keep <= 1:
         raise UserError(f"--keep {keep}: give a share above 0, and 1 at most")
 
-    from moevolve.workers.outline import outline_model
+    from moevolve.workers.profiling.outline import outline_model
 
     experts = outline_model(settings.model.to_worker()).facts.experts
     if not experts:
@@ -109,14 +108,14 @@ def _settings(config: Path, overrides: Sequence[str], model: str | None, keep: f
 
 
 def _model_path(name: str) -> str:
-    from moevolve.search.planning.models import find_model
+    from moevolve.search.config.models import find_model
 
     found = find_model(name)
     return str(Path(found).resolve()) if Path(found).exists() else found
 
 
 def _prompts(prompt_tokens: int | None, new_tokens: int | None, examples: int | None) -> Prompts | None:
-    from moevolve.search.planning.prompts import Prompts
+    from moevolve.search.estimate.workload import Prompts
 
     if prompt_tokens is not None:
         return Prompts(prompt_tokens, new_tokens, examples)
@@ -128,7 +127,7 @@ def _prompts(prompt_tokens: int | None, new_tokens: int | None, examples: int | 
 
 def _devices(settings: RunConfig, gpu: str | None, cpu: bool) -> tuple[tuple[Device, ...], bool]:
     """The GPUs to estimate for, and whether to estimate for this CPU: what was asked for, else what suits the run."""
-    from moevolve.search.planning.devices import find_gpus
+    from moevolve.search.estimate.devices import find_gpus
 
     if gpu is None and not cpu:
         cpu = settings.model.device == "cpu" or (settings.model.device == "auto" and not settings.workers.num_gpus)
@@ -137,7 +136,7 @@ def _devices(settings: RunConfig, gpu: str | None, cpu: bool) -> tuple[tuple[Dev
 
 
 def _utilisation(compute: float | None) -> Utilisation:
-    from moevolve.search.planning.devices import GPU_UTILISATION
+    from moevolve.search.estimate.devices import GPU_UTILISATION
 
     if compute is None:
         return GPU_UTILISATION
@@ -147,7 +146,7 @@ def _utilisation(compute: float | None) -> Utilisation:
 
 
 def _compare(report: PlanReport, store: str, search: str) -> tuple[Comparison, ...]:
-    from moevolve.search.planning.measured import compare
+    from moevolve.search.estimate.measured import compare
     from moevolve.store.repository import Store
 
     with Store.open(store, create=False) as opened:

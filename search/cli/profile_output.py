@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from moevolve.search.cli.console import millions, output, print_table
+from moevolve.search.cli._console import millions, output, print_table
 
 if TYPE_CHECKING:
-    from moevolve.workers.profiling_report import BatchProfile, ModelProfile, ProfileReport
+    from moevolve.workers.profiling.report import BatchProfile, ModelProfile, ProfileReport
 
 
 def report_json(report: ProfileReport) -> dict[str, Any]:

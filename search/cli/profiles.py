@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.cli.console import (
+from moevolve.search.cli._console import (
     DEFAULT_STORE,
     JsonOption,
     ModelOption,
     StoreOption,
     errors,
     print_json,
+    told_in_a_line,
 )
-from moevolve.search.cli.endings import told_in_a_line
 from moevolve.search.cli.profile_output import print_profile, report_json
 
 if TYPE_CHECKING:
-    from moevolve.search.profiling import ProfileRequest
-    from moevolve.workers.profiling_report import ProfileReport
+    from moevolve.search.service.profile import ProfileRequest
+    from moevolve.workers.profiling.report import ProfileReport
 
 
 def register(app: typer.Typer) -> None:
@@ -63,8 +63,8 @@ def profile(
     """
     sizes = _parse_sizes(batch_sizes)
 
-    from moevolve.search.profiling import ProfileRequest
-    from moevolve.workers.profiling import ProfileError
+    from moevolve.search.service.profile import ProfileRequest
+    from moevolve.workers.profiling.run import ProfileError
 
     request = ProfileRequest(
         tuple(models),
@@ -97,7 +97,7 @@ def _parse_sizes(text: str) -> tuple[int, ...]:
 
 
 def _run(request: ProfileRequest, store: str) -> ProfileReport:
-    from moevolve.search import profiling
+    from moevolve.search.service import profile as profiling
     from moevolve.store.repository import Store
 
     with _stages() as on_stage:

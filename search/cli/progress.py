@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from moevolve.search.cli.console import errors, percent
-from moevolve.search.driver import Progress as SearchProgress
-from moevolve.search.service import Observer
+from moevolve.search.cli._console import errors, percent
+from moevolve.search.loop.driver import Progress as SearchProgress
+from moevolve.search.service.launch import Observer
 
 _LINES = 10
 """When stderr is no terminal: a line for every tenth of the search."""

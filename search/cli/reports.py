@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from moevolve.search.cli.console import DEFAULT_STORE, StoreOption, output
+from moevolve.search.cli._console import DEFAULT_STORE, StoreOption, output
 
 
 def register(app: typer.Typer) -> None:
@@ -28,9 +28,9 @@ def report(
     # A report needs a model's config at most, for the searched matrices, and must not go online for it.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-    from moevolve.search.analysing import read_analysis
-    from moevolve.search.reporting.contents import gather
-    from moevolve.search.reporting.page import write_page
+    from moevolve.search.report.contents import gather
+    from moevolve.search.report.page import write_page
+    from moevolve.search.service.analyse import read_analysis
     from moevolve.store.repository import Store
 
     found = None if analysis is None else read_analysis(analysis)

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.cli.console import DEFAULT_STORE, JsonOption, StoreOption, errors, print_json
-from moevolve.search.cli.endings import told_in_a_line
-from moevolve.search.config import RunConfig
-from moevolve.search.config_files import apply_override, load_run_config, parse_run_config, parse_stored_config
+from moevolve.search.cli._console import DEFAULT_STORE, JsonOption, StoreOption, errors, print_json, told_in_a_line
+from moevolve.search.config.files import apply_override, load_run_config, parse_run_config, parse_stored_config
+from moevolve.search.config.run import RunConfig
 
 if TYPE_CHECKING:
-    from moevolve.search.plan import Plan
+    from moevolve.search.loop.setup import SearchSetup
     from moevolve.store.repository import Store
 
 INTERRUPTED = "interrupted; everything evaluated so far is in the store"
@@ -61,22 +60,22 @@ def launch(
     extra = tuple(as_override(key, value) for key, value in changes.items() if value is not None)
     settings = load_run_config(config, (*(overrides or ()), *extra))
 
-    from moevolve.search import service
+    from moevolve.search.service import launch as service
     from moevolve.store.repository import Store
 
-    plan = service.new_plan(settings)
+    setup = service.set_up_new(settings)
     with Store.open(settings.store) as opened:
         exists = any(summary.search.name == settings.name for summary in opened.searches())
         if or_resume and exists:
             _follow(_relaunched(settings, opened, config), opened, as_json)
         else:
-            service.register(plan, opened)
-            _follow(plan, opened, as_json)
+            service.register(setup, opened)
+            _follow(setup, opened, as_json)
 
 
-def _relaunched(settings: RunConfig, store: Store, path: Path) -> Plan:
-    """The plan of the stored search of this name, if that is what the settings describe."""
-    from moevolve.search import service
+def _relaunched(settings: RunConfig, store: Store, path: Path) -> SearchSetup:
+    """The setup of the stored search of this name, if that is what the settings describe."""
+    from moevolve.search.service import launch as service
 
     record = store.search(settings.name)
     if parse_stored_config(record.config).config_hash != settings.config_hash:
@@ -84,7 +83,7 @@ def _relaunched(settings: RunConfig, store: Store, path: Path) -> Plan:
             f"--or-resume: search {record.name} is in the store with other settings than {path} has now; give this one "
             f"another name with --name, or continue that one with `moevolve resume {record.name}`"
         )
-    return service.resume_plan(store, record.id, lambda _: settings)
+    return service.set_up_stored(store, record.id, lambda _: settings)
 
 
 def resume(
@@ -98,7 +97,7 @@ def resume(
     from moevolve.store.repository import Store
 
     with Store.open(store, create=False) as opened:
-        _follow(_stored_plan(opened, search, store, overrides, address), opened, as_json)
+        _follow(_stored_setup(opened, search, store, overrides, address), opened, as_json)
 
 
 def retry(
@@ -109,22 +108,22 @@ def retry(
     as_json: JsonOption = False,
 ) -> None:
     """Evaluate individuals again that failed by fault of workers or of time, and all that was made in their sight."""
-    from moevolve.search import service
+    from moevolve.search.service import launch as service
     from moevolve.store.repository import Store
 
     with Store.open(store, create=False) as opened:
-        plan = _stored_plan(opened, search, store, overrides, address)
-        failures, later = service.take_back_failures(plan, opened)
+        setup = _stored_setup(opened, search, store, overrides, address)
+        failures, later = service.take_back_failures(setup, opened)
         if not failures:
-            errors.print(f"{plan.config.name}: nothing to retry: no individual failed by fault of a worker or of time")
+            errors.print(f"{setup.config.name}: nothing to retry: no individual failed by fault of a worker or of time")
             return
-        errors.print(f"{plan.config.name}: failures to retry: {failures}, later individuals to make again: {later}")
-        _follow(plan, opened, as_json)
+        errors.print(f"{setup.config.name}: failures to retry: {failures}, later individuals to make again: {later}")
+        _follow(setup, opened, as_json)
 
 
-def _stored_plan(store: Store, search: str, url: str, overrides: list[str] | None, address: str | None) -> Plan:
-    """The plan of a stored search, with settings changed that may be."""
-    from moevolve.search import service
+def _stored_setup(store: Store, search: str, url: str, overrides: list[str] | None, address: str | None) -> SearchSetup:
+    """The setup of a stored search, with settings changed that may be."""
+    from moevolve.search.service import launch as service
 
     def adjust(stored: RunConfig) -> RunConfig:
         data: dict[str, Any] = stored.model_dump(mode="json") | {"store": url}
@@ -132,22 +131,22 @@ def _stored_plan(store: Store, search: str, url: str, overrides: list[str] | Non
             apply_override(data, override)
         return parse_run_config(data, f"search {search}")
 
-    return service.resume_plan(store, search, adjust)
+    return service.set_up_stored(store, search, adjust)
 
 
-def _follow(plan: Plan, store: Store, as_json: bool) -> None:
+def _follow(setup: SearchSetup, store: Store, as_json: bool) -> None:
     """Run a recorded search under a progress bar, then print its final table."""
-    from moevolve.search import service
     from moevolve.search.cli.final_table import print_standings
     from moevolve.search.cli.progress import watch
-    from moevolve.search.pool import PoolError
+    from moevolve.search.pools.base import PoolError
+    from moevolve.search.service import launch as service
     from moevolve.store.session import without_password
 
-    name = plan.config.name
-    hint = f"continue with: moevolve resume {name} --store {shlex.quote(without_password(plan.config.store))}"
+    name = setup.config.name
+    hint = f"continue with: moevolve resume {name} --store {shlex.quote(without_password(setup.config.store))}"
     with told_in_a_line(f"{INTERRUPTED}, {hint}", PoolError, hint), watch(name) as observer:
-        found = service.execute(plan, store, observer)
+        found = service.execute(setup, store, observer)
     if as_json:
         print_json(found)
     else:
-        print_standings(found, plan.config.store)
+        print_standings(found, setup.config.store)

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from moevolve.search.figures.matrices import MAX_ROWS, spread, ticks
 from moevolve.search.figures.style import BLUE, DIVERGING, GREEN, GREY, SEQUENTIAL, drawing, scale_below
 from moevolve.search.genomes.base import Genome
-from moevolve.search.genomes.factorllm import FactorLlmGenome
-from moevolve.search.genomes.nanomoe import NanoMoeGenome
-from moevolve.search.genomes.tomoe import ToMoeGenome
-from moevolve.workers.edits.factorllm import FactorLlmEdit
-from moevolve.workers.edits.tomoe import ToMoeEdit
+from moevolve.search.genomes.factorllm.genome import FactorLlmGenome
+from moevolve.search.genomes.nanomoe.space import NanoMoeGenome
+from moevolve.search.genomes.tomoe.genome import ToMoeGenome
+from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
+from moevolve.workers.methods.tomoe.edit import ToMoeEdit
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

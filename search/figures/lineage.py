@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from moevolve.search.figures.course import legend_above
 from moevolve.search.figures.style import GREY, INK, MANY_MARKS, PHASE_COLOURS, RED, drawing
-from moevolve.store.answers import LineageGraph, LineageNode
+from moevolve.store.records import LineageGraph, LineageNode
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

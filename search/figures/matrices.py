@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.search.figures.style import DIVERGING, drawing, scale_below
-from moevolve.search.genomes.eep_genome import EepGenome
+from moevolve.search.genomes.eep.genome import EepGenome
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from moevolve.search.figures.dense import blocks_figure
 from moevolve.search.figures.matrices import spread
 from moevolve.search.figures.style import BLUE, GREY, ORANGE, SEQUENTIAL, drawing, scale_below
-from moevolve.workers.usage import MixedLayer, RoutedLayer, Usage
+from moevolve.workers.methods.usage import MixedLayer, RoutedLayer, Usage
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

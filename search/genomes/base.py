@@ -12,9 +12,8 @@ from typing import Generic, Protocol, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.search.config_phases import PhaseConfig
-from moevolve.workers.calibration.base import Calibration, CalibrationRecipe
-from moevolve.workers.edits.base import Edit
+from moevolve.search.config.phases import PhaseConfig
+from moevolve.workers.methods.base import Calibration, CalibrationRecipe, Edit
 
 
 @dataclass(frozen=True, slots=True)

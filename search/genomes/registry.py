@@ -6,16 +6,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from moevolve.search.baselines.registry import experts_recipe
-from moevolve.search.config_genomes import AnyGenomeSection, EepSection, FactorLlmSection, NanoMoeSection, ToMoeSection
-from moevolve.search.config_phases import PhaseConfig
+from moevolve.search.config.phases import PhaseConfig
 from moevolve.search.genomes.base import GenomeSpace
-from moevolve.search.genomes.eep import EepSpace
-from moevolve.search.genomes.factorllm_space import FactorLlmSpace
-from moevolve.search.genomes.nanomoe import NanoMoeSpace
-from moevolve.search.genomes.tomoe_space import ToMoeSpace
-from moevolve.workers.calibration.base import combined
-from moevolve.workers.messages import ModelFacts
+from moevolve.search.genomes.eep.baselines.registry import experts_recipe
+from moevolve.search.genomes.eep.space import EepSpace
+from moevolve.search.genomes.factorllm.space import FactorLlmSpace
+from moevolve.search.genomes.nanomoe.space import NanoMoeSpace
+from moevolve.search.genomes.sections import (
+    AnyGenomeSection,
+    EepSection,
+    FactorLlmSection,
+    NanoMoeSection,
+    ToMoeSection,
+)
+from moevolve.search.genomes.tomoe.space import ToMoeSpace
+from moevolve.workers.facts import ModelFacts
+from moevolve.workers.methods.base import combined
 
 SPACES: dict[type, Callable[[Any, ModelFacts], GenomeSpace[Any]]] = {
     NanoMoeSection: NanoMoeSpace.of,

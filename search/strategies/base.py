@@ -1,13 +1,17 @@
-"""The contract of strategies: told the history in order of index, asked for the next individual."""
+"""The contract of strategies, what they share, and who makes initial individuals."""
 
 from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from moevolve.search.genomes.base import Genome
-from moevolve.search.population import Member
+import numpy as np
+
+from moevolve.search.config.phases import PhaseConfig
+from moevolve.search.genomes.base import Genome, GenomeSpace, Offspring
+from moevolve.search.genomes.eep.baselines.registry import baseline_offspring
+from moevolve.search.loop.history import Member
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +79,25 @@ class PhaseStrategy(Protocol):
     def skip(self, index: int, initial: bool, start: Member | None) -> None:
         """Like `ask`, for an individual that is stored already."""
         ...
+
+
+def fixed_offspring(space: GenomeSpace[Any], phase: PhaseConfig, index: int, place: int) -> Offspring[Any] | None:
+    """The method's own start as a search's first individual, then the baselines that the phase begins with; else None.
+
+    Args:
+        space: where genomes come from; calibrated, if it has a recipe.
+        phase: the phase.
+        index: of the individual in the search.
+        place: of the individual in its phase.
+    """
+    start = space.start(phase) if index == 0 else None
+    if start is None and place < len(phase.baselines):
+        return baseline_offspring(phase.baselines[place], space)
+    return start
+
+
+def initial_offspring(
+    space: GenomeSpace[Any], phase: PhaseConfig, rng: np.random.Generator, index: int, place: int, initial: bool
+) -> Offspring[Any] | None:
+    """`fixed_offspring`, or a random one if it is to be an `initial` one; `rng` is the individual's generator."""
+    return fixed_offspring(space, phase, index, place) or (space.sample(rng, phase) if initial else None)

@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from moevolve.search.config_phases import PhaseConfig
+from moevolve.search.config.phases import PhaseConfig
 from moevolve.search.genomes.base import GenomeSpace
-from moevolve.search.population import Member, Ranking, eligible
-from moevolve.search.rng import generator
-from moevolve.search.strategies.base import Proposal
-from moevolve.search.strategies.initial import fixed_offspring
+from moevolve.search.genomes.rng import generator
+from moevolve.search.loop.history import Member, Ranking, eligible
+from moevolve.search.strategies.base import Proposal, fixed_offspring
 
 _DRAWS = 32
 """Draws for one individual before it may repeat an earlier one."""

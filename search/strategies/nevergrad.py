@@ -17,12 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.config_phases import NevergradSection, PhaseConfig
+from moevolve.search.config.phases import NevergradSection, PhaseConfig
 from moevolve.search.genomes.base import GenomeSpace
-from moevolve.search.population import Member
-from moevolve.search.rng import generator
-from moevolve.search.strategies.base import Proposal
-from moevolve.search.strategies.initial import initial_offspring
+from moevolve.search.genomes.rng import generator
+from moevolve.search.loop.history import Member
+from moevolve.search.strategies.base import Proposal, initial_offspring
 
 _TIE_BREAK = 1e-4
 """Weight of the tie-break in the loss: below one example in 10,000, so that it only decides between equal scores."""

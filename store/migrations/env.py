@@ -1,10 +1,10 @@
-"""Run by Alembic. The connection, already inside a transaction, comes from `moevolve.store.schema`."""
+"""Run by Alembic. The connection, already inside a transaction, comes from `moevolve.store.session`."""
 
 from __future__ import annotations
 
 from alembic import context
 
-from moevolve.store.models import Base
+from moevolve.store.tables import Base
 
 connection = context.config.attributes["connection"]
 # Batch mode: SQLite can't alter most things in place, so later migrations rebuild the table there.

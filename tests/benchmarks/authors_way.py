@@ -22,12 +22,12 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.matching import make_matcher
 from moevolve.evaluators.metrics import score
 from moevolve.evaluators.types import PreparedSplit, SplitResult
-from moevolve.workers.columns import pad_left
 from moevolve.workers.config import EngineConfig, ModelConfig
-from moevolve.workers.edits.eep import EepEdit
-from moevolve.workers.loading import load_model
+from moevolve.workers.engine.columns import pad_left
+from moevolve.workers.engine.tokenizing import Tokens, end_tokens, missing_bos, tokenize_split
 from moevolve.workers.messages import EvaluationReply, EvaluationRequest, TaskResult
-from moevolve.workers.tokenizing import Tokens, end_tokens, missing_bos, tokenize_split
+from moevolve.workers.methods.eep.edit import EepEdit
+from moevolve.workers.model.loading import load_model
 
 
 class MappedRouter(nn.Module):

@@ -18,19 +18,19 @@ from typing import Any
 
 import no_op_search
 import ray
-from no_op_search import SPLIT, make_plan, reply_to
+from no_op_search import SPLIT, reply_to, set_up
 
 from moevolve.evaluators.types import PreparedSplit
-from moevolve.search.config import WorkersSection
-from moevolve.search.desk import EvaluationDesk
-from moevolve.search.driver import Driver
-from moevolve.search.ray_pool import RayPool, _Slot
-from moevolve.search.service import register
-from moevolve.search.strategies.registry import make_strategy
+from moevolve.search.config.run import WorkersSection
+from moevolve.search.loop.driver import Driver
+from moevolve.search.loop.evaluation_cache import EvaluationCache
+from moevolve.search.pools.ray_pool import RayPool, _Slot
+from moevolve.search.service.launch import register
+from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.repository import Store
-from moevolve.workers.actor import EvaluationWorker, WorkerInfo
 from moevolve.workers.config import EngineConfig, ModelConfig
 from moevolve.workers.messages import EvaluationReply, EvaluationRequest
+from moevolve.workers.worker import EvaluationWorker, WorkerInfo
 
 PROCESSES = 4
 
@@ -89,15 +89,15 @@ def main() -> None:
 
 def measure(workers: WorkersSection, seconds: float, individuals: int, window: int) -> float:
     """Seconds from the first request to the last evaluation."""
-    plan = make_plan(individuals, window)
+    setup = set_up(individuals, window)
     pool = CrowdedPool(workers, seconds)
     with tempfile.TemporaryDirectory() as folder, Store.open(f"sqlite:///{Path(folder) / 'bench.db'}") as store:
-        register(plan, store)
+        register(setup, store)
         while pool.ready < workers.count:
             pool.poll(0.1)
-        desk = EvaluationDesk(store, pool, plan.facts.fingerprint, "engine")
+        cache = EvaluationCache(store, pool, setup.facts.fingerprint, "engine")
         started = time.perf_counter()
-        Driver(plan, make_strategy(plan.config, plan.space, plan.schedule), store, desk).run()
+        Driver(setup, make_strategy(setup.config, setup.space, setup.schedule), store, cache).run()
         wall = time.perf_counter() - started
     pool.close()
     return wall

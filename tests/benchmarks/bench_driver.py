@@ -18,14 +18,14 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from no_op_search import make_plan, reply_to
+from no_op_search import reply_to, set_up
 
-from moevolve.search.desk import EvaluationDesk
-from moevolve.search.driver import Driver
-from moevolve.search.plan import Plan
-from moevolve.search.pool import Completion
-from moevolve.search.service import register
-from moevolve.search.strategies.registry import make_strategy
+from moevolve.search.loop.driver import Driver
+from moevolve.search.loop.evaluation_cache import EvaluationCache
+from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.pools.base import Completion
+from moevolve.search.service.launch import register
+from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.repository import Store
 from moevolve.workers.messages import EvaluationRequest
 
@@ -78,22 +78,22 @@ def main() -> None:
 
 def measure(folder: Path, individuals: int, window: int, batch: int, threshold: float | None, profile: bool) -> None:
     """One search up to its last window, then one resume of it."""
-    plan = make_plan(individuals, window, threshold)
+    setup = set_up(individuals, window, threshold)
     with Store.open(f"sqlite:///{folder / 'bench.db'}") as store:
-        register(plan, store)
+        register(setup, store)
         profiler = cProfile.Profile()
         started = time.perf_counter()
         if profile:
             profiler.enable()
-        drive(plan, store, IdlePool(batch, stop_after=individuals - window))
+        drive(setup, store, IdlePool(batch, stop_after=individuals - window))
         profiler.disable()
         seconds = time.perf_counter() - started
-        done = len(store.history(plan.search_id))
+        done = len(store.history(setup.search_id))
     if profile:
         pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
     started = time.perf_counter()
     with Store.open(f"sqlite:///{folder / 'bench.db'}") as store:
-        drive(plan, store, IdlePool(batch, stop_after=0))
+        drive(setup, store, IdlePool(batch, stop_after=0))
     resumed = time.perf_counter() - started
     print(
         f"{done:>7,} individuals, window {window}, {batch:>2} answers per poll: "
@@ -101,9 +101,9 @@ def measure(folder: Path, individuals: int, window: int, batch: int, threshold: 
     )
 
 
-def drive(plan: Plan, store: Store, pool: IdlePool) -> None:
-    desk = EvaluationDesk(store, pool, plan.facts.fingerprint, "engine")
-    driver = Driver(plan, make_strategy(plan.config, plan.space, plan.schedule), store, desk)
+def drive(setup: SearchSetup, store: Store, pool: IdlePool) -> None:
+    cache = EvaluationCache(store, pool, setup.facts.fingerprint, "engine")
+    driver = Driver(setup, make_strategy(setup.config, setup.space, setup.schedule), store, cache)
     try:
         driver.run()
     except Dispatched:

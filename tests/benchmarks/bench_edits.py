@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from moevolve.workers.config import ModelConfig
-from moevolve.workers.edits.eep import EepEdit
+from moevolve.workers.methods.eep.edit import EepEdit
 
 
 def main() -> None:
@@ -44,7 +44,7 @@ def timed(action: Callable[[], object], device: str) -> float:
 def measure_apply(device: str, repeats: int) -> None:
     from transformers import MixtralConfig, MixtralForCausalLM, PreTrainedTokenizerFast
 
-    from moevolve.workers.resident import ResidentModel
+    from moevolve.workers.model.resident import ResidentModel
 
     layers, count, retained = 32, 8, 4
     config = MixtralConfig(

@@ -26,8 +26,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from moevolve.kernels.block_mix import block_mix
-from moevolve.workers.block_mixing import fit_layer
-from moevolve.workers.edits.nanomoe import BlockForm, Variant
+from moevolve.workers.methods.nanomoe.edit import BlockForm, Variant
+from moevolve.workers.methods.nanomoe.mixing import fit_layer
 
 VARIANTS: tuple[Variant, ...] = ("I", "II", "III")
 BLOCKS = (2, 4, 8, 16, 32, 64, 128)

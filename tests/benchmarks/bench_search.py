@@ -38,10 +38,10 @@ from rich.table import Table
 from shortcut_shares import evaluation_shares, search_shares
 from timed_search import TimedSearch, run_timed
 
-from moevolve.search.config import RunConfig
-from moevolve.search.config_files import load_run_config
-from moevolve.search.plan import Plan
-from moevolve.search.service import new_plan
+from moevolve.search.config.files import load_run_config
+from moevolve.search.config.run import RunConfig
+from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.service.launch import set_up_new
 from moevolve.workers.messages import EvaluationRequest
 
 
@@ -65,14 +65,14 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     base = load_run_config(Path(options.run))
     authors = with_settings(base, authors_settings(base, options.authors))
-    plan = new_plan(authors)
+    setup = set_up_new(authors)
     yardstick = AuthorsWay(base.model.to_worker(), base.engine.to_worker(), options.rows)
-    samples = [measure_units(yardstick, plan, options.repeats)]
+    samples = [measure_units(yardstick, setup, options.repeats)]
     theirs = [run_timed(with_settings(authors, {"seed": seed})) for seed in options.seeds]
     ours = [run_timed(with_settings(base, {"seed": seed})) for seed in options.seeds]
     begun = begun_with(base, options.init)
     warm = [run_timed(with_settings(begun, {"seed": seed})) for seed in options.seeds]
-    samples.append(measure_units(yardstick, plan, options.repeats))
+    samples.append(measure_units(yardstick, setup, options.repeats))
     units = UnitCosts(*(statistics.mean(getattr(s, f.name) for s in samples) for f in fields(UnitCosts)))
     theirs = [charged(search, units) for search in theirs]
     result = summary(units, theirs, ours, warm)
@@ -123,14 +123,14 @@ def with_settings(config: RunConfig, settings: dict[str, Any]) -> RunConfig:
     return RunConfig.model_validate(config.model_dump(mode="json") | settings)
 
 
-def measure_units(yardstick: AuthorsWay, plan: Plan, repeats: int) -> UnitCosts:
+def measure_units(yardstick: AuthorsWay, setup: SearchSetup, repeats: int) -> UnitCosts:
     """Median seconds of each kind of work, in turns; random candidates."""
-    split = plan.prepared["search"][0]
+    split = setup.prepared["search"][0]
     rng = np.random.default_rng(0)
     times: dict[str, list[float]] = {"forward": [], "pruning": [], "merging": []}
     for repeat in range(repeats + 1):
-        pruned = plan.space.sample(rng, plan.config.phases[0]).genome
-        merged = plan.space.breed(rng, plan.config.phases[1], (pruned,)).genome
+        pruned = setup.space.sample(rng, setup.config.phases[0]).genome
+        merged = setup.space.breed(rng, setup.config.phases[1], (pruned,)).genome
         seconds = {"forward": yardstick.plain_forward(split)}
         for name, genome in (("pruning", pruned), ("merging", merged)):
             request = EvaluationRequest(name, genome.express(), (split.fingerprint,))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from moevolve.evaluators.types import Example, Matching, PreparedSplit, SplitResult
-from moevolve.search.config import RunConfig
+from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.registry import make_space
-from moevolve.search.plan import Plan
-from moevolve.search.strategies.registry import make_schedule
-from moevolve.workers.messages import EvaluationReply, EvaluationRequest, ModelFacts, TaskResult
+from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.strategies.phased import make_schedule
+from moevolve.workers.facts import ModelFacts
+from moevolve.workers.messages import EvaluationReply, EvaluationRequest, TaskResult
 
 LAYERS = 32
 FACTS = ModelFacts(
@@ -28,7 +29,7 @@ SPLIT = PreparedSplit("task", "search", "rank", "mean", Matching(), 1, " ", (Exa
 OUTCOMES = np.ones(100, dtype=np.float32)
 
 
-def make_plan(individuals: int, window: int, threshold: float | None = None) -> Plan:
+def set_up(individuals: int, window: int, threshold: float | None = None) -> SearchSetup:
     """A fifth of the individuals prune, the others merge; parents by threshold if one is given, else the best."""
     parents = {"rule": "top_k"} if threshold is None else {"rule": "threshold", "margin": threshold}
     config = RunConfig.model_validate(
@@ -45,7 +46,7 @@ def make_plan(individuals: int, window: int, threshold: float | None = None) -> 
         }
     )
     space = make_space(config.genome, FACTS)
-    return Plan(config, "bench-1", FACTS, space, make_schedule(config), {"search": (SPLIT,)})
+    return SearchSetup(config, "bench-1", FACTS, space, make_schedule(config), {"search": (SPLIT,)})
 
 
 def reply_to(request: EvaluationRequest) -> EvaluationReply:

@@ -9,22 +9,21 @@ from typing import Any
 import numpy as np
 from timed_search import run_timed
 
-from moevolve.evaluators.runner import run_split
-from moevolve.search.config import RunConfig
-from moevolve.search.service import new_plan
-from moevolve.workers.actor import EvaluationWorker
+from moevolve.evaluators.fitness.runner import run_split
+from moevolve.search.config.run import RunConfig
+from moevolve.search.service.launch import set_up_new
 from moevolve.workers.config import ALL_SHORTCUTS, Shortcuts
-from moevolve.workers.generation import GenerationEngine
-from moevolve.workers.products import takes_onednn, use_products
-from moevolve.workers.runtime import configure_runtime
+from moevolve.workers.engine.engine import GenerationEngine
+from moevolve.workers.engine.runtime import configure_runtime, takes_onednn, use_products
+from moevolve.workers.worker import EvaluationWorker
 
 _CANDIDATES = 5
 
 
 def evaluation_shares(config: RunConfig, repeats: int) -> dict[str, float]:
     """Of one evaluation on one thread: medians over random pruning candidates, each evaluated in all ways in turn."""
-    plan = new_plan(config)
-    split = plan.prepared["search"][0]
+    setup = set_up_new(config)
+    split = setup.prepared["search"][0]
     worker = EvaluationWorker(config.model.to_worker(), config.engine.to_worker())
     configure_runtime(1)
     resident, settings = worker.resident, config.engine.to_worker()
@@ -41,7 +40,7 @@ def evaluation_shares(config: RunConfig, repeats: int) -> dict[str, float]:
         for name, (_, shortcuts) in ways.items()
     }
     rng = np.random.default_rng(0)
-    genomes = [plan.space.sample(rng, config.phases[0]).genome for _ in range(_CANDIDATES)]
+    genomes = [setup.space.sample(rng, config.phases[0]).genome for _ in range(_CANDIDATES)]
     times: dict[str, list[float]] = {name: [] for name in ways}
     for repeat in range(repeats + 1):
         for genome in genomes:

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from authors_way import AuthorsWay
 
-from moevolve.evaluators.prepare import prepare_split
-from moevolve.evaluators.registry import load_task
-from moevolve.workers.actor import EvaluationWorker
+from moevolve.evaluators.tasks.prepare import prepare_split
+from moevolve.evaluators.tasks.registry import load_task
 from moevolve.workers.config import EngineConfig, ModelConfig
-from moevolve.workers.edits.eep import EepEdit
 from moevolve.workers.messages import EvaluationRequest
+from moevolve.workers.methods.eep.edit import EepEdit
+from moevolve.workers.worker import EvaluationWorker
 
 MODEL = ModelConfig(path=str(Path(__file__).parents[2] / "configs" / "demo" / "model"), device="cpu")
 

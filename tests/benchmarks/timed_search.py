@@ -7,15 +7,15 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from moevolve.search.calibrating import calibrated_plan, stored_calibration
-from moevolve.search.config import RunConfig
-from moevolve.search.desk import EvaluationDesk
-from moevolve.search.driver import Driver, Progress
+from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.base import Genome
-from moevolve.search.plan import Plan
-from moevolve.search.ray_pool import RayPool, calibrate_on_ray
-from moevolve.search.service import new_plan, register
-from moevolve.search.strategies.registry import make_strategy
+from moevolve.search.loop.driver import Driver, Progress
+from moevolve.search.loop.evaluation_cache import EvaluationCache
+from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.pools.ray_pool import RayPool, calibrate_on_ray
+from moevolve.search.service.calibration import calibrated_setup, stored_calibration
+from moevolve.search.service.launch import register, set_up_new
+from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.records import HistoryRow
 from moevolve.store.repository import Store
 from moevolve.workers.config import ALL_SHORTCUTS, Shortcuts, engine_fingerprint
@@ -69,24 +69,24 @@ def run_timed(config: RunConfig, shortcuts: Shortcuts = ALL_SHORTCUTS, held_out:
     """
     with tempfile.TemporaryDirectory() as folder:
         store = Store.open(f"sqlite:///{Path(folder) / 'store.db'}")
-        plan = new_plan(config)
-        register(plan, store)
-        plan = calibrated_plan(plan, store, calibrate_on_ray)
-        calibrating = _calibration_seconds(plan, store)
+        setup = set_up_new(config)
+        register(setup, store)
+        setup = calibrated_setup(setup, store, calibrate_on_ray)
+        calibrating = _calibration_seconds(setup, store)
         model, engine = config.model.to_worker(), config.engine.to_worker()
-        pool = RayPool(config.workers, model, engine, plan.all_prepared, shortcuts=shortcuts)
+        pool = RayPool(config.workers, model, engine, setup.all_prepared, shortcuts=shortcuts)
         try:
             while pool.ready < config.workers.count:
                 pool.poll(0.1)
-            desk = EvaluationDesk(store, pool, plan.facts.fingerprint, engine_fingerprint(model, engine))
-            search = _drive(plan, store, desk, held_out, calibrating)
+            cache = EvaluationCache(store, pool, setup.facts.fingerprint, engine_fingerprint(model, engine))
+            search = _drive(setup, store, cache, held_out, calibrating)
         finally:
             pool.close()
         store.close()
     return search
 
 
-def _drive(plan: Plan, store: Store, desk: EvaluationDesk, held_out: bool, before: float) -> TimedSearch:
+def _drive(setup: SearchSetup, store: Store, cache: EvaluationCache, held_out: bool, before: float) -> TimedSearch:
     """Run the search; `before` is what had to be measured first, in seconds."""
     news: list[tuple[float, int]] = []
     last: Progress | None = None
@@ -98,32 +98,32 @@ def _drive(plan: Plan, store: Store, desk: EvaluationDesk, held_out: bool, befor
         if progress.best is not None and (not news or news[-1][1] != progress.best[0]):
             news.append((before + time.perf_counter() - started, progress.best[0]))
 
-    Driver(plan, make_strategy(plan.config, plan.space, plan.schedule), store, desk, watch).run()
+    Driver(setup, make_strategy(setup.config, setup.space, setup.schedule), store, cache, watch).run()
     wall = before + time.perf_counter() - started
     assert last is not None and last.best is not None
-    rows = {row.index: row for row in store.history(plan.search_id)}
-    scores = _test_scores(plan, desk, [rows[index] for _, index in news]) if held_out else {}
+    rows = {row.index: row for row in store.history(setup.search_id)}
+    scores = _test_scores(setup, cache, [rows[index] for _, index in news]) if held_out else {}
     return TimedSearch(
         wall=wall,
         individuals=last.total,
         evaluated=last.evaluated,
-        prunings=sum(row.index < plan.schedule.spans[0].stop for row in rows.values()),
+        prunings=sum(row.index < setup.schedule.spans[0].stop for row in rows.values()),
         incumbents=tuple(Incumbent(seconds, index, scores.get(index, 0.0)) for seconds, index in news),
         best=last.best[1],
     )
 
 
-def _calibration_seconds(plan: Plan, store: Store) -> float:
-    if plan.space.recipe is None:
+def _calibration_seconds(setup: SearchSetup, store: Store) -> float:
+    if setup.space.recipe is None:
         return 0.0
-    made = stored_calibration(plan.space.recipe, plan.config, store, plan.search_id, plan.facts.fingerprint)
+    made = stored_calibration(setup.space.recipe, setup.config, store, setup.search_id, setup.facts.fingerprint)
     assert made is not None and made.seconds is not None
     return made.seconds
 
 
-def _test_scores(plan: Plan, desk: EvaluationDesk, rows: list[HistoryRow]) -> dict[int, float]:
+def _test_scores(setup: SearchSetup, cache: EvaluationCache, rows: list[HistoryRow]) -> dict[int, float]:
     """Scores on `test`, by index."""
-    genomes: dict[int, Genome] = {row.index: plan.space.from_bytes(row.genome) for row in rows}
-    jobs = {index: plan.job(genome, "test") for index, genome in genomes.items()}
-    settled = {item.job.key: item for item in desk.run(list(jobs.values()))}
+    genomes: dict[int, Genome] = {row.index: setup.space.from_bytes(row.genome) for row in rows}
+    jobs = {index: setup.job(genome, "test") for index, genome in genomes.items()}
+    settled = {item.job.key: item for item in cache.run(list(jobs.values()))}
     return {index: settled[job.key].evaluations[0].score or 0.0 for index, job in jobs.items()}

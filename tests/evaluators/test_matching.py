@@ -7,9 +7,8 @@ from hypothesis import example as case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moevolve.evaluators.answer_text import cut, settled_part, squad_tokens, token_f1
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.matching import MATCHERS, make_matcher
+from moevolve.evaluators.matching import MATCHERS, cut, make_matcher, settled_part, squad_tokens, token_f1
 from moevolve.evaluators.types import Example, Matching
 
 LETTERS = Example("p", ("B",), ("A", "B", "C"))

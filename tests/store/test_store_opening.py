@@ -15,11 +15,11 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import text
 from store_samples import individual, search, split
 
-from moevolve.store import schema
+from moevolve.store import session as schema
 from moevolve.store.errors import StoreError
-from moevolve.store.models import Base
 from moevolve.store.repository import Store
 from moevolve.store.session import make_engine, transaction
+from moevolve.store.tables import Base
 
 
 def test_migrations_build_exactly_the_models(store: Store) -> None:

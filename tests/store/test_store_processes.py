@@ -17,7 +17,7 @@ from moevolve.store.session import transaction
 # Writes batches of twenty for ever: individuals with parents, evaluations and fitness in one transaction each.
 WRITER = f"""
 import sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path.insert(0, {str(Path(__file__).parents[1] / "labs")!r})
 from store_samples import evaluation, fitness, individual
 from moevolve.store.repository import Store
 store = Store.open(sys.argv[1], create=False)

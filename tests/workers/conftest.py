@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moevolve.workers.config import ModelConfig
-from moevolve.workers.edits.base import IdentityEdit
-from moevolve.workers.edits.eep import EepEdit
-from moevolve.workers.resident import ResidentModel
+from moevolve.workers.methods.base import IdentityEdit
+from moevolve.workers.methods.eep.edit import EepEdit
+from moevolve.workers.model.resident import ResidentModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast

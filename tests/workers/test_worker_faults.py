@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from moevolve.evaluators.engine import Engine
 from moevolve.evaluators.errors import CandidateError
-from moevolve.evaluators.runner import run_split
+from moevolve.evaluators.fitness.engine import Engine
+from moevolve.evaluators.fitness.runner import run_split
 from moevolve.evaluators.types import Example, Matching, PreparedSplit, SplitResult
-from moevolve.workers import actor
-from moevolve.workers.actor import EvaluationWorker, WorkerFault
+from moevolve.workers import worker as actor
 from moevolve.workers.config import EngineConfig, ModelConfig
-from moevolve.workers.edits.eep import EepEdit
 from moevolve.workers.messages import EvaluationReply, EvaluationRequest
+from moevolve.workers.methods.eep.edit import EepEdit
+from moevolve.workers.worker import EvaluationWorker, WorkerFault
 
 A = PreparedSplit(
     "a", "search", "rank", "accuracy", Matching(), 1, " ", (Example("which is larger :", ("fox",), ("fox", "dog")),)

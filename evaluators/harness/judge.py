@@ -1,0 +1,123 @@
+"""Judging a candidate's answers by lm-evaluation-harness, on a worker: requests out, outcomes back."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.harness.files import PREFIX, describe, harness_version, located, read_config
+from moevolve.evaluators.tasks.datasets import as_dataset
+from moevolve.evaluators.types import HarnessTask, PreparedSplit
+
+
+class HarnessJudge:
+    """One split of one task of lm-eval, ready to be put to model after model.
+
+    Args:
+        split: prepared by `moevolve.evaluators.harness.tasks`.
+
+    Raises:
+        UserError: lm-eval isn't installed here, or it or the task's YAML isn't what the driver has.
+    """
+
+    def __init__(self, split: PreparedSplit) -> None:
+        if split.harness is None:
+            raise ValueError(f"{split.task}/{split.split} is no split of a task of lm-eval")
+        self._place = f"{split.task}/{split.split}"
+        self._harness = split.harness
+        self._documents = [json.loads(document) for document in split.harness.documents]
+        self._task = _rebuild(split.harness, self._documents[0])
+        self._requests = [self._requests_of(index) for index in range(len(self._documents))]
+
+    def outcomes(self, model: Any) -> NDArray[np.float64]:
+        """Put all requests to a model and judge the answers.
+
+        Args:
+            model: an `lm_eval.api.model.LM`.
+
+        Returns:
+            float64 [documents], each in [0, 1].
+
+        Raises:
+            UserError: the metric gives something else for a document.
+        """
+        kinds: defaultdict[str, list[Any]] = defaultdict(list)
+        for requests in self._requests:
+            for request in requests:
+                request.resps, request.filtered_resps = [], {}
+                kinds[request.request_type].append(request)
+        for kind, asked in kinds.items():
+            for request, answer in zip(asked, getattr(model, kind)(asked), strict=True):
+                request.resps.append(answer)
+        self._task._instances = [request for requests in self._requests for request in requests]
+        self._task.apply_filters()
+        return np.array([self._outcome(index) for index in range(len(self._documents))], dtype=np.float64)
+
+    def gold_requests(self) -> list[Any | None]:
+        """Per document, the log-likelihood request of its (first) right answer; None where there is none."""
+        return [self._gold_request(index) for index in range(len(self._documents))]
+
+    def _requests_of(self, index: int) -> list[Any]:
+        contexts = self._harness.contexts[index]
+        made = self._task.construct_requests(
+            doc=self._documents[index],
+            ctx=list(contexts) if self._task.multiple_input else contexts[0],
+            metadata=(self._task.config.task, index, 1),
+        )
+        return made if isinstance(made, list) else [made]
+
+    def _gold_request(self, index: int) -> Any | None:
+        requests, document = self._requests[index], self._documents[index]
+        if requests[0].request_type != "loglikelihood":
+            return None
+        if self._task.OUTPUT_TYPE == "loglikelihood":
+            return requests[0]
+        task = self._task
+        gold = task.doc_to_text(document) if task.multiple_input else task.doc_to_target(document)
+        gold = gold[0] if isinstance(gold, list) and gold else gold
+        if isinstance(gold, str):
+            choices = task.doc_to_choice(document)
+            gold = choices.index(gold) if gold in choices else None
+        return requests[gold] if isinstance(gold, int) and 0 <= gold < len(requests) else None
+
+    def _outcome(self, index: int) -> float:
+        answers = [request.filtered_resps[self._harness.filter] for request in self._requests[index]]
+        value = self._task.process_results(self._documents[index], answers).get(self._harness.metric)
+        if not isinstance(value, int | float | np.number | np.bool_) or not 0 <= float(value) <= 1:
+            raise UserError(
+                f"{self._place}: metric {self._harness.metric} of example {index} is {value!r}, no number in [0, 1]; "
+                f"name another metric behind the task ({PREFIX}TASK#METRIC)"
+            )
+        return float(value)
+
+
+def _rebuild(harness: HarnessTask, document: dict[str, Any]) -> Any:
+    """lm-eval's task from its YAML on this machine, without its data: one document shows it their fields."""
+    own = harness_version()
+    if own != harness.version:
+        raise UserError(
+            f"lm-eval is {own} on this worker, but {harness.version} on the driver; install the same version"
+        )
+    from lm_eval.api.task import ConfigurableTask
+
+    path = located(harness.yaml)
+    if describe(path) != harness.config:
+        raise UserError(f"{PREFIX}{path}: isn't the same file as on the driver")
+    shown = {"test": as_dataset([document])}
+    changes = {
+        "custom_dataset": lambda **_: shown,
+        "dataset_kwargs": {},
+        "training_split": None,
+        "validation_split": None,
+        "test_split": "test",
+        "fewshot_split": None,
+        "fewshot_config": None,
+        "num_fewshot": 0,
+        "process_docs": None,
+    }
+    return ConfigurableTask(config=read_config(path) | changes)

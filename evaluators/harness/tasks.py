@@ -1,0 +1,273 @@
+"""Tasks of lm-evaluation-harness as tasks of ours: their splits, and their documents as prompts.
+
+The driver lets lm-eval load a task's documents and make their prompts, few-shot examples included; workers get both
+and need no data (`moevolve.evaluators.harness.judge`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.harness.files import (
+    PREFIX,
+    describe,
+    find_yaml,
+    harness_version,
+    portable,
+    read_config,
+    split_name,
+)
+from moevolve.evaluators.tasks.config import TaskConfig
+from moevolve.evaluators.tasks.datasets import Table
+from moevolve.evaluators.tasks.selection import check_disjoint, select_rows
+from moevolve.evaluators.types import Example, HarnessTask, PreparedSplit, Split
+
+_MOST = 256
+"""Documents that `search` and `dev` take at most unless `counts` says otherwise."""
+_FEWSHOT_SEED = 1234
+"""lm-eval's own seed for choosing few-shot examples; a document's row is added to it."""
+_LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+_DEFAULT_LENGTH = 256
+
+
+@dataclass(frozen=True)
+class Harness:
+    """A task that lm-eval has loaded.
+
+    Attributes:
+        task: lm-eval's `ConfigurableTask`.
+        path: its YAML.
+        tables: source split -> its documents, after the task's `process_docs`.
+        metric: the metric that gives the score.
+        filter: the filter whose answers it is given.
+    """
+
+    task: Any = field(repr=False)
+    path: Path
+    tables: dict[str, Table] = field(repr=False)
+    metric: str
+    filter: str
+
+    @property
+    def name(self) -> str:
+        return f"{PREFIX}{self.task.config.task}"
+
+
+def harness_task(name: str) -> TaskConfig:
+    """A task of lm-eval as a task's configuration.
+
+    `test` is what lm-eval itself evaluates on: the test documents, or else the validation documents. `search` and `dev`
+    take up to 256 documents each of the validation documents, or else of the training documents, shuffled. Where there
+    is nothing but what is evaluated on, `search` and `dev` take up to a third each, and `test` the rest.
+
+    Args:
+        name: `lm_eval:TASK`, or the path of a YAML behind the colon; `#METRIC` or `#METRIC,FILTER` may follow.
+
+    Raises:
+        UserError: lm-eval isn't installed, or the task can't be had or run.
+    """
+    loaded = load_harness(name)
+    config = loaded.task.config
+    _, _, metric = split_name(name)
+    until, length = _generation(config)
+    text = config.output_type == "loglikelihood"
+    return TaskConfig.from_mapping(
+        {
+            "name": loaded.name + metric,
+            "description": f"lm-evaluation-harness, {loaded.metric} of {config.output_type}",
+            "source": {"lm_eval": "".join(split_name(name)[1:])},
+            "splits": _default_splits(loaded),
+            "prompt": "{{ context }}",
+            "answer": "{{ target }}",
+            "choices": "choices" if config.output_type == "multiple_choice" else (),
+            "matching": {"stop": until},
+            "metric": "mean",
+            "fitness": "lm_eval",
+            "max_new_tokens": length,
+            "answer_prefix": "" if text else config.target_delimiter,
+        },
+        name,
+    )
+
+
+@cache
+def load_harness(name: str) -> Harness:
+    """Let lm-eval load a task and its documents; once per process.
+
+    Raises:
+        UserError: see `harness_task`.
+    """
+    harness_version()
+    from lm_eval.api.task import ConfigurableTask
+
+    _, spec, metric = split_name(name)
+    path = find_yaml(spec)
+    try:
+        task = ConfigurableTask(config=read_config(path))
+    except UserError:
+        raise
+    except Exception as error:  # datasets, templates and functions can fail in any way Python can
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise UserError(f"{name}: lm-eval can't load it: {reason}") from None
+    chosen, filtered = _metric(task, metric.removeprefix("#"), name)
+    return Harness(task, path, _tables(task, name), chosen, filtered)
+
+
+def prepare_harness(task: TaskConfig, wanted: Iterable[Split]) -> dict[Split, PreparedSplit]:
+    """Select a task's documents and make their prompts.
+
+    Few-shot examples are never documents of one of the splits.
+
+    Raises:
+        UserError: documents can't be selected or rendered, or too few are left for few-shot examples.
+    """
+    loaded = load_harness(PREFIX + str(task.source.lm_eval))
+    rows = {split: select_rows(loaded.tables[chosen.source], chosen) for split, chosen in task.splits.items()}
+    for source, table in loaded.tables.items():
+        check_disjoint({s: found for s, found in rows.items() if task.splits[s].source == source}, table.name)
+    documents = {
+        split: [loaded.tables[task.splits[split].source].row(row) for row in found] for split, found in rows.items()
+    }
+    _keep_shots_apart(loaded, [document for group in documents.values() for document in group])
+    return {split: _prepare(task, loaded, split, rows[split], documents[split]) for split in wanted}
+
+
+def _prepare(
+    task: TaskConfig, loaded: Harness, split: Split, rows: Sequence[int], documents: Sequence[dict[str, Any]]
+) -> PreparedSplit:
+    contexts, examples, texts = [], [], []
+    for row, document in zip(rows, documents, strict=True):
+        place = f"{task.origin}: {loaded.tables[task.splits[split].source].place(row)}"
+        try:
+            contexts.append(_contexts(loaded.task, document, row))
+            examples.append(_example(loaded.task, document, contexts[-1]))
+            texts.append(json.dumps(document, ensure_ascii=False))
+        except Exception as error:  # see `load_harness`
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise UserError(f"{place}: lm-eval can't make a prompt of it: {reason}") from None
+    judged = HarnessTask(
+        yaml=portable(loaded.path),
+        config=describe(loaded.path),
+        version=harness_version(),
+        metric=loaded.metric,
+        filter=loaded.filter,
+        documents=tuple(texts),
+        contexts=tuple(contexts),
+    )
+    return task.prepared(split, tuple(examples), judged if task.fitness == "lm_eval" else None)
+
+
+def _contexts(task: Any, document: dict[str, Any], row: int) -> tuple[str, ...]:
+    """A document's prompt, or one prompt for each of its choices."""
+    shots = task.config.num_fewshot or 0
+    if shots:
+        task.set_fewshot_seed(_FEWSHOT_SEED + row)
+    made = task.fewshot_context(document, num_fewshot=shots, gen_prefix=task.doc_to_prefix(document))
+    return (made,) if isinstance(made, str) else tuple(made)
+
+
+def _example(task: Any, document: dict[str, Any], contexts: tuple[str, ...]) -> Example:
+    """The document as other kinds of fitness see it: a prompt and its right answers."""
+    target = task.doc_to_target(document)
+    if task.multiple_input:
+        return Example(contexts[int(task.doc_to_text(document))], (str(target),))
+    choices = tuple(task.doc_to_choice(document)) if task.config.doc_to_choice is not None else ()
+    targets = target if isinstance(target, list) else [target]
+    answers = tuple(choices[item] if isinstance(item, int) and choices else str(item) for item in targets)
+    return Example(contexts[0], tuple(dict.fromkeys(answers)), choices)
+
+
+def _keep_shots_apart(loaded: Harness, documents: Sequence[dict[str, Any]]) -> None:
+    """Takes the documents of all splits away from those that few-shot examples are drawn from."""
+    task = loaded.task
+    shots = task.config.num_fewshot or 0
+    if not shots:
+        return
+    used = {json.dumps(document, sort_keys=True, default=str) for document in documents}
+    pool = [dict(shot) for shot in task.sampler.fewshot_docs()]
+    kept = [shot for shot in pool if json.dumps(shot, sort_keys=True, default=str) not in used]
+    if len(kept) < shots + 1:
+        raise UserError(
+            f"{loaded.name}: {shots} few-shot examples are asked for, but only {len(kept)} documents are in none of "
+            "the splits; take fewer documents with `counts`, or give the task `num_fewshot: 0` or a `fewshot_split`"
+        )
+    task.sampler.fewshot_indices = None
+    task.sampler.replace_df(kept)
+
+
+def _tables(task: Any, name: str) -> dict[str, Table]:
+    config = task.config
+    made = {
+        split: Table(f"{name}, {split}", documents())
+        for split, documents in (
+            (config.training_split, task.training_docs),
+            (config.validation_split, task.validation_docs),
+            (config.test_split, task.test_docs),
+        )
+        if split is not None
+    }
+    for table in made.values():
+        if not hasattr(table.data, "column_names"):
+            raise UserError(f"{table.name}: its documents are no data set but {type(table.data).__name__}")
+    return made
+
+
+def _default_splits(loaded: Harness) -> dict[str, dict[str, Any]]:
+    """See `harness_task`."""
+    config = loaded.task.config
+    evaluated = config.test_split or config.validation_split
+    others = [s for s in (config.validation_split, config.training_split) if s not in (None, evaluated)]
+    source = others[0] if others else evaluated
+    count = len(loaded.tables[source])
+    if others:
+        search = min(_MOST, (count + 1) // 2)
+        dev = min(_MOST, count - search)
+        test: dict[str, Any] = {"from": evaluated}
+    else:
+        search = dev = min(_MOST, count // 3)
+        test = {"from": evaluated, "seed": 0, "offset": search + dev}
+    if not search or not dev:
+        raise UserError(f"{loaded.name}: {count} documents in {source} are too few to be divided into splits")
+    first = {"from": source, "seed": 0}
+    return {"search": first | {"count": search}, "dev": first | {"offset": search, "count": dev}, "test": test}
+
+
+def _metric(task: Any, wanted: str, name: str) -> tuple[str, str]:
+    """The metric and the filter that give the score: those asked for, or the first that can be used."""
+    from lm_eval.api.registry import get_aggregation
+
+    custom = task.config.process_results is not None
+    functions = task._metric_fn_list
+    usable = [
+        metric
+        for metric, aggregation in task.aggregation().items()
+        # A metric that lm-eval doesn't have is code from the hub, which isn't loaded.
+        if aggregation is get_aggregation("mean")
+        and task.higher_is_better().get(metric)
+        and (custom or functions.get(metric) is not None)
+    ]
+    filters = [item["name"] for item in task.config.filter_list or [{"name": "none"}]]
+    metric, _, filtered = wanted.partition(",")
+    if not usable:
+        raise UserError(f"{name}: none of its metrics ({', '.join(functions)}) is a mean over documents")
+    if metric and metric not in usable:
+        raise UserError(f"{name}: `{metric}` is no metric of it that is a mean over documents; {', '.join(usable)} are")
+    if filtered and filtered not in filters:
+        raise UserError(f"{name}: the task has no filter `{filtered}`; it has: {', '.join(filters)}")
+    return metric or usable[0], filtered or filters[0]
+
+
+def _generation(config: Any) -> tuple[list[str], int]:
+    """Strings that end an answer, and how many tokens it may have."""
+    if config.output_type != "generate_until":
+        return ["\n"], 16
+    settings = config.generation_kwargs
+    until = settings.get("until") or []
+    length = next((settings[key] for key in _LENGTHS if settings.get(key) is not None), _DEFAULT_LENGTH)
+    return [stop for stop in ([until] if isinstance(until, str) else until) if stop], int(length)

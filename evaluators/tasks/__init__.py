@@ -1,0 +1,1 @@
+"""Tasks: their YAML files, their data, their prompts."""

@@ -1,0 +1,318 @@
+"""What a task's YAML file may say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.matching import MATCHERS, known_matcher
+from moevolve.evaluators.metrics import DEFAULT_METRICS, known_metric
+from moevolve.evaluators.types import (
+    COMPARING_KINDS,
+    TEXT_KINDS,
+    Example,
+    FitnessKind,
+    HarnessTask,
+    Matching,
+    Positions,
+    PreparedSplit,
+    Split,
+)
+from moevolve.evaluators.yaml_files import explain_validation
+
+Count = Annotated[int, Field(ge=1)]
+Scalar = str | int | bool
+
+
+class TaskSection(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+class Source(TaskSection):
+    """Where the rows are: a dataset of the Hugging Face hub, or local JSONL files.
+
+    Attributes:
+        hub: dataset id on the hub (`aps/super_glue`).
+        config: the hub dataset's configuration, if it has several.
+        revision: branch, tag or commit of the hub dataset.
+        files: for each source split (any name) one or several JSONL files, relative to the YAML's folder or absolute.
+        lm_eval: a task of lm-evaluation-harness; set by `moevolve.evaluators.harness.tasks` only.
+    """
+
+    hub: str | None = None
+    config: str | None = None
+    revision: str | None = None
+    files: dict[str, tuple[Path, ...]] | None = None
+    lm_eval: str | None = None
+
+    @field_validator("files", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        return {split: [paths] if isinstance(paths, str | Path) else paths for split, paths in value.items()}
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.lm_eval is not None and self.hub is None and self.files is None:
+            return self
+        if (self.hub is None) == (self.files is None) or self.lm_eval is not None:
+            raise ValueError("give either `hub` or `files`")
+        if self.files is not None and (self.config or self.revision):
+            raise ValueError("`config` and `revision` belong to `hub`, not to `files`")
+        seen: dict[Path, str] = {}
+        for split, paths in (self.files or {}).items():
+            if not paths:
+                raise ValueError(f"`files.{split}` names no file")
+            for path in paths:
+                where = path.resolve()
+                if where in seen:
+                    raise ValueError(f"{path} stands under both `{seen[where]}` and `{split}`; list it once and let "
+                                     "the splits choose different rows of it")  # fmt: skip
+                seen[where] = split
+        return self
+
+
+class Selection(TaskSection):
+    """Which rows of a source split one of our splits takes; the same rows on every machine.
+
+    The filters come first, then the order (file order, or shuffled by `seed`), then `offset` and `count`, counted
+    within each group of equal `per` values when `per` is given.
+
+    Attributes:
+        source: the source split (YAML key `from`).
+        where: column -> accepted values.
+        where_not: column -> values left out.
+        min_chars: column of text -> fewest characters a row must have there, white space at both ends not counted
+            (leaves empty lines and headings out of running text).
+        seed: shuffle with this seed; None keeps the file's order.
+        per: a column; `offset` and `count` then hold for each of its values (a stratified sample).
+        offset: rows skipped.
+        count: rows taken; None takes all that are left.
+        indices: explicit row numbers from 0 (instead of everything above but `source`).
+    """
+
+    source: str = Field(alias="from")
+    where: dict[str, tuple[Scalar, ...]] = {}
+    where_not: dict[str, tuple[Scalar, ...]] = {}
+    min_chars: dict[str, Count] = {}
+    seed: int | None = None
+    per: str | None = None
+    offset: int = Field(default=0, ge=0)
+    count: Count | None = None
+    indices: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.indices is None:
+            return self
+        filters = self.where or self.where_not or self.min_chars
+        if filters or self.seed is not None or self.per or self.offset or self.count:
+            raise ValueError("`indices` can't be combined with other ways of choosing rows")
+        if not self.indices or len(set(self.indices)) != len(self.indices):
+            raise ValueError("`indices` must name at least one row, and none twice")
+        return self
+
+
+class MatchingConfig(TaskSection):
+    """How an answer is compared with the references; see `moevolve.evaluators.matching`."""
+
+    kind: str = "exact"
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ("\n",)
+
+    @field_validator("kind")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        return known_matcher(value)
+
+    def build(self) -> Matching:
+        return Matching(kind=self.kind, stop=self.stop)
+
+
+class TaskConfig(TaskSection):
+    """One task: data, prompt, answers, matching and fixed splits.
+
+    Attributes:
+        name: the task's name in commands, tables and the store; a task file's stem.
+        description: one line for `moevolve tasks`.
+        source: where the rows are.
+        splits: the rows of `search`, `dev` and `test`; a split that is absent can't be used.
+        fields: extra variables of the templates: name -> dotted path into the row, or several of which the first that
+            exists counts (hub and original files name things differently).
+        labels: column -> {value in the data: what it becomes}; keys are compared as text (`0`, `true`, `entailment`).
+        prompt: Jinja2 template of the text the model is given.
+        answer: Jinja2 template of the gold answer; None when `references` gives it, or when the fitness needs none.
+        references: more accepted answers: a list of templates, or one Jinja2 expression whose value is a list.
+        choices: the closed set of answers, given like `references`.
+        matching: how generated text is compared.
+        metric: what turns per-example outcomes into the score; None for the one that belongs to the fitness,
+            `geometric_mean` for `perplexity` and `kl`, `mean` for `agreement`, else `accuracy`.
+        fitness: `generate`, `rank`, `perplexity`, `kl` or `agreement`; see
+            `moevolve.evaluators.fitness.runner.run_split`.
+            The last three read the prompt, with the answer behind it if there is one, as one text, and need neither
+            answer nor choices.
+        positions: whose predictions `kl` and `agreement` compare: those of the whole `text`, of the gold `answer`, or
+            of the full model's own `greedy` answer (up to `max_new_tokens`, the end token or a stop string), which
+            replaces the gold one. None for the `answer` where the task has one, and otherwise for what belongs to the
+            fitness: `text` for `kl`, `greedy` for `agreement`.
+        max_new_tokens: greedy decoding stops after this many tokens.
+        answer_prefix: text between prompt and answer when an answer is teacher-forced.
+    """
+
+    name: str = Field(min_length=1)
+    description: str = ""
+    source: Source
+    splits: dict[Split, Selection] = Field(min_length=1)
+    fields: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    labels: dict[str, dict[str, str]] = Field(default_factory=dict)
+    prompt: str = Field(min_length=1)
+    answer: str | None = None
+    references: str | tuple[str, ...] | None = None
+    choices: str | tuple[str, ...] = ()
+    matching: MatchingConfig = MatchingConfig()
+    metric: str | None = None
+    fitness: FitnessKind = "generate"
+    positions: Positions | None = None
+    max_new_tokens: Count = 16
+    answer_prefix: str = " "
+
+    _origin: str = PrivateAttr(default="")
+
+    @field_validator("fields", mode="before")
+    @classmethod
+    def _paths(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        return {name: [path] if isinstance(path, str) else path for name, path in value.items()}
+
+    @field_validator("metric")
+    @classmethod
+    def _known(cls, value: str | None) -> str | None:
+        return None if value is None else known_metric(value)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if (self.source.lm_eval is None and self.fitness == "lm_eval") or (
+            self.source.lm_eval is not None and self.fitness == "generate"
+        ):
+            raise ValueError("a task of lm-evaluation-harness is judged by it, and no other task is: name it "
+                             "`lm_eval:TASK`; @rank, @perplexity, @kl and @agreement may follow")  # fmt: skip
+        if not self.labelled and self.fitness not in TEXT_KINDS:
+            raise ValueError("give `answer` (a template) or `references` (a list), or both")
+        if self.compared == "answer" and not self.labelled:
+            raise ValueError("positions `answer` needs `answer` or `references`; without them say `greedy` or `text`")
+        if self.fitness == "rank" and not self.choices:
+            raise ValueError("fitness `rank` compares the likelihood of choices: give `choices`")
+        if MATCHERS[self.matching.kind].needs_choices and self.fitness == "generate" and not self.choices:
+            raise ValueError(f"matching kind `{self.matching.kind}` looks for one of the choices: give `choices`")
+        if self.source.files is None:
+            for split, selection in self.splits.items():
+                if not selection.source.replace("_", "").replace("-", "").replace(".", "").isalnum():
+                    raise ValueError(f"`splits.{split}.from` must be a plain split name, got `{selection.source}`; "
+                                     "choose rows with `offset` and `count`, so that overlaps are noticed")  # fmt: skip
+        else:
+            for split, selection in self.splits.items():
+                if selection.source not in self.source.files:
+                    known = ", ".join(self.source.files)
+                    raise ValueError(f"`splits.{split}.from` is `{selection.source}`, but `source.files` has: {known}")
+        return self
+
+    @property
+    def origin(self) -> str:
+        """The YAML file this came from, for messages (the task's name when there is none)."""
+        return self._origin or f"task {self.name}"
+
+    @property
+    def scored_by(self) -> str:
+        """The metric: its own, or the one that belongs to the fitness."""
+        return self.metric or DEFAULT_METRICS[self.fitness]
+
+    @property
+    def labelled(self) -> bool:
+        """Whether there are gold answers."""
+        return self.answer is not None or self.references is not None
+
+    @property
+    def compared(self) -> Positions:
+        """Whose predictions are compared: its own `positions`, or what belongs to the fitness."""
+        if self.fitness not in COMPARING_KINDS:
+            return "text"
+        if self.positions is not None:
+            return self.positions
+        if self.labelled:
+            return "answer"
+        return "greedy" if self.fitness == "agreement" else "text"
+
+    def prepared(
+        self, split: Split, examples: tuple[Example, ...], harness: HarnessTask | None = None
+    ) -> PreparedSplit:
+        """A split with everything the task says of how its examples are scored."""
+        return PreparedSplit(
+            task=self.name,
+            split=split,
+            fitness=self.fitness,
+            metric=self.scored_by,
+            matching=self.matching.build(),
+            max_new_tokens=self.max_new_tokens,
+            answer_prefix=self.answer_prefix,
+            examples=examples,
+            positions=self.compared,
+            harness=harness,
+        )
+
+    @classmethod
+    def from_mapping(cls, raw: Mapping[str, Any], origin: str = "") -> TaskConfig:
+        """Validates a parsed YAML document.
+
+        Args:
+            raw: the document.
+            origin: the file, for messages.
+
+        Raises:
+            UserError: naming file and field.
+        """
+        try:
+            task = cls.model_validate(dict(raw))
+        except ValidationError as error:
+            raise UserError(f"{origin or 'task'}: {explain_validation(error, cls)}") from None
+        task._origin = origin
+        return task
+
+    def with_counts(self, counts: Mapping[Split, int]) -> TaskConfig:
+        """The same task with other numbers of examples in some splits (`{"search": 64}`).
+
+        Raises:
+            UserError: the task has no such split, or its rows are listed by `indices`.
+        """
+        splits: dict[str, Any] = {}
+        for split, selection in self.splits.items():
+            splits[split] = selection.model_dump(by_alias=True, exclude_unset=True)
+            if split in counts:
+                splits[split]["count"] = counts[split]
+        for split in counts:
+            if split not in splits:
+                raise UserError(f"{self.origin}: there is no `{split}` split; it has: {', '.join(splits)}")
+        return self._changed(splits=splits)
+
+    def with_fitness(self, fitness: FitnessKind) -> TaskConfig:
+        """The same data and prompts under another fitness, as a task of its own, `NAME@FITNESS`.
+
+        The metric stays if it suits the fitness as well; otherwise it becomes the one that belongs to it. A task of
+        running text is read as that by `agreement` too, rather than continued.
+
+        Raises:
+            UserError: the task lacks what the fitness needs.
+        """
+        suits = DEFAULT_METRICS[fitness] == DEFAULT_METRICS[self.fitness]
+        changes = {"name": f"{self.name}@{fitness}", "fitness": fitness, "metric": self.metric if suits else None}
+        if self.fitness in ("perplexity", "kl") and not self.labelled and self.positions is None:
+            changes["positions"] = "text"
+        return self._changed(**changes)
+
+    def _changed(self, **changes: Any) -> TaskConfig:
+        raw = self.model_dump(by_alias=True, exclude_unset=True) | changes
+        return TaskConfig.from_mapping(raw, self._origin)

@@ -1,0 +1,154 @@
+"""Loading rows, from JSONL files or the Hugging Face hub; the only file that imports `datasets`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset, load_dataset
+from datasets.exceptions import DatasetsError
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.tasks.config import Source
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of one source split.
+
+    Attributes:
+        name: what it is, for messages.
+        data: the rows.
+        places: for local files `file:line` of each row; empty for hub data.
+    """
+
+    name: str
+    data: Dataset = field(repr=False)
+    places: tuple[str, ...] = field(default=(), repr=False)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(self.data.column_names)
+
+    def row(self, index: int) -> Row:
+        """One row by its number from 0; a column that a row lacks is None."""
+        return dict(self.data[index])
+
+    def column(self, name: str) -> list[Any]:
+        """All values of a column.
+
+        Raises:
+            UserError: no such column.
+        """
+        if name not in self.columns:
+            raise UserError(f"{self.name}: there is no column `{name}`; it has: {', '.join(self.columns)}")
+        return list(self.data[name])
+
+    def place(self, index: int) -> str:
+        """Where a row came from, for messages."""
+        return self.places[index] if self.places else f"{self.name}, row {index}"
+
+
+def load_table(source: Source, split: str) -> Table:
+    """All rows of one source split.
+
+    Raises:
+        UserError: a file is missing, empty or malformed (with its line), or the hub can't give the data.
+    """
+    if source.files is not None:
+        return read_jsonl(source.files[split])
+    return _load_hub(source, split)
+
+
+def read_jsonl(paths: Sequence[Path]) -> Table:
+    """Reads JSONL files, one JSON object per line, into memory; nothing is written to a cache. Blank lines don't count.
+
+    Raises:
+        UserError: a file is missing, empty, not UTF-8 or malformed; the message names file and line.
+    """
+    rows: list[Row] = []
+    places: list[str] = []
+    for path in paths:
+        before = len(rows)
+        for number, line in enumerate(_read_lines(path), start=1):
+            if line.strip():
+                rows.append(_parse_line(line, f"{path}:{number}"))
+                places.append(f"{path}:{number}")
+        if len(rows) == before:
+            raise UserError(f"{path}: no rows; put one JSON object on each line")
+    name = ", ".join(str(path) for path in paths)
+    return Table(name, _as_dataset(rows, places), tuple(places))
+
+
+def _read_lines(path: Path) -> list[str]:
+    try:
+        # Not splitlines(): JSON strings may hold U+2028 and other separators that it would break lines at.
+        return path.read_text(encoding="utf-8-sig").split("\n")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; `source.files` paths are relative to the task file's folder") from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise UserError(f"{path}:{line}: not UTF-8 text; convert the file first") from None
+    except OSError as error:
+        raise UserError(f"{path}: can't be read: {error.strerror}") from None
+
+
+def _parse_line(line: str, place: str) -> Row:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{place}: not JSON: {error.msg} at column {error.colno}") from None
+    if not isinstance(row, dict):
+        raise UserError(f"{place}: expected a JSON object with named fields, got {type(row).__name__}")
+    return row
+
+
+def _as_dataset(rows: list[Row], places: list[str]) -> Dataset:
+    """Rows as a `Dataset`. Its columns are typed, so a value of another type is found here, with its line."""
+    columns = dict.fromkeys(name for row in rows for name in row)
+    for name in columns:
+        kinds: dict[str, str] = {}
+        for row, place in zip(rows, places, strict=True):
+            if (value := row.get(name)) is not None:
+                kinds.setdefault(_kind(value), place)
+        if len(kinds) > 1:
+            (first, at), (second, other), *_ = kinds.items()
+            raise UserError(f"{other}: field `{name}` is {second} here but {first} at {at}; use one type")
+    try:
+        return Dataset.from_dict({name: [row.get(name) for row in rows] for name in columns})
+    except (TypeError, ValueError, OverflowError) as error:  # what pyarrow raises for mixed types deeper inside a value
+        raise UserError(f"{places[0]}: fields are not of one type in all lines: {str(error).splitlines()[0]}") from None
+
+
+def _kind(value: Any) -> str:
+    names = {bool: "true/false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
+    return names[type(value)]
+
+
+def _load_hub(source: Source, split: str) -> Table:
+    name = " ".join(part for part in (source.hub, source.config, split) if part)
+    try:
+        # `datasets` no longer runs loading scripts, so no remote code either.
+        data = load_dataset(source.hub, source.config, split=split, revision=source.revision)
+    except (DatasetsError, OSError, ValueError, RuntimeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"hub dataset {name}: can't be loaded: {reason} (offline: give the task local JSONL files under "
+            "`source.files`, or fill the cache on a machine with network and set HF_HOME to it)"
+        ) from None
+    if len(data) == 0:
+        raise UserError(f"hub dataset {name}: no rows")
+    return Table(name, data)
+
+
+def as_dataset(rows: Sequence[Row]) -> Dataset:
+    """Rows in memory as a `Dataset`."""
+    return Dataset.from_list(list(rows))

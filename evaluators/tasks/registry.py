@@ -1,0 +1,133 @@
+"""Finding tasks by name: a YAML path, the user's own folders, then the tasks that come with the package.
+
+`NAME@FITNESS` is a task under another fitness; `lm_eval:NAME` is a task of lm-evaluation-harness.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.harness.files import PREFIX
+from moevolve.evaluators.tasks.config import TaskConfig
+from moevolve.evaluators.types import FITNESS_KINDS
+from moevolve.evaluators.yaml_files import read_yaml
+
+FOLDERS_VARIABLE = "MOEVOLVE_TASKS"
+"""Environment variable with more task folders, separated like PATH."""
+
+_SUFFIX = ".yaml"
+
+
+def task_folders(folders: Sequence[Path | str] = ()) -> tuple[Path, ...]:
+    """Where tasks are looked for, first match wins: `folders`, those of `MOEVOLVE_TASKS`, the packaged ones.
+
+    Raises:
+        UserError: a folder given by the user does not exist.
+    """
+    own = [
+        Path(folder) for folder in (*folders, *os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep)) if str(folder)
+    ]
+    for folder in own:
+        if not folder.is_dir():
+            raise UserError(f"task folder {folder}: no such folder")
+    return (*own, Path(str(files("moevolve.configs"))) / "tasks")
+
+
+def list_tasks(folders: Sequence[Path | str] = ()) -> dict[str, Path]:
+    """Task name -> the YAML file `load_task` would read, sorted by name."""
+    found: dict[str, Path] = {}
+    for folder in task_folders(folders):
+        for path in sorted(folder.glob(f"*{_SUFFIX}")):
+            found.setdefault(path.stem, path)
+    return dict(sorted(found.items()))
+
+
+def load_task(name: str | Path, folders: Sequence[Path | str] = ()) -> TaskConfig:
+    """Loads a task.
+
+    Args:
+        name: a task's name, or a path ending in `.yaml`; `@` and a fitness kind may follow it. `NAME@FITNESS` is a task
+            of that name, so its scores stay apart from those of `NAME`. `lm_eval:` in front of either means
+            lm-evaluation-harness's; see `moevolve.evaluators.harness.tasks.harness_task`.
+        folders: the user's own task folders.
+
+    Raises:
+        UserError: no such task (with near names), its file is wrong, or the fitness kind is unknown or doesn't suit it.
+    """
+    base, fitness = split_fitness(str(name))
+    task = _load(base, folders)
+    if not fitness:
+        return task
+    for kind in FITNESS_KINDS:
+        if fitness == f"@{kind}":
+            return task.with_fitness(kind)
+    raise UserError(
+        f"task {name}: unknown fitness `{fitness[1:]}`; after the @ stands one of: {', '.join(FITNESS_KINDS)}"
+    )
+
+
+def _load(name: str, folders: Sequence[Path | str]) -> TaskConfig:
+    if name.startswith(PREFIX):
+        from moevolve.evaluators.harness.tasks import harness_task
+
+        return harness_task(name)
+    path = _find(name, folders)
+    return TaskConfig.from_mapping(_read(path, folders, ()), str(path))
+
+
+def split_fitness(name: str) -> tuple[str, str]:
+    """`NAME@FITNESS` as `(NAME, @FITNESS)`, and `NAME` as `(NAME, "")`; an @ within a path belongs to the path."""
+    base, at, fitness = name.rpartition("@")
+    return (base, at + fitness) if at and not name.endswith(_SUFFIX) else (name, "")
+
+
+def _find(name: str | Path, folders: Sequence[Path | str]) -> Path:
+    if str(name).endswith(_SUFFIX):
+        return Path(name)
+    tasks = list_tasks(folders)
+    if str(name) not in tasks:
+        near = difflib.get_close_matches(str(name), tasks, n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known tasks: {', '.join(tasks)}"
+        raise UserError(
+            f"unknown task `{name}`; {hint} (your own: give the path of its .yaml, or set {FOLDERS_VARIABLE})"
+        )
+    return tasks[str(name)]
+
+
+def _read(path: Path, folders: Sequence[Path | str], seen: tuple[Path, ...]) -> dict[str, Any]:
+    """The YAML document with absolute data paths, laid over the task it `extends`, if any."""
+    path = path.absolute()
+    if path in seen:
+        raise UserError(f"{path}: `extends` goes round in a circle")
+    raw = read_yaml(path)
+    name = raw.setdefault("name", path.stem)
+    if name != path.stem:
+        raise UserError(f"{path}: field name: is `{name}`, but a task is called like its file: `{path.stem}`")
+    if "@" in name:
+        raise UserError(f"{path}: an @ in a task's name sets another fitness; rename the file")
+    _make_absolute(raw, path.parent)
+    base = raw.pop("extends", None)
+    if base is None:
+        return raw
+    if not isinstance(base, str):
+        raise UserError(f"{path}: field extends: expected a task's name or the path of its .yaml")
+    parent = path.parent / base if base.endswith(_SUFFIX) else _find(base, folders)
+    return _read(parent, folders, (*seen, path)) | raw
+
+
+def _make_absolute(raw: dict[str, Any], folder: Path) -> None:
+    source = raw.get("source")
+    listed = source.get("files") if isinstance(source, dict) else None
+    if not isinstance(listed, dict):
+        return
+    for split, paths in listed.items():
+        if isinstance(paths, str):
+            listed[split] = str(folder / paths)
+        elif isinstance(paths, list):
+            listed[split] = [str(folder / path) if isinstance(path, str) else path for path in paths]

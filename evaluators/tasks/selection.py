@@ -1,0 +1,116 @@
+"""Which rows make a split: fixed by the task, the same on every machine and with every library version."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.tasks.config import Selection
+from moevolve.evaluators.tasks.datasets import Table
+from moevolve.evaluators.types import Split
+
+
+def value_key(value: Any) -> str:
+    """A data value as text, for label tables and filters: `True` is `true`, `1` and `1.0` are `1`, None is `null`."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return "null" if value is None else str(value)
+
+
+def select_rows(table: Table, selection: Selection) -> list[int]:
+    """Row numbers of a selection, in the order in which the examples are used.
+
+    Raises:
+        UserError: an unknown column, or more rows asked for than there are.
+    """
+    if selection.indices is not None:
+        beyond = [index for index in selection.indices if index >= len(table)]
+        if beyond:
+            raise UserError(f"{table.name}: row {beyond[0]} asked for, but there are {len(table)} rows (from 0)")
+        return list(selection.indices)
+    rows = _filtered(table, selection)
+    if selection.seed is not None:
+        rows.sort(key=lambda index: _shuffle_key(selection.seed, index))
+    if selection.per is None:
+        return _slice(rows, selection, table.name)
+    return _per_group(rows, selection, table)
+
+
+def check_disjoint(rows: Mapping[Split, list[int]], name: str) -> None:
+    """Refuses splits that share rows of one source split.
+
+    Args:
+        rows: our split -> row numbers, all of the same source split.
+        name: of the source, for the message.
+
+    Raises:
+        UserError: two splits share a row.
+    """
+    owner: dict[int, Split] = {}
+    for split, indices in rows.items():
+        for index in indices:
+            if index in owner:
+                raise UserError(
+                    f"{name}: row {index} is in both `{owner[index]}` and `{split}`; splits must not share rows: use "
+                    "the same `seed` (or none) and separate `offset`/`count` ranges, or disjoint filters"
+                )
+            owner[index] = split
+
+
+def _filtered(table: Table, selection: Selection) -> list[int]:
+    keep = [True] * len(table)
+    for wanted, filters in ((True, selection.where), (False, selection.where_not)):
+        for column, values in filters.items():
+            keys = {value_key(value) for value in values}
+            present = [value_key(value) for value in table.column(column)]
+            if missing := keys.difference(present):
+                raise UserError(f"{table.name}: column `{column}` never holds {sorted(missing)[0]!r}; check the filter")
+            keep = [kept and (value in keys) == wanted for kept, value in zip(keep, present, strict=True)]
+    for column, fewest in selection.min_chars.items():
+        lengths = _text_lengths(table, column)
+        keep = [kept and length >= fewest for kept, length in zip(keep, lengths, strict=True)]
+    return [index for index, kept in enumerate(keep) if kept]
+
+
+def _text_lengths(table: Table, column: str) -> list[int]:
+    """Characters of each row's text without white space at its ends; 0 where there is none."""
+    values = table.column(column)
+    for index, value in enumerate(values):
+        if value is not None and not isinstance(value, str):
+            raise UserError(
+                f"{table.place(index)}: `min_chars` counts characters, but column `{column}` holds {value!r}"
+            )
+    return [len((value or "").strip()) for value in values]
+
+
+def _shuffle_key(seed: int | None, index: int) -> bytes:
+    # A hash rather than numpy's permutation: its stream may change between numpy versions, a split must not.
+    return hashlib.blake2b(f"{seed}:{index}".encode(), digest_size=16).digest()
+
+
+def _slice(rows: list[int], selection: Selection, name: str) -> list[int]:
+    taken = rows[selection.offset :]
+    if selection.count is not None:
+        taken = taken[: selection.count]
+    if not taken or (selection.count is not None and len(taken) < selection.count):
+        wanted = "any" if selection.count is None else str(selection.count)
+        raise UserError(
+            f"{name}: can't take {wanted} rows after the first {selection.offset}: only {len(rows)} rows are there"
+        )
+    return taken
+
+
+def _per_group(rows: list[int], selection: Selection, table: Table) -> list[int]:
+    assert selection.per is not None
+    values = [value_key(value) for value in table.column(selection.per)]
+    groups: dict[str, list[int]] = {}
+    for index in rows:
+        groups.setdefault(values[index], []).append(index)
+    chosen: set[int] = set()
+    for value, members in groups.items():
+        chosen.update(_slice(members, selection, f"{table.name}, {selection.per} {value}"))
+    return [index for index in rows if index in chosen]

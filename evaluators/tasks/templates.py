@@ -1,0 +1,177 @@
+"""Turning a row of data into a prompt with its accepted answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jinja2
+from jinja2 import meta
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.tasks.config import TaskConfig
+from moevolve.evaluators.tasks.selection import value_key
+from moevolve.evaluators.types import TEXT_KINDS, Example
+
+Row = dict[str, Any]
+
+
+def _no_null(value: Any) -> Any:
+    if value is None:
+        raise jinja2.UndefinedError("a value in it is null or absent in this row")
+    return value
+
+
+# Task files come from others: templates are sandboxed and a name that is not there is an error, not an empty string.
+_ENVIRONMENT = ImmutableSandboxedEnvironment(
+    undefined=jinja2.StrictUndefined, keep_trailing_newline=True, finalize=_no_null
+)
+_Render = Callable[[Row], Any]
+
+
+class ExampleTemplate:
+    """The compiled templates of one task.
+
+    Args:
+        task: whose templates to compile.
+
+    Raises:
+        UserError: a template is not valid Jinja2.
+    """
+
+    def __init__(self, task: TaskConfig) -> None:
+        self._task = task
+        self._prompt = self._text("prompt", task.prompt)
+        self._answer = None if task.answer is None else self._text("answer", task.answer)
+        self._references = self._list("references", task.references or ())
+        self._choices = self._list("choices", task.choices)
+
+    def variables(self) -> dict[str, str]:
+        """Variables the templates need from the data, each with the field of the task that uses it."""
+        task = self._task
+        used: dict[str, str] = {}
+        texts = {"prompt": (task.prompt,), "answer": (task.answer,) if task.answer else ()}
+        lists = {"references": _sources(task.references or ()), "choices": _sources(task.choices)}
+        for name, sources in (texts | lists).items():
+            for source in sources:
+                for variable in sorted(meta.find_undeclared_variables(_ENVIRONMENT.parse(source))):
+                    used.setdefault(variable, name)
+        return used
+
+    def check_columns(self, columns: Sequence[str], name: str) -> None:
+        """Checks once, before any row, that the data has what the task uses.
+
+        Args:
+            columns: of the data.
+            name: of the data, for messages.
+
+        Raises:
+            UserError: naming the missing column and the field of the task that uses it.
+        """
+        known = ", ".join(columns)
+        for variable, used_by in self.variables().items():
+            if variable not in columns and variable not in self._task.fields:
+                raise UserError(f"{self._task.origin}: field {used_by} uses `{variable}`, "
+                                f"but {name} has no such column; it has: {known}")  # fmt: skip
+        for variable, paths in self._task.fields.items():
+            if not any(path.split(".")[0] in columns for path in paths):
+                raise UserError(f"{self._task.origin}: field fields.{variable} looks for {' or '.join(paths)}, "
+                                f"but {name} has no such column; it has: {known}")  # fmt: skip
+        for column in self._task.labels:
+            if column not in columns and column not in self._task.fields:
+                raise UserError(
+                    f"{self._task.origin}: field labels.{column}: {name} has no such column; it has: {known}"
+                )
+
+    def example(self, row: Row, place: str) -> Example:
+        """Renders one row.
+
+        Args:
+            row: column -> value.
+            place: where the row came from, for messages.
+
+        Raises:
+            UserError: naming task file, field and row.
+        """
+        variables = self._variables_of(row, place)
+        prompt = self._run("prompt", self._prompt, variables, place)
+        references = self._run("references", self._references, variables, place)
+        if self._answer is not None:
+            references = (self._run("answer", self._answer, variables, place), *references)
+        references = tuple(dict.fromkeys(references))
+        if not references and self._task.fitness in TEXT_KINDS:
+            return Example(prompt=prompt, references=())
+        if not references or not references[0].strip():
+            raise UserError(f"{self._task.origin}: {place}: the gold answer is empty")
+        choices = self._run("choices", self._choices, variables, place)
+        if choices and references[0] not in choices:
+            shown = ", ".join(map(repr, choices))
+            raise UserError(
+                f"{self._task.origin}: {place}: the gold answer {references[0]!r} is none of the choices {shown}"
+            )
+        return Example(prompt=prompt, references=references, choices=choices)
+
+    def _variables_of(self, row: Row, place: str) -> Row:
+        variables = dict(row)
+        for name, paths in self._task.fields.items():
+            found = [value for path in paths if (value := _follow(row, path)) is not None]
+            if not found:
+                raise UserError(
+                    f"{self._task.origin}: {place}: field fields.{name}: the row has no {' or '.join(paths)}"
+                )
+            variables[name] = found[0]
+        for column, table in self._task.labels.items():
+            key = value_key(variables.get(column))
+            if key not in table:
+                known = ", ".join(table)
+                raise UserError(f"{self._task.origin}: {place}: `{column}` is {key!r}, labels.{column} knows: {known}")
+            variables[column] = table[key]
+        return variables
+
+    def _run(self, name: str, render: _Render, variables: Row, place: str) -> Any:
+        try:
+            return render(variables)
+        except UserError as error:
+            raise UserError(f"{self._task.origin}: field {name}: {place}: {error}") from None
+        except Exception as error:  # a template can fail in any way Python can
+            raise UserError(f"{self._task.origin}: field {name}: {place}: {error}") from None
+
+    def _text(self, name: str, source: str) -> _Render:
+        try:
+            template = _ENVIRONMENT.from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise UserError(
+                f"{self._task.origin}: field {name}: line {error.lineno} of the template: {error.message}"
+            ) from None
+        return lambda variables: template.render(variables)
+
+    def _list(self, name: str, source: str | tuple[str, ...]) -> _Render:
+        if isinstance(source, tuple):
+            renders = [self._text(name, item) for item in source]
+            return lambda variables: tuple(render(variables) for render in renders)
+        try:
+            expression = _ENVIRONMENT.compile_expression(source, undefined_to_none=False)
+        except jinja2.TemplateSyntaxError as error:
+            raise UserError(f"{self._task.origin}: field {name}: not a Jinja2 expression: {error.message}") from None
+        return lambda variables: _as_texts(expression(variables))
+
+
+def _sources(value: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Template sources of a list field; an expression is wrapped so that it parses as a template."""
+    return value if isinstance(value, tuple) else ("{{ " + value + " }}",)
+
+
+def _follow(row: Row, path: str) -> Any:
+    value: Any = row
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def _as_texts(value: Any) -> tuple[str, ...]:
+    if isinstance(value, jinja2.Undefined):
+        str(value)  # StrictUndefined raises with the variable's name
+    if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+        raise UserError(f"expected a list of texts, got {value!r:.80}")
+    return tuple(value)

@@ -1,0 +1,123 @@
+"""Where output goes (tables and JSON to stdout, progress and errors to stderr), and how long commands end early."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+_PIPE_WIDTH = 140
+
+
+def _console(*, stderr: bool = False) -> Console:
+    console = Console(stderr=stderr)
+    if not console.is_terminal:
+        # A pipe has no width; rich would fold tables at 80 columns.
+        console.width = _PIPE_WIDTH
+    return console
+
+
+output = _console()
+errors = _console(stderr=True)
+
+StoreOption = Annotated[
+    str,
+    typer.Option("--store", envvar="MOEVOLVE_STORE", help="SQLAlchemy URL of the store.", show_envvar=True),
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model", metavar="PATH", help="The search's checkpoint (folder or hub id), if it isn't where the store says."
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+DEFAULT_STORE = "sqlite:///moevolve.db"
+
+
+def print_json(value: Any) -> None:
+    """Plain JSON on stdout, one document."""
+    typer.echo(json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def print_table(
+    title: str | None,
+    columns: Sequence[tuple[str, bool]],
+    rows: Sequence[Sequence[str]],
+    last_of_blocks: Sequence[int] = (),
+) -> None:
+    """A table on stdout.
+
+    Args:
+        title: above the table.
+        columns: heading, and whether it holds numbers (right-aligned).
+        rows: cells as text.
+        last_of_blocks: a line is drawn below these rows.
+    """
+    if title is not None:
+        # Above the table and not part of it: rich would fold it at the table's width.
+        output.print(title, style="italic", highlight=False, soft_wrap=True)
+    table = Table(header_style="bold")
+    for heading, numeric in columns:
+        table.add_column(heading, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
+    for index, row in enumerate(rows):
+        table.add_row(*row, end_section=index in last_of_blocks)
+    output.print(table)
+
+
+def percent(score: float | None) -> str:
+    """A score in [0, 1] as people read it."""
+    return "-" if score is None else f"{100 * score:.1f}"
+
+
+def millions(parameters: int) -> str:
+    """A parameter count in M or B."""
+    return f"{parameters / 1e9:.2f} B" if parameters >= 1e9 else f"{parameters / 1e6:.2f} M"
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return _plain(asdict(value))
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    return str(value)
+
+
+_INTERRUPTED = 130
+
+
+@contextmanager
+def told_in_a_line(
+    interrupted: str,
+    failure: type[Exception],
+    hint: str = "",
+    signals: Sequence[signal.Signals] = (signal.SIGTERM,),
+) -> Iterator[None]:
+    """Exit with one line on stderr and a code where the work within is interrupted or fails.
+
+    Args:
+        interrupted: what to say after Ctrl-C; the code is 130.
+        failure: the error that the user can do something about; the code is 1.
+        hint: what, if the error doesn't say so itself.
+        signals: taken for Ctrl-C from now on: a cluster manager stops a driver with SIGTERM.
+    """
+    for each in signals:
+        signal.signal(each, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        errors.print(interrupted, markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(_INTERRUPTED) from None
+    except failure as error:
+        errors.print(f"error: {error}{hint and f'; {hint}'}", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from None

@@ -1,0 +1,1 @@
+"""Searches and baselines side by side, several seeds, with paired tests."""

@@ -1,0 +1,173 @@
+"""The configuration of a comparison: one run configuration, and what is varied in it."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError, field_validator
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.yaml_files import read_yaml
+from moevolve.search.config.files import (
+    apply_override,
+    describe_validation,
+    parse_run_config,
+    resolve_paths,
+    set_path,
+)
+from moevolve.search.config.run import RunConfig
+from moevolve.search.config.section import Section
+from moevolve.search.genomes.eep.baselines.registry import BASELINES
+
+BASELINE = "baseline"
+"""Key of a method that is a one-shot baseline instead of a search."""
+
+Overrides = dict[str, Any]
+"""Settings by dotted path, `genome.experts` for example, that replace the base's."""
+
+
+class ComparisonSection(Section):
+    """A comparison as its YAML file has it: every method on every task at every budget, with every seed.
+
+    Attributes:
+        name: heads the names of its searches in the store.
+        base: a run configuration without its name, or the path of one.
+        tasks: what is searched for apart from each other; a list of tasks is one search for all of them. None takes
+            the base's, as one.
+        budgets: settings that every method of a row of the comparison shares.
+        methods: settings that are compared. `baseline: NAME` makes a method the one-shot baseline of that name.
+        seeds: one search each; scores are means over them.
+    """
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
+    base: dict[str, Any]
+    tasks: Annotated[dict[str, list[Any]], Field(min_length=1)] | None = None
+    budgets: Annotated[dict[str, Overrides], Field(min_length=1)] = Field({"": {}})
+    methods: Annotated[dict[str, Overrides], Field(min_length=1)]
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field((0,), min_length=1)
+
+    @field_validator("tasks", mode="before")
+    @classmethod
+    def _by_label(cls, value: Any) -> Any:
+        """A plain list of tasks stands for a search each."""
+        if not isinstance(value, list):
+            return value
+        return {str(task.get("name") if isinstance(task, dict) else task): [task] for task in value}
+
+    @field_validator("methods", "budgets", mode="before")
+    @classmethod
+    def _nothing_changed(cls, value: Any) -> Any:
+        """`LABEL:` without settings changes nothing."""
+        return {k: v if v is not None else {} for k, v in value.items()} if isinstance(value, dict) else value
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One search of a comparison.
+
+    Attributes:
+        task, budget, method: its labels; task and budget are empty where nothing is varied.
+        baseline: whether the method is a one-shot baseline.
+        config: what is run.
+    """
+
+    task: str
+    budget: str
+    method: str
+    baseline: bool
+    config: RunConfig = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A comparison, checked.
+
+    Attributes:
+        name: of the comparison.
+        cells: its searches: task by task, budget by budget, method by method, seed by seed.
+    """
+
+    name: str
+    cells: tuple[Cell, ...]
+
+    @property
+    def store(self) -> str:
+        """URL of the store that holds all of it."""
+        return self.cells[0].config.store
+
+
+def load_comparison(path: Path, overrides: tuple[str, ...] = ()) -> Comparison:
+    """Read a comparison's YAML file, apply `a.b=c` overrides (`base.workers.count=4`), and check every cell.
+
+    Raises:
+        UserError: the file is missing, no YAML, has an unknown key or a bad value; the message names the field.
+    """
+    data = read_yaml(path)
+    if "phases" in data and "methods" not in data:
+        raise UserError(f"{path}: this is one search, not a comparison: run it with `moevolve launch`")
+    base = data.get("base")
+    if isinstance(base, str):
+        source = path.parent / base
+        data["base"] = base = read_yaml(source)
+        resolve_paths(base, source.parent)
+    for override in overrides:
+        apply_override(data, override)
+    try:
+        section = ComparisonSection.model_validate(data)
+    except ValidationError as error:
+        raise UserError(f"{path}: {describe_validation(error, data)}") from None
+    cells = tuple(_cells(section, path))
+    names = [cell.config.name for cell in cells]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"{path}: two labels give the same name {name}; labels must differ in letters or digits")
+    return Comparison(section.name, cells)
+
+
+def _cells(section: ComparisonSection, path: Path) -> Iterator[Cell]:
+    tasks: dict[str, list[Any] | None] = {"": None} if section.tasks is None else {**section.tasks}
+    for (task, sections), (budget, shared), (method, own), seed in itertools.product(
+        tasks.items(), section.budgets.items(), section.methods.items(), section.seeds
+    ):
+        labels = [_slug(label) for label in (task, budget, method) if label]
+        data = copy.deepcopy(section.base)
+        data["name"] = ".".join([section.name, *labels, f"s{seed}"])
+        data["seed"] = seed
+        if sections is not None:
+            data["tasks"] = copy.deepcopy(sections)
+        where = f"{path}: {' / '.join(label for label in (task, budget, method) if label)}"
+        baseline = own.get(BASELINE)
+        for settings in (shared, {} if baseline is None else _one_shot(str(baseline), data, where), own):
+            for key in (key for key in settings if key != BASELINE):
+                set_path(data, key, copy.deepcopy(settings[key]), where)
+        resolve_paths(data, path.parent)
+        yield Cell(task, budget, method, baseline is not None, parse_run_config(data, where))
+
+
+def _one_shot(name: str, data: Mapping[str, Any], where: str) -> Overrides:
+    """The settings of a search that is one individual: what the baseline gives; random ones are as many as drawn.
+
+    It is scored on `dev`, which says which baseline is the best one, unless the base ranks nothing there.
+    """
+    final = data.get("final")
+    final = final if isinstance(final, dict) else {}
+    if name == "random":
+        draws = final.get("random_draws") or 20
+        phase: dict[str, Any] = {"kind": "prune", "evaluations": draws, "initial": draws}
+        return {"phases": [phase], "strategy": "evolution", "final.rerank": 0, "final.random_draws": draws}
+    if name not in BASELINES:
+        raise UserError(f"{where}: baseline: {name} is unknown; there are random, {', '.join(BASELINES)}")
+    kind = BASELINES[name].phases[0]
+    phase = {"kind": kind, "evaluations": 1, "initial": 1, "init": [name]}
+    rerank = 0 if final.get("rerank") == 0 else 1
+    return {"phases": [phase], "strategy": "evolution", "final.rerank": rerank, "final.random_draws": 0}
+
+
+def _slug(label: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]+", "-", label).strip("-")

@@ -1,0 +1,165 @@
+"""Run a comparison: one search after the other on the same workers, each resumable on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.types import PreparedSplit
+from moevolve.search.compare.config import Cell, Comparison
+from moevolve.search.config.files import parse_stored_config
+from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.loop.standings import Standings
+from moevolve.search.pools.base import Completion, Pool
+from moevolve.search.pools.ray_pool import calibrate_on_ray
+from moevolve.search.service.calibration import Calibrate
+from moevolve.search.service.launch import Observer, execute, ray_pool, register, set_up_new, set_up_stored
+from moevolve.store.errors import StoreError
+from moevolve.store.records import SearchRecord
+from moevolve.store.repository import Store
+from moevolve.workers.config import EngineConfig, ModelConfig
+from moevolve.workers.messages import EvaluationRequest
+
+
+class GrowingPool(Pool, Protocol):
+    """A pool that more task splits can be given to."""
+
+    def add_splits(self, splits: Mapping[str, PreparedSplit]) -> None:
+        """Make prepared splits known, by fingerprint."""
+        ...
+
+
+class SharedWorkers:
+    """One pool for searches on the same model and engine; it starts when something is evaluated for the first time.
+
+    Args:
+        make: starts a pool for a setup.
+    """
+
+    def __init__(self, make: Callable[[SearchSetup], GrowingPool]) -> None:
+        self._make = make
+        self._pool: GrowingPool | None = None
+        self._loaded: tuple[ModelConfig, EngineConfig] | None = None
+
+    def lend(self, setup: SearchSetup) -> Pool:
+        """A pool for one search; closing it leaves the workers up."""
+        return _Lent(self, setup)
+
+    def pool(self, setup: SearchSetup) -> GrowingPool:
+        """The pool, with the plan's model loaded and its task splits known."""
+        wanted = setup.config.model.to_worker(), setup.config.engine.to_worker()
+        if self._pool is not None and self._loaded != wanted:
+            self.close()
+        if self._pool is None:
+            self._pool, self._loaded = self._make(setup), wanted
+        else:
+            self._pool.add_splits(setup.all_prepared)
+        return self._pool
+
+    def close(self) -> None:
+        """Stop the workers; what they were doing is dropped."""
+        if self._pool is not None:
+            self._pool.close()
+        self._pool = None
+
+
+class _Lent:
+    def __init__(self, workers: SharedWorkers, setup: SearchSetup) -> None:
+        self._workers = workers
+        self._setup = setup
+        self._pool: Pool | None = None
+
+    def submit(self, request: EvaluationRequest) -> None:
+        if self._pool is None:
+            self._pool = self._workers.pool(self._setup)
+        self._pool.submit(request)
+
+    def poll(self, timeout: float) -> list[Completion]:
+        return [] if self._pool is None else self._pool.poll(timeout)
+
+    def close(self) -> None:
+        self._pool = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one search of a comparison.
+
+    Attributes:
+        cell: which it is.
+        setup: as it was run.
+        report: how it ended; None when it failed.
+        failure: why it did.
+    """
+
+    cell: Cell
+    setup: SearchSetup = field(repr=False)
+    report: Standings | None = field(repr=False)
+    failure: str | None = None
+
+
+def run_comparison(
+    comparison: Comparison,
+    store: Store,
+    observer: Callable[[int, Cell], Observer],
+    make_pool: Callable[[SearchSetup], GrowingPool] = ray_pool,
+    calibrate: Calibrate = calibrate_on_ray,
+) -> list[Outcome]:
+    """Run every search that isn't finished, and report on all.
+
+    Repeating it evaluates nothing again. A search that fails is reported as failed, and the others go on.
+
+    Args:
+        comparison: checked.
+        store: where the searches are, or go.
+        observer: told of each search, by its place among the cells.
+        make_pool: starts the workers.
+        calibrate: makes calibrations.
+
+    Raises:
+        UserError: before anything runs, when a cell can't be: its settings don't fit its model or tasks, or the store
+            has a search of its name with other settings.
+        PoolError: no worker can be had; repeat it to go on.
+        KeyboardInterrupt: the user stopped it; repeat it to go on.
+    """
+    known = {each.search.name: each.search for each in store.searches()}
+    setups = [_setup(cell, store, known.get(cell.config.name)) for cell in comparison.cells]
+    for setup in setups:
+        if setup.config.name not in known:
+            register(setup, store)
+    workers = SharedWorkers(make_pool)
+
+    def calibrate_alone(*args: Any) -> bytes:
+        # The workers hold all CPUs or GPUs there are; one that measures would wait for them forever.
+        workers.close()
+        return calibrate(*args)
+
+    outcomes: list[Outcome] = []
+    try:
+        for place, (cell, setup) in enumerate(zip(comparison.cells, setups, strict=True)):
+            try:
+                report = execute(setup, store, observer(place, cell), workers.lend, calibrate_alone)
+            except (UserError, StoreError) as error:
+                workers.close()
+                outcomes.append(Outcome(cell, setup, None, str(error)))
+            else:
+                failure = None if report.winner is not None else "every individual failed"
+                outcomes.append(Outcome(cell, setup, report, failure))
+    finally:
+        workers.close()
+    return outcomes
+
+
+def _setup(cell: Cell, store: Store, known: SearchRecord | None) -> SearchSetup:
+    """The cell's setup, of a search in the store if there is one."""
+    if known is None:
+        return set_up_new(cell.config)
+    if parse_stored_config(known.config).config_hash != cell.config.config_hash:
+        raise UserError(
+            f"search {known.name} is in the store with other settings than the comparison has now; give the comparison "
+            "another name, or use another store"
+        )
+    # What doesn't change the population may differ: workers, and what is scored at the end of the splits it has.
+    return set_up_stored(store, known.name, lambda _: cell.config)

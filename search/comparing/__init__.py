@@ -1,1 +1,0 @@
-"""Comparisons: several searches and baselines side by side, for several tasks and budgets."""

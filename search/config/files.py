@@ -1,0 +1,181 @@
+"""Configurations as text: YAML files with overrides, and what the store keeps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.harness.files import split_name
+from moevolve.evaluators.tasks.registry import split_fitness
+from moevolve.evaluators.yaml_files import read_yaml
+from moevolve.search.config.run import RunConfig, StoredConfig
+
+
+def load_run_config(path: Path, overrides: tuple[str, ...] = ()) -> RunConfig:
+    """Read a YAML file and apply `a.b=c` overrides.
+
+    Model and task paths that begin with `.` are taken from the YAML's folder; other existing paths from the working
+    directory.
+
+    Raises:
+        UserError: the file is missing, no YAML, has an unknown key or a bad value; the message names the field.
+    """
+    data = read_yaml(path)
+    if "base" in data and "methods" in data:
+        raise UserError(f"{path}: this is a comparison: run it with `moevolve compare`")
+    for override in overrides:
+        apply_override(data, override)
+    resolve_paths(data, path.parent)
+    return parse_run_config(data, str(path))
+
+
+def parse_run_config(data: dict[str, Any], where: str) -> RunConfig:
+    """Validate plain data; `where` heads the error message."""
+    try:
+        return RunConfig.model_validate(data)
+    except ValidationError as error:
+        raise UserError(f"{where}: {describe_validation(error, data)}") from None
+
+
+def parse_stored_config(text: str) -> StoredConfig:
+    """The configuration of a stored search: a `RunConfig`, or a plain `StoredConfig` if it was imported.
+
+    Raises:
+        UserError: it isn't one that this version understands; the message names the field.
+    """
+    data = json.loads(text)
+    where = f"stored configuration of search {data.get('name', '?')}"
+    try:
+        config = RunConfig.model_validate(data) if "phases" in data else StoredConfig.model_validate(data)
+    except ValidationError as error:
+        raise UserError(f"{where}: {describe_validation(error, data)}") from None
+    # It was stored whole: a default of today must not stand for what another version of moevolve left out.
+    if config.model_dump(mode="json") != data:
+        raise UserError(f"{where}: settings are missing that this version of moevolve has; another one stored it")
+    return config
+
+
+def apply_override(data: dict[str, Any], override: str) -> None:
+    """Set one `a.b.0.c=value` in plain configuration data; the value is read as YAML.
+
+    Raises:
+        UserError: no `=`, or the path runs through something that is neither mapping nor list.
+    """
+    dotted, separator, value = override.partition("=")
+    if not separator or not all(dotted.split(".")):
+        raise UserError(f"--set {override}: expected KEY=VALUE, for example --set genome.experts=4")
+    set_path(data, dotted, _yaml_value(override, value), f"--set {override}")
+
+
+def set_path(data: dict[str, Any], dotted: str, value: Any, where: str) -> None:
+    """Set `a.b.0.c` in plain configuration data; `where` heads the error message.
+
+    Raises:
+        UserError: the path runs through something that is neither mapping nor list.
+    """
+    keys = dotted.split(".")
+    node: Any = data
+    for depth, key in enumerate(keys):
+        if isinstance(node, list):
+            if not key.isdigit() or int(key) >= len(node):
+                raise UserError(f"{where}: {'.'.join(keys[:depth])} has no entry {key!r} (0 to {len(node) - 1})")
+            slot: Any = int(key)
+        elif isinstance(node, dict):
+            slot = key
+        else:
+            raise UserError(f"{where}: {'.'.join(keys[:depth])} is a plain value, it has no {key!r}")
+        if depth == len(keys) - 1:
+            node[slot] = value
+        else:
+            node = node.setdefault(slot, {}) if isinstance(node, dict) else node[slot]
+
+
+def describe_validation(error: ValidationError, data: Any) -> str:
+    """Pydantic's findings on plain data as one line that names every field once."""
+    findings: dict[str, list[str]] = {}
+    for item in error.errors():
+        message = _message(item["type"], item["msg"], item.get("ctx", {}))
+        field = _field(item["loc"], data, missing=item["type"] == "missing")
+        findings.setdefault(".".join(field), []).append(message)
+    # Where a field may be one of several things, each of them has its own finding.
+    return "; ".join(
+        f"{field}: {' or '.join(dict.fromkeys(messages))}" if field else "; ".join(messages)
+        for field, messages in findings.items()
+    )
+
+
+def _field(location: tuple[int | str, ...], data: Any, missing: bool) -> list[str]:
+    """The part of pydantic's location that is in the data, or missing there: not the kinds of sections it tried."""
+    path: list[str] = []
+    node = data
+    for place, part in enumerate(location):
+        inside = isinstance(node, dict) and part in node
+        if inside or (isinstance(node, list | tuple) and isinstance(part, int) and part < len(node)):
+            node = node[part]
+        elif place < len(location) - 1 or not missing:
+            continue
+        path.append(str(part))
+    return path
+
+
+def _message(kind: str, message: str, context: Mapping[str, Any]) -> str:
+    """Pydantic's message in the words of YAML, which has lists and mappings."""
+    match kind:
+        case "extra_forbidden":
+            return "unknown key"
+        case "tuple_type":
+            return "expected a list, for example [a, b]"
+        case "model_type" | "model_attributes_type" | "dict_type":
+            return "expected a mapping of settings"
+        case "too_short":
+            return f"expected {context['min_length']} or more entries"
+        case "union_tag_invalid":
+            return f"{context['tag']} is unknown; there are {context['expected_tags'].replace(chr(39), '')}"
+        case "union_tag_not_found":
+            return f"expected a mapping of settings with {context['discriminator'].strip(chr(39))}"
+    return message.removeprefix("Value error, ")
+
+
+def _yaml_value(override: str, value: str) -> Any:
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise UserError(f"--set {override}: value is not valid YAML: {_one_line(str(error))}") from None
+
+
+def resolve_paths(data: dict[str, Any], folder: Path) -> None:
+    """Make local model and task paths absolute, so that a stored configuration works from any folder."""
+    model = data.get("model")
+    if isinstance(model, dict) and isinstance(model.get("path"), str):
+        model["path"] = _absolute(model["path"], folder)
+    tasks = data.get("tasks")
+    if isinstance(tasks, list):
+        data["tasks"] = [{"name": task} if isinstance(task, str) else task for task in tasks]
+        for task in data["tasks"]:
+            if isinstance(task, dict) and isinstance(task.get("name"), str):
+                task["name"] = _task_name(task["name"], folder)
+    final = data.get("final")
+    if isinstance(final, dict) and isinstance(final.get("held_out"), list):
+        final["held_out"] = [_task_name(name, folder) if isinstance(name, str) else name for name in final["held_out"]]
+
+
+def _task_name(name: str, folder: Path) -> str:
+    base, fitness = split_fitness(name)
+    prefix, base, metric = split_name(base)
+    return prefix + _absolute(base, folder) + metric + fitness
+
+
+def _absolute(path: str, folder: Path) -> str:
+    if path.startswith("."):
+        return str((folder / path).resolve())
+    return str(Path(path).resolve()) if Path(path).exists() else path
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

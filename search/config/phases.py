@@ -1,0 +1,174 @@
+"""Phases of a search, who may become a parent, and strategies."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from moevolve.search.config.section import Section
+
+
+class TopKParents(Section):
+    """Parents are the `k` best individuals so far (the paper)."""
+
+    rule: Literal["top_k"] = "top_k"
+    k: int = Field(10, ge=1)
+
+
+class ThresholdParents(Section):
+    """Parents are all individuals whose fitness is within `margin` of the best.
+
+    The authors' code has such a rule, with a margin for crossover and a larger one for mutation.
+    """
+
+    rule: Literal["threshold"] = "threshold"
+    margin: float = Field(0.03, ge=0)
+
+
+Parents = Annotated[TopKParents | ThresholdParents, Field(discriminator="rule")]
+
+
+class EvolutionSection(Section):
+    """EEP's evolutionary loop.
+
+    Attributes:
+        mode: `steady` makes a child as soon as the window allows; `generations` waits for each generation.
+        generation: individuals per generation in `generations` mode.
+    """
+
+    kind: Literal["evolution"] = "evolution"
+    mode: Literal["steady", "generations"] = "steady"
+    generation: int = Field(16, ge=1)
+
+
+class NevergradSection(Section):
+    """An optimiser of nevergrad on the flattened genome.
+
+    Attributes:
+        optimizer: its name in nevergrad's registry, `DiagonalCMA` for example.
+        sigma: standard deviation of its first steps; None takes what suits the phase.
+    """
+
+    kind: Literal["nevergrad"] = "nevergrad"
+    optimizer: str
+    sigma: float | None = Field(None, gt=0)
+
+
+def _by_name(value: Any) -> Any:
+    """`evolution` and `nevergrad:<Optimizer>` for their sections; a section without a kind is evolution's."""
+    if isinstance(value, dict):
+        return {"kind": "evolution"} | value
+    if not isinstance(value, str):
+        return value
+    kind, colon, optimizer = value.partition(":")
+    return {"kind": kind, "optimizer": optimizer} if colon else {"kind": kind}
+
+
+StrategySection = Annotated[EvolutionSection | NevergradSection, Field(discriminator="kind"), BeforeValidator(_by_name)]
+
+
+class PhaseBase(Section):
+    evaluations: int = Field(ge=1)
+    initial: int = Field(0, ge=0)
+    parents: Parents = TopKParents()
+    strategy: StrategySection | None = None
+    group_rate: float = Field(0.25, ge=0, le=1)
+    init: tuple[str, ...] = Field(("random",), min_length=1)
+
+    @property
+    def baselines(self) -> tuple[str, ...]:
+        """The baselines that the phase begins with, in order."""
+        return tuple(name for name in self.init if name != "random")
+
+    @model_validator(mode="after")
+    def _baselines_fit(self) -> Self:
+        if len(set(self.init)) != len(self.init):
+            raise ValueError(f"init: a name comes twice in {', '.join(self.init)}")
+        if len(self.baselines) > self.initial:
+            raise ValueError(f"initial {self.initial} is less than the {len(self.baselines)} baselines of init")
+        return self
+
+    @model_validator(mode="after")
+    def _initial_fits(self) -> Self:
+        if self.initial > self.evaluations:
+            raise ValueError(f"initial {self.initial} is more than evaluations {self.evaluations}")
+        return self
+
+    @model_validator(mode="after")
+    def _waiting_is_for_all(self) -> Self:
+        if isinstance(self.strategy, EvolutionSection) and self.strategy.mode == "generations":
+            raise ValueError("strategy: only the whole search can wait for generations, not one phase")
+        return self
+
+
+class PrunePhase(PhaseBase):
+    """One-hot matrices: which experts stay.
+
+    Rates are from the EEP authors' released configuration but for `crossover_rate` (their code crosses nothing before
+    merging); the operators are ours.
+
+    Attributes:
+        evaluations: individuals of the phase, the initial ones included.
+        strategy: for this phase, if not the search's.
+        initial: individuals at the start: the baselines of `init`, then random ones.
+        init: names of baselines (`moevolve.search.baselines`), and `random`, which fills the rest in any case.
+        crossover_rate: probability that a child has two parents.
+        group_rate: probability that mutation touches a group (at least one is).
+        row_rate: probability that a retained expert of a touched group is replaced.
+        force_change: replace at least one expert in every touched group (off in the paper).
+    """
+
+    kind: Literal["prune"] = "prune"
+    initial: int = Field(31, ge=0)
+    crossover_rate: float = Field(0.5, ge=0, le=1)
+    row_rate: float = Field(0.15, ge=0, le=1)
+    force_change: bool = False
+
+
+class MergePhase(PhaseBase):
+    """Continuous matrices, router mapping and expert merging decoupled, from the best of the phase before.
+
+    Rates are from the EEP authors' released configuration; the operators are ours.
+
+    Attributes:
+        evaluations: individuals of the phase.
+        strategy: for this phase, if not the search's.
+        initial, init: as in the prune phase; they stand beside the best of the phase before.
+        crossover_rate: probability that a child has two parents.
+        entry_rate: probability that an entry of a touched group's matrices is perturbed.
+        sigma: standard deviation of the perturbation.
+        normalise_rate: probability that the rows of a touched merging matrix are scaled to sum 1.
+    """
+
+    kind: Literal["merge"] = "merge"
+    crossover_rate: float = Field(0.3, ge=0, le=1)
+    entry_rate: float = Field(0.25, ge=0, le=1)
+    sigma: float = Field(0.065, gt=0)
+    normalise_rate: float = Field(0.1, ge=0, le=1)
+
+
+class TunePhase(PhaseBase):
+    """The genomes of dense models: continuous coordinates in units that suit them, and discrete choices.
+
+    Attributes:
+        evaluations: individuals of the phase, the initial ones included.
+        initial: the method's own start, then random individuals.
+        strategy: for this phase, if not the search's.
+        crossover_rate: probability that a child has two parents.
+        group_rate: probability that mutation touches a layer (at least one is).
+        entry_rate: probability that a coordinate of a touched layer is perturbed.
+        sigma: standard deviation of the perturbation.
+        swap_rate: probability that a discrete choice of a touched layer is changed.
+    """
+
+    kind: Literal["tune"] = "tune"
+    initial: int = Field(8, ge=0)
+    crossover_rate: float = Field(0.3, ge=0, le=1)
+    entry_rate: float = Field(0.25, ge=0, le=1)
+    sigma: float = Field(0.1, gt=0)
+    swap_rate: float = Field(0.02, ge=0, le=1)
+
+
+PhaseConfig = PrunePhase | MergePhase | TunePhase
+Phase = Annotated[PhaseConfig, Field(discriminator="kind")]

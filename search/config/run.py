@@ -1,0 +1,188 @@
+"""The configuration of a search as frozen, checked values; `config_files` reads it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from moevolve.evaluators.types import Split
+from moevolve.search.config.phases import EvolutionSection, Phase, StrategySection
+from moevolve.search.config.section import Section
+from moevolve.search.genomes.sections import GenomeSection
+from moevolve.workers import config as worker_config
+
+
+class ModelSection(Section):
+    """Which checkpoint, and how a worker holds it; see `moevolve.workers.config.ModelConfig`."""
+
+    path: str
+    revision: str | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device_map: str | None = None
+    originals: Literal["device", "host"] = "device"
+    experts_implementation: Literal["grouped_mm", "batched_mm", "eager"] = "grouped_mm"
+    attn_implementation: str = "sdpa"
+    trust_remote_code: bool = False
+
+    def to_worker(self) -> worker_config.ModelConfig:
+        return worker_config.ModelConfig(**self.model_dump())
+
+
+class EngineSection(Section):
+    """How prompts are batched; see `moevolve.workers.config.EngineConfig`."""
+
+    batch_tokens: int = Field(worker_config.EngineConfig().batch_tokens, ge=1)
+    threads: int = Field(1, ge=1)
+    max_prompt_tokens: int | None = Field(None, ge=1)
+    tail_tokens: int = Field(64, ge=0)
+    products: worker_config.Products = "auto"
+
+    @model_validator(mode="after")
+    def _tail_fits(self) -> Self:
+        if self.max_prompt_tokens is not None and self.tail_tokens >= self.max_prompt_tokens:
+            raise ValueError(f"tail_tokens {self.tail_tokens} must be below max_prompt_tokens {self.max_prompt_tokens}")
+        return self
+
+    def to_worker(self) -> worker_config.EngineConfig:
+        return worker_config.EngineConfig(**self.model_dump())
+
+
+class TaskSection(Section):
+    """A task by name or YAML path.
+
+    Attributes:
+        name: name of a packaged task, or path of a task file; `@` and a fitness kind may follow. `lm_eval:` in front
+            means a task of lm-evaluation-harness.
+        weight: its weight in the fitness.
+        counts: use this many examples of a split instead of the task file's number.
+    """
+
+    name: str
+    weight: float = Field(1.0, gt=0)
+    counts: dict[Split, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+
+
+class WorkersSection(Section):
+    """Execution only: what a candidate scores doesn't depend on it, so all of it may differ between launch and resume.
+
+    Whether a candidate gets to a score can: one that outruns `timeout_s`, or whose workers die `max_attempts` times, is
+    recorded as failed, and `moevolve retry` takes that back.
+
+    Attributes:
+        count: worker actors.
+        num_cpus: CPUs that Ray reserves per worker.
+        num_gpus: GPUs (also fractions) that Ray reserves per worker.
+        max_attempts: a candidate that kills its worker, or outruns its time, this many times is recorded as failed.
+        timeout_s: an evaluation running longer is ended, its worker with it.
+        start_timeout_s: how long the first worker may take to load the model.
+        address: Ray address to join (`auto`, `host:port`); None starts Ray on this machine.
+        reuse_memory_mb: MiB of host memory per worker for hidden states that candidates leave for those that have their
+            first layers in common; 0 keeps none.
+    """
+
+    count: int = Field(1, ge=1)
+    num_cpus: float = Field(1, ge=0)
+    num_gpus: float = Field(0, ge=0)
+    max_attempts: int = Field(3, ge=1)
+    timeout_s: float = Field(3600, gt=0)
+    start_timeout_s: float = Field(3600, gt=0)
+    address: str | None = None
+    reuse_memory_mb: int = Field(512, ge=0)
+
+    @property
+    def reuse_bytes(self) -> int:
+        """`reuse_memory_mb` in bytes."""
+        return self.reuse_memory_mb << 20
+
+
+class FinalSection(Section):
+    """What happens once the last individual is evaluated.
+
+    Attributes:
+        rerank: the best this many on `search` are scored on `dev`, which picks the winner; 0 skips it.
+        test: score the full model and the winner on `test` for the final table.
+        random_draws: this many of the random initial individuals are scored on `test` too, as the random-pruning
+            baseline of the final table.
+        held_out: names of tasks that are no part of the fitness; full model and winner are scored on their `test` split
+            too, to see whether what was searched for generalises.
+    """
+
+    rerank: int = Field(5, ge=0)
+    test: bool = True
+    random_draws: int = Field(0, ge=0)
+    held_out: tuple[str, ...] = ()
+
+
+_HASHED_VERSION = 1
+"""Of what a configuration's hash is made of; another number where the same settings come to mean another population."""
+
+
+class StoredConfig(Section):
+    """What every stored search has, imported ones included: enough to rebuild a genome, its model and its engine."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    model: ModelSection
+    genome: GenomeSection
+    engine: EngineSection = EngineSection()
+
+    def canonical_json(self) -> str:
+        """The configuration as stored with the search: whole, so that another default later on changes nothing here."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True)
+
+    @property
+    def config_hash(self) -> str:
+        """SHA-256 (hex) of what determines the population: execution settings, name and store are left out.
+
+        So is the model's revision: which checkpoint it is, its fingerprint tells.
+        """
+        content = self.model_dump(mode="json", exclude={"name", "workers", "store", "final"})
+        del content["model"]["revision"]
+        versioned = {"version": _HASHED_VERSION, **content}
+        return hashlib.sha256(json.dumps(versioned, sort_keys=True).encode()).hexdigest()
+
+
+class RunConfig(StoredConfig):
+    """One search, whole.
+
+    Attributes:
+        tie_break: what decides between equal scores, before the smaller index does: the mean log-probability of the
+            gold answers, the mean `agreement` with the full model (one more evaluation per candidate, of the same
+            prompts), or nothing (`index`).
+    """
+
+    seed: int = Field(0, ge=0)
+    tasks: tuple[TaskSection, ...] = Field(min_length=1)
+    strategy: StrategySection = EvolutionSection()
+    phases: tuple[Phase, ...] = Field(min_length=1)
+    window: int = Field(8, ge=1)
+    tie_break: Literal["gold_logprob", "agreement", "index"] = "gold_logprob"
+    workers: WorkersSection = WorkersSection()
+    final: FinalSection = FinalSection()
+    store: str = "sqlite:///moevolve.db"
+
+    @model_validator(mode="after")
+    def _tasks_differ(self) -> Self:
+        names = [task.name for task in self.tasks]
+        if len(set(names)) != len(names):
+            raise ValueError(f"tasks: a task is named twice in {', '.join(names)}")
+        return self
+
+    @model_validator(mode="after")
+    def _held_out_is_not_searched_on(self) -> Self:
+        for name in self.final.held_out:
+            if name in {task.name for task in self.tasks}:
+                raise ValueError(f"final.held_out: {name} is one of `tasks`, so its search split isn't held out")
+        if self.final.held_out and not self.final.test:
+            raise ValueError("final.held_out: tasks are scored on `test`; set final.test: true")
+        return self
+
+    @model_validator(mode="after")
+    def _prune_before_merge(self) -> Self:
+        kinds = [phase.kind for phase in self.phases if phase.kind != "tune"]
+        if kinds != sorted(kinds, key=("prune", "merge").index):
+            raise ValueError("phases: a prune phase can't follow a merge phase, merged experts have no retained ones")
+        return self

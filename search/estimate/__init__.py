@@ -1,0 +1,1 @@
+"""What a search would take: memory, operations and hours, before it is launched."""

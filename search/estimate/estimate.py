@@ -1,0 +1,252 @@
+"""A search's plan, put together: from a configuration to what the command prints. No weights are loaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.config.models import shipped_models
+from moevolve.search.config.run import RunConfig
+from moevolve.search.estimate.devices import GPU_UTILISATION, Device, Utilisation
+from moevolve.search.estimate.memory import WorkerMemory, worker_memory
+from moevolve.search.estimate.sizes import ModelSize, model_sizes
+from moevolve.search.estimate.timing import NOTHING, Placement, Range, edit_seconds, evaluation_flops
+from moevolve.search.estimate.work import ModelWork, candidate_work, full_work
+from moevolve.search.estimate.workload import PhaseCount, Prompts, SplitWork, WorkloadReader, phase_counts
+from moevolve.search.genomes.base import GenomeSpace
+from moevolve.search.genomes.registry import make_space
+from moevolve.search.strategies.phased import make_schedule
+from moevolve.workers.profiling.outline import ModelOutline
+
+CPU_UTILISATION = Utilisation(compute=0.4, memory=1.0, link=1.0)
+"""Of rates that are measured, not looked up. Matrix products are two fifths of a pass of the demo models, whose layers
+are narrow; in wider ones they are more of it."""
+
+DEVICE, HOST = "device", "host"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What is to be planned.
+
+    Attributes:
+        config: the run; its model's weights needn't be there.
+        gpus: devices to estimate for.
+        cpu: whether to measure this machine's CPU, and estimate for it.
+        prompts: lengths in the place of the tasks' data.
+        utilisation: assumed of GPUs.
+    """
+
+    config: RunConfig
+    gpus: tuple[Device, ...] = ()
+    cpu: bool = False
+    prompts: Prompts | None = None
+    utilisation: Utilisation = GPU_UTILISATION
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseEstimate:
+    """A candidate of one phase on one device: making it (None if not known), and scoring it on `search`."""
+
+    kind: str
+    edit: float | None
+    scoring: Range
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceEstimate:
+    """A search on one kind of device.
+
+    Attributes:
+        placement: the device as a worker has it.
+        fits: by where original experts are kept (`device`, `host`), see `Placement.fits`.
+        phases: a candidate of each.
+        scoring: seconds of scoring a candidate of the last phase, per split.
+        rate: evaluations per second of all workers, over the search's phases.
+        hours: of all evaluations, those at the end included, if none repeats another.
+    """
+
+    placement: Placement
+    fits: Mapping[str, str]
+    phases: tuple[PhaseEstimate, ...]
+    scoring: tuple[Range, ...] = field(repr=False)
+    rate: Range
+    hours: Range
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReport:
+    """All that is known before a search runs.
+
+    Attributes:
+        config: the run.
+        outline: its model.
+        sizes: the full model, and a candidate of each phase.
+        memory: of one worker, by where original experts are kept: `device`, and for models of experts `host`.
+        splits: all that is evaluated, `search` first.
+        flops: of one evaluation on `search`, by phase.
+        counts: individuals by phase.
+        final: evaluations at the end: of a candidate on `dev`, of models on `test` (the full one's included).
+        devices: estimates.
+    """
+
+    config: RunConfig
+    outline: ModelOutline = field(repr=False)
+    sizes: tuple[ModelSize, ...]
+    memory: Mapping[str, WorkerMemory]
+    splits: tuple[SplitWork, ...]
+    flops: tuple[tuple[str, Range], ...]
+    counts: tuple[PhaseCount, ...]
+    final: tuple[int, int]
+    devices: tuple[DeviceEstimate, ...]
+
+
+class Planner:
+    """Plans one run."""
+
+    def __init__(self, request: PlanRequest, outline: ModelOutline) -> None:
+        """Check the run against its model, and find what it evaluates.
+
+        Raises:
+            UserError: something in the configuration can't be had, or prompts can't be found and none were given.
+        """
+        self._request, self._config, self._outline = request, request.config, outline
+        config = request.config
+        if config.model.originals == HOST and config.model.device_map is not None:
+            raise UserError("model.originals: host and model.device_map exclude each other; use one of them")
+        self._space: GenomeSpace[Any] = make_space(config.genome, outline.facts, config.phases)
+        reader = WorkloadReader(config, outline, request.prompts)
+        self._search = reader.splits("search")
+        self._dev = reader.splits("dev") if config.final.rerank else ()
+        self._test = (*reader.splits("test"), *reader.held_out()) if config.final.test else ()
+        self._counts = phase_counts(config, self._space)
+        self._works: dict[str, ModelWork] = {
+            phase.kind: candidate_work(outline, self._space, phase.kind) for phase in config.phases
+        }
+        self._full = full_work(outline)
+        self._busy = min(config.workers.count, make_schedule(config).in_flight)
+        self._check_positions()
+
+    @property
+    def splits(self) -> tuple[SplitWork, ...]:
+        """All that is evaluated."""
+        return (*self._search, *self._dev, *self._test)
+
+    def report(self) -> PlanReport:
+        """Everything, with an estimate for every device asked for."""
+        config, request = self._config, self._request
+        on_gpu = bool(request.gpus) or not request.cpu
+        passes = [one for split in self.splits for one in (*split.passes.sure, *split.passes.decoding)]
+        memory = {
+            where: worker_memory(config, self._outline, self._space, passes, on_gpu, where == HOST)
+            for where in ((DEVICE, HOST) if self._outline.experts_bytes else (DEVICE,))
+        }
+        placements = [self._on_gpu(gpu) for gpu in request.gpus]
+        if request.cpu:
+            placements.append(self._on_cpu())
+        return PlanReport(
+            config,
+            self._outline,
+            model_sizes(self._outline, self._space, self._full, self._works),
+            memory,
+            self.splits,
+            tuple((kind, evaluation_flops(work, self._search)) for kind, work in self._works.items()),
+            self._counts,
+            self._final,
+            tuple(self._estimate(placement, memory) for placement in placements),
+        )
+
+    @property
+    def _final(self) -> tuple[int, int]:
+        section = self._config.final
+        starts = 1 if any(count.kind == "tune" for count in self._counts) else 0
+        return section.rerank, (2 + starts + section.random_draws if section.test else 0)
+
+    def _estimate(self, placement: Placement, memory: Mapping[str, WorkerMemory]) -> DeviceEstimate:
+        phases = tuple(self._phase(placement, count.kind) for count in self._counts)
+        searched, individuals = NOTHING, 0
+        for count, phase in zip(self._counts, phases, strict=True):
+            searched += _whole(phase).times(count.different)
+            individuals += count.different
+        everything = searched + self._ending(placement, phases[-1])
+        rate = Range(*(placement.workers * individuals / seconds for seconds in (searched.most, searched.least)))
+        hours = everything.times(1 / placement.workers / 3600)
+        fits = {where: placement.fits(each) for where, each in memory.items()}
+        work = self._works[phases[-1].kind]
+        scoring = tuple(placement.evaluation(work, (split,)) for split in self.splits)
+        return DeviceEstimate(placement, fits, phases, scoring, rate, hours)
+
+    def _phase(self, placement: Placement, kind: str) -> PhaseEstimate:
+        edit = edit_seconds(placement, self._outline, self._space, kind, self._config.model.originals)
+        return PhaseEstimate(kind, edit, placement.evaluation(self._works[kind], self._search))
+
+    def _ending(self, placement: Placement, last: PhaseEstimate) -> Range:
+        """The full model on `search` and `test`, the best few on `dev`, the others on `test`."""
+        ranked, tested = self._final
+        work, edit = self._works[last.kind], last.edit or 0.0
+        total = placement.evaluation(self._full, (*self._search, *self._test))
+        total += (placement.evaluation(work, self._dev) + Range(edit, edit)).times(ranked)
+        return total + (placement.evaluation(work, self._test) + Range(edit, edit)).times(max(0, tested - 1))
+
+    def _on_gpu(self, gpu: Device) -> Placement:
+        workers = self._config.workers
+        count = workers.num_gpus or 1.0
+        share = min(count, 1.0)
+        memory = int(gpu.memory * count)
+        return Placement(gpu, self._request.utilisation, share, memory, self._busy, self._config.model.dtype)
+
+    def _on_cpu(self) -> Placement:
+        from moevolve.workers.profiling.machine_rates import measure_machine
+
+        config = self._config
+        rates = measure_machine(self._outline, config.model.dtype, config.engine.to_worker())
+        cores = os.cpu_count() or 1
+        workers = min(self._busy, max(1.0, cores / rates.threads))
+        device = Device(
+            "cpu",
+            f"this CPU, {rates.threads} thread{'s' if rates.threads > 1 else ''} per worker",
+            *(rates.flops, rates.flops, rates.bandwidth, 0, 0.0, rates.layer_seconds),
+        )
+        return Placement(device, CPU_UTILISATION, 1.0, 0, workers, config.model.dtype)
+
+    def _check_positions(self) -> None:
+        for split in self.splits:
+            longest = max((one.longest for one in _all(split)), default=0)
+            if longest > self._outline.positions:
+                raise UserError(
+                    f"task {split.task}, split {split.split}: prompts and answers reach {longest} tokens, the model "
+                    f"has {self._outline.positions} positions; set engine.max_prompt_tokens, or give fewer"
+                )
+
+
+def _all(split: SplitWork) -> Sequence[Any]:
+    return (*split.passes.sure, *split.passes.decoding)
+
+
+def _whole(phase: PhaseEstimate) -> Range:
+    edit = phase.edit or 0.0
+    return phase.scoring + Range(edit, edit)
+
+
+def plan(request: PlanRequest) -> PlanReport:
+    """Plan a run.
+
+    Raises:
+        UserError: the configuration asks for what can't be had; the message names the field.
+    """
+    from moevolve.workers.profiling.outline import outline_model
+
+    model = request.config.model.to_worker()
+    try:
+        outline = outline_model(model)
+    except UserError as error:
+        if Path(model.path).is_dir():
+            raise
+        raise UserError(
+            f"{error}; --model takes a folder with a config.json, or one of {', '.join(shipped_models())}"
+        ) from error
+    return Planner(request, outline).report()

@@ -1,0 +1,102 @@
+"""How long evaluations take on a device: operations and memory traffic against what it can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from moevolve.search.estimate.devices import Device, Utilisation
+from moevolve.search.estimate.memory import WorkerMemory
+from moevolve.search.estimate.work import ModelWork
+from moevolve.search.estimate.workload import SplitWork
+from moevolve.search.genomes.base import GenomeSpace
+from moevolve.search.genomes.eep.space import EepSpace
+from moevolve.workers.profiling.outline import ModelOutline
+from moevolve.workers.profiling.passes import Pass
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A number that depends on the candidates: `least` where nothing is decoded step by step, `most` where all is."""
+
+    least: float
+    most: float
+
+    def __add__(self, other: Range) -> Range:
+        return Range(self.least + other.least, self.most + other.most)
+
+    def times(self, factor: float) -> Range:
+        return Range(self.least * factor, self.most * factor)
+
+
+NOTHING = Range(0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A worker's device, as the run shares it.
+
+    Attributes:
+        device: the kind.
+        utilisation: what is got of it.
+        share: of one device that the worker has, 1 at most: rates are multiplied by it.
+        memory: bytes of all devices that the worker has; 0 where it is the host's.
+        workers: that are busy at once: no more than the run's window, and on a CPU than there are cores for.
+        dtype: of the model.
+    """
+
+    device: Device
+    utilisation: Utilisation
+    share: float
+    memory: int
+    workers: float
+    dtype: str
+
+    def seconds(self, work: ModelWork, one: Pass) -> float:
+        """A pass, in all its steps: bound by operations or by memory traffic, and each layer takes its least time."""
+        rate = self.device.flops(self.dtype) * self.utilisation.compute * self.share
+        bandwidth = self.device.bandwidth * self.utilisation.memory * self.share
+        least = one.steps * len(work.layers) * self.device.layer_seconds
+        return least + max(work.flops(one) / rate, work.traffic(one) / bandwidth)
+
+    def evaluation(self, work: ModelWork, splits: Iterable[SplitWork]) -> Range:
+        """Scoring one candidate on some splits, without its edit."""
+        total = NOTHING
+        for split in splits:
+            sure = sum(self.seconds(work, one) for one in split.passes.sure)
+            total += Range(sure, sure + sum(self.seconds(work, one) for one in split.passes.decoding))
+        return total
+
+    def fits(self, memory: WorkerMemory) -> str:
+        """Whether a worker fits: `yes` or `no`, `-` where the device's memory isn't known."""
+        if not self.memory:
+            return "-"
+        return "yes" if memory.device <= self.memory else "no"
+
+
+def evaluation_flops(work: ModelWork, splits: Sequence[SplitWork]) -> Range:
+    """Operations of scoring one candidate on some splits."""
+    sure = sum(work.flops(one) for split in splits for one in split.passes.sure)
+    return Range(sure, sure + sum(work.flops(one) for split in splits for one in split.passes.decoding))
+
+
+def edit_seconds(
+    placement: Placement, outline: ModelOutline, space: GenomeSpace[Any], phase: str, originals: str
+) -> float | None:
+    """Making a candidate of the resident model; None where nobody knows beforehand (dense models).
+
+    Originals on the device: pruning moves nothing, merging reads n experts and writes n'. Originals on the host:
+    pruning brings n' experts over, merging all n of them, and writes n'.
+    """
+    if not isinstance(space, EepSpace):
+        return None
+    device, utilisation, experts = placement.device, placement.utilisation, outline.experts_bytes
+    kept = experts * space.retained / space.experts
+    bandwidth = device.bandwidth * utilisation.memory * placement.share
+    if originals == "device":
+        return (experts + kept) / bandwidth if phase == "merge" else 0.0
+    moved = experts if phase == "merge" else kept
+    if not device.link:
+        return (moved + kept) / bandwidth
+    return moved / (device.link * utilisation.link) + (kept / bandwidth if phase == "merge" else 0.0)

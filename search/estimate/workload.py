@@ -1,0 +1,185 @@
+"""What is evaluated how often: prompts as tokens, passes over them, and a search's evaluations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import ceil, comb
+from typing import Any
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.tasks.config import TaskConfig
+from moevolve.evaluators.tasks.prepare import prepare_split
+from moevolve.evaluators.tasks.registry import load_task
+from moevolve.evaluators.types import PreparedSplit, Split
+from moevolve.search.config.run import RunConfig, TaskSection
+from moevolve.search.genomes.base import GenomeSpace
+from moevolve.search.genomes.eep.space import EepSpace
+from moevolve.search.genomes.nanomoe.space import NanoMoeSpace
+from moevolve.workers.profiling.outline import ModelOutline
+from moevolve.workers.profiling.passes import Passes, PromptMeter, SplitTokens, passes_of
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """What the user says of prompts in the place of data. Choices that are ranked are taken as one token each.
+
+    Attributes:
+        prompt_tokens: of every prompt.
+        new_tokens: of every answer; None takes the task's `max_new_tokens`.
+        examples: of every split; None takes what the task's file says.
+    """
+
+    prompt_tokens: int
+    new_tokens: int | None = None
+    examples: int | None = None
+
+
+_CHARACTERS = 4
+"""Per token, where there is no tokenizer: about what English text has."""
+
+
+@dataclass(frozen=True, slots=True)
+class SplitWork:
+    """One task's split.
+
+    Attributes:
+        task, split: which.
+        examples: prompts.
+        tokens: of prompts and answers that are fed, padding left out.
+        source: where the lengths are from, for people.
+        passes: what one evaluation runs.
+    """
+
+    task: str
+    split: Split
+    examples: int
+    tokens: int
+    source: str
+    passes: Passes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseCount:
+    """How many evaluations a phase has at most: repeated candidates are looked up."""
+
+    kind: str
+    individuals: int
+    different: int
+
+
+class WorkloadReader:
+    """Finds the lengths of a run's prompts, and plans the passes over them."""
+
+    def __init__(self, config: RunConfig, outline: ModelOutline, given: Prompts | None) -> None:
+        """Take a run.
+
+        Args:
+            config: the run.
+            outline: its model.
+            given: lengths to use in the place of the tasks' data.
+        """
+        self._config, self._outline, self._given = config, outline, given
+        self._meter: PromptMeter | None = None
+        self._looked = False
+
+    def splits(self, name: Split) -> tuple[SplitWork, ...]:
+        """The tasks' splits of one name; with `tie_break: agreement` also those that break ties.
+
+        Raises:
+            UserError: a task's data can't be had or planned, and no lengths were given.
+        """
+        works = [self._work(task, name, None) for task in self._config.tasks]
+        if self._config.tie_break == "agreement" and name != "test":
+            works += [work for task in self._config.tasks if (work := self._work(task, name, "agreement")) is not None]
+        return tuple(work for work in works if work is not None)
+
+    def held_out(self) -> tuple[SplitWork, ...]:
+        """The `test` splits of tasks that are only tested on."""
+        found = (self._work(TaskSection(name=name), "test", None) for name in self._config.final.held_out)
+        return tuple(work for work in found if work is not None)
+
+    def _work(self, section: TaskSection, split: Split, fitness: Any) -> SplitWork | None:
+        task = load_task(section.name)
+        if task.fitness == "lm_eval":
+            raise UserError(f"task {section.name}: tasks of lm-evaluation-harness can't be planned; use another task")
+        if fitness is not None:
+            if task.fitness == fitness:
+                return None  # it is its own tie-breaker
+            task = task.with_fitness(fitness)
+        counts: Any = {name: count for name, count in section.counts.items() if name == split}
+        task = task.with_counts(counts) if counts else task
+        if self._given is not None:
+            tokens, source = _given(task, split, self._given), "given"
+        else:
+            tokens, source = self._tokens(prepare_split(task, split))
+        outline = self._outline
+        passes = passes_of(tokens, self._config.engine.batch_tokens, outline.layout, outline.caches)
+        count = sum(map(len, (*tokens.prompts, *tokens.answers)))
+        return SplitWork(task.name, split, len(tokens.prompts), count, source, passes)
+
+    def _tokens(self, prepared: PreparedSplit) -> tuple[SplitTokens, str]:
+        meter = self._find_meter()
+        if meter is not None:
+            return meter.tokens(prepared), "data, tokenised"
+        limit = self._config.engine.max_prompt_tokens
+
+        def tokens(text: str) -> int:
+            return max(1, ceil(len(text) / _CHARACTERS))
+
+        prompts = (tokens(example.prompt) + 1 for example in prepared.examples)
+        golds = (tokens(example.references[0]) if example.references else 0 for example in prepared.examples)
+        drafts = tuple(max(gold - 1, 0) if prepared.fitness == "generate" else gold for gold in golds)
+        made = SplitTokens.of_lengths(
+            prepared.fitness,
+            [prompt if limit is None else min(prompt, limit) for prompt in prompts],
+            drafts,
+            [list(map(tokens, example.choices)) for example in prepared.examples],
+            prepared.max_new_tokens,
+            prepared.positions,
+        )
+        return made, f"data, {_CHARACTERS} characters a token (no tokenizer)"
+
+    def _find_meter(self) -> PromptMeter | None:
+        """The model's tokenizer, if it has one."""
+        if not self._looked:
+            self._looked = True
+            try:
+                self._meter = PromptMeter(self._config.model.to_worker(), self._config.engine.to_worker())
+            except UserError:
+                self._meter = None
+        return self._meter
+
+
+def _given(task: TaskConfig, split: Split, given: Prompts) -> SplitTokens:
+    if split not in task.splits:
+        raise UserError(f"{task.origin}: there is no `{split}` split; it has: {', '.join(task.splits)}")
+    rows = task.splits[split]
+    stated = len(rows.indices) if rows.indices else rows.count if rows.per is None else None
+    count = given.examples or stated
+    if count is None:
+        raise UserError(f"task {task.name}: its file doesn't say how many examples `{split}` has; give --examples")
+    new = given.new_tokens or task.max_new_tokens
+    answer = 0 if task.fitness == "generate" else new
+    return SplitTokens.of_lengths(
+        task.fitness,
+        (given.prompt_tokens,) * count,
+        (answer,) * count,
+        ((1, 1),) * count,
+        new,
+        task.compared,
+    )
+
+
+def phase_counts(config: RunConfig, space: GenomeSpace[Any]) -> tuple[PhaseCount, ...]:
+    """Individuals of every phase, and how many different ones there can be."""
+    counts = []
+    for phase in config.phases:
+        different = phase.evaluations
+        if isinstance(space, EepSpace) and phase.kind == "prune":
+            subsets = space.subsets
+            size, kept = subsets.experts // subsets.parts, subsets.retained // subsets.parts
+            different = min(different, comb(size, kept) ** (subsets.parts * space.groups))
+        elif isinstance(space, NanoMoeSpace) and space.form.variant == "low_rank":
+            different = 1
+        counts.append(PhaseCount(phase.kind, phase.evaluations, different))
+    return tuple(counts)

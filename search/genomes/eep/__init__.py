@@ -1,0 +1,1 @@
+"""EEP: router-mapping and expert-merging matrices (arXiv 2407.00945)."""

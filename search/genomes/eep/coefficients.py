@@ -1,0 +1,136 @@
+"""The EEP authors' coefficient files: reading them as genomes, writing genomes in the same form.
+
+Format (as released with arXiv 2407.00945): a dict of float32 tensors [n', n]. `layers.[a-b]` or `layers.l` is `W_EM` of
+those layers, `transfer.[a-b]` or `transfer.l` their `W_RM`; `others` and `others_transfer` cover the layers that no
+other key names.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moevolve.evaluators.errors import UserError
+
+if TYPE_CHECKING:
+    from moevolve.search.genomes.eep.genome import EepGenome
+
+_KEY = re.compile(r"(layers|transfer)\.(?:(\d+)|\[(\d+)-(\d+)\])")
+_OTHERS = {"layers": "others", "transfer": "others_transfer"}
+
+Matrices = NDArray[np.float32]
+
+
+def read_coefficients(path: Path, layers: int, experts: int) -> tuple[Matrices, Matrices]:
+    """Read one file, without unpickling anything but tensors.
+
+    Args:
+        path: the file.
+        layers: MoE layers of the model it was made for.
+        experts: experts n per MoE layer.
+
+    Returns:
+        `W_RM` and `W_EM` of every layer, each float32 [layers, n', n].
+
+    Raises:
+        UserError: the file can't be read, or doesn't fit the model; the message names file and key.
+    """
+    tensors = _load(path)
+    merging = _per_layer(path, tensors, "layers", layers)
+    mapping = _per_layer(path, tensors, "transfer", layers)
+    shapes = {matrix.shape for matrix in (*merging, *mapping)}
+    if len(shapes) != 1:
+        raise UserError(f"{path}: matrices of different shapes: {', '.join(map(str, sorted(shapes)))}")
+    retained, columns = next(iter(shapes))
+    if columns != experts:
+        raise UserError(f"{path}: matrices have {columns} columns, the model has {experts} experts")
+    if retained > experts:
+        raise UserError(f"{path}: {retained} rows are more than the model's {experts} experts")
+    return np.stack(mapping), np.stack(merging)
+
+
+def write_coefficients(path: Path, genome: EepGenome) -> None:
+    """Write a genome in the authors' form (`torch.save`, tensors only): the last group becomes `others`.
+
+    Raises:
+        UserError: the file can't be written.
+    """
+    import torch
+
+    groups = np.array(genome.space.layer_groups)
+    tensors: dict[str, torch.Tensor] = {}
+    for kind, matrices in (("layers", genome.expert_merging), ("transfer", genome.router_mapping)):
+        for group in range(genome.space.groups):
+            members = np.flatnonzero(groups == group)
+            last = group == genome.space.groups - 1
+            key = _OTHERS[kind] if last else _key(kind, int(members[0]), int(members[-1]))
+            tensors[key] = torch.from_numpy(matrices[group].copy())
+    try:
+        with path.open("wb") as file:
+            torch.save(tensors, file)
+    except OSError as error:
+        raise UserError(f"{path}: can't be written: {error.strerror or error}") from None
+
+
+def group_layers(mapping: Matrices, merging: Matrices) -> int:
+    """The smallest number of equal contiguous groups whose layers share their matrices; `layers` if none are shared."""
+    layers = mapping.shape[0]
+    for groups in range(1, layers):
+        owners = np.arange(layers) * groups // layers
+        firsts = np.array([np.flatnonzero(owners == group)[0] for group in range(groups)])
+        same = (mapping == mapping[firsts[owners]]).all() and (merging == merging[firsts[owners]]).all()
+        if same:
+            return groups
+    return layers
+
+
+def _key(kind: str, first: int, last: int) -> str:
+    return f"{kind}.{first}" if first == last else f"{kind}.[{first}-{last}]"
+
+
+def _load(path: Path) -> dict[str, NDArray[np.float32]]:
+    import torch
+
+    if not path.is_file():
+        raise UserError(f"{path}: no such coefficient file")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception:
+        # What torch says goes on to advise weights_only=False, which runs code in the file.
+        raise UserError(f"{path}: not a file of tensors that torch.save wrote, or it holds more than tensors") from None
+    if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
+        raise UserError(f"{path}: expected a dict of tensors")
+    for key, value in content.items():
+        if value.ndim != 2 or not bool(torch.isfinite(value).all()):
+            raise UserError(f"{path}: {key} is not a finite matrix")
+    return {str(key): value.float().numpy() for key, value in content.items()}
+
+
+def _per_layer(path: Path, tensors: dict[str, Matrices], kind: str, layers: int) -> list[Matrices]:
+    found: dict[int, Matrices] = {}
+    for key, matrix in tensors.items():
+        match = _KEY.fullmatch(key)
+        if match is None:
+            if key not in _OTHERS.values():
+                raise UserError(f"{path}: unknown key {key!r}; expected layers.*, transfer.*, others, others_transfer")
+            continue
+        if match[1] != kind:
+            continue
+        first, last = (int(match[2]),) * 2 if match[2] else (int(match[3]), int(match[4]))
+        if last >= layers:
+            raise UserError(f"{path}: {key} names layer {last}, the model has {layers} MoE layers")
+        if first > last:
+            raise UserError(f"{path}: {key} names no layer")
+        for layer in range(first, last + 1):
+            if layer in found:
+                raise UserError(f"{path}: {key} names layer {layer} again")
+            found[layer] = matrix
+    others = tensors.get(_OTHERS[kind])
+    missing = [layer for layer in range(layers) if layer not in found]
+    if missing and others is None:
+        raise UserError(f"{path}: no {kind} matrix for layer {missing[0]}, and no {_OTHERS[kind]!r}")
+    return [found.get(layer, others) for layer in range(layers)]  # type: ignore[misc]

@@ -1,0 +1,246 @@
+"""The space of EEP genomes for one model: what is drawn, bred, described, and brought back from bytes.
+
+Source: Efficient Expert Pruning (arXiv 2407.00945), Sec. 4.2 (parameter space), Sec. 4.3 and App. C (operators),
+App. A.1 (groups).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moevolve.evaluators.errors import UserError
+from moevolve.kernels.routing_rule import NO_SCORES
+from moevolve.search.config.phases import MergePhase, PhaseConfig, PrunePhase
+from moevolve.search.genomes.base import Description, Offspring
+from moevolve.search.genomes.eep.genome import HEADER, MAGIC, EepGenome
+from moevolve.search.genomes.eep.subsets import Subsets
+from moevolve.search.genomes.operators.layers import select_groups
+from moevolve.search.genomes.operators.matrices import gaussian_noise, matrix_crossover, normalise_rows
+from moevolve.search.genomes.sections import EepSection
+from moevolve.workers.facts import ModelFacts, active_parameters, parameters_after
+from moevolve.workers.methods.base import Calibration, CalibrationRecipe, combined
+from moevolve.workers.methods.eep.alignment import Alignment
+from moevolve.workers.methods.eep.edit import AlignmentRecipe, RouterSpace, one_hot_layers
+
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+_SUMMARY_DIGITS = 72
+_ALIGNMENT = AlignmentRecipe(sample=1024, rounds=3, tokens=8192)
+
+
+@dataclass(frozen=True)
+class EepSpace:
+    """All EEP genomes for one model.
+
+    Attributes:
+        experts: experts n per MoE layer.
+        retained: retained experts n'.
+        active: experts per token k after the edit.
+        layer_groups: group of every MoE layer, in order of depth.
+        router_space: see `EepEdit`.
+        facts: the model, for accounting.
+        dynamic_skipping: whether candidates skip a token's second expert; see `EepSection`.
+        align: whether experts are merged with their neurons aligned.
+        recipe: what must be measured for these, and for baselines.
+        calibration: what was measured.
+    """
+
+    experts: int
+    retained: int
+    active: int
+    layer_groups: tuple[int, ...]
+    router_space: RouterSpace
+    facts: ModelFacts = field(repr=False)
+    dynamic_skipping: bool = False
+    align: bool = False
+    recipe: CalibrationRecipe | None = None
+    calibration: Calibration | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, section: EepSection, facts: ModelFacts) -> EepSpace:
+        """Build the space of a configuration for a model.
+
+        Raises:
+            UserError: n' > n, k > n', more groups than MoE layers, or what the model's family can't express; the
+                message names the field.
+        """
+        layers = len(facts.moe_layers)
+        if not layers:
+            raise UserError(f"genome.kind: eep needs MoE layers, and this model ({facts.family}) is dense")
+        if section.experts > facts.experts:
+            raise UserError(f"genome.experts: {section.experts} is more than the model's {facts.experts} experts")
+        reach = _check_family(section, facts)
+        active = section.active if section.active is not None else min(facts.active, reach)
+        groups = layers if section.groups == "per_layer" else section.groups
+        if groups > layers:
+            raise UserError(f"genome.groups: {groups} is more than the model's {layers} MoE layers")
+        layer_groups = tuple(layer * groups // layers for layer in range(layers))
+        if section.dynamic_skipping and active != 2:
+            raise UserError(f"genome.dynamic_skipping: it is defined for 2 active experts per token, not {active}")
+        align, skips = section.align == "hungarian", section.dynamic_skipping
+        recipe, space = combined(_ALIGNMENT if align else None), section.router_space
+        return cls(facts.experts, section.experts, active, layer_groups, space, facts, skips, align, recipe)
+
+    @property
+    def groups(self) -> int:
+        return self.layer_groups[-1] + 1
+
+    @property
+    def subsets(self) -> Subsets:
+        """What the prune phase chooses from."""
+        return Subsets(self.experts, self.retained, self.facts.rule.groups.count)
+
+    def from_kept(self, kept: NDArray[np.int64]) -> EepGenome:
+        """The pruning genome that retains `kept`: int64 [groups, n'], distinct per row.
+
+        Raises:
+            ValueError: the model has routing groups, and `kept` does not keep as many experts of each, in order.
+        """
+        if self.subsets.parts > 1 and not self.subsets.holds(kept):
+            raise ValueError(f"{self.facts.family} needs as many experts kept in each of {self.subsets.parts} groups")
+        one_hot = np.eye(self.experts, dtype=np.float32)[kept]
+        return EepGenome(self, one_hot, one_hot)
+
+    def kept(self, genome: EepGenome) -> NDArray[np.int64]:
+        """The experts a pruning genome retains: int64 [groups, n'], sorted."""
+        return np.sort(genome.expert_merging.argmax(axis=2), axis=1).astype(np.int64)
+
+    @property
+    def phase_kinds(self) -> tuple[str, ...]:
+        return "prune", "merge"
+
+    def calibrated(self, calibration: Calibration) -> EepSpace:
+        return replace(self, calibration=calibration)
+
+    @property
+    def skip_below(self) -> NDArray[np.float32] | None:
+        """Thresholds of dynamic skipping, float32 [layers]; None without."""
+        if not self.dynamic_skipping:
+            return None
+        assert self.calibration is not None, "the space is not calibrated"
+        return self.calibration.arrays["ratio"]
+
+    @cached_property
+    def alignment(self) -> Alignment | None:
+        """How experts' neurons lie that are merged; None where they stay as they are."""
+        if not self.align:
+            return None
+        assert self.calibration is not None, "the space has to be calibrated before genomes are expressed in it"
+        return Alignment(self.calibration.arrays["alignment"])
+
+    def start(self, phase: PhaseConfig) -> None:
+        return None
+
+    def sample(self, rng: np.random.Generator, phase: PhaseConfig) -> Offspring[EepGenome]:
+        kept = self.subsets.sample(rng, self.groups)
+        operator = "random" if self.retained < self.experts else "identity"
+        return Offspring(self.from_kept(kept), operator, ())
+
+    def breed(
+        self, rng: np.random.Generator, phase: PhaseConfig, parents: tuple[EepGenome, ...]
+    ) -> Offspring[EepGenome]:
+        used = (0, 1) if len(parents) > 1 and rng.random() < phase.crossover_rate else (0,)
+        operator = "crossover+mutation" if len(used) == 2 else "mutation"
+        chosen = tuple(parents[position] for position in used)
+        if isinstance(phase, PrunePhase):
+            return Offspring(self._breed_pruning(rng, phase, chosen), operator, used)
+        assert isinstance(phase, MergePhase)
+        return Offspring(self._breed_merging(rng, phase, chosen), operator, used)
+
+    def _breed_pruning(self, rng: np.random.Generator, phase: PrunePhase, parents: tuple[EepGenome, ...]) -> EepGenome:
+        sets = [self.kept(parent) for parent in parents]
+        child = sets[0].copy()
+        if len(sets) == 2:
+            child = np.stack([self.subsets.cross(rng, one, two) for one, two in zip(*sets, strict=True)])
+        for group in select_groups(rng, self.groups, phase.group_rate):
+            child[group] = self.subsets.mutate(rng, child[group], phase.row_rate, phase.force_change)
+        return self.from_kept(child)
+
+    def _breed_merging(self, rng: np.random.Generator, phase: MergePhase, parents: tuple[EepGenome, ...]) -> EepGenome:
+        mapping, merging = parents[0].router_mapping.copy(), parents[0].expert_merging.copy()
+        if len(parents) == 2:
+            for group in range(self.groups):
+                mapping[group] = matrix_crossover(rng, mapping[group], parents[1].router_mapping[group])
+                merging[group] = matrix_crossover(rng, merging[group], parents[1].expert_merging[group])
+        for group in select_groups(rng, self.groups, phase.group_rate):
+            mapping[group] = gaussian_noise(rng, mapping[group], phase.entry_rate, phase.sigma)
+            merging[group] = gaussian_noise(rng, merging[group], phase.entry_rate, phase.sigma)
+            if rng.random() < phase.normalise_rate:
+                merging[group] = normalise_rows(merging[group])
+        return EepGenome(self, mapping, merging)
+
+    def from_bytes(self, data: bytes) -> EepGenome:
+        magic, *shape = HEADER.unpack_from(data) if len(data) >= HEADER.size else (b"", 0, 0, 0)
+        size = int(np.prod(shape))
+        if magic != MAGIC or len(data) != HEADER.size + 8 * size:
+            raise ValueError("these bytes are no EEP genome")
+        values = np.frombuffer(data, dtype="<f4", offset=HEADER.size).reshape(2, *shape)
+        return EepGenome(self, values[0], values[1])
+
+    def flatten(self, genome: EepGenome, phase: PhaseConfig) -> NDArray[np.float64]:
+        """Prune: expert scores [groups * n], 1 for retained ones, else 0. Merge: both tensors' entries in order."""
+        if isinstance(phase, PrunePhase):
+            return genome.expert_merging.sum(axis=1).astype(np.float64).ravel()
+        both = np.concatenate([genome.router_mapping.ravel(), genome.expert_merging.ravel()])
+        return both.astype(np.float64)
+
+    def unflatten(self, vector: NDArray[np.float64], phase: PhaseConfig) -> EepGenome:
+        """Prune: the highest scores of every group are retained, as `Subsets.best` has it. Merge: the entries."""
+        if isinstance(phase, PrunePhase):
+            return self.from_kept(self.subsets.best(vector.reshape(self.groups, self.experts)))
+        halves = vector.astype(np.float32).reshape(2, self.groups, self.retained, self.experts)
+        return EepGenome(self, halves[0], halves[1])
+
+    def describe(self, genome: EepGenome) -> Description:
+        if genome.one_hot:
+            summary = self._summary_of_pruning(genome)
+        else:
+            off = float(np.abs(genome.expert_merging - np.round(genome.expert_merging)).mean())
+            summary = f"merge {self.experts}->{self.retained}, {self.groups} groups, mean |dW| {off:.3f}"
+            if self.align and not one_hot_layers(genome.expert_merging).all():
+                summary += ", aligned"
+        if self.dynamic_skipping:
+            summary += ", the second of 2 skipped at times"
+        # A mapping that isn't folded into a smaller router stands beside the whole one.
+        folds = self.router_space == "logits" or (self.facts.rule.one_hot_folds and genome.one_hot_mapping)
+        folds = folds or genome.is_identity
+        used = active_parameters(self.facts, self.retained, self.active, native=not folds)
+        return Description(
+            experts=self.retained,
+            active=self.active,
+            parameters=parameters_after(self.facts, self.retained, native=not folds),
+            active_parameters=used,
+            flops=2 * (used - self.facts.embedding_parameters),
+            parameters_full=self.facts.parameters,
+            summary=summary,
+        )
+
+    def _summary_of_pruning(self, genome: EepGenome) -> str:
+        """The retained experts of every group, one digit each; only their number where that gets long."""
+        if self.experts > len(_DIGITS) or self.groups * (self.retained + 1) > _SUMMARY_DIGITS:
+            return f"keep {self.retained} of {self.experts}, {self.groups} groups"
+        return "keep " + " ".join("".join(_DIGITS[expert] for expert in row) for row in self.kept(genome))
+
+
+def _check_family(section: EepSection, facts: ModelFacts) -> int:
+    """How many of n' experts a token can choose from.
+
+    Raises:
+        UserError: the model's family can't express what the section asks for.
+    """
+    groups = facts.rule.groups
+    fault = groups.fault(section.experts)
+    if fault is not None:
+        raise UserError(f"genome.experts: {section.experts} experts of a {facts.family} model {fault}")
+    reach = groups.reach(section.experts)
+    if section.active is not None and section.active > reach:
+        raise UserError(
+            f"genome.active: {section.active} is more than the {reach} experts that a token of this {facts.family} "
+            f"model can choose from (those of {groups.chosen} of its {groups.count} routing groups)"
+        )
+    if facts.rule.scores == "softmax_of_chosen" and section.router_space == "probs":
+        raise UserError(f"genome.router_space ({facts.family} model): {NO_SCORES}")
+    return reach

@@ -1,0 +1,233 @@
+"""The space of FactorLLM genomes: their start, random ones, breeding, and what they cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.config.phases import PhaseConfig, TunePhase
+from moevolve.search.genomes.base import Description, Offspring
+from moevolve.search.genomes.factorllm.genome import ARRAYS, HEADER, MAGIC, FactorLlmGenome
+from moevolve.search.genomes.operators.layers import layer_crossover, select_groups
+from moevolve.search.genomes.operators.matrices import gaussian_noise
+from moevolve.search.genomes.operators.subsets import balanced_swaps
+from moevolve.search.genomes.sections import FactorLlmSection
+from moevolve.workers.facts import DenseFacts, ModelFacts
+from moevolve.workers.methods.base import Calibration
+from moevolve.workers.methods.factorllm.edit import FactorLlmRecipe
+
+_SPACING = 0.5
+"""Distance of two experts in a vector's scores: a step of 0.1 per score lets few neurons change places."""
+
+
+@dataclass(frozen=True)
+class FactorLlmSpace:
+    """All FactorLLM genomes for one model.
+
+    Attributes:
+        section: the settings.
+        facts: the model.
+        dense: its dense networks.
+        calibration: the start; None as long as it isn't measured.
+    """
+
+    section: FactorLlmSection
+    facts: ModelFacts = field(repr=False)
+    dense: DenseFacts = field(repr=False)
+    calibration: Calibration | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, section: FactorLlmSection, facts: ModelFacts) -> FactorLlmSpace:
+        """Build the space of a configuration for a model.
+
+        Raises:
+            UserError: the model has no dense networks, or their sizes don't allow the settings; the message names the
+                field.
+        """
+        dense = facts.dense
+        if dense is None:
+            raise UserError(
+                f"genome.kind: factorllm needs dense feed-forward networks of a supported family, not {facts.family}"
+            )
+        if dense.width % section.experts:
+            raise UserError(
+                f"genome.experts: {dense.width} neurons can't be divided among {section.experts} experts equally"
+            )
+        matrices = 3 if dense.gated else 2
+        if section.routers not in (1, matrices):
+            raise UserError(
+                f"genome.routers: {section.routers} is neither 1 nor {matrices}, the linear layers of a network of "
+                f"{facts.family}"
+            )
+        if section.components > dense.hidden:
+            raise UserError(f"genome.components: {section.components} is more than the {dense.hidden} inputs")
+        return cls(section, facts, dense)
+
+    @property
+    def n(self) -> int:
+        """Experts N."""
+        return self.section.experts
+
+    @property
+    def active(self) -> int:
+        return self.section.active
+
+    @property
+    def routers(self) -> int:
+        return self.section.routers
+
+    @property
+    def components(self) -> int:
+        return self.section.components
+
+    @property
+    def output_scale(self) -> float:
+        return 1.0 if self.section.output_scale == "one" else self.n / self.active
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of a genome's arrays."""
+        rows = (self.dense.layers, self.routers, self.n)
+        return {
+            "experts": (self.dense.layers, self.dense.width),
+            "anchored": (self.dense.layers,),
+            "coordinates": (*rows, self.components),
+            "biases": rows,
+        }
+
+    @cached_property
+    def in_order(self) -> NDArray[np.uint8]:
+        """Experts of neurons that are divided in order: uint8 [width]."""
+        return np.repeat(np.arange(self.n), self.dense.width // self.n).astype(np.uint8)
+
+    @property
+    def phase_kinds(self) -> tuple[str, ...]:
+        return ("tune",)
+
+    @property
+    def recipe(self) -> FactorLlmRecipe:
+        section = self.section
+        return FactorLlmRecipe(
+            experts=self.n,
+            active=self.active,
+            routers=self.routers,
+            partition=section.partition,
+            output_scale=self.output_scale,
+            router_bias=section.router_bias,
+            components=self.components,
+            ridge=section.ridge,
+            tokens=section.calibration_tokens,
+        )
+
+    def calibrated(self, calibration: Calibration) -> FactorLlmSpace:
+        return replace(self, calibration=calibration)
+
+    @property
+    def measured(self) -> dict[str, NDArray[np.float32]]:
+        """The calibration's arrays; see `calibrate_factorllm`."""
+        assert self.calibration is not None, "the space has to be calibrated before anything is made in it"
+        return dict(self.calibration.arrays)
+
+    def start(self, phase: PhaseConfig) -> Offspring[FactorLlmGenome]:
+        """The calibration's division and routers as they are."""
+        return Offspring(
+            self._genome(experts=self.measured["experts"], anchored=np.ones(self.dense.layers)), "start", ()
+        )
+
+    def sample(self, rng: np.random.Generator, phase: PhaseConfig) -> Offspring[FactorLlmGenome]:
+        experts = np.stack([rng.permutation(self.in_order) for _ in range(self.dense.layers)])
+        coordinates = rng.standard_normal(self.shapes["coordinates"])
+        return Offspring(self._genome(experts=experts, coordinates=coordinates), "random", ())
+
+    def breed(
+        self, rng: np.random.Generator, phase: PhaseConfig, parents: tuple[FactorLlmGenome, ...]
+    ) -> Offspring[FactorLlmGenome]:
+        assert isinstance(phase, TunePhase)
+        used = (0, 1) if len(parents) > 1 and rng.random() < phase.crossover_rate else (0,)
+        arrays = {name: getattr(parents[0], name).copy() for name in ARRAYS}
+        if len(used) == 2:
+            other = layer_crossover(rng, self.dense.layers)
+            for name, array in arrays.items():
+                array[other] = getattr(parents[1], name)[other]
+        for layer in select_groups(rng, self.dense.layers, phase.group_rate):
+            arrays["experts"][layer] = balanced_swaps(rng, arrays["experts"][layer], phase.swap_rate)
+            for name in ("coordinates", "biases") if self.section.router_bias else ("coordinates",):
+                arrays[name][layer] = gaussian_noise(rng, arrays[name][layer], phase.entry_rate, phase.sigma)
+        operator = "crossover+mutation" if len(used) == 2 else "mutation"
+        return Offspring(self._genome(**arrays), operator, used)
+
+    def from_bytes(self, data: bytes) -> FactorLlmGenome:
+        magic, *sizes = HEADER.unpack_from(data) if len(data) >= HEADER.size else (b"", 0, 0, 0, 0, 0)
+        expected = [self.dense.layers, self.dense.width, self.routers, self.n, self.components]
+        counts = {name: int(np.prod(self.shapes[name])) * np.dtype(ARRAYS[name]).itemsize for name in ARRAYS}
+        if magic != MAGIC or sizes != expected or len(data) != HEADER.size + sum(counts.values()):
+            raise ValueError("these bytes are no FactorLLM genome of this space")
+        arrays, offset = {}, HEADER.size
+        for name, size in counts.items():
+            dtype = np.dtype(ARRAYS[name]).newbyteorder("<")
+            arrays[name] = np.frombuffer(data[offset : offset + size], dtype=dtype).reshape(self.shapes[name])
+            offset += size
+        return self._genome(**arrays)
+
+    def _genome(self, **arrays: NDArray[Any]) -> FactorLlmGenome:
+        """A genome of `arrays`, cast to their types; those left out are zeros."""
+        zeros: dict[str, NDArray[Any]] = {name: np.zeros(shape) for name, shape in self.shapes.items()}
+        return FactorLlmGenome(self, **(zeros | arrays))
+
+    def flatten(self, genome: FactorLlmGenome, phase: PhaseConfig) -> NDArray[np.float64]:
+        """Scores of neurons [layers * width], then of the calibration's routers [layers], coordinates and biases.
+
+        A neuron's score is its expert's number times a spacing; a router's is the flag itself.
+        """
+        parts = [genome.experts * _SPACING, genome.anchored, genome.coordinates]
+        if self.section.router_bias:
+            parts.append(genome.biases)
+        return np.concatenate([np.asarray(part, dtype=np.float64).ravel() for part in parts])
+
+    def unflatten(self, vector: NDArray[np.float64], phase: PhaseConfig) -> FactorLlmGenome:
+        """Neurons in order of scores (ties: lower index) fill one expert after the other; flags are scores over 0.5."""
+        sizes = [int(np.prod(shape)) for shape in self.shapes.values()]
+        scores, flags, coordinates, biases = np.split(vector, np.cumsum(sizes)[:3])
+        order = np.argsort(scores.reshape(self.shapes["experts"]), axis=1, kind="stable")
+        experts = np.empty_like(order)
+        np.put_along_axis(experts, order, np.broadcast_to(self.in_order.astype(order.dtype), order.shape), axis=1)
+        return self._genome(
+            experts=experts,
+            anchored=flags > 0.5,
+            coordinates=coordinates.reshape(self.shapes["coordinates"]),
+            biases=(biases if self.section.router_bias else np.zeros(sizes[3])).reshape(self.shapes["biases"]),
+        )
+
+    def describe(self, genome: FactorLlmGenome) -> Description:
+        """Costs as in the paper's Fig. 3: K of N experts, and R routers.
+
+        With several routers they are upper bounds: those that disagree leave experts out.
+        """
+        dense = self.dense
+        matrices = 3 if dense.gated else 2
+        network = matrices * dense.hidden * dense.width
+        neurons = network + (matrices - 1) * dense.width * dense.bias
+        router = self.routers * self.n * (dense.hidden + self.section.router_bias)
+        parameters = self.facts.parameters + dense.layers * router
+        used = parameters - dense.layers * neurons * (self.n - self.active) // self.n
+        share = self.active / self.n + self.routers * self.n * dense.hidden / network
+        started = int(genome.anchored.sum())
+        return Description(
+            experts=self.n,
+            active=self.active,
+            parameters=parameters,
+            active_parameters=used,
+            flops=2 * (used - self.facts.embedding_parameters),
+            parameters_full=self.facts.parameters,
+            summary=f"{self.name}, {share:.1%} of the FFN FLOPs, closed-form routers in {started} of {dense.layers}",
+        )
+
+    @property
+    def name(self) -> str:
+        """As the paper names it: `1R4E2K`."""
+        return f"{self.routers}R{self.n}E{self.active}K"

@@ -1,0 +1,1 @@
+"""NanoMoE: linear layers as block-mixed factors."""

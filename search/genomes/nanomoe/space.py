@@ -1,0 +1,219 @@
+"""The NanoMoE genome: the mixing matrix M of every chosen linear layer.
+
+Source: NanoMoE, Sec. 3. U and V are no part of it: a worker derives them from the layer's weight and M. What is stored
+is relative to the M that the layer's fit gives (see `NanoMoeSection.fit`): without a fit, M's parameters themselves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.config.phases import PhaseConfig, TunePhase
+from moevolve.search.genomes.base import Description, Offspring
+from moevolve.search.genomes.operators.layers import layer_crossover, select_groups
+from moevolve.search.genomes.operators.matrices import gaussian_noise
+from moevolve.search.genomes.sections import NanoMoeSection
+from moevolve.workers.facts import LinearFacts, ModelFacts, active_parameters
+from moevolve.workers.methods.base import Calibration
+from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit
+
+_HEADER = struct.Struct("<4sBHHH4s")
+_MAGIC = b"NMX1"
+_VARIANTS = ("I", "II", "III", "low_rank")
+_STEP = 0.1
+"""Step for which the rank-one parts' unit is chosen: as large in norm as the same step of the diagonals' entries."""
+
+
+@dataclass(frozen=True)
+class NanoMoeGenome:
+    """One candidate.
+
+    Attributes:
+        space: the space it belongs to.
+        mixing: float32 [layers, *form.mixing_shape], read-only; see `NanoMoeEdit`.
+    """
+
+    space: NanoMoeSpace = field(repr=False, compare=False)
+    mixing: NDArray[np.float32] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        # Adding zero turns -0.0 into 0.0: equal parameters have equal bytes.
+        mixing = np.array(self.mixing, dtype=np.float32) + np.float32(0)
+        if mixing.shape != self.space.shape:
+            raise ValueError(f"mixing has shape {mixing.shape}, the space has {self.space.shape}")
+        mixing.flags.writeable = False
+        object.__setattr__(self, "mixing", mixing)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NanoMoeGenome) and self.to_bytes() == other.to_bytes()
+
+    def __hash__(self) -> int:
+        return hash(self.to_bytes())
+
+    def to_bytes(self) -> bytes:
+        """Magic, variant, K, r, layers (uint16 each) and a digest of their names, then M as little-endian float32."""
+        return self.space.header + self.mixing.astype("<f4").tobytes()
+
+    @cached_property
+    def content_hash(self) -> str:
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
+    def express(self) -> NanoMoeEdit:
+        """The layers' names beside their parameters."""
+        return self._edit
+
+    @cached_property
+    def _edit(self) -> NanoMoeEdit:
+        space = self.space
+        return NanoMoeEdit(space.form, tuple(each.name for each in space.layers), self.mixing, space.fit, space.refine)
+
+
+@dataclass(frozen=True)
+class NanoMoeSpace:
+    """All NanoMoE genomes for one model.
+
+    Attributes:
+        form: of every chosen layer.
+        layers: the chosen linear layers.
+        fit: see `NanoMoeSection`.
+        refine: see `NanoMoeSection`.
+        facts: the model, for accounting.
+    """
+
+    form: BlockForm
+    layers: tuple[LinearFacts, ...] = field(repr=False)
+    fit: int
+    refine: int
+    facts: ModelFacts = field(repr=False)
+
+    @classmethod
+    def of(cls, section: NanoMoeSection, facts: ModelFacts) -> NanoMoeSpace:
+        """Build the space of a configuration for a model.
+
+        Raises:
+            UserError: no layer matches, K doesn't divide a layer's sizes, or r is above them; the message names the
+                field and the layer.
+        """
+        layers = tuple(each for each in facts.linears if fnmatchcase(each.name, section.layers))
+        if not layers:
+            known = dict.fromkeys(each.name.split(".", 2)[-1] for each in facts.linears)
+            raise UserError(
+                f"genome.layers: no linear layer matches {section.layers}; this model ({facts.family}) has in every "
+                f"layer {', '.join(known) or 'none'}"
+            )
+        mixes = section.variant != "low_rank"
+        form = BlockForm(section.variant, section.blocks if mixes else 1, section.rank)
+        for each in layers:
+            for size, what in ((each.inputs, "inputs"), (each.outputs, "outputs")):
+                if size % form.blocks:
+                    raise UserError(f"genome.blocks: {form.blocks} doesn't divide the {size} {what} of {each.name}")
+                if form.rank > size:
+                    raise UserError(f"genome.rank: {form.rank} is more than the {size} {what} of {each.name}")
+        # Plain low rank is a fixed function of the weight: rounds would only give the same function other names.
+        return cls(form, layers, section.fit if mixes else 0, section.refine if mixes else 0, facts)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of a genome's parameters."""
+        return (len(self.layers), *self.form.mixing_shape)
+
+    @cached_property
+    def header(self) -> bytes:
+        """What a genome's bytes begin with: enough to tell spaces apart."""
+        form = self.form
+        names = hashlib.sha256("\n".join(each.name for each in self.layers).encode()).digest()
+        variant = _VARIANTS.index(form.variant)
+        return _HEADER.pack(_MAGIC, variant, form.blocks, form.rank, len(self.layers), names[:4])
+
+    @property
+    def phase_kinds(self) -> tuple[str, ...]:
+        return ("tune",)
+
+    @property
+    def recipe(self) -> None:
+        return None
+
+    def calibrated(self, calibration: Calibration) -> NanoMoeSpace:
+        return self
+
+    def start(self, phase: PhaseConfig) -> Offspring[NanoMoeGenome]:
+        """Plain low rank, or what the fit gives."""
+        return Offspring(NanoMoeGenome(self, self._unmixed), "start", ())
+
+    def sample(self, rng: np.random.Generator, phase: PhaseConfig) -> Offspring[NanoMoeGenome]:
+        """The start with a step of the phase's sigma in every coordinate."""
+        assert isinstance(phase, TunePhase)
+        if not self._units.size:
+            return self.start(phase)
+        return Offspring(NanoMoeGenome(self, self._unmixed + self._noise(rng, phase.sigma)), "random", ())
+
+    def breed(
+        self, rng: np.random.Generator, phase: PhaseConfig, parents: tuple[NanoMoeGenome, ...]
+    ) -> Offspring[NanoMoeGenome]:
+        assert isinstance(phase, TunePhase)
+        used = (0, 1) if len(parents) > 1 and rng.random() < phase.crossover_rate else (0,)
+        operator = "crossover+mutation" if len(used) == 2 else "mutation"
+        child = parents[0].mixing.copy()
+        if len(used) == 2:
+            second = layer_crossover(rng, len(self.layers))
+            child[second] = parents[1].mixing[second]
+        for layer in select_groups(rng, len(self.layers), phase.group_rate):
+            noise = gaussian_noise(rng, np.zeros_like(child[layer]), phase.entry_rate, phase.sigma)
+            child[layer] += noise * self._units
+        return Offspring(NanoMoeGenome(self, child), operator, used)
+
+    def from_bytes(self, data: bytes) -> NanoMoeGenome:
+        size = len(self.header)
+        if data[:size] != self.header or len(data) != size + 4 * int(np.prod(self.shape)):
+            raise ValueError("these bytes are no NanoMoE genome of this space")
+        return NanoMoeGenome(self, np.frombuffer(data, dtype="<f4", offset=size).reshape(self.shape))
+
+    def flatten(self, genome: NanoMoeGenome, phase: PhaseConfig) -> NDArray[np.float64]:
+        """M's parameters layer by layer, in units in which steps of 0.1 suit all of them."""
+        return (genome.mixing.astype(np.float64) / self._units).ravel()
+
+    def unflatten(self, vector: NDArray[np.float64], phase: PhaseConfig) -> NanoMoeGenome:
+        return NanoMoeGenome(self, (vector.reshape(self.shape) * self._units).astype(np.float32))
+
+    def describe(self, genome: NanoMoeGenome) -> Description:
+        form, facts = self.form, self.facts
+        dense = sum(each.outputs * each.inputs for each in self.layers)
+        saved = dense - sum(form.parameters(each.outputs, each.inputs) for each in self.layers)
+        full_active = active_parameters(facts, facts.experts, facts.active)
+        flops = 2 * (full_active - facts.embedding_parameters - dense)
+        flops += sum(form.flops(each.outputs, each.inputs) for each in self.layers)
+        away = float(np.abs(genome.mixing - self._unmixed).mean()) if genome.mixing.size else 0.0
+        blocks = "" if form.variant == "low_rank" else f" K={form.blocks}"
+        return Description(
+            experts=form.blocks,
+            active=form.blocks,
+            parameters=facts.parameters - saved,
+            active_parameters=full_active - saved,
+            flops=flops,
+            parameters_full=facts.parameters,
+            summary=f"{form.variant}{blocks} r={form.rank} on {len(self.layers)} layers, mean |dM| {away:.3f}",
+        )
+
+    @cached_property
+    def _unmixed(self) -> NDArray[np.float32]:
+        return np.broadcast_to(self.form.unmixed, self.shape)
+
+    @cached_property
+    def _units(self) -> NDArray[np.float64]:
+        """What one coordinate is worth in each of a layer's parameters: float64 [*form.mixing_shape]."""
+        units = np.ones(self.form.mixing_shape)
+        if self.form.variant == "III":
+            # Steps s of all entries of alpha and beta give a rank-one part of norm s^2 unit^2 r; it is s at s = _STEP.
+            units[1:] = (_STEP * self.form.rank) ** -0.5
+        return units
+
+    def _noise(self, rng: np.random.Generator, sigma: float) -> NDArray[np.float32]:
+        return (rng.standard_normal(self.shape) * sigma * self._units).astype(np.float32)

@@ -1,0 +1,1 @@
+"""Evolutionary operators on plain arrays, each with the generator it draws from passed in."""

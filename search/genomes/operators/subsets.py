@@ -1,0 +1,82 @@
+"""Operators on subsets of experts and on divisions into groups of equal size."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def random_subset(rng: np.random.Generator, groups: int, experts: int, retained: int) -> NDArray[np.int64]:
+    """Draw the retained experts of every group.
+
+    Returns:
+        int64 [groups, retained], sorted distinct expert indices per row.
+    """
+    draws = [np.sort(rng.choice(experts, size=retained, replace=False)) for _ in range(groups)]
+    return np.stack(draws).astype(np.int64)
+
+
+def replace_experts(
+    rng: np.random.Generator, kept: NDArray[np.int64], experts: int, rate: float, at_least_one: bool = False
+) -> NDArray[np.int64]:
+    """Replace each retained expert with probability `rate` by one that is not in use.
+
+    Args:
+        kept: int64 [retained], distinct expert indices of one group.
+        experts: experts n.
+        rate: probability per retained expert.
+        at_least_one: force one replacement when the draw made none.
+
+    Returns:
+        int64 [retained], sorted and distinct. Unchanged when all n experts are retained.
+    """
+    unused = np.setdiff1d(np.arange(experts), kept)
+    hit = rng.random(kept.size) < rate
+    if at_least_one and not hit.any():
+        hit[rng.integers(kept.size)] = True
+    slots = rng.permutation(np.flatnonzero(hit))[: unused.size]
+    child = kept.copy()
+    child[slots] = rng.choice(unused, size=slots.size, replace=False)
+    return np.sort(child)
+
+
+def subset_crossover(
+    rng: np.random.Generator, first: NDArray[np.int64], second: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Combine two sets of retained experts.
+
+    Experts that both parents retain stay; the remaining places are filled from those that only one of them retains.
+    Rows are interchangeable, so this is the row-wise choice without collisions.
+
+    Args:
+        first: int64 [retained], distinct.
+        second: int64 [retained], distinct.
+
+    Returns:
+        int64 [retained], sorted and distinct.
+    """
+    common = np.intersect1d(first, second)
+    either = np.setxor1d(first, second)
+    drawn = rng.choice(either, size=first.size - common.size, replace=False)
+    return np.sort(np.concatenate([common, drawn])).astype(np.int64)
+
+
+Label = TypeVar("Label", bound=np.integer)
+
+
+def balanced_swaps(rng: np.random.Generator, labels: NDArray[Label], rate: float) -> NDArray[Label]:
+    """Let each member with probability `rate` into a draw of lots for the places of those in it.
+
+    Args:
+        labels: part of every member, [members].
+        rate: probability per member.
+
+    Returns:
+        [members], every part as large as before.
+    """
+    hit = np.flatnonzero(rng.random(labels.size) < rate)
+    child = labels.copy()
+    child[hit] = labels[rng.permutation(hit)]
+    return child

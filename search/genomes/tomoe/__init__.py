@@ -1,0 +1,1 @@
+"""ToMoE: experts as overlapping masks on dense networks and attention heads."""

@@ -1,0 +1,1 @@
+"""The population loop: makes individuals, has them evaluated, records them, and says who won."""

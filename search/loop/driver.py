@@ -1,0 +1,307 @@
+"""The population loop: make children as the window allows, evaluate, record, until the schedule is through.
+
+Determinism: the strategy makes child i from the evaluations of individuals 0 .. visible(i) - 1 and a generator keyed by
+(seed, i). Evaluations arrive in any order; they are told to the strategy in order of index, and never sooner than the
+child that may see them is made. So neither the number of workers nor their speed, deaths or a restart changes a child.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.genomes.base import Description, Genome
+from moevolve.search.loop.evaluation_cache import EvaluationCache, Job, Settled
+from moevolve.search.loop.history import Member, RankKey
+from moevolve.search.loop.scores import ranking_values
+from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.strategies.base import Proposal, Strategy
+from moevolve.store.errors import StoreError
+from moevolve.store.records import FitnessRecord, HistoryRow, IndividualRecord, IndividualStatus
+from moevolve.store.repository import Store
+
+# A pool that evaluates within `poll` never runs dry; this bounds how long its results stay unrecorded.
+_GATHER_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a search stands.
+
+    Attributes:
+        done: individuals complete, failed ones included.
+        total: individuals of the whole search.
+        phase: kind of the phase of the newest individual.
+        best: index and fitness of the best individual so far, None before the first.
+        full: fitness of the unedited model, None while unknown.
+        failed: individuals that failed.
+        reused: evaluations found in the store or in this search instead of being run.
+        evaluated: evaluations run since the driver started.
+        rate: evaluations per second since the first one arrived (loading the model left out); None before.
+        left: seconds left at the present pace, None while unknown.
+    """
+
+    done: int
+    total: int
+    phase: str
+    best: tuple[int, float] | None
+    full: float | None
+    failed: int
+    reused: int
+    evaluated: int
+    rate: float | None
+    left: float | None
+
+
+class Driver:
+    """Runs one search to the end of its schedule; everything it knows can be rebuilt from the store.
+
+    Args:
+        setup: the search.
+        strategy: fresh; the stored history is replayed into it.
+        store: where everything is recorded.
+        cache: where evaluations come from.
+        on_progress: called after every change.
+    """
+
+    def __init__(
+        self,
+        setup: SearchSetup,
+        strategy: Strategy,
+        store: Store,
+        cache: EvaluationCache,
+        on_progress: Callable[[Progress], None] = lambda _: None,
+    ) -> None:
+        self._setup = setup
+        self._strategy = strategy
+        self._store = store
+        self._cache = cache
+        self._on_progress = on_progress
+        self._first_arrival: tuple[float, int] | None = None
+        self._next = 0
+        self._told = 0
+        self._frontier = 0
+        self._complete: dict[int, Member] = {}
+        self._pending: dict[int, tuple[HistoryRow | IndividualRecord, Job]] = {}
+        self._waiting: defaultdict[str, list[int]] = defaultdict(list)
+        self._depths: list[int] = []
+        self._taken: set[str] = set()
+        self._best: RankKey | None = None
+        self._full: float | None = None
+        self._failed = self._reused = self._evaluated = 0
+        self._new_individuals: list[IndividualRecord] = []
+        self._new_fitness: list[FitnessRecord] = []
+        self._full_job = setup.full_job("search")
+
+    def run(self) -> None:
+        """Replay what is stored, then loop. Whatever ends the loop, all that was found out is recorded first.
+
+        Raises:
+            StoreError: the stored population is not the one that this configuration gives.
+            UserError: the unedited model can't be evaluated.
+            PoolError: no worker can be had.
+        """
+        try:
+            self._replay()
+            self._take(self._cache.request([self._full_job]))
+            self._fill()
+            while self._frontier < self._setup.schedule.total or self._full is None:
+                self._flush()
+                self._report()
+                self._gather()
+                self._fill()
+        finally:
+            self._flush()
+        self._report()
+
+    def _gather(self) -> None:
+        """Wait for evaluations, then take all that are there: one transaction and one look-up serve them together."""
+        arrived = self._cache.poll(timeout=1.0)
+        until = time.monotonic() + _GATHER_S
+        while arrived:
+            self._take(arrived)
+            arrived = self._cache.poll(timeout=0.0) if time.monotonic() < until else []
+
+    def _replay(self) -> None:
+        """Rebuild the state from the stored history; individuals without an evaluation are requested again."""
+        unfinished: list[HistoryRow] = []
+        for row in self._store.history(self._setup.search_id):
+            if row.index != self._next:
+                raise StoreError(f"search {self._setup.search_id}: individual {self._next} is missing from the store")
+            self._tell_visible()
+            if row.status == "pending":
+                self._check_replay(row)
+                unfinished.append(row)
+            else:
+                self._strategy.skip(row.index)
+                self._finish(row, row.status, row.fitness, row.tie_break)
+            self._count(row.depth, row.phenotype_hash)
+        self._request([(row, self._setup.space.from_bytes(row.genome)) for row in unfinished])
+
+    def _check_replay(self, row: HistoryRow) -> None:
+        """An individual in flight when the driver died must come out of the strategy again."""
+        proposal = self._strategy.ask(row.index, self._taken)
+        made = (proposal.genome.to_bytes(), proposal.genome.content_hash, proposal.parents)
+        if made != (row.genome, row.content_hash, row.parents):
+            raise StoreError(
+                f"search {self._setup.search_id}: individual {row.index} can't be reproduced from its configuration; "
+                "the store was written by another version or changed by hand"
+            )
+
+    def _fill(self) -> None:
+        """Make every child that the window allows now."""
+        schedule = self._setup.schedule
+        while self._next < schedule.total and self._frontier >= schedule.visible(self._next):
+            batch: list[tuple[IndividualRecord, Genome]] = []
+            while self._next < schedule.total and self._frontier >= schedule.visible(self._next):
+                batch.append(self._make())
+            self._request(batch)
+
+    def _make(self) -> tuple[IndividualRecord, Genome]:
+        self._tell_visible()
+        proposal = self._strategy.ask(self._next, self._taken)
+        description = self._setup.space.describe(proposal.genome)
+        depth = 1 + max(self._depths[parent] for parent in proposal.parents) if proposal.parents else 0
+        record = individual_record(proposal, self._setup.schedule.span(proposal.index).kind, description, depth)
+        self._count(depth, record.phenotype_hash)
+        self._new_individuals.append(record)
+        return record, proposal.genome
+
+    def _count(self, depth: int, phenotype: str) -> None:
+        """One more individual is there."""
+        self._next += 1
+        self._depths.append(depth)
+        self._taken.add(phenotype)
+
+    def _tell_visible(self) -> None:
+        """Tell the strategy exactly what the next child may see."""
+        while self._told < self._setup.schedule.visible(self._next):
+            if self._told not in self._complete:
+                raise StoreError(
+                    f"search {self._setup.search_id}: individual {self._told} has no evaluation, though later ones "
+                    "were made from it; the store was changed by hand"
+                )
+            self._strategy.tell(self._complete.pop(self._told))
+            self._told += 1
+
+    def _request(self, batch: list[tuple[Any, Genome]]) -> None:
+        jobs: list[Job] = []
+        for row, genome in batch:
+            job = self._setup.job(genome, "search")
+            self._pending[row.index] = row, job
+            self._waiting[job.edit.phenotype_hash].append(row.index)
+            jobs.append(job)
+        self._take(self._cache.request(jobs))
+
+    def _take(self, settled: list[Settled]) -> None:
+        for item in settled:
+            phenotype = item.job.edit.phenotype_hash
+            if phenotype == self._full_job.edit.phenotype_hash:
+                self._take_full(item)
+            waiting = self._waiting.pop(phenotype, [])
+            self._evaluated += not item.reused
+            # Of several individuals that wait for one evaluation, one has it run.
+            self._reused += len(waiting) if item.reused else max(0, len(waiting) - 1)
+            for index in waiting:
+                self._settle(index, item)
+
+    def _take_full(self, item: Settled) -> None:
+        if item.failure is not None:
+            path = self._setup.config.model.path
+            raise UserError(f"model.path {path}: the unedited model can't be evaluated: {item.failure}")
+        self._full, _ = self._score(item)
+
+    def _settle(self, index: int, item: Settled) -> None:
+        """Decide one individual by what came for its phenotype."""
+        row, _ = self._pending.pop(index)
+        fitness, tie_break = self._score(item)
+        status: IndividualStatus = "ok" if item.failure is None else "failed"
+        self._new_fitness.append(FitnessRecord(index, status, fitness, tie_break, item.failure, item.failure_kind))
+        self._finish(row, status, fitness, tie_break)
+
+    def _score(self, item: Settled) -> tuple[float | None, float | None]:
+        """Fitness and tie-break: means over the tasks, weighted, the first less a penalty; None for a failed one."""
+        if item.failure is not None:
+            return None, None
+        score, tie_break = ranking_values(self._setup, item.evaluations)
+        return score - item.job.penalty, tie_break
+
+    def _finish(
+        self,
+        row: HistoryRow | IndividualRecord,
+        status: IndividualStatus,
+        fitness: float | None,
+        tie_break: float | None,
+    ) -> None:
+        position = self._setup.schedule.span(row.index).position
+        member = Member(row.index, position, row.genome, row.content_hash, fitness, tie_break, row.phenotype_hash)
+        self._complete[row.index] = member
+        self._failed += status == "failed"
+        if fitness is not None and (self._best is None or member.key < self._best):
+            self._best = member.key
+        while self._frontier in self._complete:
+            self._frontier += 1
+
+    def _flush(self) -> None:
+        """One transaction for all that is new. Buffers are emptied only when it went through."""
+        evaluations = self._cache.unsaved
+        if not (self._new_individuals or self._new_fitness or evaluations):
+            return
+        self._store.record(self._setup.search_id, self._new_individuals, evaluations, self._new_fitness)
+        self._new_individuals, self._new_fitness = [], []
+        self._cache.saved(len(evaluations))
+
+    def _report(self) -> None:
+        best = None if self._best is None else (self._best.index, -self._best.negative_fitness)
+        done, total = self._next - len(self._pending), self._setup.schedule.total
+        rate, left = self._pace(done, total)
+        self._on_progress(
+            Progress(
+                done=done,
+                total=total,
+                phase=self._setup.schedule.span(min(self._next, total - 1)).kind,
+                best=best,
+                full=self._full,
+                failed=self._failed,
+                reused=self._reused,
+                evaluated=self._evaluated,
+                rate=rate,
+                left=left,
+            )
+        )
+
+    def _pace(self, done: int, total: int) -> tuple[float | None, float | None]:
+        """Evaluations per second, and seconds left, both measured from the first evaluation on."""
+        if self._first_arrival is None:
+            if self._evaluated:
+                self._first_arrival = time.monotonic(), done
+            return None, None
+        since, done_then = self._first_arrival
+        elapsed = time.monotonic() - since
+        if self._evaluated < 2 or done <= done_then or elapsed <= 0:
+            return None, None
+        return (self._evaluated - 1) / elapsed, (total - done) * elapsed / (done - done_then)
+
+
+def individual_record(proposal: Proposal, phase: str, description: Description, depth: int) -> IndividualRecord:
+    """A proposal as the store keeps it."""
+    return IndividualRecord(
+        index=proposal.index,
+        phase=phase,
+        operator=proposal.operator,
+        genome=proposal.genome.to_bytes(),
+        content_hash=proposal.genome.content_hash,
+        phenotype_hash=proposal.genome.express().phenotype_hash,
+        experts=description.experts,
+        active=description.active,
+        parameters=description.parameters,
+        active_parameters=description.active_parameters,
+        parameters_full=description.parameters_full,
+        summary=f"{description.summary} ({proposal.note})" if proposal.note else description.summary,
+        depth=depth,
+        parents=proposal.parents,
+    )

@@ -1,0 +1,45 @@
+"""From a candidate's evaluations to the numbers it is ranked by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from moevolve.evaluators.metrics import weighted_mean
+from moevolve.search.loop.setup import SearchSetup
+from moevolve.store.records import EvaluationRecord
+
+
+def ranking_values(setup: SearchSetup, evaluations: tuple[EvaluationRecord, ...]) -> tuple[float, float]:
+    """Score and tie-break of a candidate from its evaluations on the splits of one name, in the order of its job."""
+    found = {record.task_fingerprint: record for record in evaluations}
+    ties = [found[split.fingerprint] for split in setup.tie_splits(evaluations[0].split)]
+    return ranking_of(setup.config.tie_break, setup.weights, evaluations[: len(setup.weights)], ties)
+
+
+def ranking_of(
+    tie_break: str,
+    weights: Sequence[float],
+    evaluations: Sequence[EvaluationRecord],
+    ties: Sequence[EvaluationRecord],
+) -> tuple[float, float]:
+    """Score and tie-break of a candidate.
+
+    Args:
+        tie_break: the configuration's: the mean gold log-probability, the mean agreement with the full model, or always
+            0, so that the index decides.
+        weights: of the tasks.
+        evaluations: on each of the tasks.
+        ties: with `agreement`, what it agrees on each of the tasks.
+    """
+    score, gold_logprob = weighted_means(evaluations, weights)
+    if tie_break == "agreement":
+        return score, weighted_means(ties, weights)[0]
+    return score, gold_logprob if tie_break == "gold_logprob" else 0.0
+
+
+def weighted_means(evaluations: Sequence[EvaluationRecord], weights: Sequence[float]) -> tuple[float, float]:
+    """Weighted means of score and gold log-probability over tasks, in the order of the weights."""
+    scores = [record.score or 0.0 for record in evaluations]
+    return weighted_mean(scores, weights), weighted_mean(
+        [record.gold_logprob or 0.0 for record in evaluations], weights
+    )

@@ -1,0 +1,357 @@
+"""Who won a search, and its final table, from stored evaluations alone: what every command says of both."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from moevolve.evaluators.types import SPLITS, Split
+from moevolve.search.config.files import parse_stored_config
+from moevolve.search.config.run import FinalSection, RunConfig, StoredConfig
+from moevolve.search.loop.scores import ranking_of
+from moevolve.search.service.evaluate import FULL, interval
+from moevolve.store.records import FULL_MODEL, EvaluationRecord, HistoryRow, SearchRecord
+from moevolve.store.repository import Store
+from moevolve.workers.facts import DTYPE_BYTES, ModelFacts, active_parameters
+
+FULL_LABEL, START_LABEL, BEST_LABEL = "full model", "unsearched start", "best found"
+"""Contestants that every kind of genome can have."""
+_MANY_MEBIBYTES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A score in [0, 1] on one split of one task, or why there is none.
+
+    Attributes:
+        task: which; in a comparison, `` for the weighted mean over all tasks.
+        score: None for a candidate that failed there.
+        low, high: 95 % interval; None for means over random draws, and for what has no score.
+        spread: standard deviation over random draws (in a comparison, over seeds); None for a single model.
+        failure: the reason of one that failed.
+    """
+
+    task: str
+    split: Split
+    score: float | None
+    low: float | None = None
+    high: float | None = None
+    spread: float | None = None
+    failure: str | None = None
+
+    @property
+    def lines(self) -> list[str]:
+        """A table's cell: the score in %, the spread and the interval as far as there are any."""
+        if self.score is None:
+            return ["failed"]
+        lines = [f"{100 * self.score:.1f}"]
+        if self.spread is not None:
+            lines.append(f"+- {100 * self.spread:.1f}")
+        if self.low is not None and self.high is not None:
+            lines.append(f"{100 * self.low:.1f} - {100 * self.high:.1f}")
+        return lines
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """One row of a final table.
+
+    Attributes:
+        label: what it is.
+        ref: `search:index` of an individual; None for the full model and for means over draws.
+        scores: one per task and split that is measured.
+        parameters: of the model it stands for; None where nothing says it yet.
+        active_parameters: of these, used per token; None where only the model itself could say it.
+        summary: what the genome does, if it is one.
+        draws: how many random individuals this is the mean of; 0 for a single model.
+        phenotype: hash under which its evaluations are kept; None for means over draws.
+    """
+
+    label: str
+    ref: str | None
+    scores: tuple[Score, ...] = field(repr=False)
+    parameters: int | None
+    active_parameters: int | None
+    summary: str = ""
+    draws: int = 0
+    phenotype: str | None = field(default=None, repr=False)
+
+    def score(self, task: str, split: Split) -> Score | None:
+        """What it scored there; None if that isn't measured."""
+        return next((each for each in self.scores if (each.task, each.split) == (task, split)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Something that the final table lacks, and the command that would fill it."""
+
+    what: str
+    command: str
+
+
+@dataclass(frozen=True)
+class Standings:
+    """The winner and the final table of a search.
+
+    Attributes:
+        search: its name.
+        tasks: names of the tasks searched on, as configured.
+        others: names of further tasks with a score on `test`.
+        contestants: the full model, random draws if asked for, the method's own start if it has one, the best found;
+            without the best while there is none.
+        winner: `search:index` of the best found.
+        reranked: whether `dev` picked it.
+        gaps: what isn't measured.
+        parameters_full: parameters of the unedited model; None as long as there is no individual.
+        dtype_bytes: bytes per parameter, for memory.
+    """
+
+    search: str
+    tasks: tuple[str, ...]
+    others: tuple[str, ...]
+    contestants: tuple[Contestant, ...]
+    winner: str | None
+    reranked: bool
+    gaps: tuple[Gap, ...]
+    parameters_full: int | None
+    dtype_bytes: int
+
+    @property
+    def full(self) -> Contestant:
+        return self.contestants[0]
+
+    @property
+    def best(self) -> Contestant | None:
+        return None if self.winner is None else self.contestants[-1]
+
+    def share(self, parameters: int | None) -> list[str]:
+        """A table's cell: parameters, and their share of the full model's."""
+        if parameters is None or not self.parameters_full:
+            return ["-"]
+        return [count_text(parameters), f"{100 * parameters / self.parameters_full:.0f} %"]
+
+    def memory(self, parameters: int | None) -> str:
+        """A table's cell: memory of so many weights."""
+        if parameters is None:
+            return "-"
+        mebibytes = parameters * self.dtype_bytes / 2**20
+        return f"{mebibytes:,.0f} MiB" if mebibytes < _MANY_MEBIBYTES else f"{mebibytes / 2**10:,.1f} GiB"
+
+
+def count_text(parameters: int) -> str:
+    """A parameter count in M or B."""
+    return f"{parameters / 1e9:.2f} B" if parameters >= 1e9 else f"{parameters / 1e6:.2f} M"
+
+
+class Scorer:
+    """Stored evaluations of one search, found by phenotype, on the search's own versions of its task splits.
+
+    Attributes:
+        tasks: names of those searched on, as configured.
+        held: names of those held out.
+    """
+
+    def __init__(self, store: Store, search: SearchRecord, config: StoredConfig) -> None:
+        self._store, self._search = store, search
+        records = store.search_tasks(search.id, beside=True)
+        weights = {record.task: record.weight for record in records if record.weight}
+        self.tasks = tuple(weights)
+        self.held = tuple(record.task for record in records if not record.weight and record.split == "test")
+        self._weights = tuple(weights.values())
+        self._tie_break = config.tie_break if isinstance(config, RunConfig) else "index"
+        self._fingerprints = {(record.task, record.split): record.task_fingerprint for record in records}
+
+    def learn(self, phenotype_evaluations: Sequence[EvaluationRecord]) -> None:
+        """Take over splits that the search doesn't have itself: a `test` evaluated by hand, or of another task."""
+        for record in sorted(phenotype_evaluations, key=lambda one: (one.created_at is None, one.created_at)):
+            if record.task in self.tasks or record.split == "test":
+                self._fingerprints.setdefault((record.task, record.split), record.task_fingerprint)
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Tasks that were not searched on but tested (`final.held_out`, or evaluated by hand), by name."""
+        return tuple(sorted({task for task, split in self._fingerprints if split == "test"} - set(self.tasks)))
+
+    def find(self, phenotypes: Sequence[str]) -> dict[tuple[str, str, Split], EvaluationRecord]:
+        """(phenotype, task, split) -> evaluation."""
+        search, wanted = self._search, sorted(set(self._fingerprints.values()))
+        found = self._store.evaluations(phenotypes, search.model_fingerprint, search.engine_fingerprint, wanted)
+        return {
+            (one.phenotype_hash, one.task, one.split): one
+            for one in found
+            if self._fingerprints.get((one.task, one.split)) == one.task_fingerprint
+        }
+
+    def scores(self, phenotype: str) -> tuple[Score, ...]:
+        """Of a single model; one that broke on a task of a split failed on the tasks after it, which weren't tried."""
+        found = self.find([phenotype])
+        broken = {split: record.failure for (_, _, split), record in found.items() if record.failure is not None}
+        scores = []
+        for task, split in self._shown():
+            record = found.get((phenotype, task, split))
+            if record is not None:
+                scores.append(_score(record))
+            elif split in broken and task in self.tasks:
+                scores.append(Score(task, split, None, failure=broken[split]))
+        return tuple(scores)
+
+    def mean_scores(self, rows: Sequence[HistoryRow]) -> tuple[Score, ...]:
+        """Means over individuals; one that failed scores nothing. A split that one of them lacks is left out."""
+        found = self.find([row.phenotype_hash for row in rows])
+        # Where one failed on a task of a split, it wasn't tried on the tasks after that.
+        failed = {(phenotype, split) for (phenotype, _, split), record in found.items() if record.failure is not None}
+        scores = []
+        for task, split in self._shown():
+            records = [found.get((row.phenotype_hash, task, split)) for row in rows]
+            values = [
+                0.0
+                if row.status == "failed" or (row.phenotype_hash, split) in failed
+                else None
+                if record is None
+                else record.score
+                for row, record in zip(rows, records, strict=True)
+            ]
+            known = [value for value in values if value is not None]
+            if len(known) == len(rows) and any(record is not None for record in records):
+                spread = float(np.std(known, ddof=1)) if len(known) > 1 else 0.0
+                scores.append(Score(task, split, float(np.mean(known)), spread=spread))
+        return tuple(scores)
+
+    def ranked(self, rows: Sequence[HistoryRow], split: Split) -> list[HistoryRow] | None:
+        """Those that didn't fail on a split, best first; None while one of them isn't measured there."""
+        found = self.find([row.phenotype_hash for row in rows])
+        ranked = []
+        for row in rows:
+            here = [found.get((row.phenotype_hash, task, split)) for task in (*self.tasks, *self._ties(split))]
+            records = [record for record in here if record is not None]
+            if any(record.failure is not None for record in records):
+                continue
+            if not records or len(records) < len(here):
+                return None
+            count = len(self.tasks)
+            values = ranking_of(self._tie_break, self._weights, records[:count], records[count:])
+            ranked.append((-values[0], -values[1], row.index, row))
+        return [entry[3] for entry in sorted(ranked, key=lambda entry: entry[:3])]
+
+    def _ties(self, split: Split) -> tuple[str, ...]:
+        """What breaks ties on a split, task by task; a task that is one of agreement itself does so for itself."""
+        if self._tie_break != "agreement":
+            return ()
+        twins = ((task, f"{task}@agreement") for task in self.tasks)
+        return tuple(twin if (twin, split) in self._fingerprints else task for task, twin in twins)
+
+    def _shown(self) -> list[tuple[str, Split]]:
+        """Tasks and splits that a table has."""
+        pairs: list[tuple[str, Split]] = [(task, split) for split in SPLITS for task in self.tasks]
+        return [*pairs, *((task, "test") for task in self.others)]
+
+
+def _score(record: EvaluationRecord) -> Score:
+    if record.score is None:
+        return Score(record.task, record.split, None, failure=record.failure)
+    low, high = interval(record) if record.outcomes else (record.score, record.score)
+    return Score(record.task, record.split, record.score, low, high)
+
+
+def standings(
+    store: Store, search: SearchRecord, history: Sequence[HistoryRow], facts: ModelFacts | None = None
+) -> Standings:
+    """Who won, and the final table, as far as the store holds it; nothing is evaluated.
+
+    Args:
+        store: where the search is.
+        search: finished or not.
+        history: its individuals.
+        facts: its model, which tells what a token uses of the unedited one.
+    """
+    config = parse_stored_config(search.config)
+    scorer = Scorer(store, search, config)
+    winner, reranked = winner_of(store, search, scorer)
+
+    def single(label: str, row: HistoryRow) -> Contestant:
+        detail = store.individual(f"{search.name}:{row.index}")
+        if label == BEST_LABEL:
+            scorer.learn(detail.evaluations)
+        one = detail.individual
+        sizes = one.parameters, one.active_parameters
+        scores = scorer.scores(row.phenotype_hash)
+        return Contestant(label, detail.ref, scores, *sizes, one.summary, phenotype=row.phenotype_hash)
+
+    best = None if winner is None else single(BEST_LABEL, winner)  # first: it teaches what else was tested
+    whole = facts.parameters if facts else None
+    if facts is None and history:
+        whole = store.individual(f"{search.name}:{history[0].index}").individual.parameters_full
+    active = None if facts is None else active_parameters(facts, facts.experts, facts.active)
+    contestants = [Contestant(FULL_LABEL, None, scorer.scores(FULL_MODEL), whole, active, phenotype=FULL_MODEL)]
+    draws = drawn(config, history)
+    if draws:
+        first = store.individual(f"{search.name}:{draws[0].index}").individual
+        label, sizes = f"{config.genome.random_title}, {len(draws)} draws", (first.parameters, first.active_parameters)
+        contestants.append(Contestant(label, None, scorer.mean_scores(draws), *sizes, draws=len(draws)))
+    start = started(history)
+    contestants += [] if start is None else [single(START_LABEL, start)]
+    contestants += [] if best is None else [best]
+    return Standings(
+        search=search.name,
+        tasks=scorer.tasks,
+        others=scorer.others,
+        contestants=tuple(contestants),
+        winner=None if best is None else best.ref,
+        reranked=reranked,
+        gaps=tuple(_gaps(search, config, scorer, contestants)),
+        parameters_full=whole,
+        dtype_bytes=DTYPE_BYTES[config.model.dtype],
+    )
+
+
+def winner_of(store: Store, search: SearchRecord, scorer: Scorer) -> tuple[HistoryRow | None, bool]:
+    """What the end of the search would pick, or has, and whether `dev` did.
+
+    The best few by fitness are ranked again by their weighted mean on `dev` without penalties, ties by the
+    configuration's `tie_break`, then by index; those that failed there are out. Where nothing is ranked again, not all
+    are measured on `dev` yet, or all failed there, it is the best by fitness.
+    """
+    rerank = _final(parse_stored_config(search.config)).rerank
+    leaders = store.best_of_search(search.id, max(1, rerank))
+    ranked = scorer.ranked(leaders, "dev") if rerank and leaders else None
+    return (ranked[0], True) if ranked else (leaders[0] if leaders else None, False)
+
+
+def drawn(config: StoredConfig, history: Sequence[HistoryRow]) -> list[HistoryRow]:
+    """The first random initial individuals, as many as asked for: drawn without looking at any score."""
+    rows = [row for row in history if row.operator == "random"][: _final(config).random_draws]
+    return [row for row in rows if row.status != "pending"]
+
+
+def started(history: Sequence[HistoryRow]) -> HistoryRow | None:
+    """The method's own start, if it has one and it didn't fail."""
+    return next((row for row in history[:1] if (row.operator, row.status) == ("start", "ok")), None)
+
+
+def _final(config: StoredConfig) -> FinalSection:
+    return config.final if isinstance(config, RunConfig) else FinalSection(rerank=0, test=False)
+
+
+def _gaps(search: SearchRecord, config: StoredConfig, scorer: Scorer, contestants: Sequence[Contestant]) -> list[Gap]:
+    """What a complete table has and this one hasn't: `search` and `test` of all, `dev` of the best."""
+    if search.status != "finished":
+        whole = f"whatever is left of the search (it is {search.status}), and its final scores"
+        return [Gap(whole, f"moevolve resume {shlex.quote(search.name)}")]
+    sections = config.tasks if isinstance(config, RunConfig) else ()
+    names = dict(zip(scorer.tasks, (section.name for section in sections), strict=False))
+    names |= zip(scorer.held, _final(config).held_out, strict=False)
+    gaps = []
+    for one in contestants:
+        if one.draws:
+            continue
+        splits: tuple[Split, ...] = SPLITS if one.label == BEST_LABEL else ("search", "test")
+        wanted = [(task, split) for task in scorer.tasks for split in splits]
+        for task, split in [*wanted, *((task, "test") for task in scorer.held)]:
+            if one.score(task, split) is None:
+                subject = f"{FULL} --search {shlex.quote(search.name)}" if one.ref is None else shlex.quote(one.ref)
+                command = f"moevolve evaluate {subject} --task {shlex.quote(names.get(task, task))} --split {split}"
+                gaps.append(Gap(f"{one.label} on {task}, {split}", command))
+    return gaps

@@ -1,1 +1,0 @@
-"""Evolutionary operators, one per file: pure functions with the generator passed in."""

@@ -1,0 +1,1 @@
+"""Where evaluations run: worker actors on Ray, or this process."""

@@ -1,0 +1,59 @@
+"""A pool without Ray: one evaluator in this process, for single evaluations and for benchmarks."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from moevolve.evaluators.types import PreparedSplit
+from moevolve.search.pools.base import Completion, PoolError
+from moevolve.workers.messages import EvaluationReply, EvaluationRequest
+from moevolve.workers.worker import WorkerFault
+
+
+class Evaluator(Protocol):
+    """Scores one request, like `EvaluationWorker`."""
+
+    def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply: ...
+
+
+class LocalPool:
+    """Evaluates one request per poll, in order of submission.
+
+    Args:
+        make: makes the evaluator; called when the first request is polled, so that nothing is loaded in vain.
+        splits: prepared splits by fingerprint.
+    """
+
+    def __init__(self, make: Callable[[], Evaluator], splits: Mapping[str, PreparedSplit]) -> None:
+        self._make = make
+        self._evaluator: Evaluator | None = None
+        self._splits = dict(splits)
+        self._queue: deque[EvaluationRequest] = deque()
+
+    def add_splits(self, splits: Mapping[str, PreparedSplit]) -> None:
+        self._splits.update(splits)
+
+    def submit(self, request: EvaluationRequest) -> None:
+        self._queue.append(request)
+
+    def poll(self, timeout: float) -> list[Completion]:
+        """Evaluate the next request.
+
+        Raises:
+            PoolError: the evaluator is at fault; this process has no other.
+        """
+        if not self._queue:
+            return []
+        request = self._queue.popleft()
+        splits = tuple(self._splits[fingerprint] for fingerprint in request.splits)
+        if self._evaluator is None:
+            self._evaluator = self._make()
+        try:
+            return [Completion(self._evaluator.evaluate(request, splits), attempts=1)]
+        except WorkerFault as error:
+            raise PoolError(f"the evaluation failed through no fault of the model: {error}") from error
+
+    def close(self) -> None:
+        self._queue.clear()

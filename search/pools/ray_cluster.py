@@ -1,0 +1,136 @@
+"""Start Ray on this machine, or join a cluster."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from typing import Any
+
+import ray
+from ray._raylet import Config  # type: ignore[attr-defined]
+from ray.exceptions import RayError
+
+from moevolve.search.config.run import WorkersSection
+from moevolve.search.pools import ray_knock as knocking
+from moevolve.search.pools.base import PoolError
+from moevolve.workers.engine.engine import WORKER_ENV
+
+_PATIENCE_S = 60.0
+"""Seconds until knocking is given up; it ends sooner by itself, unless this machine is out of breath."""
+
+
+def start_ray(workers: WorkersSection) -> None:
+    """Start Ray on this machine, or join the cluster at `workers.address`.
+
+    Workers get an empty working directory of their own: the driver's would otherwise stand on their `sys.path`, where
+    our folder `kernels` could shadow the package of that name which `transformers` imports.
+
+    Raises:
+        PoolError: the cluster can't be reached, or doesn't let us in.
+    """
+    if ray.is_initialized():
+        return
+    # Ray takes SIGTERM for itself, in Python and below it, and dies of it with a stack trace.
+    before = signal.getsignal(signal.SIGTERM)
+    options: dict[str, Any]
+    if workers.address is None:
+        cpus = max(1, math.ceil(workers.count * workers.num_cpus))
+        options = {"address": "local", "num_cpus": cpus, "include_dashboard": False}
+    else:
+        found, mode = find_cluster(workers.address)
+        options = {"address": found}
+        # For good: Ray keeps to what it began with for as long as the process lives.
+        os.environ.setdefault(knocking.MODE, mode)
+        Config.initialize("")  # has read the environment already
+    try:
+        with tempfile.TemporaryDirectory(prefix="moevolve-") as empty:
+            ray.init(
+                runtime_env={"working_dir": empty, "env_vars": dict(WORKER_ENV)},
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                **options,
+            )
+    except (ConnectionError, RayError, ValueError) as error:
+        raise PoolError(f"workers.address {workers.address}: can't join this Ray cluster: {error}") from error
+    finally:
+        _handle(signal.SIGTERM, before)
+
+
+def find_cluster(address: str) -> tuple[str, str]:
+    """A cluster's `host:port`, and how it authenticates: `token` or `disabled`, as RAY_AUTH_MODE has it.
+
+    With an address, Ray sends a token only where RAY_AUTH_MODE tells it to; the cluster knows whether it asks for one.
+    The token is where Ray's own tools look for it: RAY_AUTH_TOKEN, the file RAY_AUTH_TOKEN_PATH, or .ray/auth_token in
+    the home folder.
+
+    Args:
+        address: `host:port` or `auto`.
+
+    Raises:
+        PoolError: nothing answers there, or it doesn't let us in.
+    """
+    answer, found = _knock(address)
+    where = f"workers.address {address}"
+    mode = os.environ.get(knocking.MODE)
+    if answer == "nothing there":
+        raise PoolError(f"{where}: no Ray cluster answers there: {found}")
+    if answer == "open":
+        if mode is not None and mode.lower() == "token":
+            raise PoolError(
+                f"{where}: {knocking.MODE} is token here, but this cluster was started without tokens; "
+                f"unset {knocking.MODE}, or start all of its nodes with {knocking.MODE}=token"
+            )
+        return found, "disabled"
+    if mode is not None and mode.lower() != "token":
+        raise PoolError(
+            f"{where}: this cluster asks for a token, but {knocking.MODE} is {mode!r} here; "
+            "set it to token, or unset it"
+        )
+    if answer == "no token":
+        path = os.environ.get("RAY_AUTH_TOKEN_PATH")
+        lacks = f"no readable token in RAY_AUTH_TOKEN_PATH={path}" if path else "no token here"
+        raise PoolError(
+            f"{where}: this cluster asks for a token, and there is {lacks}; copy ~/.ray/auth_token of its head node "
+            "to this one, or set RAY_AUTH_TOKEN"
+        )
+    if answer == "wrong token":
+        raise PoolError(
+            f"{where}: this cluster refuses the token in {_token_source()}; "
+            "take the one that `ray get-auth-token` prints on its head node"
+        )
+    return found, "token"
+
+
+def _knock(address: str) -> tuple[str, str]:
+    # Without the working directory on `sys.path`, where folders may be named like packages.
+    command = [sys.executable, "-P", "-m", knocking.__name__, address]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
+    except subprocess.TimeoutExpired:
+        return "nothing there", f"no answer within {_PATIENCE_S:g} s"
+    if done.returncode == -signal.SIGALRM:
+        return "nothing there", f"something listens, but gives no answer of a Ray head within {knocking.LIMIT_S} s"
+    answer = done.stdout.splitlines()[-2:]
+    if done.returncode or len(answer) != 2:
+        said = done.stderr.strip().splitlines() or ["no reason given"]
+        return "nothing there", said[-1]
+    return answer[0], answer[1]
+
+
+def _token_source() -> str:
+    """Where Ray takes the token from."""
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        return "RAY_AUTH_TOKEN"
+    return os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token"
+
+
+def _handle(number: signal.Signals, handler: Any) -> None:
+    """Set a signal's handler back; only the main thread can, and only it had one changed."""
+    if threading.current_thread() is threading.main_thread() and handler is not None:
+        signal.signal(number, handler)

@@ -1,0 +1,119 @@
+"""The figures of a report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from moevolve.search.figures.course import course_figure, size_figure
+from moevolve.search.figures.dense import division_figure, mixing_figure, widths_figure
+from moevolve.search.figures.lineage import lineage_figure
+from moevolve.search.figures.matrices import MAX_ROWS, eep_figure
+from moevolve.search.figures.style import to_svg
+from moevolve.search.genomes.eep.genome import EepGenome
+from moevolve.search.genomes.factorllm.genome import FactorLlmGenome
+from moevolve.search.genomes.nanomoe.space import NanoMoeGenome
+from moevolve.search.genomes.tomoe.genome import ToMoeGenome
+from moevolve.search.report.contents import Contents
+from moevolve.search.service.analyse import Analysis, figures_of
+
+if TYPE_CHECKING:
+    from moevolve.search.figures.style import Figure
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """One figure on the page.
+
+    Attributes:
+        title: its heading.
+        caption: what is to be seen.
+        svg: the figure itself, an `<svg>` element.
+    """
+
+    title: str
+    caption: str
+    svg: str = field(repr=False)
+
+
+def drawings_of(contents: Contents) -> dict[str, list[Drawing]]:
+    """Figures by the section they belong to: `course`, `searched`, `lineage`, `experts`; empty ones left out."""
+    found: dict[str, list[Drawing]] = {}
+    if any(row.fitness is not None for row in contents.history):
+        found["course"] = [_course(contents), _sizes(contents)]
+    searched = _searched(contents)
+    if searched is not None:
+        found["searched"] = [searched]
+    if contents.graph is not None and contents.graph.edges:
+        count = len(contents.graph.nodes)
+        caption = f"{_best(contents)} and the {count - 1} individuals it descends from, joined to their children."
+        found["lineage"] = [_drawing("lineage", "Ancestors", caption, lineage_figure(contents.graph))]
+    if contents.analysis is not None:
+        found["experts"] = _experts(contents.analysis)
+    return found
+
+
+def _drawing(name: str, title: str, caption: str, figure: Figure) -> Drawing:
+    return Drawing(title, caption, to_svg(figure, name, f"{title}. {caption}"))
+
+
+def _best(contents: Contents) -> str:
+    return contents.standings.winner or "nothing"
+
+
+def _course(contents: Contents) -> Drawing:
+    scored = [row for row in contents.history if row.fitness is not None]
+    top = max(row.fitness or 0.0 for row in scored)
+    caption = f"Every individual's score on the search split, in order of creation; the highest is {100 * top:.1f} %"
+    caption += "." if contents.full is None else f", the full model has {100 * contents.full:.1f} %."
+    return _drawing("course", "Course of the search", caption, course_figure(contents.history, contents.full))
+
+
+def _sizes(contents: Contents) -> Drawing:
+    winner = contents.standings.winner
+    scored = {row.index for row in contents.history if row.fitness is not None}
+    best = None if winner is None else int(winner.rpartition(":")[2])
+    best = best if best in scored else None
+    figure = size_figure(contents.history, contents.sizes, contents.full, best)
+    caption = "Score against parameters, of the whole model and of what one token uses, for every individual."
+    return _drawing("sizes", "Score against size", caption, figure)
+
+
+def _searched(contents: Contents) -> Drawing | None:
+    """What was searched, of the best individual."""
+    subject, start = contents.subject, contents.start
+    genome = None if subject is None else subject.genome
+    if isinstance(genome, EepGenome):
+        caption = "Rows are new experts: how much of each original expert's routing weight and weights they take."
+        caption += _left_out(genome.space.groups, MAX_ROWS, "groups of layers")
+        return _drawing("matrices", f"Matrices of {_best(contents)}", caption, eep_figure(genome))
+    if isinstance(genome, NanoMoeGenome) and genome.mixing.size:
+        caption = "How far the search moved each block of the mixing matrices from where it started."
+        caption += _left_out(len(genome.space.layers), 3 * MAX_ROWS, "linear layers")
+        return _drawing("matrices", f"Mixing matrices of {_best(contents)}", caption, mixing_figure(genome))
+    if isinstance(genome, ToMoeGenome):
+        caption = "Neurons that one expert keeps in each layer, and that any expert keeps."
+        return _drawing("matrices", f"Widths of {_best(contents)}", caption, widths_figure(genome.express()))
+    if isinstance(genome, FactorLlmGenome) and isinstance(start, FactorLlmGenome):
+        caption = "Neurons that each expert has in common with the experts that the search started from."
+        caption += _left_out(genome.space.dense.layers, 2 * MAX_ROWS, "layers")
+        figure = division_figure(genome.express(), start.express())
+        return _drawing("matrices", f"Division of {_best(contents)}", caption, figure)
+    return None
+
+
+def _left_out(count: int, shown: int, what: str) -> str:
+    return "" if count <= shown else f" {shown} of {count} {what} are shown."
+
+
+def _experts(analysis: Analysis) -> list[Drawing]:
+    titles = {
+        "usage": "Experts at work, all layers",
+        "activations": "Activations per expert",
+        "together": "Experts that are active together",
+        "mixing": "Mixing matrices at work",
+    }
+    return [
+        _drawing(f"experts-{name}", titles[name], caption, figure)
+        for name, (figure, caption) in figures_of(analysis).items()
+    ]

@@ -1,0 +1,68 @@
+"""The calibration a genome kind starts from: found in the store, or made once by a worker and stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.types import PreparedSplit
+from moevolve.search.config.run import StoredConfig, WorkersSection
+from moevolve.search.genomes.base import G, GenomeSpace
+from moevolve.search.loop.setup import SearchSetup
+from moevolve.store.repository import Store
+from moevolve.workers.config import EngineConfig, ModelConfig, engine_fingerprint
+from moevolve.workers.methods.base import Calibration, CalibrationRecipe, calibration_fingerprint
+
+Calibrate = Callable[[WorkersSection, ModelConfig, EngineConfig, CalibrationRecipe, tuple[PreparedSplit, ...]], bytes]
+"""Makes a calibration, as a safetensors file, on some worker."""
+
+
+def calibrated_setup(setup: SearchSetup, store: Store, calibrate: Calibrate) -> SearchSetup:
+    """The setup with a space that can breed; it must be registered.
+
+    Raises:
+        UserError: the calibration can't be made.
+        PoolError: no worker can be had.
+    """
+    recipe = setup.space.recipe
+    if recipe is None:
+        return setup
+    config, splits = setup.config, setup.prepared["search"]
+    tasks = tuple(split.fingerprint for split in splits)
+    fingerprint = _fingerprint(config, recipe, setup.facts.fingerprint, tasks)
+    content = store.calibration(fingerprint)
+    if content is None:
+        content = calibrate(config.workers, config.model.to_worker(), config.engine.to_worker(), recipe, splits)
+        store.add_calibration(fingerprint, content)
+    return replace(setup, space=setup.space.calibrated(Calibration.from_bytes(content)))
+
+
+def calibrated_space(
+    space: GenomeSpace[G], config: StoredConfig, store: Store, search_id: str, model_fingerprint: str
+) -> GenomeSpace[G]:
+    """The space of a recorded search, with its stored calibration.
+
+    Raises:
+        UserError: the search stopped before its calibration was made.
+    """
+    if space.recipe is None:
+        return space
+    calibration = stored_calibration(space.recipe, config, store, search_id, model_fingerprint)
+    if calibration is None:
+        raise UserError(f"search {config.name} has no calibration in this store yet; resume it first")
+    return space.calibrated(calibration)
+
+
+def stored_calibration(
+    recipe: CalibrationRecipe, config: StoredConfig, store: Store, search_id: str, model_fingerprint: str
+) -> Calibration | None:
+    """The calibration of a recorded search (what it cost is noted in it), None if it isn't made yet."""
+    tasks = tuple(task.task_fingerprint for task in store.search_tasks(search_id) if task.split == "search")
+    content = store.calibration(_fingerprint(config, recipe, model_fingerprint, tasks))
+    return None if content is None else Calibration.from_bytes(content)
+
+
+def _fingerprint(config: StoredConfig, recipe: CalibrationRecipe, model: str, tasks: tuple[str, ...]) -> str:
+    engine = engine_fingerprint(config.model.to_worker(), config.engine.to_worker())
+    return calibration_fingerprint(recipe, model, engine, tasks)

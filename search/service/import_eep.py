@@ -1,0 +1,114 @@
+"""Coefficient files as stored individuals: one search of one individual per file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.config.files import load_run_config
+from moevolve.search.config.models import find_model
+from moevolve.search.config.run import EngineSection, ModelSection, StoredConfig
+from moevolve.search.genomes.eep.coefficients import group_layers, read_coefficients
+from moevolve.search.genomes.eep.genome import EepGenome
+from moevolve.search.genomes.eep.space import EepSpace
+from moevolve.search.genomes.sections import EepSection
+from moevolve.search.loop.driver import individual_record
+from moevolve.search.service.launch import pinned, search_record
+from moevolve.search.service.weights import facts_with_or_without, where_model
+from moevolve.search.strategies.base import Proposal
+from moevolve.store.records import new_search_id
+from moevolve.store.repository import Store
+from moevolve.workers.facts import ModelFacts
+from moevolve.workers.methods.eep.edit import RouterSpace
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """One stored coefficient file."""
+
+    ref: str
+    path: Path
+    experts: int
+    groups: int
+    summary: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    path: Path
+    config: StoredConfig
+    genome: EepGenome
+
+
+def import_files(
+    files: Sequence[Path], experts_of: str, active: int | None, router_space: RouterSpace, store_url: str
+) -> list[Imported]:
+    """Read every file first, then store them all; a bad file leaves the store untouched.
+
+    Args:
+        files: coefficient files.
+        experts_of: checkpoint (folder or hub id), folder of a config.json, name of a config that comes with moevolve,
+            or run configuration that names the model.
+        active: experts per token; None keeps the model's, at most n'.
+        router_space: how the router mappings are meant; the authors' are of the probabilities.
+        store_url: where to.
+
+    Weights aren't needed; whatever needs them later says which they are (`weights`).
+
+    Raises:
+        UserError: a file can't be read or doesn't fit the model.
+        StoreError: the store can't be opened, or a search of that name exists.
+    """
+    model, engine = _model_of(experts_of)
+    model = pinned(model)
+    facts = facts_with_or_without(model)
+    ready = [_read(path, model, engine, facts, active, router_space) for path in files]
+    with Store.open(store_url) as store:
+        taken = {summary.search.name for summary in store.searches()}
+        for item in ready:
+            if item.config.name in taken:
+                raise UserError(f"{item.path}: search {item.config.name} exists in the store already")
+            taken.add(item.config.name)
+        return [_store(store, item, facts) for item in ready]
+
+
+def _model_of(experts_of: str) -> tuple[ModelSection, EngineSection]:
+    if experts_of.endswith((".yaml", ".yml")):
+        config = load_run_config(Path(experts_of))
+        return config.model, config.engine
+    return ModelSection(path=where_model(find_model(experts_of, "--experts-of"))), EngineSection()
+
+
+def _read(
+    path: Path,
+    model: ModelSection,
+    engine: EngineSection,
+    facts: ModelFacts,
+    active: int | None,
+    router_space: RouterSpace,
+) -> _Ready:
+    mapping, merging = read_coefficients(path, len(facts.moe_layers), facts.experts)
+    retained, groups = int(mapping.shape[1]), group_layers(mapping, merging)
+    if active is not None and active > retained:
+        raise UserError(f"--active {active} is more than the {retained} experts of {path}")
+    section = EepSection(experts=retained, active=active, groups=groups, router_space=router_space)
+    space = EepSpace.of(section, facts)
+    firsts = [space.layer_groups.index(group) for group in range(space.groups)]
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", path.stem).lstrip("._-") or "import"
+    config = StoredConfig(name=name, model=model, genome=section, engine=engine)
+    return _Ready(path, config, EepGenome(space, mapping[firsts], merging[firsts]))
+
+
+def _store(store: Store, item: _Ready, facts: ModelFacts) -> Imported:
+    search_id = new_search_id()
+    description = item.genome.space.describe(item.genome)
+    store.create_search(search_record(item.config, search_id, facts.fingerprint), [])
+    proposal = Proposal(0, 0, item.genome, "import-eep", ())
+    individual = individual_record(proposal, "import", description, depth=0)
+    store.record(search_id, individuals=[individual])
+    store.set_status(search_id, "finished", f"imported from {item.path.name}")
+    space = item.genome.space
+    return Imported(f"{item.config.name}:0", item.path, space.retained, space.groups, description.summary)

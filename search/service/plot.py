@@ -1,0 +1,63 @@
+"""One picture of a search: score over evaluations, and what was searched of one individual."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.figures.course import draw_course
+from moevolve.search.figures.dense import draw_dense, draws
+from moevolve.search.figures.matrices import draw_eep_matrices, spread
+from moevolve.search.figures.style import check_format, drawing
+from moevolve.search.genomes.base import Genome
+from moevolve.search.genomes.eep.genome import EepGenome
+from moevolve.store.records import HistoryRow
+
+_MAX_GROUPS = 8
+
+
+def plot_search(
+    path: Path,
+    title: str,
+    history: Sequence[HistoryRow],
+    full: float | None,
+    genome: Genome | None,
+    genome_label: str = "",
+    start: Genome | None = None,
+) -> None:
+    """Write one figure: the course of the search on top, what was searched of `genome` below; either may be missing.
+
+    Args:
+        path: image file; its suffix chooses the format (png, svg, pdf).
+        title: above the figure.
+        history: the search's individuals in order.
+        full: fitness of the unedited model, drawn as a line.
+        genome: individual of which it is drawn; None leaves it out.
+        genome_label: how to name it.
+        start: the genome that the search started from, if its kind has one.
+
+    Raises:
+        UserError: nothing was evaluated yet and there is no genome to draw, the suffix names no known format, or the
+            file can't be written.
+    """
+    columns = len(spread(genome.space.groups, _MAX_GROUPS)) if isinstance(genome, EepGenome) else 0
+    above = any(row.fitness is not None for row in history)
+    below = genome is not None and (columns > 0 or draws(genome, start))
+    if not above and not below:
+        raise UserError(f"{title}: no evaluated individual to plot yet")
+    heights = [4.0] * above + [3.6] * below
+    with drawing(sum(heights), max(8.0, 2.0 * columns)) as figure:
+        check_format(figure, path)
+        figure.suptitle(title)
+        parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+        if above:
+            draw_course(parts[0].subplots(), history, full)
+        if isinstance(genome, EepGenome):
+            draw_eep_matrices(parts[-1], genome, genome_label)
+        elif genome is not None and below:
+            draw_dense(parts[-1], genome, start, genome_label)
+        try:
+            figure.savefig(path, dpi=150)
+        except OSError as error:
+            raise UserError(f"{path}: can't be written: {error.strerror or error}") from error

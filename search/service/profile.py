@@ -1,0 +1,167 @@
+"""Profiles of stored individuals, of their full model and of checkpoint folders, by what a user typed."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.service.evaluate import FULL, Subject, find_subject
+from moevolve.store.repository import Store
+from moevolve.workers.config import ModelConfig
+from moevolve.workers.profiling.checkpoints import check_folder, position_limit
+from moevolve.workers.profiling.messages import Device, Dtype, ProfiledModel, ProfileSettings
+from moevolve.workers.profiling.report import ProfileReport
+from moevolve.workers.profiling.run import ProfileError, profile_models
+
+_INDIVIDUAL = re.compile(r"[A-Za-z0-9._-]+:\d+")
+_MOST_PROMPT_TOKENS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileRequest:
+    """What is to be profiled, and how; see `ProfileSettings`.
+
+    Attributes:
+        names: individuals (`SEARCH:INDEX`), `full`, and folders of checkpoints.
+        search: whose full model, with `full` and no individual.
+        prompt_tokens: None takes half of the positions that the models have, 512 at most.
+        trust_remote_code: whether modelling code in the folders may run.
+        model: where the searches' weights are, if not where the store says.
+    """
+
+    names: tuple[str, ...]
+    batch_sizes: tuple[int, ...]
+    prompt_tokens: int | None
+    new_tokens: int
+    repeats: int
+    search: str | None = None
+    device: Device = "auto"
+    threads: int | None = None
+    trust_remote_code: bool = False
+    apart: bool = False
+    model: str | None = None
+
+    @property
+    def stored(self) -> tuple[str, ...]:
+        """Names that only a store knows."""
+        return tuple(name for name in self.names if _is_stored(name))
+
+
+def profile(
+    request: ProfileRequest, store: Store | None, on_stage: Callable[[str], None] = lambda _: None
+) -> ProfileReport:
+    """Profile individuals, exported for the purpose, and folders, beside the full model of the individuals.
+
+    Folders alone are compared with the first of them. Nothing is stored, and what was exported is removed.
+
+    Raises:
+        StoreError: no such individual or search.
+        UserError: a folder is none, names are of different models, or a model can't be profiled like that.
+        ProfileError: a model's process died, or an export isn't what was measured.
+    """
+    names = tuple(dict.fromkeys(request.names))
+    trusted = request.trust_remote_code
+    folders = {
+        name: ProfiledModel(name, str(check_folder(name, trusted)), trust_remote_code=trusted)
+        for name in names
+        if not _is_stored(name)
+    }
+    subjects = _subjects(names, store, request.search, request.model)
+    full = _full_model(subjects)
+    configs = [ModelConfig(model.path, trust_remote_code=trusted) for model in folders.values()]
+    if full is not None:
+        configs.append(full)
+    settings = _settings(request, full, min(position_limit(config) for config in configs))
+    with tempfile.TemporaryDirectory(prefix="moevolve-profile-") as scratch:
+        models = dict(folders)
+        if full is not None:
+            on_stage("exporting")
+            models |= _stored_models(subjects, full, Path(scratch))
+        order = [*([FULL] if full is not None else []), *(name for name in names if name != FULL)]
+        chosen = [_placed(models[name], request.device) for name in order]
+        processes = Path(scratch, "processes")
+        processes.mkdir()
+        report = profile_models(chosen, settings, processes, on_stage)
+    return replace(report, notes=_notes(report, subjects))
+
+
+def _notes(report: ProfileReport, subjects: dict[str, Subject]) -> tuple[str, ...]:
+    """Individuals whose checkpoint isn't as large as the store says: stock forms may repeat what experts share."""
+    notes = []
+    for model in report.models:
+        detail = subjects[model.label].detail if model.label in subjects else None
+        if detail is not None and detail.individual.parameters != model.load.parameters:
+            notes.append(
+                f"{model.label} describes {detail.individual.parameters:,} parameters; its {model.load.model_type} "
+                f"checkpoint has {model.load.parameters:,}"
+            )
+    return tuple(notes)
+
+
+def _is_stored(name: str) -> bool:
+    return name == FULL or (_INDIVIDUAL.fullmatch(name) is not None and not Path(name).is_dir())
+
+
+def _subjects(names: Sequence[str], store: Store | None, search: str | None, model: str | None) -> dict[str, Subject]:
+    individuals = [name for name in names if _is_stored(name) and name != FULL]
+    found = {}
+    if individuals or FULL in names:
+        assert store is not None
+        found = {name: find_subject(store, name, model=model) for name in individuals}
+        if not individuals:
+            found[FULL] = find_subject(store, FULL, search, model)
+    return found
+
+
+def _full_model(subjects: dict[str, Subject]) -> ModelConfig | None:
+    """The model that all subjects edit; None without any."""
+    models = {(subject.facts.fingerprint, subject.config.model.dtype): name for name, subject in subjects.items()}
+    if len(models) > 1:
+        one, other, *_ = models.values()
+        raise UserError(f"{one} and {other} are of different models or dtypes; profile one model's at a time")
+    return next((subject.config.model.to_worker() for subject in subjects.values()), None)
+
+
+def _settings(request: ProfileRequest, full: ModelConfig | None, positions: int) -> ProfileSettings:
+    prompt = request.prompt_tokens
+    if prompt is None:
+        prompt = max(1, min(_MOST_PROMPT_TOKENS, positions // 2))
+    if prompt + request.new_tokens > positions:
+        raise UserError(
+            f"{prompt} prompt tokens and {request.new_tokens} new ones are more than the model's {positions} "
+            "positions; give smaller --prompt-tokens or --new-tokens"
+        )
+    dtype: Dtype = "auto" if full is None else full.dtype
+    return ProfileSettings(
+        request.batch_sizes,
+        prompt,
+        request.new_tokens,
+        request.repeats,
+        request.device,
+        dtype,
+        request.threads,
+        request.apart,
+    )
+
+
+def _stored_models(subjects: dict[str, Subject], full: ModelConfig, scratch: Path) -> dict[str, ProfiledModel]:
+    """The full model where it is, and the individuals as new checkpoints."""
+    from moevolve.workers.export.export import ExportError
+    from moevolve.workers.profiling.checkpoints import export_models
+
+    models = {FULL: ProfiledModel(FULL, full.path, full.revision, full.device_map, full.trust_remote_code)}
+    edits = [(name, subject.edit) for name, subject in subjects.items() if name != FULL]
+    try:
+        exported = export_models(full, edits, scratch) if edits else ()
+    except ExportError as error:
+        raise ProfileError(str(error)) from error
+    return models | {model.label: model for model in exported}
+
+
+def _placed(model: ProfiledModel, device: Device) -> ProfiledModel:
+    # A device map is for GPUs.
+    return replace(model, device_map=None) if device == "cpu" else model

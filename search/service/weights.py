@@ -1,0 +1,97 @@
+"""Which weights a search is about: of one imported with a model's config alone, the first ones that it is used with."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.config.run import ModelSection
+from moevolve.store.records import UNBOUND, SearchRecord
+from moevolve.store.repository import Store
+from moevolve.workers.config import ModelConfig
+from moevolve.workers.facts import ModelFacts
+from moevolve.workers.model.describe import describe_config, describe_model, meta_model
+
+
+def facts_with_or_without(model: ModelSection) -> ModelFacts:
+    """Facts of a checkpoint; or of a config.json alone, whose fingerprint then is `config:` and a hash of them.
+
+    Raises:
+        UserError: the config can't be read, or the family isn't supported.
+    """
+    config = model.to_worker()
+    if _has_weights(config):
+        return describe_model(config)
+    facts = shapes(config)
+    return replace(facts, fingerprint=_unbound(facts))
+
+
+def shapes(config: ModelConfig) -> ModelFacts:
+    """What a model's config.json says of it, weights or no weights; the fingerprint is empty.
+
+    Raises:
+        UserError: the config can't be read, or the family isn't supported.
+    """
+    return describe_config(meta_model(config), config)
+
+
+def where_model(path: str) -> str:
+    """A folder's whole path, so that it is found from anywhere; a hub id as it is."""
+    return str(Path(path).resolve()) if Path(path).exists() else path
+
+
+def bound_facts(store: Store, search: SearchRecord, model: ModelSection) -> ModelFacts:
+    """Facts of the weights that a search is about; if that was open until now, it is about these from now on.
+
+    Args:
+        store: where the search is.
+        search: the search.
+        model: where its weights are.
+
+    Raises:
+        UserError: there are no weights, or they are others than the search's.
+    """
+    config = model.to_worker()
+    if not search.is_bound and not _has_weights(config):
+        raise UserError(
+            f"search {search.name} was imported with the config in {model.path} alone, and this needs the weights; "
+            "say where they are with --model PATH"
+        )
+    facts = describe_model(config)
+    if search.is_bound:
+        check_checkpoint(model.path, facts, search)
+    elif _unbound(facts) != search.model_fingerprint:
+        raise UserError(
+            f"model {model.path}: its config isn't of the shapes that search {search.name} was imported for"
+        )
+    else:
+        store.bind_model(search.id, facts.fingerprint, model.path)
+    return facts
+
+
+def check_checkpoint(path: str, facts: ModelFacts, search: SearchRecord) -> None:
+    """Refuse a model that isn't the one that a search ran on.
+
+    Raises:
+        UserError: its fingerprint is another.
+    """
+    if facts.fingerprint != search.model_fingerprint:
+        raise UserError(
+            f"model {path}: not the checkpoint that search {search.name} ran on: its weights, tokenizer or "
+            "configuration files are others now; put them back, or launch another search"
+        )
+
+
+def _unbound(facts: ModelFacts) -> str:
+    """Stands for whatever weights are of these shapes."""
+    content = asdict(replace(facts, fingerprint="", notes=()))
+    return UNBOUND + hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _has_weights(config: ModelConfig) -> bool:
+    from moevolve.workers.model.loading import has_weights
+
+    return has_weights(config)

@@ -1,0 +1,96 @@
+"""Rows from JSONL files and from the hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.tasks import datasets as loading
+from moevolve.evaluators.tasks.config import Source
+
+
+def _write(folder: Path, text: str | bytes, name: str = "rows.jsonl") -> Path:
+    path = folder / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def test_rows_keep_order_types_and_places(tmp_path: Path) -> None:
+    first = _write(tmp_path, '{"a": 1, "n": {"x": "y"}}\n\n{"a": 2, "n": {"x": "z\u2028"}}\n', "one.jsonl")
+    second = _write(tmp_path, b'\xef\xbb\xbf{"a": 3, "b": true}', "two.jsonl")
+    table = loading.read_jsonl([first, second])
+    assert table.column("a") == [1, 2, 3]
+    assert table.row(1) == {"a": 2, "n": {"x": "z\u2028"}, "b": None}
+    assert table.row(2)["b"] is True
+    assert [table.place(i) for i in range(3)] == [f"{first}:1", f"{first}:3", f"{second}:1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"a": 1}\n{"a": \n{"a": 3}\n', "rows.jsonl:2: not JSON: Expecting value at column"),
+        ('{"a": 1}\n{"a": 1}}\n', "rows.jsonl:2: not JSON: Extra data"),
+        ('{"a": 1}\n[1]\n', "rows.jsonl:2: expected a JSON object with named fields, got list"),
+        ('{"a": 1}\n\n{"a": "x"}\n', "rows.jsonl:3: field `a` is text here but a number at"),
+        ('{"a": [1, "x"]}\n', "rows.jsonl:1: fields are not of one type"),
+        (b'{"a": "ok"}\n{"a": "\xff"}\n', "rows.jsonl:2: not UTF-8"),
+        ("", "rows.jsonl: no rows; put one JSON object on each line"),
+        ("\n \n", "rows.jsonl: no rows"),
+    ],
+)
+def test_malformed_files_are_named_with_their_line(tmp_path: Path, text: str | bytes, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        loading.read_jsonl([_write(tmp_path, text)])
+    assert said in str(caught.value)
+    assert str(caught.value).startswith(str(tmp_path))
+
+
+def test_missing_file_and_folder_in_its_place(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"absent\.jsonl: no such file; .* relative to the task file's folder"):
+        loading.read_jsonl([tmp_path / "absent.jsonl"])
+    with pytest.raises(UserError, match="can't be read"):
+        loading.read_jsonl([tmp_path])
+
+
+def test_missing_column_lists_those_there_are(tmp_path: Path) -> None:
+    table = loading.read_jsonl([_write(tmp_path, '{"a": 1, "b": 2}\n')])
+    with pytest.raises(UserError, match="no column `c`; it has: a, b"):
+        table.column("c")
+
+
+def test_hub_rows_come_from_the_named_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def fake(path: str, name: str | None, *, split: str, revision: str | None) -> datasets.Dataset:
+        asked.append((path, name, split, revision))
+        return datasets.Dataset.from_dict({"a": [1, 2]})
+
+    monkeypatch.setattr(loading, "load_dataset", fake)
+    table = loading.load_table(Source(hub="org/data", config="c", revision="v1"), "train")
+    assert asked == [("org/data", "c", "train", "v1")]
+    assert table.row(1) == {"a": 2}
+    assert table.place(1) == "org/data c train, row 1"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        datasets.exceptions.DatasetNotFoundError("Dataset 'org/data' doesn't exist\nmore"),
+        ConnectionError("Couldn't reach the Hub"),
+        ValueError('Unknown split "train"'),
+        RuntimeError("Dataset scripts are no longer supported"),
+    ],
+)
+def test_hub_failures_say_what_to_do(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(loading, "load_dataset", fail)
+    with pytest.raises(UserError, match=r"hub dataset org/data train: can't be loaded: .*local JSONL files") as caught:
+        loading.load_table(Source(hub="org/data"), "train")
+    assert str(error).splitlines()[0] in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,306 @@
+"""Every task file that comes with the package: parses, renders a row in the hub's format, keeps its splits apart."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+
+from moevolve.evaluators.demo.prompts import CHOICES, TEMPLATES
+from moevolve.evaluators.matching import make_matcher
+from moevolve.evaluators.tasks import prepare
+from moevolve.evaluators.tasks.config import Source
+from moevolve.evaluators.tasks.datasets import Table
+from moevolve.evaluators.tasks.registry import list_tasks, load_task
+from moevolve.evaluators.types import Example
+
+HELD_OUT = {
+    "electrical_engineering",
+    "professional_accounting",
+    "high_school_macroeconomics",
+    "high_school_computer_science",
+    "business_ethics",
+    "miscellaneous",
+    "high_school_psychology",
+}
+DEMO = sorted(name for name in list_tasks() if name.startswith("demo-"))
+
+# One row in the columns of the hub data set, and what becomes of it.
+HUB_ROWS: dict[str, tuple[dict[str, Any], Example]] = {
+    "boolq": (
+        {"question": "is it so", "passage": "P.", "idx": 0, "label": 0},
+        Example("P.\nQuestion: is it so\nA. Yes\nB. No\nAnswer:", ("B",), ("A", "B")),
+    ),
+    "cb": (
+        {"premise": "P.", "hypothesis": "H", "idx": 0, "label": 0},
+        Example(
+            "P.\nH\nWhat is the relation between the two sentences?\n"
+            "A. Contradiction\nB. Entailment\nC. Neutral\nAnswer:",
+            ("B",),
+            ("A", "B", "C"),
+        ),
+    ),
+    "copa": (
+        {"premise": "P.", "choice1": "One.", "choice2": "Two.", "question": "effect", "idx": 0, "label": 1},
+        Example(
+            "P.\nQuestion: Which of these is the more plausible effect?\nA. One.\nB. Two.\nAnswer:", ("B",), ("A", "B")
+        ),
+    ),
+    "multirc": (
+        {"paragraph": "P.", "question": "Q?", "answer": "X", "idx": {"paragraph": 0}, "label": 1},
+        Example(
+            "P.\nQuestion: Q?\nProposed answer: X\nIs the proposed answer right?\nA. Yes\nB. No\nAnswer:",
+            ("A",),
+            ("A", "B"),
+        ),
+    ),
+    "rte": (
+        {"premise": "P.", "hypothesis": "H.", "idx": 0, "label": 0},
+        Example(
+            "P.\nH.\nIs the sentence below entailed by the sentence above?\nA. Yes\nB. No\nAnswer:", ("A",), ("A", "B")
+        ),
+    ),
+    "wic": (
+        {"word": "w", "sentence1": "S1.", "sentence2": "S2.", "start1": 0, "idx": 0, "label": 1},
+        Example(
+            "Sentence 1: S1.\nSentence 2: S2.\nAre 'w' in the above two sentences the same?\nA. Yes\nB. No\nAnswer:",
+            ("A",),
+            ("A", "B"),
+        ),
+    ),
+    "wsc": (
+        {
+            "text": "Old Ann saw it. She hid it.",
+            "span1_index": 0,
+            "span2_index": 6,
+            "span1_text": "Old Ann",
+            "span2_text": "it",
+            "idx": 0,
+            "label": 0,
+        },
+        Example(
+            "Passage: * Old Ann * saw it. She hid # it. #\nDoes the pronoun # it # refer to * Old Ann *?\n"
+            "A. Yes\nB. No\nAnswer:",
+            ("B",),
+            ("A", "B"),
+        ),
+    ),
+    "record": (
+        {
+            "passage": "News.\n@highlight\nPoint",
+            "query": "@placeholder won",
+            "entities": ["X", "Y"],
+            "answers": ["X", "x"],
+        },
+        Example(
+            "Passage: News.\n\nPoint\nResult: ____ won\n"
+            "Question: What entity does ____ refer to in the result? Give me the entity name:",
+            ("X", "x"),
+        ),
+    ),
+    "drop": (
+        {"passage": "P.", "question": "Q?", "answers_spans": {"spans": ["3", "three"], "types": ["number", "span"]}},
+        Example("\n\nText: P.\nQuestion: Q?\nAnswer:", ("3", "three")),
+    ),
+    "squad2": (
+        {"context": "C.", "question": "Q?", "answers": {"text": [], "answer_start": []}},
+        Example(
+            "C.\nAccording to the above passage, answer the following question. If it is impossible to answer "
+            "according to the passage, answer `impossible to answer`:\nQuestion: Q?",
+            ("impossible to answer",),
+        ),
+    ),
+    "mmlu": (
+        {"question": "Q?", "subject": "high_school_biology", "choices": ["p", "q", "r", "s"], "answer": 2},
+        Example(
+            "This question about high school biology has one right answer. Reply with A, B, C or D.\n"
+            "Question: Q?\nA. p\nB. q\nC. r\nD. s\nAnswer:",
+            ("C",),
+            ("A", "B", "C", "D"),
+        ),
+    ),
+    "arc-easy": (
+        {
+            "id": "x",
+            "question": "Q?",
+            "choices": {"text": ["p", "q", "r"], "label": ["1", "2", "3"]},
+            "answerKey": "3",
+        },
+        Example("Question: Q?\nA. p\nB. q\nC. r\nAnswer:", ("C",), ("A", "B", "C")),
+    ),
+    "arc-challenge": (
+        {
+            "id": "x",
+            "question": "Q?",
+            "choices": {"text": ["p", "q", "r", "s", "t"], "label": ["A", "B", "C", "D", "E"]},
+            "answerKey": "A",
+        },
+        Example("Question: Q?\nA. p\nB. q\nC. r\nD. s\nE. t\nAnswer:", ("A",), ("A", "B", "C", "D", "E")),
+    ),
+    "openbookqa": (
+        {
+            "id": "x",
+            "question_stem": "The sun is",
+            "choices": {"text": ["p", "q", "r", "s"], "label": ["A", "B", "C", "D"]},
+            "answerKey": "D",
+        },
+        Example("Question: The sun is\nA. p\nB. q\nC. r\nD. s\nAnswer:", ("D",), ("A", "B", "C", "D")),
+    ),
+    "winogrande": (
+        {"sentence": "Ann beat Eve, so _ won.", "option1": "Ann", "option2": "Eve", "answer": "1"},
+        Example(
+            "Sentence: Ann beat Eve, so ____ won.\nQuestion: What does ____ stand for?\nA. Ann\nB. Eve\nAnswer:",
+            ("A",),
+            ("A", "B"),
+        ),
+    ),
+    "hellaswag": (
+        {
+            "ind": 4,
+            "activity_label": "Baking",
+            "ctx_a": "A man bakes.",
+            "ctx_b": "he",
+            "ctx": "A man bakes. he",
+            "endings": ["p.", "q.", " r.", "s."],
+            "source_id": "x",
+            "split": "train",
+            "split_type": "indomain",
+            "label": "2",
+        },
+        Example(
+            "Baking: A man bakes. he\nQuestion: Which of these continues it most plausibly?\n"
+            "A. p.\nB. q.\nC. r.\nD. s.\nAnswer:",
+            ("C",),
+            ("A", "B", "C", "D"),
+        ),
+    ),
+    "piqa": (
+        {"goal": "Open a jar", "sol1": "Twist it.", "sol2": "Eat it.", "label": 0},
+        Example(
+            "Goal: Open a jar\nQuestion: Which solution reaches the goal?\nA. Twist it.\nB. Eat it.\nAnswer:",
+            ("A",),
+            ("A", "B"),
+        ),
+    ),
+    "gsm8k": (
+        {"question": "2 and 3?", "answer": "It is 2+3=<<2+3=5>>5.\n#### 5"},
+        Example(
+            "Question: 2 and 3?\nWork it out step by step. Then write the result on a line of its own behind ####, "
+            "like this: #### 42\nAnswer:",
+            ("It is 2+3=<<2+3=5>>5.\n#### 5",),
+        ),
+    ),
+    "wikitext2": (
+        {"text": f" The {'very ' * 40}old <unk> was 3 @.@ 5 m high . \n"},
+        Example(f"The {'very ' * 40}old <unk> was 3 @.@ 5 m high .", ()),
+    ),
+}
+
+
+def _serve(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]]) -> None:
+    """Gives the same rows for every source split of the hub."""
+
+    def fake(source: Source, split: str) -> Table:
+        return Table(split, datasets.Dataset.from_list(rows))
+
+    monkeypatch.setattr(prepare, "load_table", fake)
+
+
+@pytest.mark.parametrize("name", sorted(HUB_ROWS))
+def test_a_hub_row_becomes_the_prompt(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    row, expected = HUB_ROWS[name]
+    _serve(monkeypatch, [row])
+    task = load_task(name)
+    whole = task.model_copy(update={"splits": {"test": task.splits["test"].model_copy(update={"where_not": {}})}})
+    assert prepare.prepare_split(whole, "test").examples == (expected,)
+
+
+def test_every_shipped_task_is_covered() -> None:
+    assert set(list_tasks()) == set(HUB_ROWS) | {"mmlu-ood"} | {f"demo-{name}" for name in TEMPLATES}
+
+
+@pytest.mark.parametrize("name", [name for name in sorted(HUB_ROWS) if name != "mmlu"])
+def test_splits_of_enough_rows_are_disjoint(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    rows = [HUB_ROWS[name][0] for _ in range(512)]
+    _serve(monkeypatch, rows)
+    prepared = prepare.prepare_splits(load_task(name))
+    assert list(prepared) == ["search", "dev", "test"]
+    assert len(prepared["search"].examples) >= 150
+    assert len(prepared["dev"].examples) >= 100
+    assert len(prepared["test"].examples) == 512
+
+
+def test_mmlu_searches_on_fifty_subjects_and_holds_out_seven(monkeypatch: pytest.MonkeyPatch) -> None:
+    subjects = sorted(HELD_OUT) + [f"subject_{i}" for i in range(50)]
+    row = HUB_ROWS["mmlu"][0]
+    _serve(monkeypatch, [row | {"subject": s, "question": f"{s} {i}"} for i in range(8) for s in subjects])
+    seen = prepare.prepare_splits(load_task("mmlu"))
+    held = prepare.prepare_splits(load_task("mmlu-ood"))
+    assert [len(split.examples) for split in seen.values()] == [200, 200, 400]
+    assert {name: len(split.examples) for name, split in held.items()} == {"test": 56}
+    questions = {name: {e.prompt.split("\n")[1].split()[1] for e in split.examples} for name, split in seen.items()}
+    assert all(len(found) == 50 and not found & HELD_OUT for found in questions.values())
+    assert {e.prompt.split("\n")[1].split()[1] for e in held["test"].examples} == HELD_OUT
+
+
+@pytest.mark.parametrize(
+    "name", ["arc-easy", "arc-challenge", "openbookqa", "winogrande", "hellaswag", "piqa", "gsm8k"]
+)
+def test_the_authors_further_sets_on_local_files(tmp_path: Path, name: str) -> None:
+    """Files with the columns of the hub data sets, read as JSONL: their splits take different rows."""
+    row = HUB_ROWS[name][0]
+    field = next(key for key in ("question", "question_stem", "sentence", "ctx", "goal") if key in row)
+    for source, count in (("train", 520), ("validation", 7), ("test", 7)):
+        rows = [row | {field: f"{source} {n} {row[field]}"} for n in range(count)]
+        (tmp_path / f"{source}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rows))
+    files = {source: f"{source}.jsonl" for source in ("train", "validation", "test")}
+    (tmp_path / "mine.yaml").write_text(json.dumps({"extends": name, "source": {"files": files}}))
+    prepared = prepare.prepare_splits(load_task(tmp_path / "mine.yaml"))
+    assert {split: len(value.examples) for split, value in prepared.items()} == {"search": 256, "dev": 256, "test": 7}
+    prompts = [example.prompt for value in prepared.values() for example in value.examples]
+    assert len(set(prompts)) == len(prompts)
+    tested = "test" if name in ("arc-easy", "arc-challenge", "openbookqa", "gsm8k") else "validation"
+    assert all(f"{tested} " in example.prompt for example in prepared["test"].examples)
+    assert all("train " in example.prompt for example in prepared["dev"].examples)
+    matcher, example = make_matcher(prepared["test"].matching), prepared["test"].examples[0]
+    right = {"gsm8k": " 2 and 3 are 5.\n#### 5.00\n\n#### 6"}.get(name, f" {example.references[0]}.\nno")
+    wrong = {"gsm8k": "5 of 6 are\n#### 6"}.get(name, " none")
+    assert (matcher.match(right, example), matcher.match(wrong, example)) == (1.0, 0.0)
+    assert matcher.decided(right, example)
+
+
+def test_wikitext2_takes_paragraphs_only(tmp_path: Path) -> None:
+    """Files with the columns of the hub data set: one line of an article per row."""
+    lines = [
+        "",
+        " = Valkyria = \n",
+        "",
+        " Short line . \n",
+        *(f" Line {i} : {'long ' * 50}. \n" for i in range(300)),
+        "",
+    ]
+    for source in ("train", "validation", "test"):
+        rows = [{"text": line and line.replace("Line", source)} for line in lines]
+        (tmp_path / f"{source}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = {source: f"{source}.jsonl" for source in ("train", "validation", "test")}
+    (tmp_path / "mine.yaml").write_text(json.dumps({"extends": "wikitext2", "source": {"files": files}}))
+    prepared = prepare.prepare_splits(load_task(tmp_path / "mine.yaml"))
+    assert {name: len(split.examples) for name, split in prepared.items()} == {"search": 256, "dev": 256, "test": 300}
+    for split, source in (("search", "train"), ("dev", "validation"), ("test", "test")):
+        assert all(e.prompt.startswith(f"{source} ") and e.prompt.endswith("long .") for e in prepared[split].examples)
+    assert {(split.fitness, split.metric) for split in prepared.values()} == {("perplexity", "geometric_mean")}
+
+
+@pytest.mark.parametrize("name", DEMO)
+def test_demo_tasks_are_ready_to_use(name: str) -> None:
+    task = load_task(name)
+    demo = name.removeprefix("demo-")
+    assert task.prompt == TEMPLATES[demo]
+    assert (task.choices or None) == CHOICES[demo]
+    prepared = prepare.prepare_splits(task)
+    assert [len(split.examples) for split in prepared.values()] == [400, 300, 1000]
+    prompts = [example.prompt for split in prepared.values() for example in split.examples]
+    assert len(set(prompts)) == len(prompts)

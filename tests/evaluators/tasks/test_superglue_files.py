@@ -1,0 +1,124 @@
+"""The packaged tasks on the original SuperGLUE files, where these are at hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moevolve.evaluators.tasks.config import TaskConfig
+from moevolve.evaluators.tasks.prepare import prepare_split, prepare_splits
+from moevolve.evaluators.tasks.registry import load_task
+from moevolve.evaluators.types import PreparedSplit
+
+_ROOT = Path(__file__).resolve().parents[3]
+FOLDER = Path(os.environ.get("MOEVOLVE_SHARED", _ROOT.parent / "shared")) / "data" / "superglue"
+
+pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason=f"no SuperGLUE files in {FOLDER}; set MOEVOLVE_SHARED")
+
+# Task: its folder, rows, and how often each answer is right.
+FACTS = {
+    "boolq": ("BoolQ", 3270, {"A": 2033, "B": 1237}),
+    "cb": ("CB", 56, {"A": 28, "B": 23, "C": 5}),
+    "rte": ("RTE", 277, {"A": 146, "B": 131}),
+    "wic": ("WiC", 500, {"A": 255, "B": 245}),
+    "wsc": ("WSC", 104, {"A": 38, "B": 66}),
+}
+FIRST_PROMPTS = {
+    "cb": (
+        "Valence the void-brain, Valence the virtuous valet. Why couldn't the figger choose his own portion of titanic "
+        "anatomy to shaft? Did he think he was helping?\nValence was helping\n"
+        "What is the relation between the two sentences?\nA. Contradiction\nB. Entailment\nC. Neutral\nAnswer:"
+    ),
+    "rte": (
+        "Dana Reeve, the widow of the actor Christopher Reeve, has died of lung cancer at age 44, according to the "
+        "Christopher Reeve Foundation.\nChristopher Reeve had an accident.\n"
+        "Is the sentence below entailed by the sentence above?\nA. Yes\nB. No\nAnswer:"
+    ),
+    "wic": (
+        "Sentence 1: An emerging professional class.\nSentence 2: Apologizing for losing your temper, even though "
+        "you were badly provoked, showed real class.\nAre 'class' in the above two sentences the same?\n"
+        "A. Yes\nB. No\nAnswer:"
+    ),
+    "wsc": (
+        "Passage: Bernard , who had not told the government official that he was less than 21 when he filed for a "
+        "homestead claim, did not consider that he had done anything dishonest. Still, * anyone * who knew that he was "
+        "19 years old could take his claim away from # him # .\nDoes the pronoun # him # refer to * anyone *?\n"
+        "A. Yes\nB. No\nAnswer:"
+    ),
+}
+
+
+def _on_own_files(name: str, splits: dict[str, Any]) -> TaskConfig:
+    """A packaged task on a folder's validation file, as a user would write it."""
+    source = {"files": {"val": str(FOLDER / FACTS[name][0] / "val.jsonl")}}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, f"{name}.yaml")
+        path.write_text(json.dumps({"extends": name, "source": source, "splits": splits}))
+        return load_task(str(path))
+
+
+@cache
+def _validation(name: str) -> PreparedSplit:
+    return prepare_split(_on_own_files(name, {"test": {"from": "val"}}), "test")
+
+
+@pytest.mark.parametrize("name", sorted(FACTS))
+def test_rows_and_answers(name: str) -> None:
+    _, rows, answers = FACTS[name]
+    examples = _validation(name).examples
+    assert len(examples) == rows
+    assert Counter(example.references[0] for example in examples) == answers
+
+
+@pytest.mark.parametrize("name", sorted(FIRST_PROMPTS))
+def test_first_prompt(name: str) -> None:
+    assert _validation(name).examples[0].prompt == FIRST_PROMPTS[name]
+
+
+def test_boolq_prompt() -> None:
+    prompt = _validation("boolq").examples[0].prompt
+    assert prompt.startswith(
+        "Ethanol fuel -- All biomass goes through at least some of these steps: it needs to be grown"
+    )
+    assert prompt.endswith(
+        "producing ethanol from corn uses much less petroleum than producing gasoline.\n"
+        "Question: does ethanol take more energy make that produces\nA. Yes\nB. No\nAnswer:"
+    )
+
+
+def test_wsc_marks_stand_around_the_spans() -> None:
+    wrong = []
+    for i, example in enumerate(_validation("wsc").examples):
+        passage, question, *_ = example.prompt.split("\n")
+        asked = re.fullmatch(r"Does the pronoun # (.*) # refer to \* (.*) \*\?", question)
+        noun, pronoun = re.search(r"\* (.*) \*", passage), re.search(r"# (.*) #", passage)
+        assert asked and noun and pronoun
+        marked = (
+            pronoun[1].casefold(),
+            noun[1].replace("# ", "").replace(" #", "").casefold(),
+        )  # one lies in the other
+        if marked != (asked[1].casefold(), asked[2].casefold()):
+            wrong.append(i)
+    assert wrong == [42]  # the data's own slip: its index points one word beside the pronoun
+
+
+def test_one_file_can_give_all_splits() -> None:
+    task = _on_own_files(
+        "rte",
+        {
+            "search": {"from": "val", "seed": 0, "count": 100},
+            "dev": {"from": "val", "seed": 0, "offset": 100, "count": 50},
+            "test": {"from": "val", "seed": 0, "offset": 150},
+        },
+    )
+    prepared = prepare_splits(task)
+    assert [len(split.examples) for split in prepared.values()] == [100, 50, 127]
+    assert len({e.prompt for split in prepared.values() for e in split.examples}) == 277

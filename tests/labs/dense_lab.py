@@ -1,0 +1,124 @@
+"""Whole searches on a tiny dense model in this process: calibrated, run, interrupted."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from moevolve.search.config.files import load_run_config
+from moevolve.search.config.run import RunConfig
+from moevolve.search.loop.driver import Driver
+from moevolve.search.loop.evaluation_cache import EvaluationCache
+from moevolve.search.loop.final import Finaliser
+from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.loop.standings import Standings, standings
+from moevolve.search.pools.local import LocalPool
+from moevolve.search.service.calibration import calibrated_setup
+from moevolve.search.service.launch import register, set_up
+from moevolve.search.strategies.phased import make_strategy
+from moevolve.store.repository import Store
+from moevolve.workers.config import engine_fingerprint
+from moevolve.workers.worker import EvaluationWorker
+
+
+def dense_run(tiny: Any, folder: Path, genome: dict[str, Any], name: str) -> RunConfig:
+    """A search of 30 individuals for `genome` on a tiny random Llama."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    directory = folder / "model"
+    shutil.copytree(tiny.model, directory)
+    (directory / "model.safetensors").unlink()
+    config = LlamaConfig(
+        vocab_size=20,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        initializer_range=0.4,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        LlamaForCausalLM(config).save_pretrained(directory)
+    changes = {
+        "model": {"path": str(directory), "device": "cpu"},
+        "genome": genome,
+        "phases": [{"kind": "tune", "evaluations": 30, "initial": 8, "sigma": 0.3}],
+        "engine": {},
+    }
+    return load_run_config(tiny.write_run(directory.parent / "run.yaml", name, **changes))
+
+
+def calibrate(workers: Any, model: Any, engine: Any, recipe: Any, splits: Any) -> bytes:
+    return EvaluationWorker(model, engine).calibrate(recipe, splits)
+
+
+def search(setup: SearchSetup, store: Store, stop: int | None = None) -> None:
+    """Run or resume a search; `stop` ends it after so many evaluations as a lost process would."""
+    engine, model = setup.config.engine.to_worker(), setup.config.model.to_worker()
+    splits = {item.fingerprint: item for item in setup.prepared["search"]}
+    pool = LocalPool(lambda: EvaluationWorker(model, engine), splits)
+    cache = EvaluationCache(store, pool, setup.facts.fingerprint, engine_fingerprint(model, engine))
+    polls = iter(range(stop or 10**6))
+    poll = pool.poll
+
+    def limited(timeout: float) -> Any:
+        if next(polls, None) is None:
+            raise KeyboardInterrupt
+        return poll(timeout)
+
+    pool.poll = limited  # type: ignore[method-assign]
+    Driver(setup, make_strategy(setup.config, setup.space, setup.schedule), store, cache).run()
+
+
+def population(store: Store, search_id: str) -> list[tuple[Any, ...]]:
+    rows = store.history(search_id)
+    return [(row.index, row.operator, row.parents, row.genome, row.content_hash, row.fitness) for row in rows]
+
+
+def never(*arguments: Any) -> bytes:
+    raise AssertionError("the calibration is stored")
+
+
+def check_repeated_and_resumed(run: RunConfig, folder: Path) -> None:
+    """An interrupted search of 30 individuals, 8 of them initial, ends as an uninterrupted one does, bit for bit."""
+    found, search_id = [], f"{run.name}-1"
+    # A store each, so that no evaluation is reused.
+    for name, stop in (("whole", None), ("interrupted", 11)):
+        with Store.open(f"sqlite:///{folder / name}.db") as store:
+            setup = set_up(run, search_id)
+            register(setup, store)
+            setup = calibrated_setup(setup, store, calibrate)
+            if stop is not None:
+                with pytest.raises(KeyboardInterrupt):
+                    search(setup, store, stop)
+                setup = calibrated_setup(set_up(run, search_id), store, never)
+            search(setup, store)
+            found.append(population(store, search_id))
+    assert found[0] == found[1]
+    assert len(found[0]) == 30
+    assert found[0][0][1] == "start" and [row[1] for row in found[0][1:8]] == ["random"] * 7
+    assert {row[1] for row in found[0][8:]} <= {"mutation", "crossover+mutation"}
+    fitness = [row[5] for row in found[0]]
+    assert len(set(fitness)) > 3 and max(fitness) > fitness[0]
+
+
+def complete(setup: SearchSetup, store: Store) -> Standings:
+    """All of `service.execute` but Ray: the search and its final scores."""
+    engine, model = setup.config.engine.to_worker(), setup.config.model.to_worker()
+    if setup.space.recipe is not None:
+        setup = calibrated_setup(setup, store, calibrate)
+    splits = {item.fingerprint: item for group in setup.prepared.values() for item in group}
+    pool = LocalPool(lambda: EvaluationWorker(model, engine), splits)
+    cache = EvaluationCache(store, pool, setup.facts.fingerprint, engine_fingerprint(model, engine))
+    Driver(setup, make_strategy(setup.config, setup.space, setup.schedule), store, cache).run()
+    Finaliser(setup, store, cache).run()
+    return standings(store, store.search(setup.search_id), store.history(setup.search_id), setup.facts)

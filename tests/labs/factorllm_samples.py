@@ -1,0 +1,36 @@
+"""Spaces of FactorLLM genomes with a made-up calibration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from search_samples import dense_model
+
+from moevolve.search.genomes.factorllm.space import FactorLlmSpace
+from moevolve.search.genomes.sections import FactorLlmSection
+from moevolve.workers.facts import ModelFacts
+from moevolve.workers.methods.base import Calibration
+
+
+def factorllm_space(facts: ModelFacts | None = None, **settings: Any) -> FactorLlmSpace:
+    """A calibrated space; 4 experts, 2 active and 3 components unless `settings` say otherwise."""
+    chosen = {"experts": 4, "active": 2, "components": 3} | settings
+    space = FactorLlmSpace.of(FactorLlmSection(kind="factorllm", **chosen), facts or dense_model())
+    dense, rng = space.dense, np.random.default_rng(5)
+
+    def draw(*shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+        return rng.standard_normal((dense.layers, *shape)).astype(np.float32)
+
+    bias = space.section.router_bias
+    return space.calibrated(
+        Calibration(
+            {
+                "experts": np.stack([rng.permutation(space.in_order) for _ in range(dense.layers)]),
+                "directions": draw(space.components, dense.hidden),
+                "offsets": draw(space.components) * bias,
+                "router_weight": draw(space.routers, space.n, dense.hidden),
+                "router_bias": draw(space.routers, space.n) * bias,
+            }
+        )
+    )

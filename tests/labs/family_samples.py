@@ -1,0 +1,216 @@
+"""Tiny models of the families whose routers are not softmax and top-k, and their MoE blocks from the equations.
+
+Nothing here uses the code under test but the edit itself: routing is written out per family, one token at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from moevolve.workers.methods.eep.edit import EepEdit
+
+MLA: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 12,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "intermediate_size": 40,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 1,
+}
+DEEPSEEK_V2 = MLA | {
+    "q_lora_rank": None,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+    "n_routed_experts": 6,
+}
+DEEPSEEK_V3 = MLA | {
+    "q_lora_rank": 10,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 6,
+    "n_group": 1,
+    "topk_group": 1,
+}
+GLM: dict[str, Any] = {
+    "intermediate_size": 40,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 6,
+    "first_k_dense_replace": 1,
+    "head_dim": 8,
+    "use_qk_norm": True,
+    "routed_scaling_factor": 1.5,
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "deepseek_v2": DEEPSEEK_V2,
+    "deepseek_v2-grouped": DEEPSEEK_V2
+    | {"topk_method": "group_limited_greedy", "n_routed_experts": 8, "n_group": 4, "topk_group": 2},
+    "deepseek_v3": DEEPSEEK_V3,
+    "deepseek_v3-grouped": DEEPSEEK_V3 | {"n_routed_experts": 8, "n_group": 2, "topk_group": 1},
+    "deepseek_v3-unscaled": DEEPSEEK_V3 | {"norm_topk_prob": False, "n_group": 3, "topk_group": 3},
+    "glm4_moe": GLM,
+    "gpt_oss": {
+        "intermediate_size": 24,
+        "num_local_experts": 6,
+        "head_dim": 8,
+        "sliding_window": 6,
+        "swiglu_limit": 0.7,
+    },
+}
+"""By variant: the model type, and after a dash what is special. `swiglu_limit` is low enough to cut."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a variant's model has, said once more by hand."""
+
+    model_type: str
+    experts: int
+    moe_layers: tuple[int, ...]
+    expert_parameters: int
+    router_parameters: int
+    rescales: bool
+    folds: bool
+
+
+_EXPERT = 3 * 24 * 32
+SAMPLES = {
+    "deepseek_v2": Sample("deepseek_v2", 6, (1, 2), _EXPERT, 32, rescales=False, folds=False),
+    "deepseek_v2-grouped": Sample("deepseek_v2", 8, (1, 2), _EXPERT, 32, rescales=False, folds=False),
+    "deepseek_v3": Sample("deepseek_v3", 6, (1, 2), _EXPERT, 32, rescales=True, folds=True),
+    "deepseek_v3-grouped": Sample("deepseek_v3", 8, (1, 2), _EXPERT, 32, rescales=True, folds=True),
+    "deepseek_v3-unscaled": Sample("deepseek_v3", 6, (1, 2), _EXPERT, 32, rescales=False, folds=True),
+    "glm4_moe": Sample("glm4_moe", 6, (1, 2), _EXPERT, 32, rescales=True, folds=True),
+    "gpt_oss": Sample("gpt_oss", 6, (0, 1, 2), _EXPERT + 2 * 24 + 32, 33, rescales=True, folds=True),
+}
+
+
+def randomise(name: str, tensor: Tensor) -> None:
+    """Give what starts at zero or is tiny in these families a part to play."""
+    if name.endswith(("mlp.gate.weight", "mlp.router.weight")):
+        nn.init.normal_(tensor, std=0.4)
+    elif name.endswith(("e_score_correction_bias", "router.bias", "proj_bias", ".sinks")):
+        nn.init.normal_(tensor, std=0.25)
+
+
+def one_hot(layers: int, retained: int, experts: int, rng: np.random.Generator) -> NDArray[np.float32]:
+    return np.eye(experts, dtype=np.float32)[np.stack([rng.permutation(experts)[:retained] for _ in range(layers)])]
+
+
+def edit_of_kind(
+    layers: int, experts: int, kind: str, retained: int = 4, active: int = 2, space: str = "probs", seed: int = 0
+) -> EepEdit:
+    """Edits by kind: `prune`, `crossed` (two different one-hot matrices), `mapped`, `merged`, `both`, `mixed`."""
+    rng = np.random.default_rng(seed)
+    mapping = one_hot(layers, retained, experts, rng)
+    merging = one_hot(layers, retained, experts, rng) if kind == "crossed" else mapping.copy()
+    noise = rng.normal(0, 0.15, (2, *mapping.shape)).astype(np.float32)
+    if kind in ("mapped", "both", "mixed"):
+        mapping = mapping + noise[0]
+    if kind in ("merged", "both", "mixed"):
+        merging = merging + noise[1] * (rng.random(merging.shape) < 0.6)
+    if kind == "mixed":
+        mapping[0] = merging[0] = one_hot(1, retained, experts, rng)[0]
+        merging[-1] = one_hot(1, retained, experts, rng)[0]
+    return EepEdit(mapping, merging, active, space)  # type: ignore[arg-type]
+
+
+def make_family_edit(
+    variant: str, kind: str, retained: int = 4, active: int = 2, space: str = "probs", seed: int = 0
+) -> EepEdit:
+    """See `edit_of_kind`."""
+    sample = SAMPLES[variant]
+    return edit_of_kind(len(sample.moe_layers), sample.experts, kind, retained, active, space, seed)
+
+
+class PlainBlock(nn.Module):
+    """An edited MoE block of one of these families, in float64 and one token at a time."""
+
+    def __init__(
+        self, block: Any, mapping: NDArray[np.float32], merging: NDArray[np.float32], edit: EepEdit, config: Any
+    ):
+        super().__init__()
+        self.original, self.edit, self.config = block, edit, config
+        self.mapping = torch.tensor(mapping, dtype=torch.float64)
+        coefficients = torch.tensor(merging, dtype=torch.float64)
+        self.tensors = {
+            name: torch.einsum("ij,j...->i...", coefficients, tensor.double())
+            for name, tensor in block.experts.named_parameters()
+        }
+
+    def mapped(self, logits: Tensor, score: Any) -> Tensor:
+        return score(self.mapping @ logits) if self.edit.router_space == "logits" else self.mapping @ score(logits)
+
+    def allowed(self, ranks: Tensor, best: int) -> list[int]:
+        """Experts in the token's best groups."""
+        size = len(ranks) // self.config.n_group
+        groups = [range(start, start + size) for start in range(0, len(ranks), size)]
+        worth = [float(sum(sorted((float(ranks[i]) for i in group), reverse=True)[:best])) for group in groups]
+        order = sorted(range(len(groups)), key=lambda g: worth[g], reverse=True)[: self.config.topk_group]
+        return [i for g in order for i in groups[g]]
+
+    def gpt_oss(self, hidden: Tensor) -> list[tuple[int, Tensor]]:
+        router = self.original.router
+        logits = self.mapping @ (router.weight.double() @ hidden + router.bias.double())
+        chosen = torch.argsort(logits, descending=True)[: self.edit.active]
+        return list(zip(chosen.tolist(), torch.softmax(logits[chosen], dim=0), strict=True))
+
+    def deepseek_v2(self, hidden: Tensor) -> list[tuple[int, Tensor]]:
+        scores = self.mapped(self.original.gate.weight.double() @ hidden, lambda values: torch.softmax(values, dim=0))
+        pool = list(range(len(scores)))
+        if self.config.topk_method == "group_limited_greedy":
+            pool = self.allowed(scores, best=1)
+        chosen = sorted(pool, key=lambda i: float(scores[i]), reverse=True)[: self.edit.active]
+        return [(i, scores[i] * self.config.routed_scaling_factor) for i in chosen]
+
+    def deepseek_v3(self, hidden: Tensor) -> list[tuple[int, Tensor]]:
+        gate = self.original.gate
+        scores = self.mapped(gate.weight.double() @ hidden, torch.sigmoid)
+        ranks = scores + self.mapping @ gate.e_score_correction_bias.double()
+        everyone = list(range(len(ranks)))
+        pool = self.allowed(ranks, best=2) if self.config.topk_group < self.config.n_group else everyone
+        chosen = sorted(pool, key=lambda i: float(ranks[i]), reverse=True)[: self.edit.active]
+        total = sum(scores[i] for i in chosen) if self.config.norm_topk_prob else 1.0
+        even = self.config.norm_topk_prob and total <= 1e-6
+        weights = [torch.tensor(1 / len(chosen)) if even else scores[i] / total for i in chosen]
+        return [(i, w * self.config.routed_scaling_factor) for i, w in zip(chosen, weights, strict=True)]
+
+    glm4_moe = deepseek_v3
+
+    def expert(self, index: int, hidden: Tensor) -> Tensor:
+        tensors = {name: tensor[index] for name, tensor in self.tensors.items()}
+        if self.config.model_type != "gpt_oss":
+            gate, up = (tensors["gate_up_proj"] @ hidden).chunk(2)
+            return tensors["down_proj"] @ (gate / (1 + torch.exp(-gate)) * up)
+        both = hidden @ tensors["gate_up_proj"] + tensors["gate_up_proj_bias"]
+        limit = self.config.swiglu_limit
+        gate, up = both[0::2].clamp(max=limit), both[1::2].clamp(-limit, limit)
+        inner = (up + 1) * gate / (1 + torch.exp(-1.702 * gate))
+        return inner @ tensors["down_proj"] + tensors["down_proj_bias"]
+
+    def forward(self, hidden_states: Tensor) -> Any:
+        flat = hidden_states.reshape(-1, hidden_states.shape[-1])
+        route = getattr(self, self.config.model_type)
+        rows = [sum(weight * self.expert(index, row) for index, weight in route(row)) for row in flat.double()]
+        out = torch.stack(rows).to(flat.dtype).reshape(hidden_states.shape)
+        if self.config.model_type == "gpt_oss":
+            return out, None
+        return out + self.original.shared_experts(hidden_states)
+
+
+@torch.no_grad()
+def plain_family_logits(directory: Any, edit: EepEdit, ids: Tensor) -> Tensor:
+    """Logits of an edited checkpoint, computed with `PlainBlock`s."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(directory).eval()
+    sparse = [layer for layer in model.model.layers if hasattr(layer.mlp, "experts")]
+    for i, layer in enumerate(sparse):
+        layer.mlp = PlainBlock(layer.mlp, edit.router_mapping[i], edit.expert_merging[i], edit, model.config)
+    return model(ids).logits

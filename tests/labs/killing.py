@@ -1,0 +1,113 @@
+"""Searches as processes of their own, which tests interrupt in the middle."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Protocol
+
+MOEVOLVE = str(Path(sys.executable).with_name("moevolve"))
+
+
+class Driver(Protocol):
+    """A running command, and the leader of its process group."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, None]: ...
+
+
+def start(command: list[str], folder: Path) -> subprocess.Popen[str]:
+    """The installed command line, as users start it."""
+    return subprocess.Popen(
+        [MOEVOLVE, *command],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+class Forked:
+    """The command line in a process that is forked from one which has imported torch and its like already.
+
+    For tests of what a driver leaves behind, which start many: a process of its own in all, but the first seconds.
+    """
+
+    def __init__(self, command: list[str], folder: Path) -> None:
+        context = multiprocessing.get_context("forkserver")
+        # Not the command line itself, which asks at its import whether it writes to a terminal.
+        context.set_forkserver_preload(["moevolve.search.service.launch", "moevolve.store.repository"])
+        self._log = folder / f"driver-{time.monotonic_ns()}.log"
+        self._process = context.Process(target=_run_command, args=(command, folder, self._log))
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid: int = self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
+        self._process.join(timeout)
+        assert self._process.exitcode is not None, f"still running: {self._log.read_text()}"
+        return self._log.read_text(), None
+
+
+def _run_command(command: list[str], folder: Path, log: Path) -> None:
+    os.setsid()
+    os.chdir(folder)
+    with log.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.argv = ["moevolve", *command]
+
+    from moevolve.search.cli import main
+
+    main()
+
+
+def count(database: Path) -> int:
+    """Individuals whose evaluation is recorded."""
+    try:
+        with sqlite3.connect(f"file:{database}?mode=ro", uri=True) as connection:
+            query = "select count(*) from individuals where status <> 'pending'"
+            return int(connection.execute(query).fetchone()[0])
+    except sqlite3.OperationalError:
+        return 0
+
+
+def last_worker(database: Path) -> int:
+    """Process id of the worker that ran the newest evaluation."""
+    with sqlite3.connect(f"file:{database}?mode=ro", uri=True) as connection:
+        worker = connection.execute("select worker from evaluations order by rowid desc limit 1").fetchone()[0]
+    return int(worker.rpartition("/")[2])
+
+
+def wait_for(database: Path, goal: int, process: Driver) -> None:
+    """Until so many individuals are evaluated."""
+    deadline = time.monotonic() + 400
+    while count(database) < goal:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, "the search makes no progress"
+        time.sleep(0.02)
+
+
+def kill_at(process: Driver, database: Path, goal: int, delay: float) -> None:
+    """Kill a driver `delay` seconds after so many individuals are evaluated."""
+    wait_for(database, goal, process)
+    time.sleep(delay)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    # What Ray left behind would only slow the next attempt down.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)

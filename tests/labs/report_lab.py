@@ -1,0 +1,53 @@
+"""One small finished search of every genome kind in one store, for the tests of analyses and reports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dense_lab import calibrate, dense_run
+
+from moevolve.search.config.files import load_run_config
+from moevolve.search.config.run import RunConfig
+from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.pools.base import Pool
+from moevolve.search.pools.local import LocalPool
+from moevolve.search.service import launch as service
+from moevolve.search.service.calibration import calibrated_setup
+from moevolve.store.repository import Store
+from moevolve.workers.worker import EvaluationWorker
+
+DENSE: dict[str, dict[str, Any]] = {
+    "factorllm": {"experts": 4, "active": 2, "components": 4, "calibration_tokens": 300},
+    "tomoe": {"experts": 3, "budget": 0.5, "components": 4, "latent": 4, "calibration_tokens": 300},
+    "nanomoe": {"variant": "II", "blocks": 4, "rank": 3},
+}
+KINDS = ("eep", *DENSE)
+
+
+def local_pool(setup: SearchSetup) -> Pool:
+    """A worker in this process."""
+    engine, model = setup.config.engine.to_worker(), setup.config.model.to_worker()
+    return LocalPool(lambda: EvaluationWorker(model, engine), setup.all_prepared)
+
+
+def finished(store: Store, run: RunConfig) -> None:
+    """A whole search, final scores included."""
+    setup = service.set_up_new(run)
+    service.register(setup, store)
+    calibrated_setup(setup, store, calibrate)
+    service.execute(setup, store, service.Observer(), local_pool)
+
+
+def search_all_kinds(tiny: Any, folder: Path) -> str:
+    """URL of a store with a finished search of every kind, named by the kind."""
+    url = f"sqlite:///{folder / 'store.db'}"
+    run = load_run_config(tiny.write_run(folder / "eep.yaml", "eep", engine={}))
+    with Store.open(url) as store:
+        finished(store, run)
+        for kind, genome in DENSE.items():
+            (folder / kind).mkdir()
+            run = dense_run(tiny, folder / kind, {"kind": kind, **genome}, kind)
+            phases = tuple(phase.model_copy(update={"evaluations": 14, "initial": 5}) for phase in run.phases)
+            finished(store, run.model_copy(update={"phases": phases}))
+    return url

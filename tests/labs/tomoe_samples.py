@@ -1,0 +1,42 @@
+"""Spaces of ToMoE genomes with a made-up calibration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from search_samples import dense_model
+
+from moevolve.search.genomes.sections import ToMoeSection
+from moevolve.search.genomes.tomoe.space import ToMoeSpace
+from moevolve.workers.facts import ModelFacts
+from moevolve.workers.methods.base import Calibration
+
+SAMPLE = 40
+
+
+def tomoe_space(facts: ModelFacts | None = None, **settings: Any) -> ToMoeSpace:
+    """A calibrated space; 4 experts, half of the parameters, 3 components and latents unless told otherwise."""
+    facts = facts or dense_model()
+    chosen = {"experts": 4, "components": 3, "latent": 3, "embedding": 12, "attention": facts.family == "llama"}
+    space = ToMoeSpace.of(ToMoeSection(kind="tomoe", **(chosen | settings)), facts)
+    dense, components, rng = space.dense, space.section.components, np.random.default_rng(5)
+
+    def draw(*shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+        return rng.standard_normal((dense.layers, *shape)).astype(np.float32)
+
+    saliency = np.exp(draw(dense.width))
+    arrays = {
+        "network_directions": draw(1 + components, dense.hidden),
+        "network_sample": draw(SAMPLE, 1 + components),
+        "neuron_saliency": saliency,
+        "neuron_slopes": draw(dense.width, components) * saliency[:, :, None] / 2,
+    }
+    if space.section.attention:
+        arrays |= {
+            "head_directions": draw(components, dense.hidden),
+            "head_sample": draw(SAMPLE, components),
+            "pair_saliency": np.exp(draw(dense.head_dim // 2)),
+            "value_saliency": np.exp(draw(dense.head_dim)),
+        }
+    return space.calibrated(Calibration(arrays))

@@ -1,0 +1,217 @@
+"""Every dense kind as a user meets it, on the demo model: killed and resumed, then every verb on what it found."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from dense_lab import complete
+from killing import Forked, count, kill_at
+from typer.testing import CliRunner, Result
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.tasks.prepare import prepare_split
+from moevolve.evaluators.tasks.registry import load_task
+from moevolve.search.cli.app import app
+from moevolve.search.cli.final_table import print_standings
+from moevolve.search.config.files import load_run_config
+from moevolve.search.loop.standings import Standings
+from moevolve.search.service.launch import register, set_up, set_up_stored
+from moevolve.store.repository import Store
+
+pytestmark = pytest.mark.slow
+
+TOTAL, TEST = 20, 12
+GENOMES: dict[str, dict[str, Any]] = {
+    "factorllm": {"experts": 8, "active": 4, "calibration_tokens": 256},
+    "tomoe": {"experts": 4, "budget": 0.6, "components": 4, "latent": 4, "calibration_tokens": 256},
+    "nanomoe": {"variant": "II", "blocks": 4, "rank": 24, "layers": "*.mlp.up_proj", "fit": 1},
+}
+
+
+@dataclass(frozen=True)
+class Calm:
+    """An uninterrupted search in this process, named after its kind, and what its store held right after."""
+
+    kind: str
+    folder: Path
+    report: Standings
+    snapshot: Any
+
+    @property
+    def winner(self) -> str:
+        assert self.report.winner is not None
+        return self.report.winner
+
+    def ask(self, *arguments: object) -> Result:
+        """The command line on the search's store, in this process."""
+        store = f"sqlite:///{self.folder / 'moevolve.db'}"
+        return CliRunner().invoke(app, [*map(str, arguments), "--store", store])
+
+    def json(self, *arguments: object) -> Any:
+        answer = self.ask(*arguments, "--json")
+        assert answer.exit_code == 0, answer.output
+        return json.loads(answer.stdout)
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory, snapshot: Any) -> Callable[[str], Calm]:
+    """The search of each kind, run once."""
+    made: dict[str, Calm] = {}
+
+    def search(kind: str) -> Calm:
+        if kind not in made:
+            folder = tmp_path_factory.mktemp(kind)
+            run = load_run_config(write_run(folder, kind))
+            with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
+                setup = set_up(run, f"{kind}-1")
+                register(setup, store)
+                report = complete(setup, store)
+            made[kind] = Calm(kind, folder, report, snapshot(folder / "moevolve.db", kind))
+        return made[kind]
+
+    return search
+
+
+@pytest.fixture(params=GENOMES)
+def calm(request: pytest.FixtureRequest, searched: Callable[[str], Calm]) -> Calm:
+    return searched(request.param)
+
+
+def write_run(folder: Path, kind: str) -> Path:
+    data = {
+        "name": kind,
+        "seed": 5,
+        "model": {"path": str(Path(__file__).parents[3] / "configs" / "demo" / "dense"), "device": "cpu"},
+        "tasks": [{"name": "demo-relation", "counts": {"search": 16, "dev": 8, "test": TEST}}],
+        "genome": {"kind": kind, **GENOMES[kind]},
+        "phases": [{"kind": "tune", "evaluations": TOTAL, "initial": 6}],
+        "window": 4,
+        # One prompt per forward pass: slow enough to be interrupted in the middle.
+        "engine": {"batch_tokens": 8},
+        "workers": {"count": 1, "num_cpus": 0.5},
+        "final": {"rerank": 2, "random_draws": 2},
+    }
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump(data))
+    return path
+
+
+def test_a_killed_driver_changes_nothing(
+    calm: Calm, tmp_path: Path, snapshot: Any, ray_address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also, workers on Ray and this process, which goes on from there, find the same."""
+    database, rng = tmp_path / "moevolve.db", random.Random(calm.kind)
+    run = write_run(tmp_path, calm.kind)
+    driver = Forked(["launch", str(run), "--address", ray_address], tmp_path)
+    kill_at(driver, database, rng.randrange(1, TOTAL // 2), rng.uniform(0, 0.1))
+    assert count(database) < TOTAL
+    url = f"sqlite:///{database}"
+    with Store.open(url) as store:
+        print_standings(complete(set_up_stored(store, calm.kind), store), url)
+    output = capsys.readouterr().out
+    assert "unsearched start" in output and "random" in output and "best found" in output
+    assert snapshot(database, calm.kind) == calm.snapshot
+
+
+def test_questions_to_the_store(calm: Calm) -> None:
+    (search,) = calm.json("searches")
+    assert (search["name"], search["genome"], search["individuals"], search["failed"]) == (calm.kind, calm.kind, 20, 0)
+    first = calm.json("best", "--task", "demo-relation", "--limit", 2)[0]
+    assert (first["id"], first["ranked_by"]) == (calm.winner, "dev")
+    shown = calm.json("show", calm.winner)
+    assert (shown["genome"], shown["phase"], shown["status"]) == (first["genome"], "tune", "ok")
+    assert {row["split"] for row in shown["evaluations"]} == {"search", "dev", "test"}
+    assert shown["active_parameters"] < shown["parameters_full"]
+    graph = calm.json("lineage", f"{calm.kind}:{TOTAL - 1}")
+    assert graph["edges"] and {node["phase"] for node in graph["nodes"]} == {"tune"}
+    assert calm.ask("lineage", calm.winner, "--dot").stdout.startswith("digraph")
+    for verb in ("show", "lineage"):
+        assert shown["genome"] in calm.ask(verb, calm.winner).stdout
+    assert calm.winner in calm.ask("best", "--experts", shown["experts"], "--active", shown["active"]).stdout
+    assert calm.json("best", "--experts", 99) == []
+
+
+def test_any_task_can_be_scored(calm: Calm, tmp_path: Path) -> None:
+    task = {"extends": "demo-sense", "splits": {"dev": {"from": "dev", "count": 8}}}
+    (tmp_path / "few.yaml").write_text(yaml.safe_dump(task))
+    arguments = ("--task", f"{tmp_path / 'few.yaml'}@kl", "--split", "dev")
+    found = calm.json("evaluate", calm.winner, *arguments)
+    assert (found["task"], found["examples"]) == ("few@kl", 8)
+    assert 0 < found["interval"][0] < found["score"] < found["interval"][1] < 1
+    assert calm.json("evaluate", calm.winner, *arguments) == found, "the second one comes from the store"
+    full = calm.json("evaluate", "full", *arguments)
+    assert full["score"] == pytest.approx(1.0, abs=1e-5)
+
+
+GENERATE = """
+import json, sys
+sys.modules["moevolve"] = None
+from transformers import AutoModelForCausalLM, AutoTokenizer
+folders, prompts = json.loads(sys.argv[1]), json.loads(sys.argv[2])
+found = []
+for folder in folders:
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    answers = []
+    for prompt in prompts:
+        tokens = tokenizer(prompt, return_tensors="pt")
+        made = model.generate(**tokens, max_new_tokens=4, do_sample=False)[0, tokens["input_ids"].shape[1]:]
+        answers.append(tokenizer.decode(made, skip_special_tokens=True))
+    found.append([type(model).__module__, answers])
+print(json.dumps(found))
+"""
+
+
+def test_exports_answer_as_they_were_scored(searched: Callable[[str], Calm], tmp_path: Path) -> None:
+    """Loaded where there is no moevolve: in one process for all kinds, because that takes seconds to start."""
+    calms = [searched(kind) for kind in GENOMES]
+    reports = [calm.json("export", calm.winner, tmp_path / calm.kind) for calm in calms]
+    split = prepare_split(load_task("demo-relation").with_counts({"test": TEST}), "test")
+    folders = [report["directory"] for report in reports]
+    command = [sys.executable, "-c", GENERATE, json.dumps(folders), json.dumps([one.prompt for one in split.examples])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    for calm, report, (module, answers) in zip(calms, reports, found, strict=True):
+        assert report["form"] == "native"
+        assert report["parameters"] == calm.json("show", calm.winner)["parameters"]
+        assert "moevolve" in module, "the checkpoint's own modelling code"
+        pairs = zip(answers, split.examples, strict=True)
+        right = sum(next((c for c in answer if c.isupper()), "") == one.references[0] for answer, one in pairs)
+        scores = {row["split"]: row["score"] for row in calm.json("show", calm.winner)["evaluations"]}
+        assert right / TEST == pytest.approx(scores["test"])
+        assert calm.winner in (tmp_path / calm.kind / "README.md").read_text()
+
+
+def test_pictures(calm: Calm, tmp_path: Path) -> None:
+    assert calm.ask("plot", calm.kind, "-o", tmp_path / "course.png").exit_code == 0
+    assert (tmp_path / "course.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_is_refused(calm: Calm, tmp_path: Path) -> None:
+    for arguments, message in (
+        (("export", calm.winner, tmp_path / "c.pth"), "only EEP"),
+        (("export", "full", tmp_path / "full"), "checkpoint already"),
+        (("export", calm.winner, calm.folder), "not empty"),
+        (("plot", calm.kind, "-o", tmp_path / "no" / "folder.png"), "can't be written"),
+    ):
+        refused = calm.ask(*arguments)
+        assert isinstance(refused.exception, UserError)
+        assert message in str(refused.exception)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_table_tells_what_a_token_uses(calm: Calm, capsys: pytest.CaptureFixture[str]) -> None:
+    print_standings(calm.report, "sqlite:///moevolve.db")
+    heading = next(line for line in capsys.readouterr().out.splitlines() if "parameters" in line)
+    # A token passes through all of a block-mixed layer.
+    assert ("active" in heading) == (calm.kind != "nanomoe")

@@ -1,0 +1,143 @@
+"""Whole EEP searches on tiny models of the newer families, in this process: run, interrupted, exported, evaluated."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dense_lab import calibrate, population, search
+from family_samples import SETTINGS, randomise
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.config.files import load_run_config
+from moevolve.search.config.run import RunConfig
+from moevolve.search.genomes.eep.genome import EepGenome
+from moevolve.search.genomes.eep.space import EepSpace
+from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.service.calibration import calibrated_setup
+from moevolve.search.service.export import export_individual
+from moevolve.search.service.launch import register, set_up
+from moevolve.store.repository import Store
+from moevolve.workers.config import ModelConfig
+from moevolve.workers.messages import EvaluationRequest
+from moevolve.workers.methods.base import IdentityEdit
+from moevolve.workers.worker import EvaluationWorker
+
+GENOMES: dict[str, dict[str, Any]] = {
+    "deepseek_v2-grouped": {"experts": 4, "groups": 2, "router_space": "logits"},
+    "deepseek_v3-grouped": {"experts": 4, "groups": 2},
+    "gpt_oss": {"experts": 3, "groups": "per_layer", "router_space": "logits"},
+}
+families = pytest.mark.parametrize("variant", list(GENOMES))
+
+
+def family_run(tiny: Any, folder: Path, variant: str, **genome: Any) -> RunConfig:
+    """A search of 24 individuals on a tiny random model."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    directory = folder / "model"
+    shutil.copytree(tiny.model, directory)
+    (directory / "model.safetensors").unlink()
+    common = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4}
+    common |= {"num_key_value_heads": 2, "num_experts_per_tok": 2, "max_position_embeddings": 64}
+    common |= {"initializer_range": 0.4, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    config = AutoConfig.for_model(variant.split("-")[0], **(common | SETTINGS[variant]))
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        model = AutoModelForCausalLM.from_config(config)
+        for name, tensor in model.state_dict().items():
+            randomise(name, tensor)
+        model.save_pretrained(directory)
+    changes = {
+        "model": {"path": str(directory), "device": "cpu"},
+        "genome": {"kind": "eep"} | GENOMES.get(variant, {"experts": 4, "groups": 2}) | genome,
+        "engine": {},
+    }
+    return load_run_config(tiny.write_run(folder / "run.yaml", variant, **changes))
+
+
+def searched(run: RunConfig, store: Store, stop: int | None = None) -> SearchSetup:
+    """A whole search, one that was interrupted after `stop` evaluations if said."""
+    setup = set_up(run, "family-1")
+    register(setup, store)
+    if stop is not None:
+        with pytest.raises(KeyboardInterrupt):
+            search(setup, store, stop)
+        setup = set_up(run, "family-1")
+    search(setup, store)
+    return setup
+
+
+def score(setup: SearchSetup, model: ModelConfig) -> float:
+    """An unedited checkpoint's score on the search split."""
+    (split,) = setup.prepared["search"]
+    worker = EvaluationWorker(model, setup.config.engine.to_worker())
+    reply = worker.evaluate(EvaluationRequest("t", IdentityEdit(), (split.fingerprint,)), (split,))
+    assert reply.failure is None
+    return reply.results[0].result.score
+
+
+@families
+def test_a_search_runs_resumes_and_its_best_are_stock_checkpoints(tiny: Any, tmp_path: Path, variant: str) -> None:
+    run = family_run(tiny, tmp_path, variant)
+    with Store.open(f"sqlite:///{tmp_path / 'whole.db'}") as store:
+        setup = searched(run, store)
+        rows = store.history("family-1")
+        assert len(rows) == 24 and {row.phase for row in rows} == {"prune", "merge"}
+        assert all(row.failure is None for row in rows)
+        assert len({row.fitness for row in rows}) > 3
+        space = setup.space
+        assert isinstance(space, EepSpace)
+        for row in rows:
+            genome = space.from_bytes(row.genome)
+            assert isinstance(genome, EepGenome)
+            if row.phase == "prune":
+                assert genome.one_hot and space.subsets.holds(space.kept(genome))
+        for phase in ("prune", "merge"):
+            best = max((row for row in rows if row.phase == phase), key=lambda row: row.fitness or 0.0)
+            report = export_individual(store, f"{variant}:{best.index}", tmp_path / phase)
+            genome = space.from_bytes(best.genome)
+            assert report.parameters == space.describe(genome).parameters
+            assert report.form == "stock" or phase == "merge"
+            if report.form == "stock":
+                exported = ModelConfig(str(report.directory), device="cpu")
+                assert score(setup, exported) == pytest.approx(best.fitness, abs=1e-6)
+        whole = population(store, "family-1")
+    # A store of its own, so that no evaluation is reused.
+    with Store.open(f"sqlite:///{tmp_path / 'interrupted.db'}") as store:
+        searched(run, store, stop=9)
+        assert population(store, "family-1") == whole
+
+
+def test_a_search_that_the_family_cannot_express_never_starts(tiny: Any, tmp_path: Path) -> None:
+    run = family_run(tiny, tmp_path, "gpt_oss", router_space="probs")
+    with pytest.raises(UserError, match=r"genome\.router_space \(gpt_oss model\)"):
+        set_up(run, "family-1")
+
+
+@pytest.mark.parametrize("variant", ["deepseek_v3-grouped", "deepseek_v3-unscaled", "gpt_oss"])
+def test_baselines_of_these_families(tiny: Any, tmp_path: Path, variant: str) -> None:
+    """Calibrated starts see the families' own scores, biases and routing groups."""
+    grouped = variant == "deepseek_v3-grouped"
+    names = ["frequency", "soft_activation", "reap", *([] if grouped else ["naee"])]
+    phases = [{"kind": "prune", "evaluations": 8, "initial": 6, "init": names}]
+    run = family_run(tiny, tmp_path, variant)
+    run = RunConfig.model_validate(run.model_dump() | {"phases": phases})
+    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
+        setup = set_up(run, "family-1")
+        register(setup, store)
+        setup = calibrated_setup(setup, store, calibrate)
+        search(setup, store)
+        rows = store.history("family-1")
+        assert [row.operator for row in rows[: len(names)]] == names
+        assert isinstance(setup.space, EepSpace)
+        for row in rows:
+            assert row.failure is None
+            assert setup.space.subsets.holds(setup.space.kept(setup.space.from_bytes(row.genome)))
+    if grouped:
+        phases[0]["init"] = ["naee"]
+        with pytest.raises(UserError, match=r"init: naee .* 2 routing groups"):
+            set_up(RunConfig.model_validate(run.model_dump() | {"phases": phases}), "family-1")

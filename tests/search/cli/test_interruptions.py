@@ -1,0 +1,107 @@
+"""Searches on Ray whose driver or workers are killed or stopped: in the end the store holds what it would have held."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from killing import Driver, Forked, count, kill_at, last_worker, start, wait_for
+from report_lab import finished, local_pool
+
+from moevolve.search.config.files import load_run_config
+from moevolve.search.service import launch as service
+from moevolve.store.repository import Store
+
+pytestmark = pytest.mark.slow
+
+TOTAL = 24
+TWO = ["--set", "workers.count=2", "--set", "workers.num_cpus=0.5"]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tiny: Any, tmp_path_factory: pytest.TempPathFactory, snapshot: Any) -> Any:
+    """What a store holds after the search `calm` in this process, with nothing between it and its one worker."""
+    folder = tmp_path_factory.mktemp("calm")
+    run = load_run_config(tiny.write_run(folder / "run.yaml", "calm"))
+    with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
+        finished(store, run)
+    return snapshot(folder / "moevolve.db", "calm")
+
+
+@pytest.fixture
+def joined(ray_address: str) -> list[str]:
+    """On the tests' own cluster instead of one that has to be started."""
+    return ["--address", ray_address]
+
+
+def test_sigkill_at_random_moments_changes_nothing(
+    uninterrupted: Any, tiny: Any, snapshot: Any, joined: list[str], tmp_path: Path
+) -> None:
+    """Two drivers killed, each after a random number of further evaluations, then two workers of a third.
+
+    The first driver has started Ray itself, which ends with it. The second leaves an orphan on a cluster that lives on.
+    """
+    database = tmp_path / "moevolve.db"
+    run = tiny.write_run(tmp_path / "run.yaml", "calm")
+    rng = random.Random(5)
+    for attempt, goal in enumerate(sorted(rng.sample(range(1, TOTAL - 12), 2))):
+        driver = Forked(["resume", "calm", *joined] if attempt else ["launch", str(run)], tmp_path)
+        kill_at(driver, database, goal, rng.uniform(0, 0.1))
+        assert count(database) < TOTAL - 8
+    driver = Forked(["resume", "calm", *joined, *TWO], tmp_path)
+    left_at, killed = count(database), set()
+    for goal in (left_at + 3, left_at + 6):
+        wait_for(database, goal, driver)
+        victim = last_worker(database)
+        os.kill(victim, signal.SIGKILL)
+        killed.add(victim)
+    output, _ = driver.communicate(timeout=400)
+    assert driver.poll() == 0, output
+    assert len(killed) == 2
+    assert snapshot(database, "calm") == uninterrupted
+
+
+def test_ctrl_c_leaves_a_resumable_search(
+    uninterrupted: Any, tiny: Any, snapshot: Any, in_process: Any, tmp_path: Path
+) -> None:
+    """In a terminal it reaches the whole group: the driver, and the Ray that it started."""
+    run = tiny.write_run(tmp_path / "run.yaml", "calm")
+    check_interrupted(start(["launch", str(run)], tmp_path), os.killpg, signal.SIGINT, tmp_path)
+    (search,) = json.loads(in_process("searches", "--json").stdout)
+    assert search["status"] == "interrupted"
+    resume(tmp_path)
+    assert snapshot(tmp_path / "moevolve.db", "calm") == uninterrupted
+
+
+def test_sigterm_leaves_a_resumable_search(
+    uninterrupted: Any, tiny: Any, snapshot: Any, in_process: Any, joined: list[str], tmp_path: Path
+) -> None:
+    """A cluster manager's reaches the driver alone."""
+    run = tiny.write_run(tmp_path / "run.yaml", "calm")
+    check_interrupted(Forked(["launch", str(run), *joined], tmp_path), os.kill, signal.SIGTERM, tmp_path)
+    (search,) = json.loads(in_process("searches", "--json").stdout)
+    assert search["status"] == "interrupted"
+    resume(tmp_path)
+    assert snapshot(tmp_path / "moevolve.db", "calm") == uninterrupted
+
+
+def check_interrupted(driver: Driver, stop: Any, number: int, folder: Path) -> None:
+    """Stop a driver once it has evaluated something; it ends as it should."""
+    wait_for(folder / "moevolve.db", 1, driver)
+    stop(driver.pid, number)
+    output, _ = driver.communicate(timeout=300)
+    assert driver.poll() == 130
+    assert "moevolve resume calm" in output
+    assert "Traceback" not in output and "SIGTERM" not in output
+    assert count(folder / "moevolve.db") < TOTAL
+
+
+def resume(folder: Path) -> None:
+    """To the end, by a worker in this process."""
+    with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
+        service.execute(service.set_up_stored(store, "calm"), store, service.Observer(), local_pool)

@@ -1,0 +1,199 @@
+"""`moevolve plan` as users run it: what it prints, what it refuses, and how near it comes to searches that ran."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import numpy as np
+import pytest
+import torch
+import yaml
+from report_lab import KINDS
+from typer.testing import CliRunner
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.tasks.prepare import prepare_split
+from moevolve.evaluators.tasks.registry import load_task
+from moevolve.search.cli._plan_output import plan_json
+from moevolve.search.cli.app import app
+from moevolve.search.config.files import load_run_config, parse_run_config
+from moevolve.search.estimate.estimate import PlanRequest, plan
+from moevolve.search.estimate.measured import compare
+from moevolve.search.genomes.registry import make_space
+from moevolve.store.errors import StoreError
+from moevolve.store.repository import Store
+from moevolve.workers.messages import EvaluationRequest
+from moevolve.workers.worker import EvaluationWorker
+
+RUNS = Path(__file__).parents[3] / "configs" / "runs"
+GIVEN = ("--prompt-tokens", "160", "--examples", "256")
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Any:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def stored_run(url: str, name: str, folder: Path) -> Path:
+    """The configuration that a search of a store was launched with, as a file."""
+    with Store.open(url) as store:
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(json.loads(store.search(name).config)))
+    return folder / f"{name}.yaml"
+
+
+def test_a_model_that_is_not_there_is_planned_from_its_config(
+    in_process: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    run = RUNS / "mixtral-boolq.yaml"
+    asked = ("--model", "mixtral-8x7b", "--gpu", "h100,h200", *GIVEN)
+    done = in_process("plan", run, *asked, "--json", "--set", "workers.count=8")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [size["title"] for size in found["sizes"]] == ["full model", "prune", "merge"]
+    assert found["sizes"][0]["parameters"] == 46_702_792_704
+    assert found["memory"]["host"]["device_bytes"] < found["memory"]["device"]["device_bytes"] / 2
+    assert {(s["split"], s["examples"], s["source"]) for s in found["splits"]} == {
+        (split, 256, "given") for split in ("search", "dev", "test")
+    }
+    h100, h200 = found["devices"]
+    assert (h100["name"], h100["workers"], h100["fits"]["host"]) == ("h100", 8, "yes")
+    assert h200["hours"]["least"] <= h100["hours"]["least"]
+    assert 0 < h100["evaluations_per_second"]["least"] < h100["evaluations_per_second"]["most"]
+    assert found["measured"] == []
+    assert any("40% of 989 TFLOP/s" in note for note in found["notes"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_table_for_this_machine_with_what_was_measured(in_process: Any, all_kinds: str, tmp_path: Path) -> None:
+    run = stored_run(all_kinds, "eep", tmp_path)
+    done = in_process("plan", run, "--measured", "eep", "--store", all_kinds)
+    assert done.returncode == 0, done.stderr
+    for part in ("full model", "prune candidate", "original experts", "data, tokenised", "x cpu", "measured just now"):
+        assert part in done.stdout
+    assert "measured / estimated" in done.stdout
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_set_beside_what_was_measured(all_kinds: str, tmp_path: Path, kind: str) -> None:
+    data = yaml.safe_load(stored_run(all_kinds, kind, tmp_path).read_text())
+    report = plan(PlanRequest(parse_run_config(data, kind), cpu=True))
+    with Store.open(all_kinds) as store:
+        found = compare(report, store, kind)
+        costs = store.costs(store.search(kind)).splits
+    assert {(each.task, each.split) for each in found} == {(cost.task, cost.split) for cost in costs}
+    assert sum(each.evaluations for each in found) == sum(cost.evaluations - cost.earlier for cost in costs)
+    for each in found:
+        # How near they are is nothing to test on models of a few thousand parameters.
+        assert 0 < each.ratio.least <= each.ratio.most
+        assert each.ratio.most * each.estimated.least == pytest.approx(each.measured)
+    shown = plan_json(report, found)
+    assert len(shown["measured"]) == len(found)
+    assert len(shown["memory"]) == (2 if kind == "eep" else 1)
+    assert any("isn't counted" in note for note in shown["notes"]) == (kind != "eep")
+
+
+def test_the_estimate_for_the_demo_is_near_what_an_evaluation_takes() -> None:
+    config = load_run_config(RUNS / "demo.yaml")
+    report = plan(PlanRequest(config, cpu=True))
+    model, engine = config.model.to_worker(), config.engine.to_worker()
+    space = make_space(config.genome, report.outline.facts)
+    split = prepare_split(load_task("demo-span").with_counts(config.tasks[0].counts), "search")
+    worker, rng = EvaluationWorker(model, engine), np.random.default_rng(0)
+    taken = []
+    for _ in range(4):
+        edit = space.sample(rng, config.phases[0]).genome.express()
+        # The processor's time, not the clock's: other processes may be running.
+        began = time.process_time()
+        reply = worker.evaluate(EvaluationRequest("one", edit, (split.fingerprint,)), (split,))
+        taken.append(time.process_time() - began)
+        assert reply.failure is None
+    estimated = report.devices[0].phases[0].scoring
+    assert estimated.least / 5 < min(taken) < estimated.most * 5
+
+
+def test_a_search_with_other_settings_is_not_compared(all_kinds: str, tmp_path: Path) -> None:
+    data = yaml.safe_load(stored_run(all_kinds, "eep", tmp_path).read_text())
+    report = plan(PlanRequest(parse_run_config(data | {"seed": 99}, "eep"), cpu=True))
+    with Store.open(all_kinds) as store:
+        with pytest.raises(UserError, match="other settings"):
+            compare(report, store, "eep")
+        with pytest.raises(StoreError):
+            compare(report, store, "nothing")
+
+
+def test_lengths_without_a_tokenizer_are_counted_in_characters(tiny: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "bare"
+    folder.mkdir()
+    shutil.copy(tiny.model / "config.json", folder)
+    run = tiny.write_run(tmp_path / "run.yaml", "bare", model={"path": str(folder), "device": "cpu"})
+    done = CliRunner().invoke(app, ["plan", str(run), "--json"], catch_exceptions=False)
+    found = json.loads(done.stdout)
+    assert found["splits"][0]["source"] == "data, 4 characters a token (no tokenizer)"
+    assert found["splits"][0]["tokens"] > 40 * 5
+
+
+def refusal(*arguments: str) -> str:
+    with pytest.raises(UserError) as error:
+        CliRunner().invoke(app, ["plan", *map(str, arguments)], catch_exceptions=False)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_what_is_refused(tiny: Any, tmp_path: Path) -> None:
+    run = str(tiny.write_run(tmp_path / "run.yaml", "tiny"))
+    assert "did you mean" in refusal(run, "--gpu", "h1000") and "h100" in refusal(run, "--gpu", "h1000")
+    assert "mixtral-8x7b" in refusal(run, "--model", "mixtral-8x7")
+    assert "--prompt-tokens" in refusal(run, "--examples", "9")
+    assert "--utilisation" in refusal(run, "--utilisation", "1.5")
+    assert "config.json" in refusal(run, "--model", str(tmp_path))
+    assert "genome.experts" in refusal(run, "--set", "genome.experts=40")
+    assert "no such file" in refusal(str(tmp_path / "none.yaml"))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    assert "bert" in refusal(run, "--model", str(tmp_path))
+
+
+def test_tasks_of_lm_eval_are_not_planned(tiny: Any, tmp_path: Path) -> None:
+    pytest.importorskip("lm_eval")
+    rows = [json.dumps({"question": f"1 + {number}", "answer": str(1 + number)}) for number in range(60)]
+    (tmp_path / "documents.jsonl").write_text("\n".join(rows))
+    task = {
+        "task": "sums",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": "documents.jsonl"}},
+        "test_split": "test",
+        "output_type": "generate_until",
+        "doc_to_text": "{{question}} =",
+        "doc_to_target": "{{answer}}",
+        "metric_list": [{"metric": "exact_match"}],
+    }
+    (tmp_path / "sums.yaml").write_text(yaml.safe_dump(task))
+    run = str(tiny.write_run(tmp_path / "run.yaml", "tiny"))
+    message = refusal(run, "--set", f"tasks=[lm_eval:{tmp_path}/sums.yaml]", *GIVEN)
+    assert "lm_eval:" in message and "can't be planned" in message
+
+
+def test_an_error_is_one_line_and_exit_code_2(moevolve: Any, tiny: Any, tmp_path: Path) -> None:
+    run = tiny.write_run(tmp_path / "run.yaml", "tiny")
+    done = moevolve("plan", run, "--gpu", "h1000")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: --gpu: 'h1000' is unknown") and done.stderr.count("\n") == 1
+
+
+def test_several_models_are_put_side_by_side() -> None:
+    asked = ["--model", "qwen1.5-moe-a2.7b", "--model", "qwen3-30b-a3b", "--keep", "0.25", "--gpu", "h100", *GIVEN]
+    run = str(RUNS / "mixtral-boolq.yaml")
+    done = CliRunner().invoke(app, ["plan", run, *asked], catch_exceptions=False)
+    for part in ("15 of 60", "32 of 128", "14.32 B", "30.53 B", "4 x h100"):
+        assert part in done.stdout
+    found = json.loads(CliRunner().invoke(app, ["plan", run, *asked, "--json"], catch_exceptions=False).stdout)
+    assert [each["sizes"][1]["experts"] for each in found] == [15, 32]
+    assert "--keep" in refusal(run, "--model", "qwen3-30b-a3b", "--keep", "2", *GIVEN)
+    assert "--measured" in refusal(run, *asked, "--measured", "some")

@@ -1,0 +1,169 @@
+"""`moevolve profile` on a small search: what it measures, what it refuses, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dense_lab import calibrate, dense_run, search
+from profile_lab import export_sample, write_model
+from typer.testing import CliRunner
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.cli.app import app
+from moevolve.search.config.files import load_run_config
+from moevolve.search.service.calibration import calibrated_setup
+from moevolve.search.service.launch import register, set_up
+from moevolve.store.errors import StoreError
+from moevolve.store.repository import Store
+
+QUICK = ("--batch-sizes", "2,1", "--repeats", "2", "--prompt-tokens", "8", "--new-tokens", "2", "--threads", "1")
+
+MASKS = {"kind": "tomoe", "experts": 3, "components": 3, "latent": 3, "calibration_tokens": 200}
+
+
+@pytest.fixture(scope="module")
+def folder(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with two searches: `experts` (3 pruned and 2 merged individuals) and `masks` (30 with masks)."""
+    folder = tmp_path_factory.mktemp("profiled")
+    phases = [{"kind": "prune", "evaluations": 3, "initial": 2}, {"kind": "merge", "evaluations": 2, "initial": 1}]
+    experts = load_run_config(tiny.write_run(folder / "run.yaml", "experts", phases=phases, engine={}))
+    masks = dense_run(tiny, folder, MASKS, "masks")
+    with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
+        for config in (experts, masks):
+            setup = set_up(config, f"{config.name}-1")
+            register(setup, store)
+            search(calibrated_setup(setup, store, calibrate), store)
+    return folder
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary files go, of this process and of those it starts; their home of downloads is `hf` beside it."""
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    for name, value in {"TMPDIR": tmp_path / "scratch", "HF_HOME": tmp_path / "hf", "OMP_NUM_THREADS": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    return tmp_path / "scratch"
+
+
+@pytest.mark.slow
+def test_individuals_beside_their_full_model(folder: Path, in_process: Any, scratch: Path, tmp_path: Path) -> None:
+    def content() -> str:
+        with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
+            shown = [store.individual(f"experts:{index}") for index in (0, 4)]
+        return hashlib.sha256(repr(shown).encode()).hexdigest()
+
+    before = content()
+    done = in_process("profile", "experts:4", "--json", *QUICK, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["device"], found["threads"], found["context"], found["reference"]) == ("cpu", 1, 8, "full")
+    assert found["settings"]["batch_sizes"] == [1, 2]
+    assert "resident set" in found["memory"] or "not measured" in found["memory"]
+    full, merged = found["models"]
+    assert (full["id"], merged["id"]) == ("full", "experts:4")
+    assert (full["model_type"], merged["model_type"]) == ("mixtral", "moevolve_mixtral")
+    with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
+        record = store.individual("experts:4").individual
+    assert merged["parameters"] == record.parameters
+    assert merged["active_parameters"] == record.active_parameters
+    assert merged["ratios"]["parameters"] == record.parameters / record.parameters_full
+    assert set(full["ratios"].values()) == {1.0}
+    for model in found["models"]:
+        assert model["flops_per_token"] == model["linear_flops"] + model["attention_flops"]
+        for batch, size in zip(model["batches"], (1, 2), strict=True):
+            assert batch["batch_size"] == size
+            _check_rate(batch, "prefill", size * 8)
+            _check_rate(batch, "decode", size * 2)
+    assert content() == before, "nothing is stored"
+    assert not list(scratch.iterdir())
+    assert not (tmp_path / "hf" / "modules").exists()
+
+
+def _check_rate(batch: dict[str, Any], stage: str, tokens: int) -> None:
+    fast, slow = sorted(batch[f"{stage}_seconds"])
+    assert tokens / slow <= batch[f"{stage}_tokens_per_second"] <= tokens / fast
+
+
+@pytest.mark.slow
+def test_a_folder_with_code_needs_trust_and_no_store(tiny: Any, in_process: Any, scratch: Path, tmp_path: Path) -> None:
+    model = write_model(tiny, "llama", tmp_path / "whole")
+    target = export_sample(tiny, model, MASKS, tmp_path / "masked").directory
+    assert "--trust-remote-code" in refusal(target)
+    done = in_process("profile", target, "--trust-remote-code", *QUICK)
+    assert done.returncode == 0, done.stderr
+    for expected in ("masked", "parameters", "decode tokens/s", "1.00x", "100 %", "peak memory:"):
+        assert expected in done.stdout
+    assert not list(scratch.iterdir())
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_nothing_behind(folder: Path, scratch: Path) -> None:
+    moevolve = str(Path(sys.executable).with_name("moevolve"))
+    settings = ["--search", "masks", "--batch-sizes", "2", "--repeats", "99999"]
+    process = subprocess.Popen(
+        [moevolve, "profile", "full", *settings],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        children = _wait_for_children(process, 1)
+        os.killpg(process.pid, signal.SIGINT)
+        text, _ = process.communicate(timeout=60)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    assert process.returncode == 130, text
+    assert "interrupted" in text and "Traceback" not in text
+    assert not list(scratch.iterdir())
+    assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
+
+
+def _wait_for_children(process: subprocess.Popen[str], count: int) -> list[str]:
+    deadline = time.monotonic() + 120
+    children: list[str] = []
+    while len(children) < count:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, "no model was loaded"
+        time.sleep(0.05)
+        tasks = Path(f"/proc/{process.pid}/task").glob("*/children")
+        children = [pid for file in tasks for pid in file.read_text().split()]
+    return children
+
+
+def refusal(*arguments: str | Path) -> str:
+    result = CliRunner().invoke(app, ["profile", *map(str, arguments)])
+    assert isinstance(result.exception, UserError | StoreError), result.output
+    message = str(result.exception)
+    assert "\n" not in message
+    return message
+
+
+def test_what_is_refused(folder: Path, tiny: Any, tmp_path: Path) -> None:
+    store = ("--store", f"sqlite:///{folder / 'moevolve.db'}")
+    for sizes in ("0", "1,,2", "many", "-1", "1.5", ""):
+        assert "--batch-sizes" in refusal("experts:0", "--batch-sizes", sizes, *store)
+    assert "experts:99" in refusal("experts:99", *store)
+    assert "ghost" in refusal("ghost:0", *store)
+    assert "--search" in refusal("full", *store)
+    assert "ghost" in refusal("full", "--search", "ghost", *store)
+    assert "SEARCH:INDEX" in refusal("experts", *store)
+    assert "no such folder" in refusal(tmp_path / "none")
+    assert "config.json" in refusal(tmp_path)
+    assert "experts:0 and masks:0" in refusal("experts:0", "masks:0", *store)
+    assert "64 positions" in refusal("experts:0", "--prompt-tokens", "60", "--new-tokens", "5", *store)
+    assert "none.db" in refusal("experts:0", "--store", f"sqlite:///{tmp_path / 'none.db'}")
+    assert not (tmp_path / "none.db").exists()

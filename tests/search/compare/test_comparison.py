@@ -1,0 +1,402 @@
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import yaml
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.cli.comparison_tables import print_tables, write_csv, write_markdown
+from moevolve.search.compare.config import Comparison, load_comparison
+from moevolve.search.compare.rows import Row, comparison_rows, with_tests
+from moevolve.search.compare.run import run_comparison
+from moevolve.search.compare.significance import Outcomes
+from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.loop.standings import BEST_LABEL, FULL_LABEL, Score
+from moevolve.search.pools.local import LocalPool
+from moevolve.search.service.launch import Observer
+from moevolve.store.repository import Store
+from moevolve.workers.methods.base import IdentityEdit
+from moevolve.workers.worker import EvaluationWorker
+
+
+def write(tiny: Any, folder: Path, **changes: Any) -> Path:
+    """A comparison of two budgets and two methods on the tiny model, with two seeds."""
+    base = tiny.run_data("unused")
+    del base["name"], base["engine"]
+    base["phases"][0] |= {"evaluations": 6, "initial": 4}
+    base["phases"][1] |= {"evaluations": 4}
+    base["final"] = {"rerank": 2, "random_draws": 3}
+    data = {
+        "name": "both",
+        "base": base,
+        "budgets": {"2 of 4": {"genome.experts": 2}, "3 of 4": {"genome.experts": 3}},
+        "methods": {
+            "random": {"baseline": "random"},
+            "reap": {"baseline": "reap"},
+            "prune": {"phases": [{"kind": "prune", "evaluations": 6, "initial": 4}]},
+            "prune + merge": None,
+        },
+        "seeds": [0, 1],
+    }
+    path = folder / "compare.yaml"
+    path.write_text(yaml.safe_dump(data | changes, sort_keys=False))
+    return path
+
+
+def pool(setup: SearchSetup) -> LocalPool:
+    config = setup.config
+    return LocalPool(lambda: EvaluationWorker(config.model.to_worker(), config.engine.to_worker()), setup.all_prepared)
+
+
+def calibrate(workers: Any, model: Any, engine: Any, recipe: Any, splits: Any) -> bytes:
+    return EvaluationWorker(model, engine).calibrate(recipe, splits)
+
+
+def no_pool(setup: SearchSetup) -> LocalPool:
+    raise AssertionError(f"{setup.config.name} starts workers")
+
+
+def run(comparison: Comparison, store: Store, make: Any = pool) -> list[Row]:
+    outcomes = run_comparison(comparison, store, lambda place, cell: Observer(), make, calibrate)
+    return comparison_rows(outcomes, store)
+
+
+def test_cells_are_all_combinations_in_order(tiny: Any, tmp_path: Path) -> None:
+    path = write(tiny, tmp_path, tasks=[str(tiny.task), f"{tiny.task}@kl"])
+    comparison = load_comparison(path, ("base.window=3", "methods.prune.phases.0.evaluations=5"))
+    assert len(comparison.cells) == 2 * 2 * 4 * 2
+    names = [cell.config.name for cell in comparison.cells]
+    assert len(set(names)) == len(names)
+    labels = [(cell.task, cell.budget, cell.method, cell.config.seed) for cell in comparison.cells]
+    tasks, methods = (str(tiny.task), f"{tiny.task}@kl"), ("random", "reap", "prune", "prune + merge")
+    assert labels == list(product(tasks, ("2 of 4", "3 of 4"), methods, (0, 1)))
+    for cell in comparison.cells:
+        assert cell.config.window == 3
+        assert cell.config.genome.experts == int(cell.budget[0])  # type: ignore[union-attr]
+        assert [task.name for task in cell.config.tasks] == [cell.task]
+        assert cell.baseline == (cell.method in ("random", "reap"))
+        phases = [(phase.kind, phase.evaluations) for phase in cell.config.phases]
+        known = {
+            "random": [("prune", 3)],
+            "reap": [("prune", 1)],
+            "prune": [("prune", 5)],
+            "prune + merge": [("prune", 6), ("merge", 4)],
+        }
+        assert phases == known[cell.method]
+
+
+def test_the_base_may_be_a_run_of_its_own(tiny: Any, tmp_path: Path) -> None:
+    data = yaml.safe_load(write(tiny, tmp_path).read_text())
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "run.yaml").write_text(yaml.safe_dump(data["base"] | {"name": "run"}))
+    comparison = load_comparison(write(tiny, tmp_path, base="runs/run.yaml"))
+    assert comparison == load_comparison(write(tiny, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"metods": {}}, "metods: unknown key"),
+        ({"methods": {}}, "methods: "),
+        ({"seeds": []}, "seeds: "),
+        ({"budgets": {"much": {"genome.experts": "many"}}}, "much / random: genome.experts"),
+        ({"methods": {"a": {"genome.expert": 2}}}, "2 of 4 / a: genome.expert: unknown key"),
+        ({"methods": {"a": {"phases.7.sigma": 2}}}, "2 of 4 / a: phases has no entry '7'"),
+        ({"methods": {"a+b": {}, "a b": {}}}, "two labels give the same name both.2-of-4.a-b.s0"),
+        (
+            {"methods": {"a": {"baseline": "repa"}}},
+            "2 of 4 / a: baseline: repa is unknown; there are random, frequency",
+        ),
+        ({"base": "nowhere.yaml"}, "nowhere.yaml: no such file"),
+    ],
+)
+def test_what_is_wrong_is_named(tiny: Any, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_comparison(write(tiny, tmp_path, **changes))
+    assert message in str(caught.value)
+
+
+def test_nothing_is_recorded_when_a_cell_cannot_run(tiny: Any, tmp_path: Path) -> None:
+    path = write(tiny, tmp_path, budgets={"fine": {}, "too many": {"genome.experts": 9}})
+    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
+        with pytest.raises(UserError, match="experts"):
+            run(load_comparison(path), store, no_pool)
+        assert store.searches() == []
+
+
+@pytest.fixture(scope="module")
+def finished(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Comparison, Path, list[Row]]:
+    folder = tmp_path_factory.mktemp("comparison")
+    comparison = load_comparison(write(tiny, folder))
+    with Store.open(f"sqlite:///{folder / 'store.db'}") as store:
+        return comparison, folder, run(comparison, store)
+
+
+def test_rows_say_what_the_store_holds(finished: tuple[Comparison, Path, list[Row]]) -> None:
+    _, folder, rows = finished
+    per_budget = [FULL_LABEL, "random", "reap", "prune", "prune", "prune + merge", "prune + merge"]
+    assert [row.method for row in rows] == per_budget * 2
+    with Store.open(f"sqlite:///{folder / 'store.db'}") as store:
+        for row in rows:
+            assert row.failure is None
+            assert (row.against_full is None) == (row.method == FULL_LABEL or "draws" in row.contestant)
+            if row.contestant != BEST_LABEL:
+                continue
+            assert len(row.refs) == row.seeds == 2
+            details = [store.individual(ref) for ref in row.refs]
+            for split in ("search", "dev", "test"):
+                scores = [each.score for detail in details for each in detail.evaluations if each.split == split]
+                measured = row.score(split)  # type: ignore[arg-type]
+                assert measured is not None and len(scores) == 2
+                assert measured.score == pytest.approx(np.mean(scores))
+                assert measured.spread == pytest.approx(np.std(scores, ddof=1))
+                assert measured.low is not None and measured.high is not None
+                assert measured.low <= measured.score <= measured.high
+            if row.baseline:
+                assert [detail.individual.operator for detail in details] == ["reap", "reap"]
+                assert row.evaluations == 1 and row.against_baseline is None
+            evaluated = [len({each.phenotype_hash for each in store.history(detail.search.id)}) for detail in details]
+            assert row.evaluations == np.mean(evaluated)
+            assert row.seconds > 0
+
+
+def test_tasks_that_were_not_searched_on_have_columns_of_their_own(tiny: Any, tmp_path: Path) -> None:
+    path = write(tiny, tmp_path, budgets={"": {}}, methods={"prune": {}}, seeds=[0])
+    comparison = load_comparison(path, (f"base.final.held_out=['{tiny.task}@kl']", "base.final.random_draws=0"))
+    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
+        full, best = run(comparison, store)
+        task = f"{comparison.cells[0].config.tasks[0].name.rpartition('/')[2].removesuffix('.yaml')}@kl"
+        found = best.score("test", task)
+        (stored,) = (
+            each for each in store.individual(best.refs[0]).evaluations if (each.task, each.split) == (task, "test")
+        )
+        assert found is not None and found.score == stored.score
+    assert full.score("test", task) is not None and best.score("search", task) is None
+
+
+def test_a_finished_comparison_starts_no_workers(finished: tuple[Comparison, Path, list[Row]]) -> None:
+    comparison, folder, rows = finished
+    with Store.open(f"sqlite:///{folder / 'store.db'}") as store:
+        assert run(comparison, store, no_pool) == rows
+
+
+def test_an_interrupted_comparison_goes_on(finished: tuple[Comparison, Path, list[Row]], tmp_path: Path) -> None:
+    comparison, _, rows = finished
+
+    class Lost(LocalPool):
+        polls = 0
+
+        def poll(self, timeout: float) -> Any:
+            Lost.polls += 1
+            if Lost.polls == 40:
+                raise KeyboardInterrupt
+            return super().poll(timeout)
+
+    def losing(setup: SearchSetup) -> LocalPool:
+        made = pool(setup)
+        made.__class__ = Lost
+        return made
+
+    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
+        with pytest.raises(KeyboardInterrupt):
+            run(comparison, store, losing)
+        states = [each.search.status for each in store.searches()]
+        assert "interrupted" in states and "created" in states
+        again = run(comparison, store)
+    assert [replace(row, seconds=0) for row in again] == [replace(row, seconds=0) for row in rows]
+
+
+def test_other_settings_under_the_same_name_are_refused(
+    tiny: Any, finished: tuple[Comparison, Path, list[Row]]
+) -> None:
+    _, folder, _ = finished
+    changed = load_comparison(folder / "compare.yaml", ("base.window=2",))
+    with (
+        Store.open(f"sqlite:///{folder / 'store.db'}") as store,
+        pytest.raises(UserError, match=r"both\.2-of-4\.random\.s0 is in the store with other settings"),
+    ):
+        run(changed, store, no_pool)
+
+
+def test_a_search_that_fails_stops_no_other(tiny: Any, tmp_path: Path) -> None:
+    comparison = load_comparison(write(tiny, tmp_path, budgets={"one": {}}, seeds=[0]))
+
+    class Failing(LocalPool):
+        def poll(self, timeout: float) -> Any:
+            return [
+                replace(each, reply=replace(each.reply, results=(), failure="broken", kind="worker"))
+                for each in super().poll(timeout)
+            ]
+
+    made: list[LocalPool] = []
+
+    def first_fails(setup: SearchSetup) -> LocalPool:
+        made.append(pool(setup))
+        if len(made) == 1:
+            made[0].__class__ = Failing
+        return made[-1]
+
+    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
+        rows = run(comparison, store, first_fails)
+    failures = {row.method: row.failure for row in rows}
+    assert "the unedited model can't be evaluated: broken" in str(failures.pop("random"))
+    assert set(failures) == {FULL_LABEL, "reap", "prune", "prune + merge"} and not any(failures.values())
+
+
+@pytest.mark.parametrize("broken", [1, 2])
+def test_a_best_that_breaks_on_test_scores_nothing_there(tiny: Any, tmp_path: Path, broken: int) -> None:
+    path = write(tiny, tmp_path, budgets={"one": {}}, methods={"prune": {}})
+    comparison = load_comparison(path, ("base.final.random_draws=0",))
+    left = [broken]
+
+    class Breaking(LocalPool):
+        def poll(self, timeout: float) -> Any:
+            request = self._queue[0] if self._queue else None
+            found = super().poll(timeout)
+            if request is None or isinstance(request.edit, IdentityEdit) or not left[0]:
+                return found
+            if self._splits[request.splits[0]].split != "test":
+                return found
+            left[0] -= 1
+            broken = {"results": (), "failure": "broken", "failed_on": request.splits}
+            return [replace(each, reply=replace(each.reply, **broken)) for each in found]
+
+    def breaking(setup: SearchSetup) -> LocalPool:
+        made = pool(setup)
+        made.__class__ = Breaking
+        return made
+
+    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
+        rows = run(comparison, store, breaking)
+        (best,) = (row for row in rows if (row.method, row.contestant) == ("prune", BEST_LABEL))
+        scores = [
+            each.score or 0.0 for ref in best.refs for each in store.individual(ref).evaluations if each.split == "test"
+        ]
+    assert len(scores) == 2 and scores.count(0.0) >= broken
+    found = best.score("test")
+    assert found is not None and found.score == pytest.approx(np.mean(scores))
+    assert found.low is not None and found.high is not None and found.low <= found.score <= found.high
+    assert best.against_full is not None
+    assert best.failure == "; ".join(f"seed {seed} on test: broken" for seed in range(broken))
+
+
+def test_tables_hold_every_row(
+    finished: tuple[Comparison, Path, list[Row]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    comparison, _, rows = finished
+    print_tables(comparison.name, rows)
+    shown = capsys.readouterr().out
+    assert shown.count("random") >= 2 and "both, 2 of 4" in shown and "both, 3 of 4" in shown
+    write_csv(rows, tmp_path / "rows.csv")
+    lines = (tmp_path / "rows.csv").read_text().splitlines()
+    assert len(lines) == 1 + sum(len(row.scores) for row in rows)
+    write_markdown(comparison.name, rows, tmp_path / "rows.md")
+    tables = [line for line in (tmp_path / "rows.md").read_text().splitlines() if line.startswith("|")]
+    assert len(tables) == len(rows) + 2 * 2
+    assert len({line.count("|") for line in tables}) == 1
+
+
+def test_several_tasks_are_summed_up(
+    finished: tuple[Comparison, Path, list[Row]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, _, rows = finished
+    both = [replace(row, task=task) for task in ("pick", "other") for row in rows if row.budget == "2 of 4"]
+    write_markdown("both", both, tmp_path / "rows.md")
+    _, summary = (tmp_path / "rows.md").read_text().split("**both, 2 of 4, all tasks")
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in summary.splitlines() if "|" in line]
+    assert lines[0] == ["method", "pick", "other"]
+    for row, (_, *cells) in zip(rows[:7], lines[2:], strict=True):
+        assert row.headline is not None
+        assert {cell.removesuffix(" *") for cell in cells} == {f"{100 * row.headline.score:.1f}"}
+
+
+def one_of(method: str, right: int, **scores: float) -> Row:
+    """A row of a comparison: so many of 100 answers right on `test`, with every one of two seeds."""
+    values = np.repeat((np.arange(100) < right)[None, :], 2, axis=0).astype(float)
+    found = (*(Score("", split, score) for split, score in scores.items()), Score("", "test", right / 100))  # type: ignore[arg-type]
+    baseline, outcomes = method.islower() and method != FULL_LABEL, (Outcomes(values, "mean", 1.0),)
+    return Row("", "", method, BEST_LABEL, baseline, 2, found, outcomes=outcomes)
+
+
+def test_the_best_baseline_is_picked_on_dev() -> None:
+    full, search = one_of(FULL_LABEL, 90, search=0.9), one_of("Search", 80, search=0.8, dev=0.7)
+    lucky, good = one_of("lucky", 75, search=0.8, dev=0.5), one_of("good", 60, search=0.6, dev=0.6)
+    rows = with_tests([full, lucky, good, search])
+    assert [row.against_baseline and row.against_baseline.against for row in rows] == ["good", "good", None, "good"]
+    assert {row.best_by for row in rows} == {"dev"} and not any(row.outcomes for row in rows)
+    # By hand: of 20 answers that one alone has right, all are the search's.
+    assert rows[3].against_baseline is not None and rows[3].against_baseline.p == pytest.approx(2 * 0.5**20)
+    assert rows[3].against_full is not None and rows[3].against_full.p == pytest.approx(2 * 0.5**10)
+    unranked = replace(lucky, scores=tuple(score for score in lucky.scores if score.split != "dev"))
+    rows = with_tests([full, unranked, good, search])
+    assert rows[3].best_by == "search" and rows[3].against_baseline is not None
+    assert rows[3].against_baseline.against == "lucky"
+
+
+def test_p_values_are_corrected_in_tables_and_raw_in_files(tmp_path: Path) -> None:
+    better = [one_of(f"Search {right}", right, search=0.8, dev=0.7) for right in (64, 66, 68)]
+    rows = with_tests([one_of(FULL_LABEL, 90), one_of("good", 60, dev=0.6), *better])
+    write_csv(rows, tmp_path / "rows.csv")
+    with (tmp_path / "rows.csv").open() as file:
+        lines = {line["method"]: line for line in csv.DictReader(file) if line["split"] == "test"}
+    raw = {f"Search {right}": 2 * 0.5 ** (right - 60) for right in (64, 66, 68)}
+    assert {name: float(lines[name]["p_baseline"]) for name in raw} == pytest.approx(raw)
+    assert {line["best_baseline"] for line in lines.values()} == {"good", ""}
+    write_markdown("some", rows, tmp_path / "rows.md")
+    text = (tmp_path / "rows.md").read_text()
+    assert "(best baseline, by dev: good)" in text and "p baseline (Holm)" in text and "(Holm)." in text
+    headings, _, *body = [[c.strip() for c in line.strip("|").split("|")] for line in text.splitlines() if "|" in line]
+    shown = {cells[0]: cells[headings.index("p baseline (Holm)")] for cells in body}
+    # Four tests in the column: the full model's is the smallest, then these from the last to the first.
+    expected = {"Search 68": 3 * raw["Search 68"], "Search 66": 2 * raw["Search 66"], "Search 64": raw["Search 64"]}
+    assert {name: shown[name] for name in raw} == {name: f"{p:.3f}" for name, p in expected.items()}
+    several = [replace(row, task=task) for task in ("one", "two") for row in rows]
+    write_markdown("some", several, tmp_path / "rows.md")
+    summary = (tmp_path / "rows.md").read_text().split("all tasks")[1]
+    stars = {
+        line.split("|")[1].strip(): line.count("*") for line in summary.splitlines() if line.startswith("| Search")
+    }
+    # Eight tests in that table: the full models' come first, then 6 x 0.0078, 4 x 0.031 and 2 x 0.125.
+    assert stars == {"Search 64": 0, "Search 66": 0, "Search 68": 2}
+
+
+def test_baselines_are_ranked_on_dev_unless_nothing_is(tiny: Any, tmp_path: Path) -> None:
+    for rerank, expected in ((2, 1), (0, 0)):
+        comparison = load_comparison(write(tiny, tmp_path), (f"base.final.rerank={rerank}",))
+        found = {cell.method: cell.config.final.rerank for cell in comparison.cells}
+        assert found == {"random": 0, "reap": expected, "prune": rerank, "prune + merge": rerank}
+
+
+@pytest.mark.slow
+def test_the_command_runs_and_repeats(tiny: Any, ray_address: str, in_process: Any, tmp_path: Path) -> None:
+    path = write(tiny, tmp_path, budgets={"2 of 4": {}}, seeds=[0])
+    store = f"sqlite:///{tmp_path / 'store.db'}"
+    joined = ("--address", ray_address, "--csv", str(tmp_path / "rows.csv"))
+    try:
+        first = in_process("compare", str(path), "--store", store, "--json", *joined)
+    finally:
+        ray.shutdown()
+    assert first.returncode == 0, first.stderr
+    rows = json.loads(first.stdout)
+    assert [row["method"] for row in rows] == [
+        FULL_LABEL,
+        "random",
+        "reap",
+        "prune",
+        "prune",
+        "prune + merge",
+        "prune + merge",
+    ]
+    assert (tmp_path / "rows.csv").is_file()
+    again = in_process("compare", str(path), "--store", store, "--json")
+    assert json.loads(again.stdout) == rows
+    wrong = in_process("compare", str(path), "--store", store, "--csv", str(tmp_path / "no" / "rows.csv"))
+    assert wrong.returncode == 2 and "the folder" in wrong.stderr

@@ -1,0 +1,290 @@
+"""Configurations: what is refused and how the message reads, overrides, hashes, and the stored form."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.config.files import apply_override, load_run_config, parse_stored_config
+from moevolve.search.config.phases import MergePhase, PrunePhase, TopKParents
+from moevolve.search.config.run import EngineSection, ModelSection, RunConfig, StoredConfig
+from moevolve.search.genomes.sections import EepSection, FactorLlmSection, NanoMoeSection, ToMoeSection
+
+PLAIN: dict[str, Any] = {
+    "name": "rte-4",
+    "model": {"path": "some/model"},
+    "tasks": ["rte"],
+    "genome": {"experts": 4},
+    "phases": [{"kind": "prune", "evaluations": 40}, {"kind": "merge", "evaluations": 160}],
+}
+
+KINDS = {"eep": EepSection, "factorllm": FactorLlmSection, "tomoe": ToMoeSection, "nanomoe": NanoMoeSection}
+
+
+def written(folder: Path, **changes: Any) -> Path:
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump(PLAIN | changes))
+    return path
+
+
+def message_of(path: Path, *overrides: str) -> str:
+    with pytest.raises(UserError) as caught:
+        load_run_config(path, overrides)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_the_papers_settings_are_the_defaults(tmp_path: Path) -> None:
+    config = load_run_config(written(tmp_path))
+    prune, merge = config.phases
+    assert isinstance(prune, PrunePhase) and isinstance(merge, MergePhase)
+    assert (prune.evaluations, prune.initial, prune.group_rate, prune.row_rate) == (40, 31, 0.25, 0.15)
+    assert (merge.crossover_rate, merge.entry_rate, merge.sigma, merge.normalise_rate) == (0.3, 0.25, 0.065, 0.1)
+    assert isinstance(prune.parents, TopKParents)
+    assert (config.genome.groups, config.genome.router_space, config.genome.active) == (4, "probs", None)
+    assert config.model.trust_remote_code is False
+
+
+@pytest.mark.parametrize(
+    ("changes", "finding"),
+    [
+        ({"windows": 4}, "windows: unknown key"),
+        ({"genome": {"experts": 4, "expert": 4}}, "genome.expert: unknown key"),
+        ({"genome": {"experts": 2, "active": 4}}, "genome: active 4 is more than the 2 retained experts"),
+        ({"genome": {"experts": "many"}}, "genome.experts: Input should be a valid integer"),
+        ({"genome": {"experts": 0}}, "genome.experts: Input should be greater than or equal to 1"),
+        ({"genome": {"experts": 4, "groups": "layers"}}, "genome.groups"),
+        ({"genome": {"experts": 4, "router_space": "gates"}}, "genome.router_space: Input should be 'probs' or"),
+        ({"window": 0}, "window: Input should be greater than or equal to 1"),
+        ({"seed": -1}, "seed: Input should be greater than or equal to 0"),
+        ({"name": "a:b"}, "name: String should match pattern"),
+        ({"tasks": []}, "tasks: expected 1 or more entries"),
+        ({"tasks": "rte"}, "tasks: expected a list, for example [a, b]"),
+        ({"model": "some/model"}, "model: expected a mapping of settings"),
+        ({"genome": "eep"}, "genome: expected a mapping of settings"),
+        ({"genome": {"kind": "moe"}}, "genome: moe is unknown; there are eep, factorllm, tomoe, nanomoe"),
+        ({"strategy": "luck"}, "strategy: luck is unknown; there are evolution, nevergrad"),
+        ({"tasks": ["rte", "rte"]}, "tasks: a task is named twice in rte, rte"),
+        ({"tasks": [{"name": "rte", "weight": 0}]}, "tasks.0.weight: Input should be greater than 0"),
+        ({"tasks": [{"name": "rte", "counts": {"train": 9}}]}, "tasks.0.counts.train"),
+        ({"phases": []}, "phases: expected 1 or more entries"),
+        ({"phases": [{"kind": "grow", "evaluations": 3}]}, "phases.0"),
+        ({"phases": [{"kind": "prune", "evaluations": 3}]}, "phases.0: initial 31 is more than evaluations 3"),
+        ({"phases": [{"kind": "merge", "evaluations": 3, "init": "reap"}]}, "phases.0.init: expected a list"),
+        ({"phases": [{"kind": "merge", "evaluations": 3, "row_rate": 0.1}]}, "phases.0.row_rate: unknown key"),
+        ({"phases": [{"kind": "merge", "evaluations": 3, "entry_rate": 1.1}]}, "phases.0.entry_rate"),
+        ({"phases": PLAIN["phases"][::-1]}, "phases: a prune phase can't follow a merge phase"),
+        ({"phases": [{"kind": "merge", "evaluations": 3, "parents": {"rule": "top_k", "k": 0}}]}, "phases.0.parents.k"),
+        ({"engine": {"max_prompt_tokens": 60}}, "engine: tail_tokens 64 must be below max_prompt_tokens 60"),
+        ({"workers": {"count": 0}}, "workers.count: Input should be greater than or equal to 1"),
+        ({"final": {"rerank": -1}}, "final.rerank"),
+    ],
+)
+def test_what_is_wrong_is_named_in_one_line(tmp_path: Path, changes: dict[str, Any], finding: str) -> None:
+    path = written(tmp_path, **changes)
+    message = message_of(path)
+    assert message.startswith(f"{path}: ")
+    assert finding in message
+
+
+def test_every_finding_is_named(tmp_path: Path) -> None:
+    message = message_of(written(tmp_path, window=0, seed=-1, colour="red"))
+    assert all(field in message for field in ("window: ", "seed: ", "colour: unknown key"))
+
+
+def test_a_missing_section_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump({key: value for key, value in PLAIN.items() if key != "genome"}))
+    assert message_of(path) == f"{path}: genome: Field required"
+
+
+def test_files_that_hold_no_configuration(tmp_path: Path) -> None:
+    missing = tmp_path / "none.yaml"
+    assert message_of(missing) == f"{missing}: no such file"
+    assert message_of(tmp_path).startswith(f"{tmp_path}: can't be read: ")
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("name: [unclosed\nmodel: {")
+    assert message_of(broken) == f"{broken}:2: expected ',' or ']', but got ':'"
+    broken.write_text("name: rte-4\nmodel: {path: a}\nwindow: 4\nwindow: 8\n")
+    assert message_of(broken) == f"{broken}:4: key `window` given twice"
+    broken.write_text("name: rte-4\nmodel: {path: a, path: b}\n")
+    assert message_of(broken) == f"{broken}:2: key `path` given twice"
+    broken.write_bytes(b"name: \xff\xfe\x00")
+    assert message_of(broken).startswith(f"{broken}: can't be read: ")
+    for content in ("", "- a\n- b\n", "just text"):
+        broken.write_text(content)
+        assert message_of(broken) == f"{broken}: expected a mapping of keys to values at the top"
+
+
+def test_overrides_replace_add_and_reach_into_lists(tmp_path: Path) -> None:
+    config = load_run_config(
+        written(tmp_path, tasks=[{"name": "rte"}]),
+        (
+            "genome.experts=6",
+            "phases.1.sigma=0.2",
+            "tasks.0.counts.search=16",
+            "workers.count=3",
+            "genome.groups=per_layer",
+            "model.revision=null",
+            "name=other",
+            "window=2",
+            "window=9",
+        ),
+    )
+    assert config.genome.experts == 6 and config.genome.groups == "per_layer"
+    assert isinstance(config.phases[1], MergePhase) and config.phases[1].sigma == 0.2
+    assert config.tasks[0].counts == {"search": 16}
+    assert (config.workers.count, config.model.revision, config.name) == (3, None, "other")
+    assert config.window == 9, "the last one wins"
+
+
+def test_an_override_can_hold_yaml_and_equal_signs() -> None:
+    data: dict[str, Any] = {}
+    apply_override(data, "phases=[{kind: merge, evaluations: 5}]")
+    apply_override(data, "store=postgresql://u@h/db?a=b")
+    assert data == {"phases": [{"kind": "merge", "evaluations": 5}], "store": "postgresql://u@h/db?a=b"}
+
+
+@pytest.mark.parametrize(
+    ("override", "finding"),
+    [
+        ("genome.experts", "expected KEY=VALUE"),
+        ("=4", "expected KEY=VALUE"),
+        ("genome..experts=4", "expected KEY=VALUE"),
+        ("phases.7.sigma=1", "phases has no entry '7' (0 to 1)"),
+        ("phases.last.sigma=1", "phases has no entry 'last' (0 to 1)"),
+        ("name.first=x", "name is a plain value, it has no 'first'"),
+        ("genome.experts.max=4", "genome.experts is a plain value, it has no 'max'"),
+        ("genome.experts=[4", "value is not valid YAML"),
+        ("genom.experts=4", "genom: unknown key"),
+    ],
+)
+def test_bad_overrides_are_named(tmp_path: Path, override: str, finding: str) -> None:
+    message = message_of(written(tmp_path), override)
+    assert finding in message
+    if "unknown key" not in finding:
+        assert message.startswith(f"--set {override}: ")
+
+
+def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    config = load_run_config(written(folder, model={"path": "../model"}, tasks=["./pick.yaml", "rte"]))
+    # A path that begins with a dot is the YAML's business.
+    assert config.tasks[0].name == str(folder / "pick.yaml")
+    assert config.model.path == str(tmp_path / "model")
+    assert config.tasks[1].name == "rte", "a packaged task keeps its name"
+    (tmp_path / "near.yaml").touch()
+    other = load_run_config(written(folder, tasks=["./pick.yaml@kl", "near.yaml@kl", "rte@kl"]))
+    assert [task.name for task in other.tasks] == [f"{folder}/pick.yaml@kl", f"{tmp_path}/near.yaml@kl", "rte@kl"]
+    assert load_run_config(written(folder, model={"path": "here"})).model.path == str(tmp_path / "here")
+    assert load_run_config(written(folder, model={"path": "org/hub-id"})).model.path == "org/hub-id"
+
+
+HASHED: dict[str, Any] = {
+    "seed": 5,
+    "window": 3,
+    "genome.experts": 3,
+    "genome.router_space": "logits",
+    "phases.0.row_rate": 0.3,
+    "strategy.mode": "generations",
+    "tasks.0.weight": 2.0,
+    "tasks.0.counts": {"search": 8},
+    "engine.batch_tokens": 64,
+    "model.dtype": "bfloat16",
+}
+NOT_HASHED: dict[str, Any] = {
+    "name": "another",
+    "store": "sqlite:///other.db",
+    "workers": {"count": 8, "timeout_s": 5},
+    "final": {"rerank": 0, "test": False},
+}
+
+
+@pytest.mark.parametrize("field", [*HASHED, *NOT_HASHED])
+def test_the_hash_covers_what_determines_the_population(field: str) -> None:
+    data = PLAIN | {"tasks": [{"name": "rte"}]}
+    changed = deepcopy(data)
+    apply_override(changed, f"{field}={json.dumps((HASHED | NOT_HASHED)[field])}")
+    same = RunConfig.model_validate(data).config_hash == RunConfig.model_validate(changed).config_hash
+    assert same == (field in NOT_HASHED)
+
+
+def test_writing_a_default_out_changes_no_hash() -> None:
+    data = PLAIN | {"tasks": [{"name": "rte"}]}
+    explicit = data | {"seed": 0, "window": 8, "engine": {"threads": 1}}
+    assert RunConfig.model_validate(data).config_hash == RunConfig.model_validate(explicit).config_hash
+
+
+def test_a_stored_configuration_comes_back_equal(tmp_path: Path) -> None:
+    changes = {"genome": {"experts": 4, "groups": "per_layer"}, "seed": 2**62}
+    config = load_run_config(written(tmp_path, **changes))
+    back = parse_stored_config(config.canonical_json())
+    assert back == config and isinstance(back, RunConfig)
+    assert back.config_hash == config.config_hash
+    assert back.canonical_json() == config.canonical_json()
+
+
+def test_an_imports_configuration_comes_back_without_phases() -> None:
+    config = StoredConfig(name="i", model=ModelSection(path="m"), genome=EepSection(experts=2), engine=EngineSection())
+    back = parse_stored_config(config.canonical_json())
+    assert back == config and not isinstance(back, RunConfig)
+
+
+@pytest.mark.parametrize("kind", ["eep", "factorllm", "tomoe", "nanomoe"])
+def test_a_configuration_is_stored_with_all_its_defaults(kind: str) -> None:
+    """So that another default in the code changes nothing of what an old search resumes as."""
+    genome = {"kind": kind, "experts": 4, "active": 2, "rank": 8}
+    known = {name: value for name, value in genome.items() if name == "kind" or name in KINDS[kind].model_fields}
+    phases = PLAIN["phases"] if kind == "eep" else [{"kind": "tune", "evaluations": 40}]
+    config = RunConfig.model_validate(PLAIN | {"tasks": [{"name": "rte"}], "genome": known, "phases": phases})
+    text, hashed = config.canonical_json(), config.config_hash
+    stored = json.loads(text)
+    for section, model in (("genome", KINDS[kind]), ("engine", EngineSection), ("model", ModelSection)):
+        assert stored[section].keys() == model.model_fields.keys()
+    for phase, model in zip(stored["phases"], config.phases, strict=True):
+        assert phase.keys() == type(model).model_fields.keys()
+    assert stored.keys() == RunConfig.model_fields.keys()
+    back = parse_stored_config(text)
+    assert back == config and back.config_hash == hashed
+
+
+@pytest.mark.parametrize("path", ["window", "engine.products", "genome.align", "phases.0.init"])
+def test_a_stored_configuration_that_lacks_a_setting_is_refused(path: str) -> None:
+    data = json.loads(RunConfig.model_validate(PLAIN | {"tasks": [{"name": "rte"}]}).canonical_json())
+    *way, last = path.split(".")
+    node = data
+    for key in way:
+        node = node[int(key)] if key.isdigit() else node[key]
+    del node[last]
+    with pytest.raises(UserError, match=r"^stored configuration of search rte-4: settings are missing"):
+        parse_stored_config(json.dumps(data))
+
+
+def test_a_stored_configuration_of_another_version_is_refused_in_one_line() -> None:
+    data = json.loads(RunConfig.model_validate(PLAIN | {"tasks": [{"name": "rte"}]}).canonical_json())
+    data["quantum"] = True
+    with pytest.raises(UserError, match=r"^stored configuration of search rte-4: quantum: unknown key$"):
+        parse_stored_config(json.dumps(data))
+
+
+def test_sections_give_the_workers_settings() -> None:
+    model = ModelSection(path="m", dtype="bfloat16", originals="host").to_worker()
+    assert (model.path, model.dtype, model.originals, model.trust_remote_code) == ("m", "bfloat16", "host", False)
+    engine = EngineSection(batch_tokens=77, max_prompt_tokens=100).to_worker()
+    assert (engine.batch_tokens, engine.max_prompt_tokens, engine.tail_tokens) == (77, 100, 64)
+
+
+def test_a_configuration_is_immutable() -> None:
+    config = RunConfig.model_validate(PLAIN | {"tasks": [{"name": "rte"}]})
+    with pytest.raises(ValueError, match="frozen"):
+        config.seed = 3  # type: ignore[misc]

@@ -1,0 +1,216 @@
+"""What a plan counts, against published sizes, the engine's own passes, torch's counter and exported checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from profile_lab import export_sample, load_plainly, write_model
+from pydantic import TypeAdapter
+from search_samples import PRUNE, TUNE
+from tomoe_samples import tomoe_space
+from torch.utils.flop_counter import FlopCounterMode
+
+from moevolve.evaluators.fitness.runner import run_split
+from moevolve.evaluators.tasks.prepare import prepare_split
+from moevolve.evaluators.tasks.registry import load_task
+from moevolve.evaluators.types import PreparedSplit
+from moevolve.search.config.models import find_model, shipped_models
+from moevolve.search.estimate.sizes import model_sizes
+from moevolve.search.estimate.work import candidate_work, full_work
+from moevolve.search.genomes.registry import make_space
+from moevolve.search.genomes.sections import GenomeSection
+from moevolve.workers.config import EngineConfig, ModelConfig
+from moevolve.workers.engine.columns import Layout
+from moevolve.workers.engine.engine import GenerationEngine
+from moevolve.workers.engine.tokenizing import Tokens
+from moevolve.workers.model.resident import ResidentModel
+from moevolve.workers.profiling.costs import model_costs
+from moevolve.workers.profiling.outline import outline_model
+from moevolve.workers.profiling.passes import Pass, PromptMeter, SplitTokens, passes_of
+
+PUBLISHED = {  # billions of parameters: all, per token (Mistral AI's and Qwen's announcements)
+    "mixtral-8x7b": (46.7, 12.9),
+    "mixtral-8x22b": (141, 39),
+    "qwen1.5-moe-a2.7b": (14.3, 2.7),
+    "qwen2-57b-a14b": (57.4, 14),
+    "qwen3-30b-a3b": (30.5, 3.3),
+}
+
+
+def test_configs_of_all_published_models_are_there() -> None:
+    assert set(shipped_models()) == set(PUBLISHED)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_shipped_configs_have_the_published_parameters(name: str) -> None:
+    outline = outline_model(ModelConfig(find_model(name), dtype="bfloat16"))
+    space = make_space(TypeAdapter(GenomeSection).validate_python({"experts": outline.facts.experts}), outline.facts)
+    full = model_sizes(outline, space, full_work(outline), {})[0]
+    assert full.parameters is not None
+    assert full.parameters / 1e9 == pytest.approx(PUBLISHED[name][0], rel=0.005)
+    assert full.active_parameters / 1e9 == pytest.approx(PUBLISHED[name][1], rel=0.02)
+    assert outline.weight_bytes == pytest.approx(2 * full.parameters, rel=1e-6)
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory, tiny: Any) -> Callable[[str], PreparedSplit]:
+    """The tiny task with choices of one and of several tokens, under any fitness."""
+    folder = tmp_path_factory.mktemp("tasks")
+    words = ("red", "the cat", "is a dog", "blue bird")
+    rows = [{"text": "which " * (1 + 5 * i % 4) + words[i % 4], "label": words[i % 4]} for i in range(23)]
+    (folder / "words.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = ["source: {files: {all: words.jsonl}}", "splits: {search: {from: all}}", 'prompt: "{{ text }} Answer :"']
+    lines += ['answer: "{{ label }}"', f"choices: {json.dumps(words)}", "max_new_tokens: 5", "matching: {kind: exact}"]
+    (folder / "words.yaml").write_text("\n".join(lines))
+    return lambda fitness: prepare_split(load_task(f"{folder}/words.yaml").with_fitness(fitness), "search")  # type: ignore[arg-type]
+
+
+class Seen:
+    """Passes that a model ran: positions of each, and positions that were cached before."""
+
+    def __init__(self) -> None:
+        self.passes: list[tuple[int, int]] = []
+
+    def __call__(self, module: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
+        rows, columns = kwargs["input_ids"].shape
+        mask = kwargs["attention_mask"]
+        self.passes.append((rows * columns, 0 if mask is None else rows * (mask.shape[1] - columns)))
+
+
+@contextmanager
+def watched(model: Any) -> Iterator[Seen]:
+    seen = Seen()
+    handle = model.register_forward_pre_hook(seen, with_kwargs=True)
+    yield seen
+    handle.remove()
+
+
+@pytest.fixture(scope="module")
+def resident(tiny: Any) -> ResidentModel:
+    """With attention and experts in ordinary matrix products, which torch's counter sees."""
+    settings: Any = {"experts_implementation": "eager", "attn_implementation": "eager"}
+    return ResidentModel.load(ModelConfig(str(tiny.model), device="cpu", **settings))
+
+
+@pytest.fixture(params=["packed", "padded"])
+def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Layout:
+    if request.param == "padded":
+        monkeypatch.setattr("moevolve.workers.engine.forward.packs", lambda *_: False)
+    layout: Layout = request.param
+    return layout
+
+
+# torch's counter doesn't know oneDNN's operators.
+ENGINE = EngineConfig(batch_tokens=40, products="torch")
+
+
+@pytest.mark.parametrize("fitness", ["rank", "generate", "perplexity", "kl", "agreement"])
+def test_passes_and_operations_are_those_of_the_engine(
+    resident: ResidentModel, task: Callable[[str], PreparedSplit], fitness: str, layout: Layout
+) -> None:
+    split = task(fitness)
+    outline = outline_model(resident.config)
+    assert outline.layout == "packed"
+    tokens = PromptMeter(resident.config, ENGINE).tokens(split)
+    planned = passes_of(tokens, ENGINE.batch_tokens, layout, outline.caches)
+    section: Any = TypeAdapter(GenomeSection).validate_python({"experts": 2, "groups": 2})
+    space = make_space(section, outline.facts)
+    edit = space.sample(np.random.default_rng(1), PRUNE).genome.express()
+    engine = GenerationEngine(resident.model, resident.tokenizer, ENGINE)
+    engine.remember(split)
+    # No answer is decoded on: texts that read as decided at once leave only what every candidate needs.
+    run = (lambda: engine.generate(split, lambda i, text: True)) if fitness == "generate" else None
+    counter = FlopCounterMode(display=False, depth=10)
+    with resident.edited(edit), watched(resident.model) as seen, counter:
+        run() if run is not None else run_split(engine, split)
+    counts = {name: sum(each.values()) for name, each in counter.get_flop_counts().items()}
+    rotary = sum(flops for name, flops in counts.items() if name.endswith("rotary_emb"))
+    if fitness == "generate":
+        planned = passes_of(replace(tokens, answers=_drafts(tokens)), ENGINE.batch_tokens, layout, outline.caches)
+    assert [(one.tokens, one.cached) for one in planned.sure] == seen.passes
+    work = candidate_work(outline, space, "prune")
+    assert sum(work.flops(one) for one in planned.sure) == counter.get_total_flops() - rotary
+
+
+def _drafts(tokens: SplitTokens) -> tuple[Tokens, ...]:
+    """Decided answers have all but the gold answer's last token fed; it is one of the choices."""
+    golds = [choices[i % 4] for i, choices in enumerate(tokens.choices)]
+    assert max(map(len, golds)) > 1
+    return tuple(gold[:-1] for gold in golds)
+
+
+def test_decoding_takes_a_pass_of_one_column_per_step(
+    resident: ResidentModel, task: Callable[[str], PreparedSplit]
+) -> None:
+    split = task("generate")
+    planned = passes_of(PromptMeter(resident.config, ENGINE).tokens(split), ENGINE.batch_tokens)
+    engine = GenerationEngine(resident.model, resident.tokenizer, ENGINE)
+    with watched(resident.model) as seen:
+        engine.generate(split, lambda i, text: False)
+    decoded = [each for each in seen.passes if each[1]]
+    # Gold answers that are met, and ends, spare some steps.
+    assert 0 < len(decoded) <= sum(one.steps for one in planned.decoding)
+    assert all(one.steps == split.max_new_tokens - 1 for one in planned.decoding)
+    assert max(tokens for tokens, _ in decoded) <= max(one.tokens for one in planned.decoding)
+    examples = len(split.examples)
+    assert sum(one.tokens for one in planned.decoding) == examples
+    assert all(one.attended == one.cached + one.tokens for one in planned.decoding)
+
+
+def test_steps_of_a_pass_attend_to_one_more_column_each() -> None:
+    many = Pass(3, 3 * 11, 3, 3, 3, 3, 3 * 10, True, steps=4)
+    one_by_one = [Pass(3, 3 * (11 + step), 3, 3, 3, 3, 3 * (10 + step)) for step in range(4)]
+    assert many.pairs == sum(one.pairs for one in one_by_one) == 3 * (11 + 12 + 13 + 14)
+
+
+DENSE: dict[str, tuple[str, dict[str, Any]]] = {
+    "factorllm": (
+        "llama",
+        {"kind": "factorllm", "experts": 4, "active": 2, "components": 3, "calibration_tokens": 200},
+    ),
+    "factorllm-inline": (
+        "opt",
+        {"kind": "factorllm", "experts": 4, "active": 2, "components": 3, "calibration_tokens": 200},
+    ),
+    "tomoe": (
+        "phi",
+        {"kind": "tomoe", "experts": 3, "components": 3, "latent": 3, "calibration_tokens": 200, "attention": False},
+    ),
+    "nanomoe": ("llama", {"kind": "nanomoe", "variant": "I", "blocks": 4, "rank": 2}),
+    "nanomoe-attention": (
+        "mixtral",
+        {"kind": "nanomoe", "variant": "III", "blocks": 8, "rank": 2, "layers": "*.self_attn.*"},
+    ),
+    "eep": ("mixtral", {"kind": "eep", "experts": 3, "groups": 1}),
+}
+
+
+@pytest.mark.parametrize("case", DENSE)
+def test_candidates_are_as_large_and_take_as_much_as_their_exports(tiny: Any, tmp_path: Path, case: str) -> None:
+    family, genome = DENSE[case]
+    model = write_model(tiny, family, tmp_path / "model")
+    exported = export_sample(tiny, model, genome, tmp_path / "export", merge=case == "eep")
+    outline = outline_model(ModelConfig(str(model)))
+    space = make_space(TypeAdapter(GenomeSection).validate_python(genome), outline.facts)
+    kind = "merge" if case == "eep" else "tune"
+    work = candidate_work(outline, space, kind)
+    costs = model_costs(load_plainly(exported.directory), 1)
+    assert work.token_flops == costs.linear_flops
+    _, size = model_sizes(outline, space, full_work(outline), {kind: work})
+    assert size.active_parameters == costs.active_parameters
+    assert size.parameters is None if case == "tomoe" else size.parameters == costs.parameters
+
+
+def test_masked_values_are_counted_as_the_genome_counts_them(tiny: Any, tmp_path: Path) -> None:
+    outline = outline_model(ModelConfig(str(write_model(tiny, "llama", tmp_path / "model"))))
+    space = tomoe_space(outline.facts)
+    full = full_work(outline)
+    _, size = model_sizes(outline, space, full, {"tune": candidate_work(outline, space, "tune")})
+    assert size.active_parameters == space.describe(space.start(TUNE).genome).active_parameters

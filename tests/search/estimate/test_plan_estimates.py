@@ -1,0 +1,173 @@
+"""What a plan makes of counts: memory of a worker, what fits where, seconds and hours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.config.files import load_run_config
+from moevolve.search.config.models import find_model
+from moevolve.search.config.run import RunConfig
+from moevolve.search.estimate.devices import GPU_UTILISATION, GPUS, Device, find_gpus
+from moevolve.search.estimate.estimate import PlanRequest, plan
+from moevolve.search.estimate.memory import worker_memory
+from moevolve.search.estimate.timing import Placement, edit_seconds
+from moevolve.search.estimate.work import ModelWork, full_work
+from moevolve.search.estimate.workload import Prompts, phase_counts
+from moevolve.search.genomes.registry import make_space
+from moevolve.workers.config import EngineConfig, ModelConfig
+from moevolve.workers.model.resident import ResidentModel
+from moevolve.workers.profiling.machine_rates import measure_machine
+from moevolve.workers.profiling.outline import outline_model
+from moevolve.workers.profiling.passes import Pass
+
+
+def lab_config(name: str, **changes: Any) -> RunConfig:
+    data: dict[str, Any] = {
+        "name": "lab",
+        "model": {"path": find_model(name), "dtype": "bfloat16", "device": "cuda"},
+        "tasks": [{"name": "boolq"}],
+        "genome": {"experts": 4, "groups": 1},
+        "phases": [{"kind": "prune", "evaluations": 200}, {"kind": "merge", "evaluations": 100}],
+        "workers": {"count": 4, "num_gpus": 1},
+    }
+    for key, value in changes.items():
+        data[key] = data.get(key, {}) | value if isinstance(value, dict) else value
+    return RunConfig.model_validate(data)
+
+
+def report(config: RunConfig, *gpus: Device, examples: int = 256) -> Any:
+    return plan(PlanRequest(config, gpus or (GPUS["h100"],), prompts=Prompts(160, 8, examples)))
+
+
+def test_memory_of_a_mixtral_with_originals_here_and_there() -> None:
+    found = report(lab_config("mixtral-8x7b"))
+    here, there = found.memory["device"], found.memory["host"]
+    experts = 32 * 8 * 3 * 4096 * 14336 * 2
+    assert found.outline.experts_bytes == experts
+    cached = 2 * 32 * 8 * 128 * 2
+    rows = 4096 // 160
+    assert [item.device for item in here.items[1:5]] == [experts, experts // 2, 0, rows * (160 + 7) * cached]
+    assert [item.device for item in there.items[1:4]] == [0, experts // 2, experts // 32]
+    assert here.device - there.device == experts - experts // 32
+    assert here.host == 0
+    # 1.75 and 0.875 GiB per layer become 2 and 1.
+    assert there.host == 32 * 3 * 2**30
+    assert here.loading == found.outline.weight_bytes
+
+
+def test_a_search_without_merging_needs_no_buffers_on_the_device() -> None:
+    pruning = lab_config("mixtral-8x7b", phases=[{"kind": "prune", "evaluations": 50}])
+    found = report(pruning)
+    assert found.memory["device"].items[2].device == 0
+    assert found.memory["host"].items[2].device == found.outline.experts_bytes // 2
+    assert found.devices[0].phases[0].edit == 0
+
+
+def test_what_fits_where() -> None:
+    gpus = find_gpus("a100-40g, h100,H200")
+    fits = [each.fits for each in report(lab_config("mixtral-8x7b"), *gpus).devices]
+    assert fits[0] == {"device": "no", "host": "no"}
+    assert fits[1] == {"device": "no", "host": "yes"}
+    assert fits[2] == {"device": "yes", "host": "yes"}
+    two = lab_config("mixtral-8x7b", workers={"num_gpus": 2})
+    assert report(two, *find_gpus("h100")).devices[0].fits["device"] == "yes"
+
+
+def test_hours_scale_with_workers_and_evaluations() -> None:
+    one = report(lab_config("mixtral-8x7b")).devices[0]
+    more = report(lab_config("mixtral-8x7b", workers={"count": 8})).devices[0]
+    assert more.rate.least == pytest.approx(2 * one.rate.least)
+    assert more.hours.most == pytest.approx(one.hours.most / 2)
+    assert one.rate.least < one.rate.most and one.hours.least < one.hours.most
+    many = report(lab_config("mixtral-8x7b", workers={"count": 64})).devices[0]
+    assert many.placement.workers == 8, "the window keeps no more busy"
+    halved = report(lab_config("mixtral-8x7b"), examples=128).devices[0]
+    assert one.phases[0].scoring.least / 2 == pytest.approx(halved.phases[0].scoring.least, rel=0.05)
+
+
+def test_subsets_bound_how_many_pruning_candidates_differ() -> None:
+    config = lab_config("mixtral-8x7b")
+    outline = outline_model(config.model.to_worker())
+    counts = phase_counts(config, make_space(config.genome, outline.facts))
+    assert [(each.individuals, each.different) for each in counts] == [(200, 70), (100, 100)]
+
+
+def placement(device: str = "h100", **changes: Any) -> Placement:
+    settings: dict[str, Any] = {"share": 1.0, "memory": GPUS[device].memory, "workers": 1, "dtype": "bfloat16"}
+    return Placement(GPUS[device], GPU_UTILISATION, **(settings | changes))
+
+
+def test_a_pass_is_bound_by_operations_or_by_memory() -> None:
+    outline = outline_model(ModelConfig(find_model("mixtral-8x7b"), dtype="bfloat16"))
+    work: ModelWork = full_work(outline)
+    large, small = Pass(16000, 100 * 160**2, 16000, 100, 100, 100), Pass(1, 161, 1, 1, 1, 1, 160, True)
+    least = 32 * placement().device.layer_seconds
+    assert placement().seconds(work, large) == pytest.approx(least + work.flops(large) / (0.4 * 989e12))
+    # One token reads what isn't experts, and two of eight.
+    read = outline.weight_bytes - outline.experts_bytes * 6 / 8 + 160 * outline.cache_bytes
+    assert work.traffic(small) == pytest.approx(read)
+    assert placement().seconds(work, small) == pytest.approx(least + read / (0.6 * 3350e9))
+    assert placement(share=0.5).seconds(work, small) - least == pytest.approx(
+        2 * (placement().seconds(work, small) - least)
+    )
+    assert placement(dtype="float32").seconds(work, large) > 10 * placement().seconds(work, large)
+
+
+def test_edits_read_what_they_move() -> None:
+    config = lab_config("mixtral-8x7b")
+    outline = outline_model(config.model.to_worker())
+    space, experts = make_space(config.genome, outline.facts), outline.experts_bytes
+    ask = lambda phase, originals: edit_seconds(placement(), outline, space, phase, originals)  # noqa: E731
+    assert ask("prune", "device") == 0
+    assert ask("merge", "device") == pytest.approx(1.5 * experts / (0.6 * 3350e9))
+    assert ask("prune", "host") == pytest.approx(0.5 * experts / (0.8 * 64e9))
+    assert ask("merge", "host") == pytest.approx(experts / (0.8 * 64e9) + 0.5 * experts / (0.6 * 3350e9))
+
+
+def test_prompts_longer_than_the_model_are_refused() -> None:
+    config = lab_config("qwen1.5-moe-a2.7b")
+    with pytest.raises(UserError, match=r"boolq.*9007 tokens.*8192 positions"):
+        plan(PlanRequest(config, (GPUS["h100"],), prompts=Prompts(9000, 8, 10)))
+
+
+def test_what_no_worker_could_load_is_not_planned() -> None:
+    both = lab_config("mixtral-8x7b", model={"originals": "host", "device_map": "auto"})
+    with pytest.raises(UserError, match=r"originals.*device_map"):
+        report(both)
+
+
+def test_a_worker_on_a_part_of_a_gpu_has_a_part_of_it() -> None:
+    whole, half = (
+        report(lab_config("qwen1.5-moe-a2.7b", workers={"num_gpus": n, "count": c})).devices[0]
+        for n, c in ((1, 2), (0.5, 2))
+    )
+    assert half.placement.memory * 2 == whole.placement.memory
+    assert half.placement.share == 0.5
+    assert whole.rate.least / 2 < half.rate.least < whole.rate.least
+
+
+def test_a_machine_is_measured_in_a_moment(tiny: Any) -> None:
+    before = torch.get_num_threads()
+    try:
+        rates = measure_machine(outline_model(ModelConfig(str(tiny.model))), "float32", EngineConfig(threads=1))
+    finally:
+        torch.set_num_threads(before)
+    assert rates.threads == 1
+    assert 1e8 < rates.flops < 1e13 and 1e8 < rates.bandwidth < 1e13
+    assert 1e-6 < rates.layer_seconds < 1
+
+
+def test_worker_memory_of_a_tiny_model_is_what_is_loaded(tiny: Any, tmp_path: Path) -> None:
+    resident = ResidentModel.load(ModelConfig(str(tiny.model), device="cpu"))
+    config = load_run_config(tiny.write_run(tmp_path / "run.yaml", "memory"))
+    outline = outline_model(config.model.to_worker())
+    found = worker_memory(config, outline, make_space(config.genome, outline.facts), (), on_gpu=False, host=False)
+    loaded = sum(each.nbytes for each in (*resident.model.parameters(), *resident.model.buffers()))
+    assert sum(item.device for item in found.items[:2]) == loaded
+    assert found.items[2].device == outline.experts_bytes * 2 // outline.facts.experts
+    assert (found.host, found.loading) == (0, 0)

@@ -1,0 +1,232 @@
+"""Every baseline as a search of one individual, against the same choice worked out token by token in float64."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dense_lab import calibrate, search
+from numpy.typing import NDArray
+from plain_experts import Token, change, plain_tokens
+
+from moevolve.search.config.files import load_run_config
+from moevolve.search.genomes.eep.baselines.hc_smoe import average_linkage
+from moevolve.search.genomes.eep.genome import EepGenome
+from moevolve.search.service.calibration import calibrated_setup, stored_calibration
+from moevolve.search.service.evaluate import find_subject
+from moevolve.search.service.launch import register, set_up
+from moevolve.store.repository import Store
+from moevolve.workers.methods.calibrators import token_sequences
+from moevolve.workers.model.resident import ResidentModel
+
+EXPERTS, RETAINED, LAYERS, TOKENS = 6, 3, 4, 150
+PRUNING = ("frequency", "soft_activation", "reap", "naee")
+Layers = list[list[Token]]
+
+
+@pytest.fixture(scope="module")
+def models(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A random model of a family beside the tiny workspace's tokenizer."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    common = {
+        "vocab_size": 20,
+        "hidden_size": 16,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "num_experts_per_tok": 2,
+        "max_position_embeddings": 64,
+        "initializer_range": 0.4,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
+    own = {
+        "mixtral": {"intermediate_size": 16, "num_local_experts": EXPERTS},
+        "qwen2_moe": {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 8, "num_experts": EXPERTS},
+    }
+
+    def make(family: str) -> Path:
+        directory = tmp_path_factory.getbasetemp() / f"experts-{family}"
+        if not directory.exists():
+            shutil.copytree(tiny.model, directory)
+            (directory / "model.safetensors").unlink()
+            with torch.random.fork_rng():
+                torch.manual_seed(5)
+                model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **common, **own[family]))
+                for name, parameter in model.named_parameters():
+                    if ".mlp.gate." in name:
+                        torch.nn.init.normal_(parameter, std=0.4)
+            model.save_pretrained(directory)
+        return directory
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def plain(models: Callable[[str], Path], tiny: Any) -> Callable[[str], Layers]:
+    """Per layer, what its experts do on the tokens that a calibration of the tiny task runs."""
+    made: dict[str, Layers] = {}
+
+    def get(family: str) -> Layers:
+        if family not in made:
+            config = load_run_config(tiny.write_run(models(family) / "run.yaml", "plain", **run_of(models(family))))
+            setup = set_up(config, "plain")
+            resident = ResidentModel.load(config.model.to_worker())
+            sequences = token_sequences(resident, config.engine.to_worker(), setup.prepared["search"], TOKENS)
+            made[family] = [plain_tokens(resident, layer, sequences) for layer in resident.layers]
+        return made[family]
+
+    return get
+
+
+def run_of(model: Path, name: str = "random", groups: Any = "per_layer", **genome: Any) -> dict[str, Any]:
+    kind = "merge" if name == "hc_smoe" else "prune"
+    return {
+        "model": {"path": str(model), "device": "cpu"},
+        "genome": {"kind": "eep", "experts": RETAINED, "groups": groups, "calibration_tokens": TOKENS} | genome,
+        "phases": [{"kind": kind, "evaluations": 1, "initial": 1, "init": [name]}],
+        "engine": {},
+        "final": {"rerank": 0, "test": False},
+    }
+
+
+def share(values: Any) -> NDArray[np.float64]:
+    return np.asarray(values) / np.sum(values)
+
+
+def scores_of(name: str, tokens: list[Token]) -> NDArray[np.float64]:
+    """A layer's scores, as the baseline's paper defines them."""
+    scores, counts = np.zeros(EXPERTS), np.zeros(EXPERTS)
+    for token in tokens:
+        for expert in token.chosen:
+            counts[expert] += 1
+            scores[expert] += float(token.gates[expert] * token.outputs[expert].norm())
+    if name == "frequency":
+        return counts
+    if name == "soft_activation":
+        return sum(token.probabilities.numpy() for token in tokens)  # type: ignore[return-value]
+    return scores / np.maximum(counts, 1)
+
+
+def plain_kept(name: str, layers: Layers, rescale: bool) -> list[int]:
+    """The experts that a group of layers keeps."""
+    if name == "naee":
+        subsets = list(combinations(range(EXPERTS), RETAINED))
+        costs = [sum(change(tokens, kept, 2, rescale, False) for tokens in layers) for kept in subsets]
+        return list(subsets[int(np.argmin(costs))])
+    total = sum(share(scores_of(name, tokens)) for tokens in layers)
+    return sorted(np.argsort(-total)[:RETAINED].tolist())  # type: ignore[operator]
+
+
+def owners_of(groups: Any) -> list[int]:
+    return list(range(LAYERS)) if groups == "per_layer" else [layer * groups // LAYERS for layer in range(LAYERS)]
+
+
+def run_baseline(tiny: Any, folder: Path, data: dict[str, Any]) -> tuple[Any, EepGenome, float, Any]:
+    """The one individual of a search: its record, its genome, its fitness, and the stored calibration."""
+    config = load_run_config(tiny.write_run(folder / "run.yaml", "base", **data))
+    with Store.open(f"sqlite:///{folder / 'store.db'}") as store:
+        setup = set_up(config, "base-1")
+        register(setup, store)
+        setup = calibrated_setup(setup, store, calibrate)
+        search(setup, store)
+        (row,) = store.history("base-1")
+        subject = find_subject(store, "base:0")
+        assert subject.detail is not None and subject.edit.phenotype_hash == row.phenotype_hash
+        genome = subject.genome
+        assert isinstance(genome, EepGenome) and setup.space.recipe is not None
+        made = stored_calibration(setup.space.recipe, config, store, "base-1", setup.facts.fingerprint)
+        return subject.detail.individual, genome, row.fitness or 0.0, made
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe"])
+@pytest.mark.parametrize("groups", ["per_layer", 2])
+@pytest.mark.parametrize("name", PRUNING)
+def test_a_pruning_baseline_is_a_search_of_one(
+    name: str, groups: Any, family: str, models: Any, plain: Any, tiny: Any, tmp_path: Path
+) -> None:
+    individual, genome, fitness, calibration = run_baseline(tiny, tmp_path, run_of(models(family), name, groups))
+    assert (individual.operator, individual.phase, individual.parents) == (name, "prune", ())
+    assert 0 < fitness <= 1
+    assert genome.one_hot
+    owners = owners_of(groups)
+    for group, kept in enumerate(genome.space.kept(genome).tolist()):
+        members = [tokens for tokens, owner in zip(plain(family), owners, strict=True) if owner == group]
+        assert kept == plain_kept(name, members, rescale=family == "mixtral")
+    assert calibration.tokens_run == len(plain(family)[0]) >= TOKENS and calibration.seconds > 0
+    if name == "naee":
+        assert individual.summary.endswith("(naee, exhaustive: 20 subsets)")
+
+
+def plain_clusters(distances: NDArray[np.float64], count: int) -> list[list[int]]:
+    """Average linkage from the definition: the mean over all pairs, worked out anew at every step."""
+    clusters = [[point] for point in range(len(distances))]
+    while len(clusters) > count:
+        pairs = list(combinations(range(len(clusters)), 2))
+        means = [distances[np.ix_(clusters[one], clusters[two])].mean() for one, two in pairs]
+        one, two = pairs[int(np.argmin(means))]
+        clusters[one] += clusters.pop(two)
+    return sorted(sorted(cluster) for cluster in clusters)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe"])
+@pytest.mark.parametrize(("groups", "space"), [("per_layer", "probs"), (2, "logits")])
+def test_hc_smoe_merges_what_is_alike(
+    groups: Any, space: str, family: str, models: Any, plain: Any, tiny: Any, tmp_path: Path
+) -> None:
+    data = run_of(models(family), "hc_smoe", groups, router_space=space)
+    individual, genome, fitness, _ = run_baseline(tiny, tmp_path, data)
+    assert (individual.operator, individual.phase, individual.parents) == ("hc_smoe", "merge", ())
+    assert 0 < fitness <= 1
+    owners = owners_of(groups)
+    for group in range(genome.space.groups):
+        members = [tokens for tokens, owner in zip(plain(family), owners, strict=True) if owner == group]
+        squares, counts = np.zeros((EXPERTS, EXPERTS)), np.zeros(EXPERTS)
+        for tokens in members:
+            means = torch.stack([token.outputs for token in tokens]).mean(dim=0)
+            squares += share([[float((a - b).norm()) for b in means] for a in means]) ** 2
+            counts += scores_of("frequency", tokens)
+        for row, cluster in enumerate(plain_clusters(np.sqrt(squares), RETAINED)):
+            merging, mapping = np.zeros(EXPERTS), np.zeros(EXPERTS)
+            merging[cluster] = counts[cluster] / counts[cluster].sum()
+            mapping[cluster] = 1.0 if space == "probs" else merging[cluster]
+            np.testing.assert_allclose(genome.expert_merging[group, row], merging, rtol=1e-6)
+            np.testing.assert_allclose(genome.router_mapping[group, row], mapping, rtol=1e-6)
+
+
+def test_naee_says_when_it_did_not_try_everything(models: Any, tiny: Any, tmp_path: Path) -> None:
+    individual, *_ = run_baseline(tiny, tmp_path, run_of(models("mixtral"), "naee", naee_subsets=19))
+    assert individual.summary.endswith("(naee, greedy: 20 subsets are above the limit)")
+
+
+@pytest.mark.parametrize("name", ["random", "naee"])
+def test_dynamic_skipping_applies_to_every_candidate(
+    name: str, models: Any, plain: Any, tiny: Any, tmp_path: Path
+) -> None:
+    data = run_of(models("mixtral"), name, dynamic_skipping=True)
+    individual, genome, _, _ = run_baseline(tiny, tmp_path, data)
+    thresholds = genome.express().skip_below
+    assert thresholds is not None and "skipped" in individual.summary
+    for found, tokens in zip(thresholds, plain("mixtral"), strict=True):
+        ratios = [float(t.probabilities[t.chosen[1]] / t.probabilities[t.chosen[0]]) for t in tokens]
+        assert abs(found - np.median(ratios)) <= 2**-17 + 1e-6
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_average_linkage_is_the_mean_over_all_pairs(seed: int) -> None:
+    points = np.random.default_rng(seed).standard_normal((11, 4))
+    distances = np.linalg.norm(points[:, None] - points[None], axis=2)
+    for count in range(1, 12):
+        assert average_linkage(distances, count) == plain_clusters(distances, count)
+
+
+def test_equal_distances_are_settled_by_index() -> None:
+    assert average_linkage(np.ones((4, 4)) - np.eye(4), 2) == [[0, 1, 2], [3]]

@@ -1,0 +1,177 @@
+"""Coefficient files of the EEP authors' format: round trips, the released files, and files that are refused."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from search_samples import continuous, eep_space, few
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.genomes.eep.coefficients import group_layers, read_coefficients, write_coefficients
+from moevolve.search.genomes.eep.genome import EepGenome
+
+SHARED = Path(os.environ.get("MOEVOLVE_SHARED", Path(__file__).parents[4] / "shared"))
+RELEASED = sorted((SHARED / "data" / "eep_coefficients").glob("*.pth"))
+
+
+def genome_of(path: Path, layers: int, experts: int) -> EepGenome:
+    """The genome of a file, with as few groups as it takes."""
+    mapping, merging = read_coefficients(path, layers, experts)
+    space = eep_space(mapping.shape[1], group_layers(mapping, merging), layers=layers, experts=experts)
+    firsts = [space.layer_groups.index(group) for group in range(space.groups)]
+    return EepGenome(space, mapping[firsts], merging[firsts])
+
+
+def per_layer(genome: EepGenome) -> tuple[np.ndarray, np.ndarray]:
+    groups = list(genome.space.layer_groups)
+    return genome.router_mapping[groups], genome.expert_merging[groups]
+
+
+@few
+@given(st.integers(1, 9), st.data())
+def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, layers: int, data: st.DataObject) -> None:
+    groups = data.draw(st.integers(1, layers), label="groups")
+    experts = data.draw(st.integers(1, 8), label="experts")
+    retained = data.draw(st.integers(1, experts), label="retained")
+    genome = continuous(eep_space(retained, groups, layers=layers, experts=experts), seed=layers)
+    path = tmp_path_factory.mktemp("coefficients") / "file.pth"
+    write_coefficients(path, genome)
+    for read, written in zip(read_coefficients(path, layers, experts), per_layer(genome), strict=True):
+        assert read.dtype == np.float32
+        np.testing.assert_array_equal(read, written)
+
+
+def test_the_authors_keys_are_used(tmp_path: Path) -> None:
+    path = tmp_path / "file.pth"
+    write_coefficients(path, continuous(eep_space()))
+    assert list(torch.load(path, weights_only=True)) == [
+        *("layers.[0-7]", "layers.[8-15]", "layers.[16-23]", "others"),
+        *("transfer.[0-7]", "transfer.[8-15]", "transfer.[16-23]", "others_transfer"),
+    ]
+    write_coefficients(path, continuous(eep_space(2, "per_layer", layers=2)))
+    assert list(torch.load(path, weights_only=True)) == ["layers.0", "others", "transfer.0", "others_transfer"]
+
+
+@pytest.mark.skipif(not RELEASED, reason="the released coefficient files are not here")
+def test_all_released_files_are_there() -> None:
+    assert len(RELEASED) == 22
+
+
+@pytest.mark.parametrize("path", RELEASED, ids=lambda path: path.stem)
+def test_released_files_survive_a_round_trip(path: Path, tmp_path: Path) -> None:
+    mapping, merging = read_coefficients(path, 32, 8)
+    retained = int(path.stem.rsplit("_", 1)[1])
+    assert mapping.shape == merging.shape == (32, retained, 8)
+    raw = torch.load(path, weights_only=True)
+    last = raw.get("layers.31", raw["others"]).float().numpy()
+    np.testing.assert_array_equal(merging[31], last)
+
+    genome = genome_of(path, 32, 8)
+    assert genome.space.groups in (1, 4, 32)
+    again = tmp_path / "again.pth"
+    write_coefficients(again, genome)
+    for one, two in zip(read_coefficients(again, 32, 8), (mapping, merging), strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert genome_of(again, 32, 8) == genome
+
+
+def test_layers_are_grouped_as_coarsely_as_they_allow() -> None:
+    for groups in (1, 2, 3, 5, 7):
+        mapping, merging = per_layer(continuous(eep_space(2, groups, layers=7)))
+        assert group_layers(mapping, merging) == groups
+    mapping, merging = per_layer(continuous(eep_space(2, 2, layers=7)))
+    mapping[0] += 1
+    assert group_layers(mapping, merging) == 7
+
+
+class _Payload:
+    """Runs code when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("echo unpickled > unpickled.txt",)
+
+
+def matrix(rows: int = 2, columns: int = 8) -> torch.Tensor:
+    return torch.ones(rows, columns)
+
+
+WHOLE: dict[str, Any] = {"others": matrix(), "others_transfer": matrix()}
+BAD: dict[str, tuple[Any, str]] = {
+    "list": ([matrix()], "expected a dict of tensors"),
+    "values": ({"others": matrix(), "others_transfer": 3}, "expected a dict of tensors"),
+    "empty": ({}, "no layers matrix for layer 0, and no 'others'"),
+    "layer missing": ({"layers.[0-2]": matrix(), "others_transfer": matrix()}, "no layers matrix for layer 3"),
+    "transfer missing": ({"others": matrix()}, "no transfer matrix for layer 0, and no 'others_transfer'"),
+    "columns": ({key: matrix(2, 6) for key in WHOLE}, "matrices have 6 columns, the model has 8 experts"),
+    "rows": ({key: matrix(9, 8) for key in WHOLE}, "9 rows are more than the model's 8 experts"),
+    "shapes": (WHOLE | {"layers.1": matrix(3)}, "matrices of different shapes: (2, 8), (3, 8)"),
+    "nan": (WHOLE | {"layers.2": torch.full((2, 8), float("nan"))}, "layers.2 is not a finite matrix"),
+    "infinite": (WHOLE | {"transfer.[0-1]": matrix() / 0}, "transfer.[0-1] is not a finite matrix"),
+    "vector": (WHOLE | {"layers.2": torch.ones(8)}, "layers.2 is not a finite matrix"),
+    "unknown key": (WHOLE | {"layer.2": matrix()}, "unknown key 'layer.2'; expected layers.*, transfer.*"),
+    "layer too high": (WHOLE | {"layers.[2-4]": matrix()}, "layers.[2-4] names layer 4, the model has 4 MoE layers"),
+    "layer backwards": (WHOLE | {"layers.[2-1]": matrix()}, "layers.[2-1] names no layer"),
+    "layer twice": (WHOLE | {"layers.[0-2]": matrix(), "layers.2": matrix()}, "layers.2 names layer 2 again"),
+}
+
+
+@pytest.mark.parametrize(("content", "finding"), BAD.values(), ids=BAD.keys())
+def test_bad_files_are_refused_naming_file_and_key(tmp_path: Path, content: Any, finding: str) -> None:
+    path = tmp_path / "bad.pth"
+    torch.save(content, path)
+    assert_refused(path, finding)
+
+
+def _write_code(path: Path) -> None:
+    torch.save({**WHOLE, "layers.0": _Payload()}, path)
+
+
+def _write_pickle(path: Path) -> None:
+    path.write_bytes(pickle.dumps(_Payload()))
+
+
+def _write_text(path: Path) -> None:
+    path.write_text("layers.0: 1")
+
+
+def _write_nothing(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("write", [_write_code, _write_pickle, _write_text, _write_nothing])
+def test_files_of_code_are_refused_and_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path], None]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "bad.pth"
+    write(path)
+    assert_refused(path, "not a file of tensors")
+    assert not (tmp_path / "unpickled.txt").exists()
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    for path in (tmp_path / "none" / "a.pth", tmp_path):
+        with pytest.raises(UserError, match="can't be written") as caught:
+            write_coefficients(path, continuous(eep_space(4, 4)))
+        assert str(path) in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    assert_refused(tmp_path / "none.pth", "no such coefficient file")
+    assert_refused(tmp_path, "no such coefficient file")
+
+
+def assert_refused(path: Path, finding: str) -> None:
+    with pytest.raises(UserError) as caught:
+        read_coefficients(path, layers=4, experts=8)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ") and finding in message and "\n" not in message

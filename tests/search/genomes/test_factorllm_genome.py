@@ -1,0 +1,225 @@
+"""What only FactorLLM genomes promise: equal experts, the measured start, routers in coordinates, the paper's costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from factorllm_samples import factorllm_space
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from pydantic import ValidationError
+from search_samples import TUNE, dense_model, few, mixtral
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.genomes.factorllm.genome import FactorLlmGenome
+from moevolve.search.genomes.factorllm.space import FactorLlmSpace
+from moevolve.search.genomes.operators.subsets import balanced_swaps
+from moevolve.search.genomes.registry import make_space
+from moevolve.search.genomes.sections import FactorLlmSection
+from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
+
+seeds = st.integers(0, 2**32 - 1)
+
+
+def routed(edit: FactorLlmEdit, layer: int, x: NDArray[np.float32]) -> list[frozenset[int]]:
+    """Per router, the neurons that an input's K experts hold."""
+    size = edit.width // edit.experts
+    logits = edit.router_weight[layer] @ x + edit.router_bias[layer]
+    return [
+        frozenset(int(n) for e in np.argsort(-row)[: edit.active] for n in edit.order[layer][e * size : (e + 1) * size])
+        for row in logits
+    ]
+
+
+def test_the_registry_makes_the_space_of_a_section() -> None:
+    section = FactorLlmSection(kind="factorllm", experts=4, active=2, components=3)
+    assert make_space(section, dense_model()) == factorllm_space()
+
+
+@pytest.mark.parametrize("routers", [1, 3])
+def test_the_start_is_the_calibration(routers: int) -> None:
+    space = factorllm_space(routers=routers)
+    offspring = space.start(TUNE)
+    edit = offspring.genome.express()
+    assert (offspring.operator, offspring.parents_used) == ("start", ())
+    start = space.measured
+    for layer in range(4):
+        for expert in range(4):
+            neurons = np.flatnonzero(start["experts"][layer] == expert)
+            (place,) = (i for i in range(4) if edit.order[layer][i * 6] == neurons[0])
+            assert np.array_equal(edit.order[layer][place * 6 : place * 6 + 6], neurons)
+            assert np.array_equal(edit.router_weight[layer, :, place], start["router_weight"][layer, :, expert])
+            assert np.array_equal(edit.router_bias[layer, :, place], start["router_bias"][layer, :, expert])
+
+
+@few
+@given(seeds)
+def test_routers_are_what_the_module_says(seed: int) -> None:
+    space = factorllm_space(routers=3)
+    rng = np.random.default_rng(seed)
+    phase = TUNE.model_copy(update={"group_rate": 1.0, "entry_rate": 1.0, "swap_rate": 0.2})
+    genome = space.breed(rng, phase, (space.start(TUNE).genome, space.sample(rng, TUNE).genome)).genome
+    edit, start = genome.express(), space.measured
+    x = rng.standard_normal(space.dense.hidden).astype(np.float32)
+    for layer in range(4):
+        anchor = start["router_weight"][layer] @ x + start["router_bias"][layer]
+        steps = start["directions"][layer] @ x - start["offsets"][layer]
+        logits = genome.anchored[layer] * anchor + genome.coordinates[layer] @ steps + genome.biases[layer]
+        expected = [
+            frozenset(np.flatnonzero(np.isin(genome.experts[layer], np.argsort(-row)[:2])).tolist()) for row in logits
+        ]
+        assert routed(edit, layer, x) == expected
+
+
+def test_random_genomes_divide_anew_and_ignore_the_measured_routers() -> None:
+    space = factorllm_space()
+    genome = space.sample(np.random.default_rng(0), TUNE).genome
+    assert not genome.anchored.any() and not genome.biases.any()
+    assert genome.coordinates.std() == pytest.approx(1, abs=0.3)
+    assert (genome.experts != space.measured["experts"]).mean() > 0.5
+
+
+@few
+@given(seeds, st.floats(0, 1))
+def test_swaps_keep_experts_equal(seed: int, rate: float) -> None:
+    labels = np.repeat(np.arange(5), 9)
+    child = balanced_swaps(np.random.default_rng(seed), labels, rate)
+    assert np.array_equal(np.sort(child), labels)
+    assert np.array_equal(labels, np.repeat(np.arange(5), 9))
+
+
+def test_swap_rate_decides_how_many_neurons_move() -> None:
+    space = factorllm_space(dense_model(width=2400))
+    parent = space.start(TUNE).genome
+    for rate, low, high in ((0.0, 0, 0), (0.02, 0.005, 0.03), (1.0, 0.6, 0.9)):
+        phase = TUNE.model_copy(update={"group_rate": 1.0, "swap_rate": rate})
+        child = space.breed(np.random.default_rng(1), phase, (parent,)).genome
+        assert low <= (child.experts != parent.experts).mean() <= high
+
+
+def test_layers_cross_over_whole() -> None:
+    space = factorllm_space(dense_model(layers=12))
+    one, two = space.start(TUNE).genome, space.sample(np.random.default_rng(3), TUNE).genome
+    still = TUNE.model_copy(update={"crossover_rate": 1.0, "entry_rate": 0.0, "swap_rate": 0.0})
+    child = space.breed(np.random.default_rng(0), still, (one, two)).genome
+    sources = set()
+    for layer in range(12):
+        for name, parent in (("one", one), ("two", two)):
+            if all(
+                np.array_equal(getattr(child, field)[layer], getattr(parent, field)[layer])
+                for field in ("experts", "anchored", "coordinates", "biases")
+            ):
+                sources.add(name)
+                break
+        else:
+            pytest.fail(f"layer {layer} is neither parent's")
+    assert sources == {"one", "two"}
+
+
+def test_mutation_touches_only_the_layers_selected() -> None:
+    space = factorllm_space()
+    parent = space.sample(np.random.default_rng(0), TUNE).genome
+    phase = TUNE.model_copy(update={"group_rate": 0.0, "entry_rate": 1.0, "swap_rate": 1.0})
+    child = space.breed(np.random.default_rng(0), phase, (parent,)).genome
+    for name in ("experts", "coordinates", "biases"):
+        changed = getattr(child, name) != getattr(parent, name)
+        assert changed.reshape(4, -1).any(axis=1).sum() == 1
+
+
+def test_without_router_biases_there_are_none() -> None:
+    space = factorllm_space(router_bias=False)
+    rng = np.random.default_rng(0)
+    phase = TUNE.model_copy(update={"group_rate": 1.0, "entry_rate": 1.0})
+    child = space.breed(rng, phase, (space.start(TUNE).genome, space.sample(rng, TUNE).genome)).genome
+    point = space.unflatten(rng.standard_normal(space.flatten(child, TUNE).size), TUNE)
+    for genome in (child, point):
+        assert not genome.biases.any()
+        assert not genome.express().router_bias.any()
+
+
+def test_numbering_of_anchored_experts_matters() -> None:
+    """The measured routers belong to numbered experts: other numbers are another candidate."""
+    space = factorllm_space()
+    genome = space.start(TUNE).genome
+    other = FactorLlmGenome(space, (genome.experts + 1) % 4, genome.anchored, genome.coordinates, genome.biases)
+    assert other.content_hash != genome.content_hash
+    assert other.express().phenotype_hash != genome.express().phenotype_hash
+
+
+def test_small_steps_of_an_optimiser_move_few_neurons() -> None:
+    space = factorllm_space(dense_model(width=1024))
+    genome = space.start(TUNE).genome
+    vector = space.flatten(genome, TUNE)
+    step = np.random.default_rng(0).standard_normal(vector.size) * 0.1
+    moved = (space.unflatten(vector + step, TUNE).experts != genome.experts).mean()
+    assert 0 < moved < 0.05
+
+
+def test_unequal_experts_are_refused() -> None:
+    space = factorllm_space()
+    genome = space.start(TUNE).genome
+    experts = genome.experts.copy()
+    experts[0, experts[0] == 1] = 0
+    with pytest.raises(ValueError, match="equally many neurons"):
+        FactorLlmGenome(space, experts, genome.anchored, genome.coordinates, genome.biases)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_costs_are_the_papers(gated: bool) -> None:
+    """Fig. 3: the networks' FLOPs fall to K / N, but for routers; no parameter goes."""
+    facts = dense_model(gated=gated, bias=not gated)
+    space = factorllm_space(facts)
+    cost = space.describe(space.start(TUNE).genome)
+    matrices = 3 if gated else 2
+    router = 4 * (16 + 1)
+    idle = matrices * 16 * 12 + (0 if gated else 12)
+    assert cost.parameters == facts.parameters + 4 * router
+    assert cost.active_parameters == cost.parameters - 4 * idle
+    assert cost.flops == 2 * (cost.active_parameters - facts.embedding_parameters)
+    assert (cost.experts, cost.active, cost.parameters_full) == (4, 2, facts.parameters)
+    share = 100 * (0.5 + 4 * 16 / (matrices * 16 * 24))
+    assert cost.summary == f"1R4E2K, {share:.1f}% of the FFN FLOPs, closed-form routers in 4 of 4"
+
+
+def test_tinyllamas_networks_cost_what_the_paper_says() -> None:
+    """TinyLlama, 1R4E1K: about three quarters of the networks' FLOPs go (Sec. 4.3)."""
+    tiny = dense_model(layers=2, hidden=2048, width=5632, heads=32)
+    space = FactorLlmSpace.of(FactorLlmSection(kind="factorllm", experts=4, active=1), tiny)
+    genome = space.unflatten(np.zeros(2 * (5632 + 1 + 4 * 8 + 4)), TUNE)
+    assert space.describe(genome).summary.startswith("1R4E1K, 25.0% of the FFN FLOPs")
+    three = FactorLlmSpace.of(FactorLlmSection(kind="factorllm", experts=4, active=2, routers=3), tiny)
+    genome = three.unflatten(np.zeros(2 * (5632 + 1 + 12 * 8 + 12)), TUNE)
+    assert three.describe(genome).summary.startswith("3R4E2K, 50.1% of the FFN FLOPs")
+
+
+@pytest.mark.parametrize(
+    ("settings", "facts", "message"),
+    [
+        ({"experts": 5}, dense_model(), r"genome\.experts: 24 neurons can't be divided among 5"),
+        ({"routers": 2}, dense_model(), r"genome\.routers: 2 is neither 1 nor 3"),
+        ({"routers": 3}, dense_model(gated=False), r"genome\.routers: 3 is neither 1 nor 2"),
+        ({"components": 17}, dense_model(), r"genome\.components: 17 is more than the 16"),
+        ({}, mixtral(), r"genome\.kind: factorllm needs dense"),
+    ],
+)
+def test_settings_a_model_does_not_allow_are_named(settings: dict[str, Any], facts: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        factorllm_space(facts, **settings)
+
+
+def test_more_active_than_there_are_is_refused() -> None:
+    with pytest.raises(ValidationError, match="active 5 is more than the 4 experts"):
+        FactorLlmSection(kind="factorllm", experts=4, active=5)
+
+
+def test_what_needs_no_calibration_works_without() -> None:
+    space = factorllm_space()
+    genome = space.start(TUNE).genome
+    bare = FactorLlmSpace.of(space.section, space.facts)
+    copy = bare.from_bytes(genome.to_bytes())
+    assert copy == genome and copy.content_hash == genome.content_hash
+    assert bare.describe(copy) == space.describe(genome)
+    assert bare.recipe == space.recipe

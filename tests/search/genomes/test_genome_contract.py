@@ -1,0 +1,358 @@
+"""The contract of genome kinds (`moevolve.search.genomes.base`), the same tests over all of them.
+
+A new kind adds an entry to `KINDS`; what only it promises is tested in a file of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from factorllm_samples import factorllm_space
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from search_samples import MERGE, PRUNE, TUNE, continuous, deepseek, dense_model, eep_space, few, gpt_oss
+from tomoe_samples import tomoe_space
+
+from moevolve.search.config.phases import PhaseConfig
+from moevolve.search.genomes.base import Genome, GenomeSpace, Offspring
+from moevolve.search.genomes.eep.genome import EepGenome
+from moevolve.search.genomes.factorllm.genome import FactorLlmGenome
+from moevolve.search.genomes.nanomoe.space import NanoMoeGenome, NanoMoeSpace
+from moevolve.search.genomes.sections import NanoMoeSection
+from moevolve.search.genomes.tomoe.genome import ToMoeGenome
+from moevolve.workers.facts import ModelFacts
+from moevolve.workers.methods.base import Calibration, Edit
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of genome in one space.
+
+    Attributes:
+        space: the space.
+        phases: in the order in which a search would run them.
+        arrays: all arrays of a genome.
+        permuted: the same candidate with its interchangeable parts in another order.
+        check: asserts what a genome of a phase must satisfy.
+        added: most parameters that its edits add to the model, routers for example.
+    """
+
+    space: GenomeSpace[Any]
+    phases: tuple[PhaseConfig, ...]
+    arrays: Callable[[Any], tuple[NDArray[Any], ...]]
+    permuted: Callable[[Any, np.random.Generator], Genome]
+    check: Callable[[Any, PhaseConfig], None]
+    added: int = 0
+
+
+def _permute_rows(genome: EepGenome, rng: np.random.Generator) -> EepGenome:
+    """Within routing groups: a row's place says which one its expert is in."""
+    parts = np.split(np.arange(genome.space.retained), genome.space.subsets.parts)
+    orders = np.stack([np.concatenate([rng.permutation(part) for part in parts]) for _ in range(genome.space.groups)])[
+        :, :, None
+    ]
+    return EepGenome(
+        genome.space,
+        np.take_along_axis(genome.router_mapping, orders, axis=1),
+        np.take_along_axis(genome.expert_merging, orders, axis=1),
+    )
+
+
+def _check_eep(genome: EepGenome, phase: PhaseConfig) -> None:
+    space = genome.space
+    for matrices in (genome.router_mapping, genome.expert_merging):
+        assert matrices.shape == (space.groups, space.retained, space.experts)
+        assert matrices.dtype == np.float32 and np.isfinite(matrices).all()
+    if phase.kind == "prune":
+        assert genome.one_hot
+        assert np.array_equal(genome.router_mapping, genome.expert_merging)
+        assert (genome.expert_merging.sum(axis=1) <= 1).all(), "an expert is retained twice"
+        per_part = genome.expert_merging.sum(axis=1).reshape(space.groups, space.subsets.parts, -1).sum(axis=2)
+        assert (per_part == space.retained // space.subsets.parts).all(), "routing groups keep unequal numbers"
+
+
+def _eep(retained: int, groups: Any, **model: Any) -> Kind:
+    space = eep_space(retained, groups, **model)
+    return Kind(
+        space,
+        (PRUNE, MERGE),
+        lambda genome: (genome.router_mapping, genome.expert_merging),
+        _permute_rows,
+        _check_eep,
+        added=len(space.layer_groups) * retained * space.experts,
+    )
+
+
+def _aligned_eep(retained: int, groups: Any, layers: int, experts: int) -> Kind:
+    rng = np.random.default_rng(7)
+    codes = np.stack([[rng.permutation(5) for _ in range(experts)] for _ in range(layers)]).astype(np.int16)
+    kind = _eep(retained, groups, layers=layers, experts=experts, align="hungarian")
+    return replace(kind, space=kind.space.calibrated(Calibration({"alignment": codes})))
+
+
+def _permute_experts(genome: FactorLlmGenome, rng: np.random.Generator) -> FactorLlmGenome:
+    """Only where the calibration's routers don't tell them apart."""
+    arrays = {name: getattr(genome, name).copy() for name in ("experts", "anchored", "coordinates", "biases")}
+    for layer in np.flatnonzero(genome.anchored == 0):
+        order = rng.permutation(genome.space.n)
+        arrays["experts"][layer] = np.argsort(order)[genome.experts[layer]]
+        for name in ("coordinates", "biases"):
+            arrays[name][layer] = arrays[name][layer][:, order]
+    return FactorLlmGenome(genome.space, **arrays)
+
+
+def _check_factorllm(genome: FactorLlmGenome, phase: PhaseConfig) -> None:
+    space = genome.space
+    for experts in genome.experts:
+        assert np.bincount(experts).tolist() == [space.dense.width // space.n] * space.n
+    assert np.isfinite(genome.coordinates).all() and np.isfinite(genome.biases).all()
+    assert genome.express().finite
+
+
+def _factorllm(facts: ModelFacts, **settings: Any) -> Kind:
+    space = factorllm_space(facts, **settings)
+    return Kind(
+        space,
+        (TUNE,),
+        lambda genome: (genome.experts, genome.anchored, genome.coordinates, genome.biases),
+        _permute_experts,
+        _check_factorllm,
+        added=space.dense.layers * space.routers * space.n * (space.dense.hidden + 1),
+    )
+
+
+def _check_nanomoe(genome: NanoMoeGenome, phase: PhaseConfig) -> None:
+    assert genome.mixing.shape == genome.space.shape
+    assert genome.mixing.dtype == np.float32 and np.isfinite(genome.mixing).all()
+
+
+def _nanomoe(**section: Any) -> Kind:
+    space = NanoMoeSpace.of(NanoMoeSection(kind="nanomoe", **section), dense_model())
+    return Kind(space, (TUNE,), lambda genome: (genome.mixing,), lambda genome, rng: genome, _check_nanomoe)
+
+
+def _permute_tomoe(genome: ToMoeGenome, rng: np.random.Generator) -> ToMoeGenome:
+    arrays = {name: getattr(genome, name).copy() for name in ("shares", "latents", "routers", "heads", "seeds")}
+    for layer in range(len(genome.latents)):
+        order = rng.permutation(genome.latents.shape[1])
+        for name in ("latents", "routers", "seeds"):
+            arrays[name][layer, : len(order)] = arrays[name][layer, order]
+    return ToMoeGenome(genome.space, **arrays)
+
+
+def _check_tomoe(genome: ToMoeGenome, phase: PhaseConfig) -> None:
+    budget, edit = genome.space.budget, genome.express()
+    assert np.array_equal(edit.widths, genome.widths[:, 0]) and edit.finite
+    assert 0 <= budget.total - budget.spent(genome.widths) < budget.costs[0]
+
+
+def _tomoe(facts: ModelFacts, **settings: Any) -> Kind:
+    space = tomoe_space(facts, **settings)
+    return Kind(
+        space,
+        (TUNE,),
+        lambda genome: (genome.shares, genome.latents, genome.routers, genome.heads, genome.seeds),
+        _permute_tomoe,
+        _check_tomoe,
+        added=space.dense.layers * (space.section.experts + 4) * (space.dense.hidden + space.dense.head_dim),
+    )
+
+
+KINDS = {
+    "eep": _eep(4, 4),
+    "eep-one-expert": _eep(1, 2, layers=4, experts=8),
+    "eep-tuning": _eep(8, "per_layer", layers=3, active=1),
+    "eep-logits": _eep(3, 3, layers=7, experts=4, router_space="logits"),
+    "nanomoe-I": _nanomoe(variant="I", blocks=4, rank=3),
+    "nanomoe-II": _nanomoe(variant="II", blocks=2, rank=4, layers="*_proj"),
+    "nanomoe-III": _nanomoe(variant="III", blocks=2, rank=3, layers="layers.[02].mlp.*", fit=3),
+    "nanomoe-low-rank": _nanomoe(variant="low_rank", rank=4),
+    "eep-routing-groups": _eep(8, 3, facts=deepseek()),
+    "eep-routing-groups-full": _eep(12, 2, facts=deepseek(3, 12, 3, 1), active=2),
+    "eep-top-k-first": _eep(5, 3, facts=gpt_oss(), router_space="logits"),
+    "eep-aligned": _aligned_eep(3, 2, layers=4, experts=6),
+    "eep-many": _eep(30, 2, layers=5, experts=60),
+    "factorllm": _factorllm(dense_model()),
+    "factorllm-plain": _factorllm(dense_model(gated=False, bias=True), experts=8, routers=2, output_scale="n_over_k"),
+    "tomoe": _tomoe(dense_model()),
+    "tomoe-networks": _tomoe(dense_model(gated=False, bias=True), experts=7, budget=0.8, start="saliency"),
+    "tomoe-whole": _tomoe(dense_model(layers=1), experts=1, budget=1.0, components=0),
+    "factorllm-whole": _factorllm(dense_model(layers=1), experts=2, active=2, components=0, router_bias=False),
+}
+PHASED = [pytest.param(kind, phase, id=f"{name}-{phase.kind}") for name, kind in KINDS.items() for phase in kind.phases]
+kinds = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+phased = pytest.mark.parametrize(("kind", "phase"), PHASED)
+seeds = st.integers(0, 2**32 - 1)
+
+
+def grown(kind: Kind, phase: PhaseConfig, seed: int, steps: int = 2) -> Any:
+    """A genome of `phase` as a search would come to it: sampled, then bred through the phases before it."""
+    rng = np.random.default_rng(seed)
+    genome = kind.space.sample(rng, kind.phases[0]).genome
+    for stage in kind.phases[: kind.phases.index(phase) + 1]:
+        for _ in range(steps):
+            genome = kind.space.breed(rng, stage, (genome,)).genome
+    return genome
+
+
+@phased
+@few
+@given(seed=seeds)
+def test_samples_are_valid_and_have_no_parents(kind: Kind, phase: PhaseConfig, seed: int) -> None:
+    offspring = kind.space.sample(np.random.default_rng(seed), phase)
+    kind.check(offspring.genome, phase)
+    assert offspring.parents_used == ()
+    assert offspring.operator.isprintable() and offspring.operator
+
+
+@phased
+@few
+@given(seed=seeds, parents=st.integers(1, 2))
+def test_children_are_valid_and_name_the_parents_used(kind: Kind, phase: PhaseConfig, seed: int, parents: int) -> None:
+    given_parents = tuple(grown(kind, phase, seed + position) for position in range(parents))
+    before = [parent.to_bytes() for parent in given_parents]
+    offspring = kind.space.breed(np.random.default_rng(seed), phase, given_parents)
+    kind.check(offspring.genome, phase)
+    assert offspring.parents_used in {(0,), (0, 1)[:parents]}
+    assert [parent.to_bytes() for parent in given_parents] == before
+
+
+@phased
+def test_the_crossover_rate_decides_on_the_second_parent(kind: Kind, phase: PhaseConfig) -> None:
+    pair = grown(kind, phase, 1), grown(kind, phase, 2)
+    for rate, expected in ((0.0, (0,)), (1.0, (0, 1))):
+        changed = phase.model_copy(update={"crossover_rate": rate})
+        used = {kind.space.breed(np.random.default_rng(seed), changed, pair).parents_used for seed in range(20)}
+        assert used == {expected}
+
+
+@phased
+@few
+@given(seed=seeds)
+def test_breeding_is_a_function_of_generator_and_parents(kind: Kind, phase: PhaseConfig, seed: int) -> None:
+    def breed(copies: bool) -> tuple[Offspring[Any], Offspring[Any]]:
+        rng = np.random.default_rng(seed)
+        sample = kind.space.sample(rng, phase)
+        pair = grown(kind, phase, 1), grown(kind, phase, 2)
+        if copies:
+            pair = tuple(kind.space.from_bytes(parent.to_bytes()) for parent in pair)  # type: ignore[assignment]
+        return sample, kind.space.breed(rng, phase, pair)
+
+    assert breed(copies=False) == breed(copies=True)
+
+
+@phased
+@few
+@given(seed=seeds)
+def test_bytes_give_back_an_equal_genome(kind: Kind, phase: PhaseConfig, seed: int) -> None:
+    genome = grown(kind, phase, seed)
+    copy = kind.space.from_bytes(genome.to_bytes())
+    assert copy == genome and hash(copy) == hash(genome)
+    assert copy.to_bytes() == genome.to_bytes()
+    assert copy.content_hash == genome.content_hash
+    assert all(np.array_equal(*pair) for pair in zip(kind.arrays(copy), kind.arrays(genome), strict=True))
+
+
+@kinds
+@few
+@given(data=st.data())
+def test_other_bytes_are_refused(kind: Kind, data: st.DataObject) -> None:
+    whole = kind.space.sample(np.random.default_rng(0), kind.phases[0]).genome.to_bytes()
+    cut = whole[: data.draw(st.integers(0, len(whole) - 1), label="cut")]
+    longer = whole + data.draw(st.binary(min_size=1, max_size=16), label="appended")
+    noise = data.draw(st.binary(max_size=64), label="garbage")
+    for wrong in (cut, longer, noise, b"?" + whole[1:]):
+        with pytest.raises(ValueError, match=r"genome|shape"):
+            kind.space.from_bytes(wrong)
+
+
+@kinds
+def test_bytes_of_another_space_are_refused(kind: Kind) -> None:
+    others = [other for other in KINDS.values() if other is not kind]
+    for other in others:
+        foreign = other.space.sample(np.random.default_rng(0), other.phases[0]).genome
+        with pytest.raises(ValueError, match=r"genome|shape"):
+            kind.space.from_bytes(foreign.to_bytes())
+
+
+@phased
+@few
+@given(seed=seeds)
+def test_order_of_interchangeable_parts_changes_neither_hash_nor_edit(
+    kind: Kind, phase: PhaseConfig, seed: int
+) -> None:
+    genome = grown(kind, phase, seed)
+    other = kind.permuted(genome, np.random.default_rng(seed))
+    assert other.content_hash == genome.content_hash
+    assert other.express().phenotype_hash == genome.express().phenotype_hash
+
+
+@phased
+def test_hashes_differ_exactly_where_edits_do(kind: Kind, phase: PhaseConfig) -> None:
+    genomes = [grown(kind, phase, seed, steps) for seed in range(6) for steps in range(4)]
+    by_content = {genome.content_hash: genome.express().phenotype_hash for genome in genomes}
+    assert all(by_content[genome.content_hash] == genome.express().phenotype_hash for genome in genomes)
+    assert len(set(by_content.values())) == len(by_content)
+    if phase.kind == "merge":
+        assert len(by_content) > 6
+
+
+@phased
+@few
+@given(seed=seeds)
+def test_flattening_is_undone_on_genomes_of_the_phase(kind: Kind, phase: PhaseConfig, seed: int) -> None:
+    genome = grown(kind, phase, seed)
+    vector = kind.space.flatten(genome, phase)
+    assert vector.dtype == np.float64 and vector.ndim == 1
+    assert kind.space.unflatten(vector, phase).content_hash == genome.content_hash
+
+
+@phased
+@few
+@given(seed=seeds)
+def test_any_point_is_a_genome(kind: Kind, phase: PhaseConfig, seed: int) -> None:
+    dimension = kind.space.flatten(grown(kind, phase, 0), phase).size
+    genome = kind.space.unflatten(np.random.default_rng(seed).standard_normal(dimension), phase)
+    kind.check(genome, phase)
+    assert kind.space.from_bytes(genome.to_bytes()) == genome
+
+
+@phased
+@few
+@given(seed=seeds)
+def test_descriptions_add_up(kind: Kind, phase: PhaseConfig, seed: int) -> None:
+    description = kind.space.describe(grown(kind, phase, seed))
+    assert 1 <= description.active <= description.experts
+    assert 0 < description.active_parameters <= description.parameters
+    assert description.parameters <= description.parameters_full + kind.added
+    assert description.summary and description.summary.isprintable() and len(description.summary) <= 120
+
+
+@phased
+def test_genomes_and_edits_are_immutable(kind: Kind, phase: PhaseConfig) -> None:
+    genome = grown(kind, phase, 3)
+    for array in kind.arrays(genome):
+        with pytest.raises(ValueError, match="read-only"):
+            array[...] = 0
+    with pytest.raises(FrozenInstanceError):
+        genome.space = None
+    before = genome.content_hash
+    edit = genome.express()
+    assert isinstance(edit, Edit)
+    with pytest.raises((FrozenInstanceError, TypeError)):  # the latter for a name that a frozen class has no slot for
+        edit.active = 99  # type: ignore[attr-defined]
+    assert kind.space.from_bytes(genome.to_bytes()).content_hash == before
+
+
+def test_a_genome_does_not_share_memory_with_what_it_was_made_of() -> None:
+    space = eep_space()
+    source = continuous(space).router_mapping.copy()
+    genome = EepGenome(space, source, source)
+    before = genome.to_bytes()
+    source[...] = 7
+    assert genome.to_bytes() == before

@@ -1,0 +1,200 @@
+"""What only NanoMoE genomes promise: the paper's counts, the low-rank start, coordinates that suit one step size."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from search_samples import TUNE, dense_model, few, mixtral
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.genomes.nanomoe.space import NanoMoeGenome, NanoMoeSpace
+from moevolve.search.genomes.registry import make_space
+from moevolve.search.genomes.sections import NanoMoeSection
+from moevolve.workers.facts import ModelFacts
+from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit, Variant
+
+VARIANTS: tuple[Variant, ...] = ("I", "II", "III", "low_rank")
+seeds = st.integers(0, 2**32 - 1)
+
+
+def space_of(variant: Variant = "II", facts: ModelFacts | None = None, **settings: Any) -> NanoMoeSpace:
+    section = NanoMoeSection(kind="nanomoe", variant=variant, **({"blocks": 2, "rank": 3} | settings))
+    return NanoMoeSpace.of(section, facts or dense_model())
+
+
+def test_the_registry_makes_the_space_of_a_section() -> None:
+    section = NanoMoeSection(kind="nanomoe", variant="II", blocks=2, rank=3)
+    assert make_space(section, dense_model()) == space_of()
+
+
+@pytest.mark.parametrize(
+    ("variant", "extra"), [("low_rank", 0), ("I", 8**2), ("II", 8**2 * 640), ("III", 3 * 8**2 * 640)]
+)
+def test_parameters_are_the_papers(variant: Variant, extra: int) -> None:
+    """Table 1, for the first fully connected layer of OPT-13B."""
+    form = BlockForm(variant, 1 if variant == "low_rank" else 8, 640)
+    assert form.parameters(5120, 20480) == (5120 + 20480) * 640 + extra
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_operations_are_those_numpy_counts(variant: Variant) -> None:
+    """The paper counts with `numpy.einsum_path`, which prints four digits."""
+    tokens, blocks, rank, height, width = 7, 6, 5, 12, 9
+    x, t = np.zeros((tokens, blocks, width)), np.zeros((tokens, blocks, rank))
+    u, v = np.zeros((blocks, height, rank)), np.zeros((blocks, rank, width))
+    scalars, diagonals, inner = np.zeros((blocks, blocks)), np.zeros((blocks, blocks, rank)), np.zeros((tokens, 6, 6))
+    products: dict[str, list[tuple[Any, ...]]] = {
+        "low_rank": [],
+        "I": [("ij,njr->nir", scalars, t)],
+        "II": [("ijr,njr->nir", diagonals, t)],
+        "III": [
+            ("ijr,njr->nir", diagonals, t),
+            ("ijr,njr->nij", diagonals, t),
+            ("ijr,nij->nir", diagonals, inner),
+        ],
+    }
+    steps = [("jrd,njd->njr", v, x), *products[variant], ("idr,nir->nid", u, t)]
+    counted = sum(_flops(*step) for step in steps)
+    assert BlockForm(variant, blocks, rank).flops(blocks * height, blocks * width) * tokens == pytest.approx(
+        counted, rel=1e-3
+    )
+
+
+def _flops(subscripts: str, *operands: Any) -> int:
+    report = np.einsum_path(subscripts, *operands, optimize="optimal")[1]
+    (line,) = (line for line in report.splitlines() if "Optimized FLOP count" in line)
+    return round(float(line.split(":")[1]))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("facts", [dense_model(), dense_model(gated=False, bias=True)], ids=["llama", "opt"])
+def test_costs_are_exact(variant: Variant, facts: ModelFacts) -> None:
+    pattern = "*.mlp.*" if facts.family == "llama" else "*.fc?"
+    space = space_of(variant, facts, layers=pattern, rank=4)
+    found = space.describe(space.start(TUNE).genome)
+    mixing = {"low_rank": 0, "I": 4, "II": 4 * 4, "III": 3 * 4 * 4}[variant]
+    count = 12 if facts.family == "llama" else 8
+    saved = count * (16 * 24 - (16 + 24) * 4 - mixing)
+    assert found.parameters == found.active_parameters == facts.parameters - saved
+    assert found.parameters_full == facts.parameters
+    passes = {"low_rank": 0, "I": 1, "II": 1, "III": 3}[variant]
+    replaced = count * 2 * (16 * 24 - (16 + 24) * 4 - passes * 4 * 4)
+    assert found.flops == 2 * (facts.parameters - facts.embedding_parameters) - replaced
+    assert f"{count} layers" in found.summary and found.summary.startswith(variant)
+
+
+def test_idle_experts_stay_idle() -> None:
+    """Linear layers beside a model's experts can be mixed too."""
+    facts = replace(mixtral(layers=2), linears=dense_model(layers=2).linears)
+    found = space_of(facts=facts, layers="*.q_proj", rank=3)
+    description = found.describe(found.start(TUNE).genome)
+    saved = 2 * (16 * 16 - (16 + 16) * 3 - 4 * 3)
+    assert description.parameters == facts.parameters - saved
+    assert description.active_parameters == facts.parameters - saved - 2 * 6 * facts.expert_parameters
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_start_is_plain_low_rank(variant: Variant) -> None:
+    space = space_of(variant)
+    offspring = space.start(TUNE)
+    assert (offspring.operator, offspring.parents_used) == ("start", ())
+    edit = offspring.genome.express()
+    assert isinstance(edit, NanoMoeEdit)
+    if variant == "III":
+        assert (edit.mixing[:, 0] == 1).all() and not edit.mixing[:, 1:].any()
+    else:
+        assert (edit.mixing == 1).all()
+    assert edit.layers == tuple(each.name for each in dense_model().linears if ".mlp." in each.name)
+
+
+def test_plain_low_rank_is_a_single_point() -> None:
+    space = space_of("low_rank", blocks=5, fit=3, refine=7)
+    start = space.start(TUNE).genome
+    rng = np.random.default_rng(0)
+    assert space.sample(rng, TUNE).operator == "start"
+    genomes = [space.sample(rng, TUNE).genome, space.breed(rng, TUNE, (start, start)).genome]
+    assert {genome.content_hash for genome in genomes} == {start.content_hash}
+    assert space.flatten(start, TUNE).shape == (0,)
+    assert start.express().phenotype_hash == space_of("low_rank").start(TUNE).genome.express().phenotype_hash
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"layers": "*.experts.*"}, r"genome\.layers: no linear layer matches \*\.experts\.\*; .*mlp\.down_proj"),
+        ({"blocks": 3}, r"genome\.blocks: 3 doesn't divide the 16 inputs of layers\.0\.mlp\.gate_proj"),
+        ({"blocks": 16}, r"genome\.blocks: 16 doesn't divide the 24 outputs of layers\.0\.mlp\.gate_proj"),
+        ({"rank": 17}, r"genome\.rank: 17 is more than the 16 inputs of layers\.0\.mlp\.gate_proj"),
+        ({"layers": "*.k_proj", "rank": 9}, r"genome\.rank: 9 is more than the 8 outputs of layers\.0\.self_attn"),
+    ],
+)
+def test_settings_that_do_not_fit_are_named(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        space_of(**settings)
+
+
+@few
+@given(seeds)
+def test_mutation_touches_chosen_layers_at_the_phases_rates(seed: int) -> None:
+    space = space_of("II", rank=8, blocks=4)
+    parent = space.sample(np.random.default_rng(seed), TUNE).genome
+    phase = TUNE.model_copy(update={"group_rate": 0.0, "entry_rate": 0.5, "sigma": 0.2})
+    child = space.breed(np.random.default_rng(seed), phase, (parent,)).genome
+    changed = child.mixing != parent.mixing
+    (layer,) = np.flatnonzero(changed.any(axis=(1, 2, 3)))
+    assert 0.2 < changed[layer].mean() < 0.8
+    steps = (child.mixing - parent.mixing)[layer][changed[layer]]
+    assert 0.1 < steps.std() < 0.3
+
+
+@few
+@given(seeds)
+def test_crossover_takes_every_layer_whole(seed: int) -> None:
+    space = space_of("III")
+    rng = np.random.default_rng(seed)
+    parents = space.sample(rng, TUNE).genome, space.sample(rng, TUNE).genome
+    phase = TUNE.model_copy(update={"crossover_rate": 1.0, "entry_rate": 0.0})
+    child = space.breed(rng, phase, parents).genome
+    for layer, mixing in enumerate(child.mixing):
+        assert any(np.array_equal(mixing, parent.mixing[layer]) for parent in parents)
+
+
+@pytest.mark.parametrize("rank", [2, 8, 16])
+def test_a_step_moves_rank_one_parts_as_far_as_diagonals(rank: int) -> None:
+    """At every rank, so that one sigma suits all coordinates."""
+    space = space_of("III", facts=dense_model(hidden=32, width=64), rank=rank, blocks=4)
+    vector = space.flatten(space.start(TUNE).genome, TUNE) + 0.1
+    moved = space.unflatten(vector, TUNE).mixing
+    np.testing.assert_allclose(moved[:, 0], 1.1, rtol=1e-6)
+    norms = np.linalg.norm(moved[:, 1], axis=-1) * np.linalg.norm(moved[:, 2], axis=-1)
+    np.testing.assert_allclose(norms, 0.1, rtol=1e-6)
+
+
+def test_random_individuals_step_by_the_phases_sigma() -> None:
+    space = space_of("III", facts=dense_model(hidden=32, width=64), rank=16, blocks=4)
+    vector = space.flatten(space.sample(np.random.default_rng(0), TUNE).genome, TUNE)
+    steps = vector - space.flatten(space.start(TUNE).genome, TUNE)
+    assert steps.std() == pytest.approx(TUNE.sigma, rel=0.05) and abs(steps.mean()) < 0.01
+
+
+def test_bytes_of_other_layers_are_refused() -> None:
+    genome = space_of(layers="*.up_proj").start(TUNE).genome
+    with pytest.raises(ValueError, match="no NanoMoE genome of this space"):
+        space_of(layers="*.gate_proj").from_bytes(genome.to_bytes())
+
+
+def test_a_genome_does_not_share_memory_with_what_it_was_made_of() -> None:
+    space = space_of()
+    source = np.ones(space.shape, np.float32)
+    genome = NanoMoeGenome(space, source)
+    before = genome.to_bytes()
+    source[...] = 7
+    assert genome.to_bytes() == before
+    assert NanoMoeGenome(space, np.zeros(space.shape)) == NanoMoeGenome(space, -np.zeros(space.shape))
+    with pytest.raises(ValueError, match="mixing has shape"):
+        NanoMoeGenome(space, source[1:])

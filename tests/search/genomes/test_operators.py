@@ -1,0 +1,207 @@
+"""Properties of the evolutionary operators: sizes, distinctness, the rates' ends, purity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from search_samples import few
+
+from moevolve.search.genomes.operators.layers import select_groups
+from moevolve.search.genomes.operators.matrices import gaussian_noise, matrix_crossover, normalise_rows
+from moevolve.search.genomes.operators.subsets import balanced_swaps, random_subset, replace_experts, subset_crossover
+
+seeds = st.integers(0, 2**32 - 1)
+rates = st.floats(0, 1)
+sizes = st.integers(1, 16).flatmap(lambda experts: st.tuples(st.just(experts), st.integers(1, experts)))
+
+
+def kept_experts(seed: int, experts: int, retained: int) -> NDArray[np.int64]:
+    return np.sort(np.random.default_rng(seed).choice(experts, size=retained, replace=False)).astype(np.int64)
+
+
+def matrices(seed: int, retained: int, experts: int) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_normal((retained, experts)).astype(np.float32)
+
+
+def is_sorted_subset(kept: NDArray[np.int64], experts: int, retained: int) -> bool:
+    inside = bool((kept >= 0).all() and (kept < experts).all())
+    return kept.shape == (retained,) and kept.dtype == np.int64 and inside and bool((np.diff(kept) > 0).all())
+
+
+@few
+@given(seeds, sizes, st.integers(1, 8))
+def test_a_random_subset_has_distinct_experts_per_group(seed: int, size: tuple[int, int], groups: int) -> None:
+    drawn = random_subset(np.random.default_rng(seed), groups, *size)
+    assert drawn.shape == (groups, size[1])
+    assert all(is_sorted_subset(row, *size) for row in drawn)
+
+
+def test_random_subsets_are_uniform() -> None:
+    drawn = random_subset(np.random.default_rng(0), 6000, 4, 2)
+    subsets, counts = np.unique(drawn, axis=0, return_counts=True)
+    assert len(subsets) == 6
+    # 1000 expected each, standard deviation 29.
+    assert np.abs(counts - 1000).max() < 150
+
+
+@few
+@given(seeds, st.integers(1, 40), rates)
+def test_selected_groups_are_distinct_and_never_none(seed: int, groups: int, rate: float) -> None:
+    chosen = select_groups(np.random.default_rng(seed), groups, rate)
+    assert chosen.dtype == np.int64
+    assert 1 <= chosen.size <= groups
+    assert chosen[0] >= 0 and chosen[-1] < groups and (np.diff(chosen) > 0).all()
+
+
+@few
+@given(seeds, st.integers(1, 40))
+def test_group_rates_0_and_1(seed: int, groups: int) -> None:
+    rng = np.random.default_rng(seed)
+    assert select_groups(rng, groups, 0.0).size == 1
+    assert select_groups(rng, groups, 1.0).tolist() == list(range(groups))
+
+
+@few
+@given(seeds, sizes, rates, st.booleans())
+def test_replacing_experts_keeps_size_and_distinctness(
+    seed: int, size: tuple[int, int], rate: float, forced: bool
+) -> None:
+    experts, retained = size
+    kept = kept_experts(seed, experts, retained)
+    child = replace_experts(np.random.default_rng(seed), kept, experts, rate, forced)
+    assert is_sorted_subset(child, experts, retained)
+    if retained == experts:
+        assert np.array_equal(child, kept)
+    elif forced:
+        assert not np.array_equal(child, kept)
+
+
+@few
+@given(seeds, sizes)
+def test_replacement_rates_0_and_1(seed: int, size: tuple[int, int]) -> None:
+    experts, retained = size
+    kept = kept_experts(seed, experts, retained)
+    rng = np.random.default_rng(seed)
+    assert np.array_equal(replace_experts(rng, kept, experts, 0.0), kept)
+    replaced = replace_experts(rng, kept, experts, 1.0)
+    # As many go as there are unused ones to take their places.
+    assert np.intersect1d(replaced, kept).size == retained - min(retained, experts - retained)
+
+
+@few
+@given(seeds, seeds, sizes)
+def test_subset_crossover_takes_experts_of_the_parents_only(one: int, two: int, size: tuple[int, int]) -> None:
+    first, second = kept_experts(one, *size), kept_experts(two, *size)
+    child = subset_crossover(np.random.default_rng(one), first, second)
+    assert is_sorted_subset(child, *size)
+    assert np.isin(child, np.union1d(first, second)).all()
+    assert np.isin(np.intersect1d(first, second), child).all()
+
+
+@few
+@given(seeds, sizes)
+def test_subset_crossover_of_equal_parents_is_the_parent(seed: int, size: tuple[int, int]) -> None:
+    kept = kept_experts(seed, *size)
+    assert np.array_equal(subset_crossover(np.random.default_rng(seed), kept, kept), kept)
+
+
+@few
+@given(seeds, sizes, st.floats(0, 1))
+def test_matrix_crossover_takes_entries_of_the_parents_only(seed: int, size: tuple[int, int], whole: float) -> None:
+    experts, retained = size
+    first, second = matrices(seed, retained, experts), matrices(seed + 1, retained, experts)
+    child = matrix_crossover(np.random.default_rng(seed), first, second, whole)
+    assert child.dtype == np.float32
+    assert ((child == first) | (child == second)).all()
+
+
+def test_matrix_crossover_rates_0_and_1() -> None:
+    first, second = np.zeros((4, 8), np.float32), np.ones((4, 8), np.float32)
+    whole = [matrix_crossover(np.random.default_rng(seed), first, second, 1.0) for seed in range(20)]
+    assert all(child.min() == child.max() for child in whole)
+    assert {float(child[0, 0]) for child in whole} == {0.0, 1.0}
+    assert all(not np.shares_memory(child, parent) for child in whole for parent in (first, second))
+    mixed = [matrix_crossover(np.random.default_rng(seed), first, second, 0.0) for seed in range(20)]
+    assert all(child.min() == 0 and child.max() == 1 for child in mixed)
+
+
+@few
+@given(seeds, sizes, rates)
+def test_noise_changes_only_what_it_hits(seed: int, size: tuple[int, int], rate: float) -> None:
+    experts, retained = size
+    given_matrix = matrices(seed, retained, experts)
+    child = gaussian_noise(np.random.default_rng(seed), given_matrix, rate, 0.1)
+    assert child.dtype == np.float32 and child.shape == given_matrix.shape
+    assert np.abs(child - given_matrix).max() < 1
+    assert np.array_equal(gaussian_noise(np.random.default_rng(seed), given_matrix, 0.0, 0.1), given_matrix)
+    assert (gaussian_noise(np.random.default_rng(seed), given_matrix, 1.0, 0.1) != given_matrix).all()
+
+
+def test_noise_has_the_rate_and_the_deviation_asked_for() -> None:
+    noise = gaussian_noise(np.random.default_rng(1), np.zeros((200, 200), np.float32), 0.25, 0.065)
+    hit = noise[noise != 0]
+    assert abs(hit.size / noise.size - 0.25) < 0.01
+    assert abs(hit.std() - 0.065) < 0.002
+    assert abs(hit.mean()) < 0.002
+
+
+@few
+@given(seeds, sizes)
+def test_normalised_rows_sum_to_1_or_stay(seed: int, size: tuple[int, int]) -> None:
+    experts, retained = size
+    given_matrix = matrices(seed, retained, experts)
+    given_matrix[0] = 0.0
+    child = normalise_rows(given_matrix)
+    sums = given_matrix.sum(axis=1)
+    assert child.dtype == np.float32 and np.isfinite(child).all()
+    large = np.abs(sums) >= 1e-3
+    assert np.array_equal(child[~large], given_matrix[~large])
+    # Dividing by a small sum magnifies the rounding of its terms.
+    assert (np.abs(child[large].sum(axis=1) - 1) <= 1e-6 * np.abs(child[large]).sum(axis=1) + 1e-6).all()
+
+
+OPERATORS: dict[str, Callable[[np.random.Generator, Any], Any]] = {
+    "random_subset": lambda rng, _: random_subset(rng, 3, 8, 4),
+    "select_groups": lambda rng, _: select_groups(rng, 12, 0.3),
+    "replace_experts": lambda rng, data: replace_experts(rng, data["kept"][0], 8, 0.5),
+    "subset_crossover": lambda rng, data: subset_crossover(rng, *data["kept"]),
+    "matrix_crossover": lambda rng, data: matrix_crossover(rng, *data["matrices"]),
+    "gaussian_noise": lambda rng, data: gaussian_noise(rng, data["matrices"][0], 0.5, 0.1),
+    "normalise_rows": lambda rng, data: normalise_rows(data["matrices"][0]),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_are_functions_of_their_arguments_and_leave_them_alone(name: str) -> None:
+    data = {
+        "kept": (kept_experts(1, 8, 4), kept_experts(2, 8, 4)),
+        "matrices": (matrices(1, 4, 8), matrices(2, 4, 8)),
+    }
+    before = {key: [array.copy() for array in arrays] for key, arrays in data.items()}
+    for arrays in data.values():
+        for array in arrays:
+            array.flags.writeable = False
+    np.random.seed(0)  # noqa: NPY002 - the global generator must not matter
+    once = OPERATORS[name](np.random.default_rng(5), data)
+    np.random.seed(1)  # noqa: NPY002
+    again = OPERATORS[name](np.random.default_rng(5), data)
+    assert np.array_equal(once, again)
+    assert all(np.array_equal(*pair) for key in data for pair in zip(data[key], before[key], strict=True))
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
+def test_balanced_swaps_move_as_many_as_the_rate_says(rate: float) -> None:
+    """Of members that are parts of their own, all that are drawn trade places, but for one that may draw its own."""
+    members, draws = 200, 50
+    labels = np.arange(members)
+    children = [balanced_swaps(np.random.default_rng(seed), labels, rate) for seed in range(draws)]
+    assert all(sorted(child) == labels.tolist() for child in children)
+    moved = np.mean([child != labels for child in children])
+    expected = rate - (rate > 0) / members  # a permutation has one fixed point on average
+    assert abs(moved - expected) <= 4 * np.sqrt(rate * (1 - rate) / (members * draws)) + 4 / (members * np.sqrt(draws))

@@ -1,0 +1,319 @@
+"""What ToMoE genomes promise beyond the contract of all kinds: the budget, the start, the terms, the accounting."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from search_samples import TUNE, dense_model, few, many, mixtral
+from tomoe_samples import SAMPLE, tomoe_space
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.genomes.sections import ToMoeSection
+from moevolve.search.genomes.tomoe.budget import WidthBudget
+from moevolve.search.genomes.tomoe.genome import SEEDS, ToMoeGenome
+from moevolve.search.genomes.tomoe.projection import Projection, standardised, terms_of, top
+from moevolve.search.genomes.tomoe.space import ToMoeSpace
+from moevolve.workers.methods.base import Calibration
+from moevolve.workers.methods.tomoe.edit import ToMoeEdit
+
+MODELS = {
+    "llama": dense_model(layers=5, hidden=32, width=96, heads=4),
+    "opt": dense_model(layers=3, gated=False, bias=True),
+    "biased": dense_model(layers=2, bias=True, heads=2),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@many
+@given(share=st.floats(0.15, 1.0), spread=st.sampled_from([0.0, 0.3, 2.0, 50.0]), seed=st.integers(0, 2**32 - 1))
+def test_the_budget_is_met_to_within_one_neuron(name: str, share: float, spread: float, seed: int) -> None:
+    facts = MODELS[name]
+    budget = WidthBudget.of(facts, facts.family == "llama", share)
+    shares = np.random.default_rng(seed).normal(0, spread, (budget.layers, len(budget.whole))).astype(np.float32)
+    widths = budget.widths(shares)
+    assert (widths >= 1).all() and (widths <= budget.whole).all()
+    assert 0 <= budget.total - budget.spent(widths) < budget.costs[0]
+    if share == 1:
+        assert (widths == budget.whole).all()
+
+
+def test_costs_are_the_models_parameters() -> None:
+    for facts in MODELS.values():
+        attention = facts.family == "llama"
+        budget = WidthBudget.of(facts, attention, 1.0)
+        masked = [
+            linear
+            for linear in facts.linears
+            if (attention and "self_attn" in linear.name) or "mlp" in linear.name or "fc" in linear.name
+        ]
+        counted = sum(linear.outputs * (linear.inputs + linear.bias) for linear in masked)
+        # Output biases stay whatever is masked.
+        kept = sum(
+            linear.outputs for linear in masked if linear.bias and linear.name.endswith(("down_proj", "fc2", "o_proj"))
+        )
+        assert budget.total == counted - kept
+
+
+def test_shares_move_widths_from_layer_to_layer() -> None:
+    budget = WidthBudget.of(MODELS["llama"], True, 0.5)
+    shares = np.zeros((5, 3), dtype=np.float32)
+    assert np.array_equal(budget.widths(shares), np.tile([48, 2, 4], (5, 1)))
+    shares[2, 0] = 0.5
+    moved = budget.widths(shares)
+    assert moved[2, 0] > 60 and (moved[[0, 1, 3, 4]] <= [48, 2, 4]).all() and (moved < [48, 2, 4]).any()
+    shares[2, 0], shares[0, 2] = 0, -9
+    assert budget.widths(shares)[0, 2] == 1
+
+
+@few
+@given(seed=st.integers(0, 2**32 - 1))
+def test_every_candidate_meets_the_budget_and_its_description_says_what_it_costs(seed: int) -> None:
+    space = tomoe_space(MODELS["llama"], budget=0.4)
+    rng = np.random.default_rng(seed)
+    pair = tuple(space.sample(rng, TUNE).genome for _ in range(2))
+    genome = space.breed(rng, TUNE, pair).genome
+    edit, found = genome.express(), space.describe(genome)
+    assert edit.heads is not None
+    dense = space.dense
+    network = int(edit.widths.sum()) * 3 * dense.hidden
+    kept = int(edit.kept.any(axis=1).sum()) * 3 * dense.hidden
+    pairs = int(edit.heads.pairs.sum()) * 2 * (dense.heads + dense.key_value_heads) * dense.hidden
+    values = (dense.heads + dense.key_value_heads) * dense.hidden
+    whole = WidthBudget.of(space.facts, True, 1.0).total
+    assert space.budget.total - 3 * dense.hidden < network + pairs + int(edit.heads.active.sum()) * values
+    assert network + pairs + int(edit.heads.active.sum()) * values <= int(whole * 0.4)
+    routers = sum(
+        space.section.experts * dense.hidden * (width < dense.width)
+        + (3 * dense.hidden + dense.head_dim * 4) * (active < dense.head_dim)
+        for width, active in zip(edit.widths, edit.heads.active, strict=True)
+    )
+    rest = space.facts.parameters - whole + routers
+    # A mask on finished values saves nothing, though the budget counts it.
+    assert found.active_parameters == rest + network + pairs + dense.layers * dense.head_dim * values
+    assert found.parameters == rest + kept + pairs + dense.layers * dense.head_dim * values
+    assert found.flops == 2 * (found.active_parameters - space.facts.embedding_parameters)
+
+
+def test_the_saliency_start_keeps_the_most_salient_of_everything() -> None:
+    space = tomoe_space(start="saliency")
+    edit = space.start(TUNE).genome.express()
+    measured = space.measured
+    assert edit.heads is not None and not edit.router.any()
+    assert np.array_equal(edit.widths, [12] * 4)
+    for layer in range(4):
+        best = np.argsort(-measured["neuron_saliency"][layer])[:12]
+        assert all(set(np.flatnonzero(mask)) == set(best) for mask in edit.kept[layer])
+        assert edit.heads.pairs[layer].argmax() == measured["pair_saliency"][layer].argmax()
+        order = np.argsort(-edit.heads.value_bias[layer])
+        assert np.array_equal(order, np.argsort(-measured["value_saliency"][layer]))
+    assert not edit.heads.value_router.any()
+
+
+@pytest.mark.parametrize(("experts", "components"), [(4, 3), (6, 3), (13, 3), (18, 3), (30, 3), (5, 1), (3, 0)])
+def test_the_start_along_directions_spreads_experts_out(experts: int, components: int) -> None:
+    space = tomoe_space(experts=experts, components=components)
+    offspring = space.start(TUNE)
+    rows = offspring.genome.routers[0, :, 1:].astype(np.float64)
+    assert offspring.operator == "start" and not offspring.genome.routers[:, :, 0].any()
+    used = rows[np.linalg.norm(rows, axis=1) > 0]
+    assert len(used) == min(experts, 2 * components + 2 * components * (components - 1))
+    products = used @ used.T
+    np.testing.assert_allclose(np.diag(products), 1)
+    assert (products - np.eye(len(used))).max(initial=0) < 0.75
+    if components == 3:
+        assert len({mask.tobytes() for mask in offspring.genome.express().kept[0]}) > min(experts, 4) // 2
+
+
+def surprise(counts: NDArray[Any], expected: NDArray[Any], variances: NDArray[Any], saliency: NDArray[Any]) -> float:
+    """How many standard deviations the counts lean towards saliency, by rank; or the largest count off its mean."""
+    off = (counts - expected) / np.sqrt(variances)
+    ranks = np.argsort(np.argsort(saliency, axis=-1), axis=-1) - (saliency.shape[-1] - 1) / 2
+    leaning = (off * ranks).sum() / np.sqrt((ranks**2).sum())
+    return float(max(abs(leaning), np.abs(off).max() - 1))
+
+
+@pytest.mark.parametrize("budget", [0.2, 0.5])
+def test_random_masks_are_uniformly_random_whatever_saliency_says(budget: float) -> None:
+    """Against binomial counts of uniformly random subsets, and their hypergeometric overlap w^2 / n."""
+    space, rng = tomoe_space(budget=budget), np.random.default_rng(11)
+    layers, width, head_dim = 4, space.dense.width, space.dense.head_dim
+    sizes = {"neurons": width, "pairs": head_dim // 2, "values": head_dim}
+    counts = {name: np.zeros((layers, size)) for name, size in sizes.items()}
+    chances = {name: [] for name in sizes}  # type: ignore[var-annotated]
+    overlaps, variance = 0.0, 0.0
+    for _ in range(400):
+        offspring = space.sample(rng, TUNE)
+        edit = offspring.genome.express()
+        assert offspring.operator == "random" and edit.heads is not None
+        assert 0 <= space.budget.total - space.budget.spent(offspring.genome.widths) < space.budget.costs[0]
+        counts["neurons"] += edit.kept.sum(axis=1)
+        counts["pairs"] += edit.heads.pairs
+        chances["neurons"] += [edit.widths / width] * 4
+        chances["pairs"].append(edit.heads.pairs.sum(axis=1) / (head_dim // 2))
+        chances["values"].append(edit.heads.active / head_dim)
+        token = int(rng.integers(SAMPLE))
+        for layer, kept in enumerate(edit.kept):
+            scores = edit.heads.value_bias[layer] + edit.heads.value_router[layer] @ space.measured["head_sample"][
+                layer, token
+            ].astype(np.float64)
+            counts["values"][layer, np.argsort(-scores)[: edit.heads.active[layer]]] += 1
+            w = int(edit.widths[layer])
+            for one, two in combinations(kept, 2):
+                overlaps += int((one & two).sum()) - w**2 / width
+                variance += w**2 * (width - w) ** 2 / (width**2 * (width - 1))
+    assert abs(overlaps) < 4 * np.sqrt(variance)
+    for name, saliency in (("neurons", "neuron"), ("pairs", "pair"), ("values", "value")):
+        chance = np.array(chances[name])
+        expected, variances = chance.sum(axis=0)[:, None], (chance * (1 - chance)).sum(axis=0)[:, None]
+        assert surprise(counts[name], expected, variances, space.measured[f"{saliency}_saliency"]) < 4, name
+
+
+def test_random_draws_are_the_same_under_any_saliency() -> None:
+    space = tomoe_space()
+    assert space.calibration is not None
+    other = {name: array[:, ::-1] if "sal" in name else -array for name, array in space.measured.items()}
+    flipped = space.calibrated(Calibration(other))
+    genome = space.sample(np.random.default_rng(1), TUNE).genome
+    one, two = genome.express(), flipped.from_bytes(genome.to_bytes()).express()
+    assert one.heads is not None and two.heads is not None
+    assert np.array_equal(one.kept, two.kept) and np.array_equal(one.router, two.router)
+    for name in ("pairs", "active", "value_bias", "value_router"):
+        assert np.array_equal(getattr(one.heads, name), getattr(two.heads, name)), name
+    start = space.start(TUNE).genome
+    assert not np.array_equal(start.express().kept, flipped.from_bytes(start.to_bytes()).express().kept)
+
+
+def test_an_experts_mask_follows_its_routers_row() -> None:
+    space = tomoe_space(experts=2, budget=0.25, attention=False)
+    rows = np.zeros(space.shapes["routers"])
+    rows[:, 0, 1], rows[:, 1, 1] = 5, -5
+    edit = space._genome(routers=rows).express()
+    measured = space.measured
+    for layer in range(4):
+        base, slope = measured["neuron_saliency"][layer], measured["neuron_slopes"][layer, :, 0]
+        # Rows longer than 1 point, and no more.
+        for sign in (1, -1):
+            best = set(np.argsort(-np.maximum(base + sign * slope, 0.05 * base))[:6])
+            (expert,) = np.flatnonzero(np.sign(edit.router[layer, :, 1]) == sign)
+            assert set(np.flatnonzero(edit.kept[layer, expert])) == best
+
+
+def test_zero_latents_score_nothing_and_small_ones_little() -> None:
+    project = Projection.of("neurons", 8, 128, 500)
+    assert not project(np.zeros((3, 8), dtype=np.float32)).any()
+    draws = np.random.default_rng(0).standard_normal((200, 8)).astype(np.float32)
+    assert 0.3 < project(0.3 * draws).std() < 0.8
+    assert project(0.01 * draws).std() < 0.03
+    assert np.array_equal(project(draws), Projection.of("neurons", 8, 128, 500)(draws))
+    assert np.isfinite(project(np.float32(1e6) * draws)).all()
+
+
+def test_scores_of_saliencies() -> None:
+    scores = standardised(np.array([1.0, np.e, np.e**2, 0.0]), np.array([1.0, np.e, np.e**2]))
+    assert scores[:3] == pytest.approx([-1.2247449, 0, 1.2247449]) and scores[3] < -10
+    assert standardised(np.zeros(3)).tolist() == [0, 0, 0]
+    assert top(np.array([[0.1, 0.1 + 1e-9, 0.1, 0.0]]), 2).tolist() == [[True, True, False, False]]
+
+
+def test_terms_are_the_papers() -> None:
+    kept = np.zeros((1, 2, 4), dtype=np.bool_)
+    kept[0, 0, :2] = kept[0, 1, 1:3] = True
+    router = np.array([[[1.0, 0.0], [-1.0, 0.0]]])
+    edit = ToMoeEdit(kept, router, np.zeros((1, 2, 6)))
+    sample = np.array([[[2.0, 0], [1.0, 0], [-1.0, 5], [3.0, 1]]], dtype=np.float32)
+    terms = terms_of(edit, sample, None)
+    assert terms.unions.tolist() == [3] and terms.coverage.tolist() == [[0.75]]
+    assert terms.union_term == pytest.approx(np.log(4 / 3))
+    first = np.mean([1 / (1 + np.exp(-2 * x)) for x in (2.0, 1.0, -1.0, 3.0)])
+    assert terms.balances[0] == pytest.approx(2 * (0.75 * first + 0.25 * (1 - first)))
+    assert terms.balance_term == pytest.approx(terms.balances[0] - 1)
+
+
+def test_terms_weigh_as_penalties() -> None:
+    free, bound = tomoe_space(), tomoe_space(coverage=0.5, balance=0.25)
+    genome = bound.sample(np.random.default_rng(1), TUNE).genome
+    assert free.describe(free.from_bytes(genome.to_bytes())).penalty == 0
+    expected = 0.5 * genome.terms.union_term + 0.25 * genome.terms.balance_term
+    assert bound.describe(genome).penalty == pytest.approx(expected) and expected > 0
+    assert genome.terms.coverage.shape == (4, 2) and genome.terms.balances.shape == (4,)
+
+
+def test_mutation_touches_layers_and_redraws_experts() -> None:
+    space = tomoe_space(dense_model(layers=6))
+    parent = space.start(TUNE).genome
+    still = TUNE.model_copy(update={"group_rate": 0.0, "entry_rate": 0.0, "swap_rate": 0.0})
+    assert space.breed(np.random.default_rng(0), still, (parent,)).genome == parent
+    redraw = still.model_copy(update={"swap_rate": 1.0})
+    child = space.breed(np.random.default_rng(0), redraw, (parent,)).genome
+    changed = (child.latents != parent.latents).any(axis=(1, 2))
+    assert changed.sum() == 1 and child.latents[changed].all() and child.routers[changed].all()
+    assert np.array_equal(child.shares, parent.shares) and np.array_equal(child.heads, parent.heads)
+
+
+def test_redrawn_experts_keep_to_saliency_or_to_chance() -> None:
+    space = tomoe_space(dense_model(layers=6))
+    redraw = TUNE.model_copy(update={"group_rate": 1.0, "entry_rate": 0.0, "swap_rate": 1.0})
+    rng = np.random.default_rng(0)
+    informed, random = space.start(TUNE).genome, space.sample(rng, TUNE).genome
+    assert not space.breed(rng, redraw, (informed,)).genome.seeds.any()
+    seeds = space.breed(rng, redraw, (random,)).genome.seeds
+    assert seeds.all() and (seeds[:, :4] != random.seeds[:, :4]).all()
+    assert np.array_equal(seeds[:, 4], random.seeds[:, 4]), "the heads' mask is no expert's"
+
+
+def test_small_steps_of_an_optimiser_leave_masks_by_saliency() -> None:
+    space, rng = tomoe_space(), np.random.default_rng(0)
+    vector = space.flatten(space.start(TUNE).genome, TUNE)
+    for _ in range(20):
+        assert not space.unflatten(vector + 0.1 * rng.standard_normal(vector.size), TUNE).seeds.any()
+    assert (space.unflatten(np.full(vector.size, 1e6), TUNE).seeds == SEEDS - 1).all()
+
+
+def test_seeds_are_whole_numbers() -> None:
+    space = tomoe_space()
+    for seed in (0.5, -1, SEEDS, np.nan):
+        with pytest.raises(ValueError, match="whole numbers from 0 to 16777215"):
+            space._genome(seeds=np.full(space.shapes["seeds"], seed))
+
+
+def test_crossover_takes_layers_whole() -> None:
+    space = tomoe_space(dense_model(layers=12))
+    still = TUNE.model_copy(update={"crossover_rate": 1.0, "entry_rate": 0.0, "swap_rate": 0.0})
+    rng, size = np.random.default_rng(3), space.flatten(space.start(TUNE).genome, TUNE).size
+    one, two = (space.unflatten(1 + rng.standard_normal(size), TUNE) for _ in range(2))
+    child = space.breed(rng, still, (one, two)).genome
+    sources = {
+        name: [np.array_equal(getattr(child, name)[i], getattr(two, name)[i]) for i in range(12)]
+        for name in ("shares", "latents", "routers", "heads", "seeds")
+    }
+    assert len({tuple(each) for each in sources.values()}) == 1
+    assert 0 < sum(sources["shares"]) < 12
+
+
+def test_settings_that_do_not_suit_the_model_are_refused() -> None:
+    def of(facts: Any, **settings: Any) -> ToMoeSpace:
+        return ToMoeSpace.of(ToMoeSection(kind="tomoe", **settings), facts)
+
+    with pytest.raises(UserError, match=r"genome.kind: tomoe needs dense .* not mixtral"):
+        of(mixtral())
+    with pytest.raises(UserError, match=r"genome.attention: heads of opt can't be masked"):
+        of(MODELS["opt"])
+    with pytest.raises(UserError, match=r"genome.components: 32 is too many"):
+        of(MODELS["llama"], components=32)
+    with pytest.raises(UserError, match=r"genome.budget: 0.01 of [\d,]+ parameters is less than"):
+        of(MODELS["llama"], budget=0.01)
+
+
+def test_a_space_without_its_calibration_reads_genomes_and_no_more() -> None:
+    space = tomoe_space()
+    bare = ToMoeSpace.of(space.section, space.facts)
+    genome = bare.from_bytes(space.start(TUNE).genome.to_bytes())
+    assert isinstance(genome, ToMoeGenome) and genome.widths.shape == (4, 3)
+    with pytest.raises(AssertionError, match="calibrated"):
+        genome.express()

@@ -1,0 +1,85 @@
+"""A whole search on Ray among whose candidates some raise, some yield non-finite logits and some kill their worker."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+from moevolve.evaluators.types import PreparedSplit
+from moevolve.search.config.files import load_run_config
+from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.pools.base import Pool
+from moevolve.search.pools.ray_pool import RayPool
+from moevolve.search.service import launch as service
+from moevolve.store.repository import Store
+from moevolve.workers.messages import EvaluationReply, EvaluationRequest
+from moevolve.workers.worker import EvaluationWorker
+
+pytestmark = pytest.mark.slow
+
+# Workers can't import this file: its classes travel by value.
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+REASONS = {"dies": "killed its worker 1 times", "raises": "ValueError: a bad candidate", "explodes": "finite"}
+
+
+def fate(phenotype_hash: str) -> str:
+    """What becomes of a candidate; the same for equal candidates, as bad ones are."""
+    if phenotype_hash == "full":
+        return "fine"
+    return {0: "dies", 1: "raises", 2: "explodes"}.get(int(phenotype_hash[:6], 16) % 11, "fine")
+
+
+class UnluckyWorker(EvaluationWorker):
+    """Misbehaves by the candidate's fate."""
+
+    def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
+        self._fate = fate(request.edit.phenotype_hash)
+        if self._fate == "dies":
+            os._exit(1)
+        if self._fate == "explodes":
+            edit: Any = request.edit
+            request = replace(request, edit=replace(edit, expert_merging=edit.expert_merging * np.float32(1e30)))
+        return super().evaluate(request, splits)
+
+    def _score(self, *args: Any) -> Any:
+        if self._fate == "raises":
+            raise ValueError("a bad candidate")
+        return super()._score(*args)
+
+
+def unlucky_pool(setup: SearchSetup) -> Pool:
+    config = setup.config
+    splits = {split.fingerprint: split for group in setup.prepared.values() for split in group}
+    model, engine = config.model.to_worker(), config.engine.to_worker()
+    return RayPool(config.workers, model, engine, splits, worker=UnluckyWorker)
+
+
+def test_bad_candidates_are_recorded_and_the_search_completes(tiny: Any, ray_address: str, tmp_path: Path) -> None:
+    workers = {"count": 1, "num_cpus": 0.5, "max_attempts": 1, "address": ray_address}
+    store_url = f"sqlite:///{tmp_path / 'unlucky.db'}"
+    run = tiny.write_run(tmp_path / "run.yaml", "unlucky", workers=workers, store=store_url)
+    setup = service.set_up_new(load_run_config(run))
+    store = Store.open(setup.config.store)
+    service.register(setup, store)
+    try:
+        report = service.execute(setup, store, service.Observer(), unlucky_pool)
+    finally:
+        ray.shutdown()
+    rows = store.history(setup.search_id)
+    fates = {row.index: fate(row.phenotype_hash) for row in rows}
+    assert set(Counter(fates.values())) == {"fine", *REASONS}, "every fate occurs"
+    for row in rows:
+        assert row.status == ("ok" if fates[row.index] == "fine" else "failed")
+        assert REASONS.get(fates[row.index], "") in (row.failure or "")
+        assert all(fates[parent] == "fine" for parent in row.parents)
+    assert store.search("unlucky").status == "finished"
+    assert report.winner is not None and fates[int(report.winner.partition(":")[2])] == "fine"

@@ -1,0 +1,84 @@
+"""Whole searches on the demo's model with and without shortcuts: the stores hold the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from moevolve.search.config.files import load_run_config, parse_run_config
+from moevolve.search.config.run import RunConfig
+from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.pools.base import Completion
+from moevolve.search.pools.local import LocalPool
+from moevolve.search.service.launch import Observer, execute, register, set_up_new
+from moevolve.store.repository import Store
+from moevolve.workers.config import ALL_SHORTCUTS, Shortcuts
+from moevolve.workers.worker import EvaluationWorker
+
+DEMO = Path(__file__).parents[3] / "configs" / "runs" / "demo.yaml"
+TASKS = ("demo-span", "demo-entail@rank", "demo-sense@perplexity", "demo-compare@kl", "demo-relation@agreement")
+
+
+def settings() -> RunConfig:
+    """All kinds of fitness at once, a prune and a merge phase."""
+    counts = {"search": 12, "dev": 6, "test": 6}
+    data = load_run_config(DEMO).model_dump(mode="json") | {
+        "tasks": [{"name": name, "counts": counts} for name in TASKS],
+        "phases": [{"kind": "prune", "evaluations": 14, "initial": 5}, {"kind": "merge", "evaluations": 8}],
+        "final": {"rerank": 2},
+        "window": 2,
+    }
+    return parse_run_config(data, "test")
+
+
+class WatchedPool(LocalPool):
+    """Notes the share of work that was spared of each task."""
+
+    def __init__(self, setup: SearchSetup, reuse_bytes: int, shortcuts: Shortcuts) -> None:
+        config = setup.config
+        model, engine = config.model.to_worker(), config.engine.to_worker()
+        super().__init__(lambda: EvaluationWorker(model, engine, shortcuts, reuse_bytes), setup.all_prepared)
+        self.spared: dict[str, list[float]] = {}
+
+    def poll(self, timeout: float) -> list[Completion]:
+        completions = super().poll(timeout)
+        for completion in completions:
+            for result in completion.reply.results:
+                self.spared.setdefault(result.task, []).append(result.spared)
+        return completions
+
+
+def searched(
+    folder: Path, reuse_bytes: int, shortcuts: Shortcuts = ALL_SHORTCUTS
+) -> tuple[list[Any], dict[str, list[float]]]:
+    """All individuals and their evaluations, and the shares spared."""
+    setup = set_up_new(settings())
+    pool = WatchedPool(setup, reuse_bytes, shortcuts)
+    with Store.open(f"sqlite:///{folder / f'{reuse_bytes}-{shortcuts.draft}'}.db") as store:
+        register(setup, store)
+        report = execute(setup, store, Observer(), lambda _: pool)
+        found: list[Any] = [report.winner and report.winner.split(":")[1]]
+        for row in store.history(setup.search_id):
+            found.append((row.index, row.genome, row.phenotype_hash, row.fitness, row.tie_break, row.parents))
+            for one in store.individual(f"{setup.search_id}:{row.index}").evaluations:
+                kept = (one.task, one.split, one.score, one.gold_logprob, one.examples_seen, one.failure)
+                found.append(kept)
+    return found, pool.spared
+
+
+def test_the_store_holds_the_same(tmp_path: Path) -> None:
+    whole, nothing = searched(tmp_path, 0)
+    roomy, spared = searched(tmp_path, 1 << 26)
+    tight, less = searched(tmp_path, 3 << 20)
+    assert roomy == whole and tight == whole
+    assert len(whole) > 22 * 6
+    sums = [[sum(shares[task]) for task in TASKS] for shares in (nothing, less, spared)]
+    assert not any(sums[0])
+    assert all(sums[2]), sums
+    assert 0 < sum(sums[1]) < sum(sums[2]), sums
+
+
+def test_the_store_holds_the_same_without_any_shortcut(tmp_path: Path) -> None:
+    on, _ = searched(tmp_path, 1 << 26)
+    off, _ = searched(tmp_path, 0, Shortcuts(draft=False, lean=False, share=False))
+    assert on == off

@@ -1,0 +1,168 @@
+"""Searches that begin with baselines: who comes first, what is bred from them, replay, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dense_lab import calibrate, search
+from pydantic import ValidationError
+from search_lab import run_config
+from search_samples import dense_model, mixtral
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.config.files import load_run_config
+from moevolve.search.config.phases import MergePhase, PrunePhase, TunePhase
+from moevolve.search.config.run import RunConfig
+from moevolve.search.genomes.eep.baselines.registry import check_baselines
+from moevolve.search.genomes.registry import make_space
+from moevolve.search.genomes.sections import EepSection, FactorLlmSection
+from moevolve.search.service.calibration import calibrated_setup
+from moevolve.search.service.evaluate import find_subject
+from moevolve.search.service.launch import register, set_up, set_up_stored
+from moevolve.store.repository import Store
+
+PHASES = [
+    {"kind": "prune", "evaluations": 14, "initial": 6, "init": ["random", "reap", "frequency", "naee"]},
+    {"kind": "merge", "evaluations": 12, "initial": 3, "init": ["hc_smoe", "soft_activation"], "sigma": 0.2},
+]
+STRATEGIES = ["evolution", "nevergrad:DiagonalCMA"]
+
+
+def warm_run(tiny: Any, folder: Path, strategy: str, phases: Any = None, groups: Any = 2, **more: Any) -> RunConfig:
+    changes = {"strategy": strategy, "phases": phases or PHASES, "engine": {}, **more}
+    changes["genome"] = {"kind": "eep", "experts": 2, "groups": groups, "calibration_tokens": 150, "naee_tokens": 60}
+    changes["final"] = {"rerank": 0, "test": False}
+    return load_run_config(tiny.write_run(folder / "run.yaml", "warm", **changes))
+
+
+def launch(config: RunConfig, store: Store, stop: int | None = None) -> None:
+    setup = set_up(config, "warm-1")
+    register(setup, store)
+    search(calibrated_setup(setup, store, calibrate), store, stop)
+
+
+def population(store: Store) -> list[tuple[Any, ...]]:
+    rows = store.history("warm-1")
+    return [(row.index, row.phase, row.operator, row.parents, row.genome, row.fitness) for row in rows]
+
+
+def _never(*arguments: Any) -> bytes:
+    raise AssertionError("the calibration is stored")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_baselines_come_first_and_a_resumed_search_is_the_same(tiny: Any, strategy: str, tmp_path: Path) -> None:
+    config = warm_run(tiny, tmp_path, strategy)
+    with Store.open(f"sqlite:///{tmp_path / 'whole.db'}") as store:
+        launch(config, store)
+        whole = population(store)
+    with Store.open(f"sqlite:///{tmp_path / 'cut.db'}") as store:
+        for stop in (2, 9):
+            if stop == 2:
+                with pytest.raises(KeyboardInterrupt):
+                    launch(config, store, stop)
+            else:
+                with pytest.raises(KeyboardInterrupt):
+                    search(calibrated_setup(set_up_stored(store, "warm"), store, _never), store, stop)
+        search(calibrated_setup(set_up_stored(store, "warm"), store, _never), store)
+        assert population(store) == whole
+        for index in (0, 14):
+            subject = find_subject(store, f"warm:{index}")
+            assert subject.detail is not None
+            assert subject.edit.phenotype_hash == subject.detail.individual.phenotype_hash
+    operators = [row[2] for row in whole]
+    assert operators[:6] == ["reap", "frequency", "naee", "random", "random", "random"]
+    assert operators[14:17] == ["hc_smoe", "soft_activation", "random"]
+    assert [row[3] for row in whole[:6] + whole[14:17]] == [()] * 9
+    bred = {"mutation", "crossover+mutation"} if strategy == "evolution" else {strategy}
+    assert set(operators[6:14] + operators[17:]) <= bred
+    assert len({row[5] for row in whole}) > 3
+
+
+def test_later_individuals_descend_from_baselines(tiny: Any, tmp_path: Path) -> None:
+    phases = [{"kind": "prune", "evaluations": 10, "initial": 2, "init": ["reap", "frequency"]}]
+    config = warm_run(tiny, tmp_path, "evolution", phases, window=1)  # who can see nothing yet is drawn at random
+    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
+        launch(config, store)
+        rows = population(store)
+        assert rows[2][3] and set(rows[2][3]) <= {0, 1}
+        lineage = store.ancestors("warm:9")
+        assert {node.operator for node in lineage.nodes if node.depth == 0} <= {"reap", "frequency"}
+
+
+def test_random_individuals_are_those_of_a_search_without_baselines(tiny: Any, tmp_path: Path) -> None:
+    found = []
+    for name, init in (("warm", ["reap"]), ("cold", ["random"])):
+        (tmp_path / name).mkdir()
+        phases = [{"kind": "prune", "evaluations": 4, "initial": 4, "init": init}]
+        with Store.open(f"sqlite:///{tmp_path / name}.db") as store:
+            # Spacious, so that no draw repeats the baseline and has to be drawn again.
+            launch(warm_run(tiny, tmp_path / name, "evolution", phases, groups="per_layer"), store)
+            found.append(population(store))
+    assert found[0][0][2] == "reap" and found[1][0][2] == "random"
+    assert found[0][1:] == found[1][1:]
+
+
+@pytest.mark.parametrize(
+    ("phase", "message"),
+    [
+        (PrunePhase(evaluations=9, initial=3, init=("reep",)), r"phases.0.init: reep is unknown.*random, frequency"),
+        (PrunePhase(evaluations=9, initial=3, init=("reap", "hc_smoe")), r"hc_smoe can't begin a prune phase; use"),
+        (MergePhase(evaluations=9, initial=3, init=("start",)), r"start is unknown; a merge phase .*hc_smoe"),
+    ],
+)
+def test_names_that_mean_nothing_are_refused(phase: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check_baselines([phase], make_space(EepSection(experts=4), mixtral(), ()))
+
+
+def test_a_search_with_a_wrong_name_is_refused_before_it_begins(tiny: Any, tmp_path: Path) -> None:
+    phases = [{"kind": "prune", "evaluations": 4, "initial": 4, "init": ["best"]}]
+    with pytest.raises(UserError, match=r"phases.0.init: best is unknown"):
+        set_up(warm_run(tiny, tmp_path, "evolution", phases), "warm-1")
+
+
+def test_other_kinds_of_genome_have_no_baselines() -> None:
+    space = make_space(FactorLlmSection(kind="factorllm", experts=4, active=2), dense_model())
+    check_baselines([TunePhase(evaluations=9)], space)
+    with pytest.raises(UserError, match="baselines are for genome kind eep"):
+        check_baselines([TunePhase(evaluations=9, init=("reap",))], space)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"initial": 1, "init": ["reap", "random", "naee"]}, "initial 1 is less than the 2 baselines of init"),
+        ({"initial": 4, "init": ["reap", "reap"]}, "a name comes twice"),
+        ({"initial": 4, "init": []}, "init"),
+    ],
+)
+def test_settings_that_cannot_be_met_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        PrunePhase(evaluations=9, **settings)
+
+
+def test_dynamic_skipping_needs_two_active_experts() -> None:
+    with pytest.raises(UserError, match="dynamic_skipping: it is defined for 2 active experts per token, not 1"):
+        make_space(EepSection(experts=4, active=1, dynamic_skipping=True), mixtral())
+
+
+def test_only_what_is_needed_is_measured() -> None:
+    def recipe(*init: str, **section: Any) -> Any:
+        phase = MergePhase(evaluations=9, initial=len(init), init=init or ("random",))
+        return make_space(EepSection(experts=4, **section), mixtral(), [phase]).recipe
+
+    assert recipe() is None and recipe("random") is None
+    assert recipe("reap").statistics == ("saliency",) and recipe("reap").subsets is None
+    assert recipe("hc_smoe", "frequency").statistics == ("mean_outputs", "usage")
+    assert recipe(dynamic_skipping=True).statistics == ("ratio",)
+    assert recipe("naee", naee_subsets=7).subsets.limit == 7
+
+
+def test_what_a_phase_begins_with_is_part_of_the_hash() -> None:
+    warm = run_config(phases=[{"kind": "prune", "evaluations": 30, "initial": 10, "init": ["reap"]}])
+    cold = run_config(phases=[{"kind": "prune", "evaluations": 30, "initial": 10}])
+    assert warm.config_hash != cold.config_hash
+    assert RunConfig.model_validate_json(warm.canonical_json()) == warm

@@ -1,0 +1,164 @@
+"""The pool on a real Ray: workers that die, candidates at fault, a node that goes away, and a clean import path."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+from moevolve.evaluators.tasks.prepare import prepare_split
+from moevolve.evaluators.tasks.registry import load_task
+from moevolve.evaluators.types import PreparedSplit
+from moevolve.search.config.run import WorkersSection
+from moevolve.search.pools.base import Completion, PoolError
+from moevolve.search.pools.ray_pool import RayPool
+from moevolve.workers.config import EngineConfig, ModelConfig
+from moevolve.workers.messages import EvaluationReply, EvaluationRequest, TaskResult
+from moevolve.workers.methods.base import IdentityEdit
+from moevolve.workers.methods.eep.edit import EepEdit
+from moevolve.workers.worker import EvaluationWorker
+
+pytestmark = pytest.mark.slow
+
+# Workers can't import this file: its classes travel by value.
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+CHECKOUT = Path(__file__).parents[3]
+
+
+class FaultyWorker(EvaluationWorker):
+    """Does what the ticket's first word says instead of evaluating; `slow` evaluates after a while."""
+
+    def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
+        match request.ticket.split()[0]:
+            case "die":
+                os._exit(1)
+            case "hang":
+                time.sleep(3600)
+            case "slow":
+                time.sleep(2)
+            case "memory":
+                self._score = _out_of_memory  # type: ignore[method-assign, assignment]
+            case "spec":
+                spec = importlib.util.find_spec("kernels")
+                return EvaluationReply(request.ticket, (), str(spec), 0.0, "")
+        return super().evaluate(request, splits)
+
+
+def _out_of_memory(*arguments: Any) -> TaskResult:
+    raise MemoryError("no more")
+
+
+@pytest.fixture(scope="module")
+def split(tiny: Any) -> PreparedSplit:
+    return prepare_split(load_task(tiny.task), "search")
+
+
+def new_pool(tiny: Any, split: PreparedSplit, address: str, **settings: Any) -> RayPool:
+    workers = WorkersSection(num_cpus=0.5, address=address, **settings)
+    model = ModelConfig(path=str(tiny.model), device="cpu")
+    return RayPool(workers, model, EngineConfig(), {split.fingerprint: split}, worker=FaultyWorker)
+
+
+@pytest.fixture(scope="module")
+def pool(tiny: Any, split: PreparedSplit, ray_address: str) -> Iterator[RayPool]:
+    """Two workers."""
+    pool = new_pool(tiny, split, ray_address, count=2, max_attempts=2)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def from_the_checkout() -> Iterator[None]:
+    """Drivers run in the checkout's folder, the worst place for import paths; they leave Ray with the module."""
+    with contextlib.chdir(CHECKOUT):
+        yield
+    ray.shutdown()
+
+
+def collect(pool: RayPool, count: int, timeout: float = 400) -> dict[str, Completion]:
+    done: dict[str, Completion] = {}
+    deadline = time.monotonic() + timeout
+    while len(done) < count:
+        assert time.monotonic() < deadline, f"only {sorted(done)} completed"
+        done |= {completion.reply.ticket: completion for completion in pool.poll(0.5)}
+    return done
+
+
+def request(split: PreparedSplit, ticket: str, edit: Any = None) -> EvaluationRequest:
+    return EvaluationRequest(ticket, edit or IdentityEdit(), (split.fingerprint,))
+
+
+def test_an_evaluation_past_its_time_fails(tiny: Any, split: PreparedSplit, ray_address: str) -> None:
+    pool = new_pool(tiny, split, ray_address, count=1, timeout_s=1.5, max_attempts=1)
+    with contextlib.closing(pool):
+        pool.submit(request(split, "hang"))
+        pool.submit(request(split, "good"))
+        done = collect(pool, 2)
+    assert "longer than timeout_s = 1.5" in (done["hang"].reply.failure or "") and done["hang"].reply.kind == "timeout"
+    assert done["good"].reply.failure is None
+
+
+def test_a_model_that_does_not_load_ends_the_pool(split: PreparedSplit, ray_address: str, tmp_path: Path) -> None:
+    workers = WorkersSection(count=1, num_cpus=0.5, address=ray_address)
+    pool = RayPool(workers, ModelConfig(path=str(tmp_path)), EngineConfig(), {split.fingerprint: split})
+    try:
+        with pytest.raises(PoolError, match=r"config\.json"):
+            for _ in range(100):
+                pool.poll(1.0)
+    finally:
+        pool.close()
+
+
+def test_our_kernels_folder_is_not_importable_by_its_bare_name(pool: RayPool, split: PreparedSplit) -> None:
+    """Ray puts the driver's folder on its workers' path: the checkout, when a search is launched from there."""
+    pool.submit(request(split, "spec"))
+    assert str(CHECKOUT) not in (collect(pool, 1)["spec"].reply.failure or "")
+
+
+def test_faults_stay_with_their_candidates(pool: RayPool, split: PreparedSplit) -> None:
+    """One that kills its worker, one that takes all its memory, one whose weights explode, one that does not fit."""
+    identity = np.stack([np.eye(4, dtype=np.float32)] * 4)
+    edits = {
+        "nan": EepEdit(identity, identity * np.float32(1e30), 2),
+        "misfit": EepEdit(identity[:2], identity[:2], 2),
+    }
+    tickets = ["die", "memory", "nan", "misfit", "good 1", "good 2"]
+    for ticket in tickets:
+        pool.submit(request(split, ticket, edits.get(ticket)))
+    done = collect(pool, len(tickets))
+    for ticket in ("die", "memory"):
+        assert "killed its worker 2 times" in (done[ticket].reply.failure or "")
+        assert done[ticket].attempts == 2
+    assert "MemoryError: no more" in (done["memory"].reply.failure or "")
+    kinds = {ticket: done[ticket].reply.kind for ticket in ("die", "memory", "nan", "misfit")}
+    assert kinds == {"die": "worker", "memory": "worker", "nan": "candidate", "misfit": "candidate"}
+    assert "non-finite" in (done["nan"].reply.failure or "") or "finite" in (done["nan"].reply.failure or "")
+    assert done["misfit"].reply.failure
+    scores = {done[ticket].reply.results[0].result.gold_logprob for ticket in ("good 1", "good 2")}
+    assert len(scores) == 1, "the model is the same whatever was evaluated before"
+
+
+def test_a_killed_worker_is_replaced_and_its_candidate_evaluated_again(pool: RayPool, split: PreparedSplit) -> None:
+    while pool.ready < 2:
+        pool.poll(0.5)
+    # The first of two free workers takes both.
+    pool.submit(request(split, "good"))
+    victim = int(collect(pool, 1)["good"].reply.worker.rpartition("/")[2])
+    pool.submit(request(split, "slow"))
+    pool.poll(0.5)
+    os.kill(victim, signal.SIGKILL)
+    done = collect(pool, 1)["slow"]
+    assert (done.reply.failure, done.attempts) == (None, 2)
+    assert not done.reply.worker.endswith(f"/{victim}")

@@ -1,0 +1,244 @@
+"""What figures show, by their data: nothing here looks at pixels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from search_samples import HISTORY, continuous, dense_model, eep_space, history_row
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.figures import course, dense, lineage, matrices, usage
+from moevolve.search.figures.style import BLUE, INK, drawing, save, to_svg
+from moevolve.search.genomes.nanomoe.space import NanoMoeGenome, NanoMoeSpace
+from moevolve.search.genomes.sections import NanoMoeSection
+from moevolve.store.costs import IndividualSize
+from moevolve.store.records import LineageGraph, LineageNode
+from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
+from moevolve.workers.methods.tomoe.edit import ToMoeEdit
+from moevolve.workers.methods.usage import MixedLayer, RoutedLayer, Usage
+
+
+def line(axes: Any, label: str) -> list[tuple[float, float]]:
+    (found,) = [each for each in axes.lines if each.get_label() == label]
+    return [(round(float(x), 6), round(float(y), 6)) for x, y in zip(*found.get_data(), strict=True)]
+
+
+def dots(axes: Any, label: str) -> list[list[float]]:
+    (found,) = [each for each in axes.collections if each.get_label() == label]
+    return np.round(found.get_offsets(), 6).tolist()
+
+
+def test_the_course_shows_every_score_and_the_best_so_far() -> None:
+    (axes,) = course.course_figure(HISTORY, 0.8).axes
+    assert dots(axes, "prune") == [[0, 40], [2, 60]] and dots(axes, "merge") == [[3, 50], [4, 70]]
+    assert line(axes, "best so far") == [(0, 40), (2, 60), (3, 60), (4, 70)]
+    assert [index for index, _ in dots(axes, "failed")] == [1]
+    assert {y for _, y in line(axes, "full model")} == {80}
+    assert axes.get_xlabel() and axes.get_ylabel().endswith("[%]")
+
+
+def test_a_front_is_what_nothing_beats_in_both() -> None:
+    points = [(3.0, 0.5), (1.0, 0.2), (2.0, 0.5), (2.0, 0.4), (4.0, 0.9), (5.0, 0.1), (1.0, 0.1)]
+    assert course.front(points) == [(1.0, 0.2), (2.0, 0.5), (4.0, 0.9)]
+
+
+def test_scores_stand_over_sizes() -> None:
+    sizes = [IndividualSize(index, 50 + 10 * index, 20 + index, 200) for index in range(6)]
+    left, right = course.size_figure(HISTORY, sizes, 0.8, best=4).axes
+    assert dots(left, "individuals") == [[25, 40], [35, 60], [40, 50], [45, 70]]
+    assert dots(right, "individuals") == [[10, 40], [11, 60], [11.5, 50], [12, 70]]
+    assert line(left, "not beaten in both") == [(25, 40), (35, 60), (45, 70)]
+    assert line(left, "best found") == [(45, 70)] and line(left, "full model") == [(100, 80)]
+
+
+def test_sizes_that_are_all_alike_are_not_blown_up() -> None:
+    sizes = [IndividualSize(index, 1000 + index, 1000, 2000) for index in range(6)]
+    left, right = course.size_figure(HISTORY, sizes, None, None).axes
+    for axes in (left, right):
+        low, high = axes.get_xlim()
+        assert high - low == pytest.approx(4) and low < 50 < high
+
+
+def node(index: int, fitness: float | None, phase: str = "prune") -> LineageNode:
+    return LineageNode(index, 0, phase, "mutation", "ok", fitness, "")
+
+
+GRAPH = LineageGraph(
+    "id",
+    "demo",
+    9,
+    (node(0, 0.3), node(1, 0.5), node(2, 0.4), node(5, 0.5), node(7, 0.6, "merge"), node(9, 0.7, "merge")),
+    ((0, 5), (1, 5), (2, 7), (5, 7), (7, 9)),
+)
+
+
+def test_the_main_line_goes_from_better_parent_to_better_parent() -> None:
+    assert lineage.main_line(GRAPH) == [1, 5, 7, 9]
+    tied = LineageGraph("id", "demo", 3, (node(0, 0.5), node(1, 0.5), node(3, 0.6)), ((0, 3), (1, 3)))
+    assert lineage.main_line(tied) == [1, 3]
+    assert lineage.main_line(LineageGraph("id", "demo", 4, (node(4, 0.1),), ())) == [4]
+
+
+def test_the_lineage_has_all_ancestors_and_edges() -> None:
+    (axes,) = lineage.lineage_figure(GRAPH).axes
+    assert dots(axes, "prune") == [[0, 30], [1, 50], [2, 40], [5, 50]] and dots(axes, "merge") == [[7, 60], [9, 70]]
+    assert line(axes, "better parents") == [(1, 50), (5, 50), (7, 60), (9, 70)]
+    (edges,) = [each for each in axes.collections if each.get_label().startswith("_")]
+    drawn = [tuple(int(x) for x, _ in segment) for segment in edges.get_segments()]
+    assert drawn == list(GRAPH.edges)
+    assert [text.get_text() for text in axes.texts if text.get_text()] == ["9", "7", "5", "1"]
+
+
+@pytest.mark.parametrize(("count", "limit", "picked"), [(3, 6, [0, 1, 2]), (32, 4, [0, 10, 21, 31]), (1, 4, [0])])
+def test_panels_are_spread_over_all_layers(count: int, limit: int, picked: list[int]) -> None:
+    assert matrices.spread(count, limit).tolist() == picked
+
+
+def test_eep_matrices_are_drawn_about_zero() -> None:
+    genome = continuous(eep_space(4, 3))
+    figure = matrices.eep_figure(genome)
+    panels = [axes for axes in figure.axes if axes.images]
+    mapping, merging = genome.canonical
+    assert len(panels) == 6
+    for panel, expected in zip(panels, (m[g] for g in range(3) for m in (mapping, merging)), strict=True):
+        (image,) = panel.images
+        assert np.array_equal(image.get_array(), expected)
+        low, high = image.get_clim()
+        assert low == -high == -max(1.0, np.abs(mapping).max(), np.abs(merging).max())
+    names = [panel.get_ylabel().split("\n")[0] for panel in panels]
+    assert names == ["layers 0-10", "", "layers 11-21", "", "layers 22-31", ""]
+
+
+@pytest.mark.parametrize("variant", ["I", "II", "III"])
+def test_changes_of_mixing_are_measured_from_the_start(variant: Any) -> None:
+    space = NanoMoeSpace.of(NanoMoeSection(kind="nanomoe", variant=variant, blocks=2, rank=3), dense_model())
+    start = np.broadcast_to(space.form.unmixed, space.shape)
+    assert not dense.mixing_change(NanoMoeGenome(space, start)).any()
+    moved = start.copy()
+    if variant == "I":
+        moved[1, 0, 1] -= 0.5
+    elif variant == "II":
+        moved[1, 0, 1] += [3, 0, 4]
+    else:
+        moved[1, :, 0, 1, 0] += [3, 0, 4]
+    change = dense.mixing_change(NanoMoeGenome(space, moved))
+    assert change.shape == (len(space.layers), 2, 2)
+    size = {"I": -0.5, "II": 5 / np.sqrt(3), "III": 5 / 3}[variant]
+    assert change[1, 0, 1] == pytest.approx(size) and np.count_nonzero(change) == 1
+    images = [axes.images[0] for axes in dense.mixing_figure(NanoMoeGenome(space, moved)).axes if axes.images]
+    assert images[1].get_clim() == pytest.approx((-0.5, 0.5) if variant == "I" else (0, size))
+
+
+def test_neurons_in_common_are_counted() -> None:
+    zeros: Any = np.zeros((1, 1, 2, 3)), np.zeros((1, 1, 2))
+    start = FactorLlmEdit(np.array([[0, 1, 2, 3]]), *zeros, 1)
+    now = FactorLlmEdit(np.array([[0, 2, 1, 3]]), *zeros, 1)
+    assert dense.neurons_moved(start, start).tolist() == [[[2, 0], [0, 2]]]
+    assert dense.neurons_moved(now, start).tolist() == [[[1, 1], [1, 1]]]
+    (image,) = dense.division_figure(now, start).axes[0].images
+    assert image.get_array().tolist() == [[1, 1], [1, 1]] and image.get_clim() == (0, 2)
+
+
+def test_widths_stand_in_front_of_unions() -> None:
+    kept = np.zeros((2, 2, 8), dtype=bool)
+    kept[0, 0, :3] = kept[0, 1, 2:5] = kept[1, :, :6] = True
+    edit = ToMoeEdit(kept, np.zeros((2, 2, 1)), np.zeros((2, 1, 4)))
+    axes = dense.widths_figure(edit).axes[0]
+    heights = [[bar.get_height() for bar in bars] for bars in axes.containers]
+    assert heights == [[5, 6], [3, 6]]
+    assert {y for _, y in line(axes, "whole network")} == {8}
+
+
+def routed(layer: int, counts: list[int], origins: tuple[int, ...] = ()) -> RoutedLayer:
+    together = np.diag(counts) + np.ones((len(counts), len(counts)), dtype=np.int64) - np.eye(len(counts), dtype=int)
+    return RoutedLayer(layer, np.array(counts), np.array(counts) / 2, together, origins)
+
+
+BEFORE = Usage(10, (routed(0, [4, 6, 8, 2]), routed(2, [1, 2, 3, 4])))
+AFTER = Usage(10, (routed(0, [9, 5], (2, 0)), routed(2, [3, 4], (1, 1))))
+
+
+def test_new_experts_are_shown_where_they_come_from() -> None:
+    found = usage.on_originals(AFTER.routed[0], AFTER.routed[0].counts, 4)
+    assert found.tolist() == pytest.approx([5, np.nan, 9, np.nan], nan_ok=True)
+    merged = usage.on_originals(AFTER.routed[1], AFTER.routed[1].counts, 4)
+    assert merged.tolist() == pytest.approx([np.nan, 7, np.nan, np.nan], nan_ok=True)
+    assert usage.share_map(BEFORE, 4).tolist() == [[40, 60, 80, 20], [10, 20, 30, 40]]
+
+
+def test_usage_is_drawn_before_and_after() -> None:
+    left, right, *_ = usage.map_figure(BEFORE, AFTER).axes
+    assert (left.get_title(), right.get_title()) == ("full model", "individual")
+    assert left.images[0].get_array().tolist() == [[40, 60, 80, 20], [10, 20, 30, 40]]
+    assert left.images[0].get_clim() == right.images[0].get_clim() == (0, 90)
+    assert [label.get_text() for label in left.get_yticklabels()] == ["0", "2"]
+
+
+def test_bars_are_counts_and_weights() -> None:
+    grid = usage.bars_figure(BEFORE, AFTER, "routing weights").axes
+    heights = [[[bar.get_height() for bar in bars] for bars in axes.containers] for axes in grid]
+    assert heights[0] == [[4, 6, 8, 2], [5, 0, 9, 0]] and heights[1] == [[2, 3, 4, 1], [2.5, 0, 4.5, 0]]
+    assert heights[2] == [[1, 2, 3, 4], [0, 7, 0, 0]]
+    alone = usage.bars_figure(None, BEFORE, None).axes
+    assert len(alone) == 2 and [[bar.get_height() for bar in bars] for bars in alone[0].containers] == [[4, 6, 8, 2]]
+
+
+def test_pairs_leave_an_expert_with_itself_out() -> None:
+    panels = [axes for axes in usage.together_figure(BEFORE, AFTER).axes if axes.images]
+    assert [axes.get_title() for axes in panels[:2]] == ["layer 0, full model", "layer 0, individual"]
+    shown = np.ma.filled(panels[1].images[0].get_array().astype(float), np.nan)
+    assert shown.tolist() == [pytest.approx([np.nan, 10], nan_ok=True), pytest.approx([10, np.nan], nan_ok=True)]
+    assert [label.get_text() for label in panels[1].get_xticklabels()] == ["2", "0"]
+
+
+def test_mixing_at_work_is_drawn_about_the_identity() -> None:
+    layers = [MixedLayer(f"layers.{i}.mlp.up_proj", "I", np.array([[1.0, 1.5], [0.0, 1.0]])) for i in range(2)]
+    panels = usage.mixing_usage_figure(layers).axes
+    assert panels[0].images[0].get_clim() == (0, 2) and panels[1].get_title() == "1 up_proj"
+
+
+def test_an_svg_takes_the_colours_of_its_page_and_refers_to_itself_only() -> None:
+    figure = course.course_figure(HISTORY, 0.8)
+    text = to_svg(figure, "one", 'a "b" & <c>')
+    root = ElementTree.fromstring(text)
+    assert root.get("role") == "img" and root.get("aria-label") == 'a "b" & <c>'
+    assert root.get("viewBox") and root.get("width") is None and root.get("height") is None
+    assert INK not in text and BLUE.lower() not in text and "currentColor" in text and "var(--figure-blue" in text
+    ids = {element.get("id") for element in root.iter() if element.get("id")}
+    assert ids and all(each.startswith("one-") for each in ids)
+    links = [value[1:] for e in root.iter() for key, value in e.attrib.items() if key.endswith("href")]
+    assert links and set(links) <= ids
+    assert to_svg(figure, "one", 'a "b" & <c>') == text, "the same figure gives the same text"
+
+
+def test_unknown_formats_are_refused(tmp_path: Path) -> None:
+    with drawing(1.0) as figure, pytest.raises(UserError, match=r"unknown picture format; use one of .*png"):
+        save(figure, tmp_path / "a.docx")
+    with drawing(1.0) as figure:
+        save(figure, tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_bars_of_many_experts_get_the_whole_width() -> None:
+    many = Usage(10, tuple(routed(layer, list(range(20))) for layer in range(2)))
+    grid = usage.bars_figure(None, many, "softmax").axes
+    assert [axes.get_title() for axes in grid] == [
+        "layer 0: tokens that chose it",
+        "layer 0: softmax",
+        "layer 1: tokens that chose it",
+        "layer 1: softmax",
+    ]
+    assert [bar.get_height() for bar in grid[3].containers[0]] == [count / 2 for count in range(20)]
+    assert len({axes.get_subplotspec().colspan.start for axes in grid}) == 1
+
+
+def test_a_page_does_not_grow_with_a_long_search() -> None:
+    rows = [history_row(index, "tune", (index % 97) / 100) for index in range(20_000)]
+    figure = course.course_figure(rows, None)
+    (scatter,) = [each for each in figure.axes[0].collections if each.get_label() == "tune"]
+    assert scatter.get_rasterized() and len(scatter.get_offsets()) == len(rows)
+    assert len(to_svg(figure, "long", "")) < 600_000

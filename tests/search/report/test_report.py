@@ -1,0 +1,285 @@
+"""Reports of searches of every kind and in every state: what they say, and that a page needs nothing but itself."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from page_checks import check_page, text_of
+from report_lab import KINDS, local_pool
+from search_lab import Stopped, UnrulyPool, run_config, start
+from typer.testing import CliRunner
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.cli.app import app
+from moevolve.search.config.files import load_run_config, parse_run_config
+from moevolve.search.config.run import RunConfig
+from moevolve.search.loop.driver import Driver
+from moevolve.search.loop.evaluation_cache import EvaluationCache
+from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.report.contents import Contents, failures_of, gather, settings_text
+from moevolve.search.report.page import render_page
+from moevolve.search.service import launch as service
+from moevolve.search.service.analyse import analyse_individual, as_data
+from moevolve.search.service.evaluate import evaluate_subject, find_subject
+from moevolve.search.strategies.phased import make_strategy
+from moevolve.store.errors import StoreError
+from moevolve.store.repository import Store
+from moevolve.store.session import without_password
+
+SEARCHED = {
+    "eep": "Matrices of eep:",
+    "factorllm": "Division of factorllm:",
+    "tomoe": "Widths of tomoe:",
+    "nanomoe": "Mixing matrices of nanomoe:",
+}
+
+
+def page_of(contents: Contents) -> tuple[str, str]:
+    """The page, checked, and its text."""
+    page = render_page(contents)
+    check_page(page)
+    return page, text_of(page)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_finished_search_is_reported_whole(all_kinds: str, kind: str) -> None:
+    with Store.open(all_kinds) as store:
+        contents = gather(store, kind)
+        page, text = page_of(contents)
+        if kind == "tomoe":
+            assert render_page(gather(store, kind)) == page, "the same store gives the same page"
+    assert not contents.standings.gaps and not contents.notes
+    for words in ("Result", SEARCHED[kind], "Course of the search", "Score against size", "Provenance", "seed 3"):
+        assert words in text
+    winner = contents.standings.winner
+    assert winner is not None and f"moevolve export {winner}" in text
+    for command in ("moevolve launch run.yaml", "moevolve analyse", "moevolve lineage"):
+        assert command in text
+    labels = [one.label for one in contents.standings.contestants]
+    assert labels[0] == "full model" and labels[-1] == "best found"
+    assert labels[1].startswith("random ") and ("unsearched start" in labels) == (kind != "eep")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_table_is_the_one_that_ended_the_search(all_kinds: str, kind: str) -> None:
+    with Store.open(all_kinds) as store:
+        # A finished search has nothing left to evaluate: ending it again only reads.
+        ended = service.execute(service.set_up_stored(store, kind), store, service.Observer(), local_pool)
+        table = gather(store, kind).standings
+    assert table.reranked and table.winner is not None
+    # What a token uses of the unedited model takes the model itself, which a page does without.
+    full = replace(ended.full, active_parameters=None)
+    assert table == replace(ended, contestants=(full, *ended.contestants[1:]))
+
+
+def test_an_analysis_is_shown(all_kinds: str, tiny: Any, tmp_path: Path) -> None:
+    with Store.open(all_kinds) as store:
+        analysis = analyse_individual(store, "eep:0", str(tiny.task), "dev", tokens=50)
+        with pytest.raises(UserError, match="eep:0, which is no individual of search tomoe"):
+            gather(store, "tomoe", analysis=analysis)
+    (tmp_path / "analysis.json").write_text(json.dumps(as_data(analysis)))
+    command = ["report", "eep", "-o", str(tmp_path / "r.html"), "--analysis", str(tmp_path), "--store", all_kinds]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    page = (tmp_path / "r.html").read_text()
+    check_page(page)
+    text = text_of(page)
+    assert "Experts at work" in text and "active together" in text and "eep:0 on pick, dev" in text
+
+
+def test_the_settings_launch_the_same_search(all_kinds: str) -> None:
+    with Store.open(all_kinds) as store:
+        for kind in KINDS:
+            contents = gather(store, kind)
+            again = parse_run_config(yaml.safe_load(contents.settings), "report")
+            assert again.config_hash == contents.search.config_hash
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Store:
+    return Store.open(f"sqlite:///{tmp_path / 'lab.db'}")
+
+
+def lab_config(**changes: Any) -> RunConfig:
+    """A search on a synthetic model, which is nowhere."""
+    return run_config(model={"path": "/nowhere/model"}, **changes)
+
+
+def drive(store: Store, setup: SearchSetup, pool: UnrulyPool) -> None:
+    """As the service would, evaluations under the search's own engine."""
+    cache = EvaluationCache(store, pool, setup.facts.fingerprint, store.search(setup.search_id).engine_fingerprint)
+    Driver(setup, make_strategy(setup.config, setup.space, setup.schedule), store, cache).run()
+
+
+TASKS = [{"name": "one", "weight": 3}, {"name": "two"}]
+
+
+def test_a_search_just_made_is_reported(lab: Store) -> None:
+    start(lab, lab_config())
+    contents = gather(lab, "lab")
+    _, text = page_of(contents)
+    assert "no individual is evaluated yet" in text and "Nothing was evaluated yet" in text
+    assert contents.counts == {"planned": 60, "made": 0, "ok": 0, "failed": 0, "pending": 0}
+    assert [gap.command for gap in contents.standings.gaps] == ["moevolve resume lab"]
+
+
+def test_an_interrupted_search_of_several_tasks_is_reported(lab: Store) -> None:
+    setup = start(lab, lab_config(tasks=TASKS, final={"random_draws": 5}))
+    with pytest.raises(Stopped):
+        drive(lab, setup, UnrulyPool(4, stop_at=30))
+    contents = gather(lab, "lab")
+    page, text = page_of(contents)
+    assert contents.standings.tasks == ("one", "two") and "one (weight 3), two (weight 1)" in text
+    assert contents.counts["made"] == len(lab.history(setup.search_id)) < 60
+    assert "moevolve resume lab" in text and page.count("<caption>") == 2
+    # The synthetic model is nowhere: what needs it is left out, and the page says so.
+    (note,) = contents.notes
+    assert "matrices are left out" in note and "nowhere" in note and "Matrices of" not in text
+    best = max((row for row in contents.history if row.fitness is not None), key=lambda row: row.fitness or 0)
+    assert f"the highest is {100 * (best.fitness or 0):.1f} %" in text
+    for task in ("one", "two"):
+        full, draws, best_found = (one.score(task, "search") for one in contents.standings.contestants)
+        assert full and draws and best_found and draws.spread
+        assert draws.score < best_found.score < full.score == pytest.approx(0.9, abs=0.1)  # type: ignore[operator]
+
+
+def test_costs_add_up(lab: Store) -> None:
+    """In a space of 8 subsets, where individuals have to repeat."""
+    phases = [{"kind": "prune", "evaluations": 30, "initial": 10}]
+    setup = start(lab, lab_config(tasks=TASKS, genome={"experts": 7, "groups": 1}, phases=phases))
+    drive(lab, setup, UnrulyPool(4))
+    contents = gather(lab, "lab")
+    history = contents.history
+    assert contents.costs.phenotypes == len({row.phenotype_hash for row in history}) < len(history)
+    failed = len({row.phenotype_hash for row in history if row.status == "failed"})
+    assert [part.task for part in contents.costs.splits] == ["one", "two"]
+    for part in contents.costs.splits:
+        assert (part.split, part.failed, part.earlier) == ("search", failed, 0)
+        assert part.evaluations == contents.costs.phenotypes + 1  # and the full model
+        assert part.seconds == pytest.approx(0.1 * part.evaluations)
+    assert f"{len(history)} individuals are {contents.costs.phenotypes} different models" in page_of(contents)[1]
+
+
+def test_a_search_whose_individuals_all_failed_is_reported(lab: Store) -> None:
+    setup = start(lab, lab_config())
+    drive(lab, setup, UnrulyPool(4, score=lambda edit: (0.9, -0.2) if edit.phenotype_hash == "full" else None))
+    lab.set_status(setup.search_id, "finished")
+    contents = gather(lab, "lab")
+    _, text = page_of(contents)
+    assert "Nothing found: 60 individuals failed" in text and "No individual has a score" in text
+    (failure,) = contents.failures
+    assert (failure.reason, failure.count, failure.example) == ("logits are not finite", 60, "lab:0")
+    assert contents.standings.winner is None and "There is no best individual" in text
+
+
+def test_failures_are_counted_by_reason_whatever_the_numbers(lab: Store) -> None:
+    setup = start(lab, lab_config(phases=[{"kind": "prune", "evaluations": 9, "initial": 9}]))
+    drive(lab, setup, UnrulyPool(4, score=lambda edit: (0.5, -1.0)))
+    history = lab.history(setup.search_id)
+    reasons = ["12 of 40 prompts", "3 of 40 prompts", "<b>KeyError</b>: 'x'", None]
+    failed = [replace(row, status="failed", failure=why) for row, why in zip(history, reasons, strict=False)]
+    found = [(each.reason, each.count, each.example) for each in failures_of(lab.search("lab"), failed)]
+    assert found == [
+        ("12 of 40 prompts", 2, "lab:0"),
+        ("<b>KeyError</b>: 'x'", 1, "lab:2"),
+        ("no reason was recorded", 1, "lab:3"),
+    ]
+
+
+def test_what_users_write_is_text_not_markup(lab: Store) -> None:
+    name = '<script>alert("x")</script> & co'
+    setup = start(lab, lab_config(tasks=[{"name": name}]))
+    drive(lab, setup, UnrulyPool(4))
+    page, text = page_of(gather(lab, "lab"))
+    assert "<script>" not in page and name in text
+
+
+def test_what_was_not_measured_is_said_with_the_command(tiny: Any, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'store.db'}"
+    final = {"rerank": 0, "test": False, "random_draws": 2}
+    run = load_run_config(tiny.write_run(tmp_path / "r.yaml", "bare", engine={}, final=final))
+    with Store.open(url) as store:
+        setup = service.set_up_new(run)
+        service.register(setup, store)
+        service.execute(setup, store, service.Observer(), local_pool)
+        contents = gather(store, "bare")
+        winner = contents.standings.winner
+        assert winner is not None and not contents.standings.reranked
+        assert [gap.command for gap in contents.standings.gaps] == [
+            f"moevolve evaluate full --search bare --task {tiny.task} --split test",
+            f"moevolve evaluate {winner} --task {tiny.task} --split dev",
+            f"moevolve evaluate {winner} --task {tiny.task} --split test",
+        ]
+        assert "nothing was ranked again on dev" in page_of(contents)[1]
+        before = _evaluations(tmp_path)
+        evaluate_subject(store, find_subject(store, winner), str(tiny.task), "test")
+        evaluate_subject(store, find_subject(store, winner), str(tiny.task), "dev")
+        evaluate_subject(store, find_subject(store, "full", "bare"), str(tiny.task), "test")
+        contents = gather(store, "bare")
+        tested = contents.standings.full.score("pick", "test")
+        assert not contents.standings.gaps and tested is not None
+        assert _evaluations(tmp_path) == before + 3, "a report evaluates nothing"
+        assert f"test, the full model {tested.lines[0]} %" in page_of(contents)[1]
+        assert not contents.standings.others
+        evaluate_subject(store, find_subject(store, winner), f"{tiny.task}@perplexity", "test")
+        contents = gather(store, "bare")
+        assert contents.standings.tasks == ("pick",) and contents.standings.others == ("pick@perplexity",)
+        assert not contents.standings.gaps and "pick@perplexity not searched on" in page_of(contents)[1]
+
+
+def test_a_plot_shows_the_matrices_of_the_reports_best(all_kinds: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["plot", "eep", "-o", str(tmp_path / "eep.svg"), "--store", all_kinds])
+    assert done.exit_code == 0, done.output
+    with Store.open(all_kinds) as store:
+        winner = gather(store, "eep").standings.winner
+    assert winner is not None and f"matrices of {winner} " in (tmp_path / "eep.svg").read_text()
+
+
+def _evaluations(folder: Path) -> int:
+    import sqlite3
+
+    with sqlite3.connect(folder / "store.db") as connection:
+        return int(connection.execute("select count(*) from evaluations").fetchone()[0])
+
+
+def test_imported_coefficients_are_reported(tiny: Any, tmp_path: Path) -> None:
+    from moevolve.search.genomes.eep.coefficients import write_coefficients
+    from moevolve.search.genomes.eep.genome import EepGenome
+    from moevolve.search.service.import_eep import import_files
+
+    url = f"sqlite:///{tmp_path / 'store.db'}"
+    run = load_run_config(tiny.write_run(tmp_path / "r.yaml", "any"))
+    space = service.set_up_new(run).space
+    matrices = np.random.default_rng(0).random((2, 2, 4)).astype(np.float32)
+    write_coefficients(tmp_path / "c.pth", EepGenome(space, matrices, matrices))
+    (imported,) = import_files([tmp_path / "c.pth"], str(tiny.model), None, "probs", url)
+    with Store.open(url) as store:
+        contents = gather(store, imported.ref.rpartition(":")[0])
+        _, text = page_of(contents)
+    assert "This search has no tasks" in text and contents.counts["planned"] is None
+
+
+def test_passwords_stay_out() -> None:
+    assert (
+        without_password("postgresql+psycopg://me:se/cret@host:5432/db") == "postgresql+psycopg://me:***@host:5432/db"
+    )
+    assert (
+        without_password("postgresql://host/db?user=me&password=secret") == "postgresql://host/db?user=me&password=***"
+    )
+    assert without_password("sqlite:///a/b.db") == "sqlite:///a/b.db"
+    text = settings_text(json.dumps({"name": "x", "store": "postgresql://me:secret@host/db"}))
+    assert "secret" not in text and "host/db" in text
+
+
+def test_bad_input_is_refused(all_kinds: str, tmp_path: Path) -> None:
+    with Store.open(all_kinds) as store, pytest.raises(StoreError, match="did you mean tomoe"):
+        gather(store, "tomo")
+    out = tmp_path / "no" / "folder.html"
+    done = CliRunner().invoke(app, ["report", "nanomoe", "-o", str(out), "--store", all_kinds])
+    assert isinstance(done.exception, UserError) and "can't be written" in str(done.exception)

@@ -1,0 +1,175 @@
+"""Coefficient files imported with a model's config alone, and the weights that they are then used with."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from moevolve.search.genomes.eep.coefficients import read_coefficients
+from moevolve.store.records import UNBOUND
+from moevolve.store.repository import Store
+
+# Of four layers: what two layers share, one layer's own, and what is left over.
+OWNERS = ("[0-1]", "[0-1]", "2", None)
+
+
+def write_released(path: Path, experts: int) -> dict[str, torch.Tensor]:
+    """A file in the form of the EEP authors' release, of two retained experts."""
+    numbers = torch.Generator().manual_seed(5)
+    keys = [f"{kind}.{owner}" for kind in ("layers", "transfer") for owner in ("[0-1]", "2")]
+    tensors = {key: torch.rand(2, experts, generator=numbers) for key in (*keys, "others", "others_transfer")}
+    torch.save(tensors, path)
+    return tensors
+
+
+@pytest.fixture
+def released(tmp_path: Path) -> Path:
+    path = tmp_path / "made_budget_2.pth"
+    write_released(path, experts=4)
+    return path
+
+
+@pytest.fixture
+def config_only(tiny: Any, tmp_path: Path) -> Path:
+    """A folder with a config.json as those in configs/models/."""
+    folder = tmp_path / "config"
+    folder.mkdir()
+    shutil.copy(tiny.model / "config.json", folder)
+    return folder
+
+
+@pytest.fixture
+def others(tiny: Any, tmp_path: Path) -> Path:
+    """A checkpoint of the same shapes with other weights."""
+    folder = tmp_path / "others"
+    shutil.copytree(tiny.model, folder)
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: 2 * tensor for name, tensor in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@pytest.fixture
+def imported(released: Path, config_only: Path, in_process: Any) -> str:
+    done = in_process("import-eep", released, "--experts-of", config_only, "--json")
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)
+    assert (row["experts"], row["groups"]) == (2, 3)
+    return str(row["ref"])
+
+
+def refusal(done: Any) -> str:
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    return str(done.stderr)
+
+
+def the_search(folder: Path) -> Any:
+    with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
+        return store.searches()[0].search
+
+
+def test_a_file_in_the_released_form_is_read(tmp_path: Path) -> None:
+    tensors = write_released(tmp_path / "a.pth", experts=8)
+    mapping, merging = read_coefficients(tmp_path / "a.pth", layers=4, experts=8)
+    for layer, owner in enumerate(OWNERS):
+        np.testing.assert_array_equal(merging[layer], tensors["others" if owner is None else f"layers.{owner}"])
+        name = "others_transfer" if owner is None else f"transfer.{owner}"
+        np.testing.assert_array_equal(mapping[layer], tensors[name])
+
+
+def test_a_config_that_comes_with_the_package_is_enough(in_process: Any, tmp_path: Path) -> None:
+    """46.7 G parameters, of which nothing but the shapes is there."""
+    write_released(tmp_path / "one.pth", experts=8)
+    done = in_process("import-eep", tmp_path / "one.pth", "--experts-of", "mixtral-8x7b")
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(in_process("show", "one:0", "--json").stdout)
+    # Each expert left out takes its three matrices along; the continuous mapping adds 2 x 8 and keeps the gate.
+    expert = 3 * 4096 * 14336
+    assert shown["parameters"] == shown["parameters_full"] - 32 * (6 * expert - 2 * 8)
+    assert "no such folder" in refusal(in_process("import-eep", tmp_path / "one.pth", "--experts-of", "mixtrall"))
+
+
+def test_what_needs_no_weights_asks_for_none(imported: str, in_process: Any, tmp_path: Path) -> None:
+    name = imported.partition(":")[0]
+    for command in (("searches",), ("best",), ("show", imported), ("lineage", imported)):
+        assert in_process(*command).returncode == 0
+    assert in_process("plot", name, "-o", tmp_path / "p.png").returncode == 0
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    assert in_process("export", imported, tmp_path / "back.pth").returncode == 0
+    for again, given in zip(
+        read_coefficients(tmp_path / "back.pth", 4, 4), read_coefficients(tmp_path / f"{name}.pth", 4, 4), strict=True
+    ):
+        # Rows are interchangeable, and stored in an order of their own.
+        for layer in range(4):
+            assert sorted(again[layer].tolist()) == sorted(given[layer].tolist())
+    assert the_search(tmp_path).model_fingerprint.startswith(UNBOUND)
+
+
+def test_what_needs_weights_asks_for_them(imported: str, tiny: Any, in_process: Any, tmp_path: Path) -> None:
+    for command in (
+        ("evaluate", imported, "--task", tiny.task),
+        ("evaluate", "full", "--task", tiny.task),
+        ("export", imported, tmp_path / "out"),
+        ("analyse", imported, "--task", tiny.task),
+        ("profile", imported),
+    ):
+        message = refusal(in_process(*command))
+        assert "needs the weights" in message and "--model PATH" in message
+    assert not (tmp_path / "out").exists()
+    assert not the_search(tmp_path).is_bound
+
+
+def test_the_first_weights_are_its_weights(
+    imported: str, released: Path, others: Path, tiny: Any, in_process: Any, tmp_path: Path
+) -> None:
+    evaluate = ("evaluate", imported, "--task", tiny.task, "--json")
+    first = in_process(*evaluate, "--model", tiny.model)
+    assert first.returncode == 0, first.stderr
+    bound = the_search(tmp_path)
+    assert bound.is_bound and bound.model_path == str(tiny.model)
+
+    # As if the weights had been there from the beginning.
+    (tmp_path / "known").mkdir()
+    assert in_process("import-eep", released, "--experts-of", tiny.model, cwd=tmp_path / "known").returncode == 0
+    assert the_search(tmp_path / "known").model_fingerprint == bound.model_fingerprint
+    there = json.loads(in_process(*evaluate, cwd=tmp_path / "known").stdout)
+    here = json.loads(first.stdout)
+    assert (here["score"], here["gold_logprob"]) == (there["score"], there["gold_logprob"])
+
+    # From now on they are found, and no others are taken.
+    assert in_process(*evaluate).returncode == 0
+    assert "not the checkpoint" in refusal(in_process(*evaluate, "--model", others))
+    assert replace(the_search(tmp_path), updated_at=None) == replace(bound, updated_at=None)
+    shown = json.loads(in_process("show", imported, "--json").stdout)
+    assert [item["score"] for item in shown["evaluations"]] == [here["score"]]
+
+
+def test_weights_of_other_shapes_are_refused(
+    imported: str, config_only: Path, tiny: Any, others: Path, in_process: Any, tmp_path: Path
+) -> None:
+    settings = json.loads((others / "config.json").read_text())
+    (others / "config.json").write_text(json.dumps(settings | {"intermediate_size": 24}))
+    evaluate = ("evaluate", imported, "--task", tiny.task, "--model")
+    assert "isn't of the shapes" in refusal(in_process(*evaluate, others))
+    assert "needs the weights" in refusal(in_process(*evaluate, config_only))
+    assert not the_search(tmp_path).is_bound
+
+
+def test_a_search_whose_weights_have_moved(released: Path, tiny: Any, in_process: Any, tmp_path: Path) -> None:
+    """They can be named wherever they are now, for searches of any kind; the card of an export says where."""
+    shutil.copytree(tiny.model, tmp_path / "before")
+    assert in_process("import-eep", released, "--experts-of", tmp_path / "before").returncode == 0
+    (tmp_path / "before").rename(tmp_path / "after")
+    name = released.stem
+    assert in_process("export", f"{name}:0", tmp_path / "out").returncode == 2
+    done = in_process("export", f"{name}:0", tmp_path / "out", "--model", tmp_path / "after")
+    assert done.returncode == 0, done.stderr
+    assert the_search(tmp_path).model_fingerprint in (tmp_path / "out" / "README.md").read_text()

@@ -1,0 +1,243 @@
+"""The strategy `evolution`: whom it breeds from, and that nothing but its history matters."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+from search_samples import eep_space
+
+from moevolve.search.config.phases import MergePhase, PhaseConfig, PrunePhase, ThresholdParents, TopKParents
+from moevolve.search.genomes.base import Offspring
+from moevolve.search.genomes.eep.space import EepSpace
+from moevolve.search.genomes.rng import generator
+from moevolve.search.loop.history import Member
+from moevolve.search.loop.schedule import Schedule
+from moevolve.search.strategies.base import Proposal
+from moevolve.search.strategies.evolution import Evolution
+from moevolve.search.strategies.phased import Phased
+from moevolve.workers.methods.base import IdentityEdit
+
+PHASES: tuple[PhaseConfig, ...] = (
+    PrunePhase(evaluations=30, initial=10, parents=TopKParents(k=4)),
+    MergePhase(evaluations=30, parents=TopKParents(k=4)),
+)
+Score = Callable[[Proposal], tuple[float, float] | None]
+
+
+def by_hash(proposal: Proposal) -> tuple[float, float] | None:
+    """Coarse, so that there are ties; one in five fails."""
+    digest = hashlib.sha256(proposal.genome.content_hash.encode()).digest()
+    return None if digest[0] % 5 == 0 else (digest[1] % 8 / 8, -float(digest[2] % 4))
+
+
+def schedule_of(phases: Sequence[PhaseConfig], window: int) -> Schedule:
+    return Schedule.of([(phase.kind, phase.evaluations, phase.initial) for phase in phases], window)
+
+
+def evolution(space: EepSpace, phases: tuple[PhaseConfig, ...], schedule: Schedule, seed: int) -> Phased:
+    return Phased([Evolution(space, position, phase, seed) for position, phase in enumerate(phases)], schedule)
+
+
+def evolve(
+    phases: tuple[PhaseConfig, ...] = PHASES,
+    window: int = 4,
+    seed: int = 0,
+    score: Score = by_hash,
+    space: EepSpace | None = None,
+) -> tuple[list[Proposal], list[Member]]:
+    """Run the strategy as its caller promises to."""
+    schedule = schedule_of(phases, window)
+    strategy = evolution(space or eep_space(layers=4), phases, schedule, seed)
+    proposals: list[Proposal] = []
+    members: list[Member] = []
+    taken: set[str] = set()
+    told = 0
+    for index in range(schedule.total):
+        while told < schedule.visible(index):
+            strategy.tell(members[told])
+            told += 1
+        proposal = strategy.ask(index, taken)
+        taken.add(proposal.genome.express().phenotype_hash)
+        fitness, tie_break = score(proposal) or (None, None)
+        genome = proposal.genome
+        proposals.append(proposal)
+        members.append(Member(index, proposal.phase, genome.to_bytes(), genome.content_hash, fitness, tie_break))
+    return proposals, members
+
+
+def best_distinct(members: Sequence[Member]) -> list[Member]:
+    first = {one.content_hash: one for one in reversed(members) if one.fitness is not None}
+    return sorted(first.values(), key=lambda one: one.key)
+
+
+@pytest.mark.parametrize("window", [1, 4, 13])
+def test_parents_are_among_the_best_of_the_visible_history(window: int) -> None:
+    proposals, members = evolve(window=window)
+    schedule = schedule_of(PHASES, window)
+    bred = 0
+    for proposal in proposals:
+        visible = members[: schedule.visible(proposal.index)]
+        own = [one for one in visible if one.phase == proposal.phase]
+        earlier = [one for one in visible if one.phase < proposal.phase]
+        allowed = {one.index for one in best_distinct(own)[:4]} | {one.index for one in best_distinct(earlier)[:1]}
+        assert set(proposal.parents) <= allowed
+        assert len(set(proposal.parents)) == len(proposal.parents)
+        bred += bool(proposal.parents)
+    assert bred >= 40 - window
+
+
+def test_a_failed_individual_is_never_a_parent() -> None:
+    proposals, members = evolve()
+    failed = {one.index for one in members if one.fitness is None}
+    assert len(failed) > 5
+    assert not failed & {parent for proposal in proposals for parent in proposal.parents}
+
+
+def test_a_search_where_everything_fails_goes_on_at_random() -> None:
+    proposals, _ = evolve(score=lambda _: None)
+    assert {proposal.operator for proposal in proposals} == {"random"}
+    assert len({proposal.genome.content_hash for proposal in proposals}) > 50
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_merge_phase_starts_from_the_best_of_the_prune_phase(seed: int) -> None:
+    proposals, members = evolve(window=1, seed=seed)
+    best = best_distinct(members[:30])[0]
+    assert proposals[30].parents == (best.index,)
+    assert proposals[30].operator == "mutation"
+
+
+@pytest.mark.parametrize("rule", [TopKParents(k=4), ThresholdParents(margin=0.2)])
+def test_pruned_individuals_that_merging_cannot_beat_stay_the_only_parent(rule: Any) -> None:
+    phases = (PHASES[0], MergePhase(evaluations=20, parents=rule))
+
+    def score(proposal: Proposal) -> tuple[float, float]:
+        return (1.0 - proposal.index / 100, -1.0) if proposal.phase == 0 else (0.1, -1.0)
+
+    proposals, _ = evolve(phases, window=1, score=score)
+    merged = [proposal.parents for proposal in proposals[30:]]
+    if isinstance(rule, ThresholdParents):
+        assert set(merged) == {(0,)}
+    else:
+        assert all(parents and (0 in parents or min(parents) >= 30) for parents in merged)
+
+
+def test_tuning_starts_from_the_identity_and_mutants_of_it() -> None:
+    """Without pruning there is one random genome only; the first of the window can't wait for its score."""
+    phases = (MergePhase(evaluations=12),)
+    tuned, _ = evolve(phases, space=eep_space(8, layers=4), score=lambda _: (0.5, -1.0))
+    assert [proposal.operator for proposal in tuned[:5]] == ["identity", "mutation", "mutation", "mutation", "mutation"]
+    assert [proposal.parents for proposal in tuned[:5]] == [(), (), (), (), (0,)]
+    assert isinstance(tuned[0].genome.express(), IdentityEdit), "so that the full model's score is its own"
+    for active in (1, 3):
+        other, _ = evolve(phases, space=eep_space(8, layers=4, active=active), score=lambda _: (0.5, -1.0))
+        assert not isinstance(other[0].genome.express(), IdentityEdit)
+
+
+def test_merging_without_a_prune_phase_starts_at_random() -> None:
+    pruned, _ = evolve((MergePhase(evaluations=12),), score=lambda _: (0.5, -1.0))
+    assert [proposal.operator for proposal in pruned[:5]] == ["random"] * 4 + ["mutation"]
+
+
+@pytest.mark.parametrize("window", [1, 8])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("retained", [2, 4])
+def test_no_individual_repeats_an_earlier_one(retained: int, seed: int, window: int) -> None:
+    """At EEP's rates a third of the children would; also those in flight count, which have no score yet."""
+    phases = (PrunePhase(evaluations=150, initial=31), MergePhase(evaluations=50))
+    proposals, _ = evolve(phases, window, seed, space=eep_space(retained, layers=8))
+    assert len({proposal.genome.express().phenotype_hash for proposal in proposals}) == len(proposals)
+
+
+def test_a_space_without_anything_new_repeats() -> None:
+    """One group of which 7 of 8 experts stay: 8 subsets in all."""
+    proposals, _ = evolve((PrunePhase(evaluations=30, initial=10),), space=eep_space(7, groups=1, layers=4))
+    phenotypes = [proposal.genome.express().phenotype_hash for proposal in proposals]
+    assert len(set(phenotypes)) == 8 and len(phenotypes) == 30
+
+
+def test_equal_genomes_count_once_among_the_parents() -> None:
+    phases = (MergePhase(evaluations=10, entry_rate=0.0, normalise_rate=0.0, crossover_rate=1.0),)
+    proposals, members = evolve(phases, window=1, space=eep_space(8, layers=4), score=lambda _: (0.5, -1.0))
+    assert len({one.content_hash for one in members}) == 1
+    assert all(proposal.parents == (0,) for proposal in proposals[1:])
+
+
+def test_two_runs_are_the_same_and_another_seed_is_not() -> None:
+    def trace(seed: int) -> list[Any]:
+        return [(p.genome.to_bytes(), p.operator, p.parents) for p in evolve(seed=seed)[0]]
+
+    assert trace(3) == trace(3)
+    assert trace(3) != trace(4)
+
+
+def test_skipping_what_is_stored_changes_no_later_answer() -> None:
+    proposals, members = evolve()
+    schedule = schedule_of(PHASES, 4)
+    for start in (7, 25, 41):
+        strategy = evolution(eep_space(layers=4), PHASES, schedule, 0)
+        told = 0
+        for index in range(schedule.total):
+            while told < schedule.visible(index):
+                strategy.tell(members[told])
+                told += 1
+            if index < start:
+                strategy.skip(index)
+            else:
+                taken = {one.genome.express().phenotype_hash for one in proposals[:index]}
+                assert strategy.ask(index, taken) == proposals[index]
+
+
+def test_generators_are_apart_by_seed_index_and_stream() -> None:
+    keys = [(seed, index, stream) for seed in (0, 1) for index in (0, 1, 2**40) for stream in ("individual", "x")]
+    draws = {key: generator(*key).integers(2**63) for key in keys}
+    assert len(set(draws.values())) == len(keys)
+    np.random.seed(0)  # noqa: NPY002 - the global generator must not matter
+    assert all(generator(*key).integers(2**63) == drawn for key, drawn in draws.items())
+
+
+def test_generators_draw_the_same_on_every_platform_and_version() -> None:
+    assert generator(7, 3).bit_generator.random_raw() == 13237616554134437946
+
+
+def test_a_methods_own_start_is_the_first_individual_alone() -> None:
+    class Started(EepSpace):
+        def start(self, phase: PhaseConfig) -> Any:
+            return Offspring(self.from_kept(np.tile(np.arange(4), (4, 1))), "start", ())
+
+    plain = eep_space(layers=4)
+    space = Started(**{field.name: getattr(plain, field.name) for field in fields(plain)})
+    proposals, _ = evolve(space=space)
+    assert [proposal.index for proposal in proposals if proposal.operator == "start"] == [0]
+    assert proposals[0].genome == space.from_kept(np.tile(np.arange(4), (4, 1)))
+
+
+THREE = (
+    PrunePhase(evaluations=20, initial=8, parents=TopKParents(k=4)),
+    MergePhase(evaluations=12, parents=TopKParents(k=4)),
+    MergePhase(evaluations=12, parents=TopKParents(k=4), sigma=0.01),
+)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_third_phase_starts_from_the_best_of_the_second(seed: int) -> None:
+    """Though the first phase's best scored more: what phases are compared by is their own kind."""
+
+    def score(proposal: Proposal) -> tuple[float, float] | None:
+        found = by_hash(proposal)
+        return None if found is None else (found[0] / (1 + proposal.phase), found[1])
+
+    proposals, members = evolve(THREE, window=1, seed=seed, score=score)
+    second = best_distinct(members[20:32])[0]
+    assert proposals[32].parents == (second.index,)
+    assert {parent for proposal in proposals[32:] for parent in proposal.parents} <= {second.index, *range(32, 44)}
+
+
+def test_a_third_phase_starts_from_the_first_where_the_second_failed() -> None:
+    proposals, members = evolve(THREE, window=1, score=lambda one: None if one.phase == 1 else (0.5, -float(one.index)))
+    assert proposals[32].parents == (best_distinct(members[:20])[0].index,)

@@ -1,0 +1,154 @@
+"""Layouts of sequences, and how they are put into batches."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moevolve.workers.engine.batches import Batcher, plan_batches
+from moevolve.workers.engine.columns import Columns, Layout, common_start, lay_out, pad_left
+from moevolve.workers.engine.tokenizing import Tokens
+
+CPU = torch.device("cpu")
+LAYOUTS: tuple[Layout, ...] = ("packed", "unshared", "padded")
+
+sequences_of_few_tokens = st.lists(
+    st.lists(st.integers(0, 2), min_size=1, max_size=12).map(tuple), min_size=1, max_size=25
+)
+
+
+def seen_by(columns: Columns) -> dict[int, list[int]]:
+    """Per column that asks, those that it attends to, by their tokens' places."""
+    assert columns.attention is not None
+    seen: list[list[int]] = []
+    for part in columns.attention.parts:
+        keys = part.keys.view(part.rows, part.length)
+        mask = part.mask(None, torch.float32)
+        assert mask is not None
+        assert part.queries.view(part.rows, -1).tolist() == keys[:, part.start :].tolist()
+        seen += [row[each == 0].tolist() for row in keys for each in mask[0, 0]]
+    return {column: seen[place] for column, place in enumerate(columns.attention.found.tolist())}
+
+
+@given(sequences_of_few_tokens, st.sampled_from(LAYOUTS), st.integers(1, 60))
+def test_every_sequence_finds_its_tokens(sequences: list[Tokens], layout: Layout, most: int) -> None:
+    columns = lay_out(sequences, layout, most, CPU)
+    ids, positions = columns.ids.reshape(-1), columns.positions.reshape(-1)
+    assert columns.lengths == tuple(map(len, sequences))
+    for tokens, path in zip(sequences, columns.places, strict=True):
+        assert tuple(ids[path[: len(tokens)]].tolist()) == tokens
+        assert positions[path[: len(tokens)]].tolist() == list(range(len(tokens)))
+        assert (path[len(tokens) :] == path[len(tokens) - 1]).all()
+    assert (columns.mask is None) == (layout != "padded")
+    if columns.mask is not None:
+        assert int(columns.mask.sum()) == sum(columns.lengths)
+
+
+@given(sequences_of_few_tokens, st.booleans(), st.integers(1, 60))
+def test_packed_tokens_attend_to_those_before_them(sequences: list[Tokens], share: bool, most: int) -> None:
+    columns = lay_out(sequences, "packed" if share else "unshared", most, CPU)
+    seen = seen_by(columns)
+    assert sorted(seen) == list(range(columns.ids.numel()))
+    for tokens, path in zip(sequences, columns.places, strict=True):
+        for place in range(len(tokens)):
+            assert seen[int(path[place])] == path[: place + 1].tolist()
+    assert columns.attention is not None
+    assert all(part.rows == 1 or part.rows * part.length <= most for part in columns.attention.parts)
+
+
+@given(sequences_of_few_tokens)
+def test_a_beginning_runs_once(sequences: list[Tokens]) -> None:
+    beginnings = {tokens[:end] for tokens in sequences for end in range(1, len(tokens) + 1)}
+    assert lay_out(sequences, "packed", 100, CPU).ids.numel() == len(beginnings)
+    assert lay_out(sequences, "unshared", 100, CPU).ids.numel() == sum(map(len, sequences))
+
+
+def test_masks_of_windows_and_of_later_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moevolve.workers.engine.columns._PART_COST", 0)
+    columns = lay_out([(1, 2, 3, 4), (1, 2, 5)], "packed", 100, CPU)
+    assert columns.attention is not None
+    first, second = columns.attention.parts
+    assert (first.start, first.length, first.rows) == (0, 4, 1)
+    assert first.mask(None, None) is None and first.mask(4, None) is None
+    window = first.mask(2, None)
+    assert window is not None
+    assert window[0, 0].int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
+    assert (second.start, second.length, second.queries.tolist()) == (2, 3, [4])
+    later = second.mask(None, torch.float32)
+    assert later is not None and later.tolist() == [[[[0, 0, 0]]]]
+    assert second.mask(None, torch.float32) is later, "made once"
+    narrow = second.mask(2, torch.float32)
+    assert narrow is not None and narrow[0, 0, 0].tolist() == [torch.finfo(torch.float32).min, 0, 0]
+
+
+def test_sequences_that_end_together() -> None:
+    ids, mask, positions = pad_left([(5, 6, 7), (8,)], CPU)
+    assert ids.tolist() == [[5, 6, 7], [0, 0, 8]]
+    assert mask.tolist() == [[1, 1, 1], [0, 0, 1]]
+    assert positions.tolist() == [[0, 1, 2], [0, 0, 0]]
+
+
+groups = st.lists(
+    st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9).map(tuple), max_size=3).map(tuple), max_size=20
+)
+
+
+@given(groups.map(tuple), st.sampled_from(LAYOUTS), st.integers(1, 80))
+def test_a_plan_runs_every_example_once_within_the_bound(
+    groups: tuple[tuple[Tokens, ...], ...], layout: Layout, bound: int
+) -> None:
+    batches = plan_batches(groups, layout, bound)
+    assert sorted(i for batch in batches for i in batch) == list(range(len(groups)))
+    for batch in Batcher(layout, bound, CPU).batches(groups):
+        asked = {tokens for i in batch.examples for tokens in groups[i]}
+        assert set(batch.rows) == asked and len(batch.columns.lengths) == len(asked)
+        assert len(batch.examples) == 1 or batch.columns.ids.numel() <= bound
+        for tokens in asked:
+            assert len(batch.path(tokens)) == len(tokens)
+
+
+def test_packed_batches_hold_what_begins_alike_and_padded_ones_what_is_as_long() -> None:
+    groups = tuple((tokens,) for tokens in ((2, 1), (1, 1, 1), (2, 2), (1, 1, 2)))
+    assert plan_batches(groups, "packed", 4) == [[1, 3], [0, 2]]
+    assert plan_batches(groups, "padded", 6) == [[0, 2], [1, 3]]
+
+
+def test_batches_are_planned_once() -> None:
+    batcher = Batcher("packed", 10, CPU)
+    groups = (((1, 2),), ((1, 3),))
+    assert batcher.batches(groups) is batcher.batches((((1, 2),), ((1, 3),)))
+
+
+@pytest.mark.parametrize("sequences", [[(1, 2, 3)] * 3, [(1,), (1, 2), (1, 2, 3)]])
+def test_what_is_a_beginning_of_another_adds_nothing(sequences: list[Tokens]) -> None:
+    columns = lay_out(sequences, "packed", 100, CPU)
+    assert columns.ids.tolist() == [[1, 2, 3]]
+    assert columns.attention is not None and len(columns.attention.found) == 3
+    assert [common_start(*pair) for pair in pairwise(sequences)] == [len(tokens) for tokens in sequences[:-1]]
+
+
+def test_the_tree_alone_says_who_attends_together() -> None:
+    """Hidden states are told apart by ids and positions: passes that have these in common must sum up alike."""
+    whole, part = [(1, 2, 3, 4), (1, 2, 5), (6, 7)], [(1, 2), (6,), (1, 2, 3)]
+    one, other = (lay_out(sequences, "packed", 100, CPU) for sequences in (whole, [*part, *whole, *part]))
+    assert torch.equal(one.ids, other.ids) and torch.equal(one.positions, other.positions)
+    assert one.attention is not None and other.attention is not None
+    assert torch.equal(one.attention.found, other.attention.found)
+    for mine, theirs in zip(one.attention.parts, other.attention.parts, strict=True):
+        assert (mine.rows, mine.start, mine.length) == (theirs.rows, theirs.start, theirs.length)
+        assert torch.equal(mine.keys, theirs.keys) and torch.equal(mine.queries, theirs.queries)
+
+
+def test_like_rows_attend_together() -> None:
+    """Many short sequences and a long one: few parts, and the long one by itself."""
+    rng = np.random.default_rng(0)
+    sequences = [(i, *rng.integers(0, 1000, size=19).tolist()) for i in range(50)]
+    sequences.append((50, *rng.integers(0, 1000, size=399).tolist()))
+    attention = lay_out(sequences, "packed", 4096, CPU).attention
+    assert attention is not None
+    assert sorted((part.rows, part.length) for part in attention.parts) == [(1, 400), (50, 20)]

@@ -1,0 +1,294 @@
+"""The engine against `transformers`' own `generate` and plain forwards, one unpadded prompt at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from moevolve.evaluators.errors import CandidateError, UserError
+from moevolve.evaluators.matching import make_matcher
+from moevolve.evaluators.types import Example, Matching, PreparedSplit
+from moevolve.workers.config import EngineConfig, Shortcuts
+from moevolve.workers.engine.engine import WORKER_ENV, GenerationEngine, configure_runtime
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+MakeModel = Callable[..., "PreTrainedModel"]
+NEW = 5
+BOS = 1
+ENDS = [2, *range(60, 76)]
+"""Many end tokens, so that random models do end their answers."""
+VARIANTS = {
+    "mixtral": {},
+    "qwen2_moe": {"vocab_size": 97},
+    "mixtral-window": {"sliding_window": 6},
+    "deepseek_v2": {},
+    "deepseek_v3": {},
+    "gpt_oss": {},
+}
+
+
+def words(ids: list[int]) -> str:
+    """Text of tokens, special ones left out."""
+    return " ".join(f"w{i}" for i in ids if i > 3)
+
+
+def never(_: int, __: str) -> bool:
+    return False
+
+
+def prompts_of(count: int = 14) -> list[list[int]]:
+    """Prompts of 2 to 19 tokens; of every four, one begins like the one before and one is a beginning of it."""
+    rng = np.random.default_rng(5)
+    prompts = [rng.integers(4, 60, size=int(rng.integers(2, 20))).tolist() for _ in range(count)]
+    for i in range(0, count - 2, 4):
+        half = 1 + len(prompts[i]) // 2
+        prompts[i + 1], prompts[i + 2] = [*prompts[i][:half], *prompts[i + 1]][:19], prompts[i][:half]
+    return prompts
+
+
+def greedy(model: PreTrainedModel, prompt: list[int], limit: int = NEW) -> list[int]:
+    """Answer tokens without end token, from `generate`."""
+    ids = torch.tensor([[BOS, *prompt]])
+    out = model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=limit, pad_token_id=0
+    )
+    answer = out[0, ids.shape[1] :].tolist()
+    return answer[:-1] if answer[-1] in ENDS else answer
+
+
+@torch.no_grad()
+def mean_logprob(model: PreTrainedModel, prompt: list[int], answer: list[int]) -> float:
+    logits = model(torch.tensor([[BOS, *prompt, *answer]])).logits[0].float().log_softmax(-1)
+    return float(np.mean([logits[len(prompt) + j, token] for j, token in enumerate(answer)]))
+
+
+def golds_of(model: PreTrainedModel, prompts: list[list[int]]) -> list[list[int]]:
+    """Gold answers that greedy decoding gives whole, follows for a while and leaves, or never begins."""
+    golds = []
+    for i, prompt in enumerate(prompts):
+        answer = list(takewhile(lambda token: token > 3, greedy(model, prompt)))
+        right = answer or [4]
+        golds.append([right, [*right[:2], 50, 51, 52], [55, 56, 57], right[:1]][i % 4])
+    return golds
+
+
+def split_of(prompts: list[list[int]], golds: list[list[int]], limit: int = NEW) -> PreparedSplit:
+    choices = ("w30", "w31 w32", "w33 w34 w35", "w36")
+    examples = tuple(
+        Example(words(prompt), (words(gold),), choices[: 1 + i % 4])
+        for i, (prompt, gold) in enumerate(zip(prompts, golds, strict=True))
+    )
+    return PreparedSplit("words", "search", "generate", "accuracy", Matching(), limit, " ", examples)
+
+
+class Case:
+    """A model, its split, and what `transformers` says of it."""
+
+    def __init__(self, make: MakeModel, tokenizer: PreTrainedTokenizerFast, variant: str) -> None:
+        self.model = make(variant.split("-")[0], **VARIANTS[variant])
+        self.model.generation_config.eos_token_id = ENDS
+        self.tokenizer = tokenizer
+        self.prompts = prompts_of()
+        self.golds = golds_of(self.model, self.prompts)
+        self.split = split_of(self.prompts, self.golds)
+        self.answers = [greedy(self.model, prompt) for prompt in self.prompts]
+        self.logprobs = [mean_logprob(self.model, p, g) for p, g in zip(self.prompts, self.golds, strict=True)]
+
+    def engine(self, batch_tokens: int = 4096, config: dict[str, int] | None = None, **on: bool) -> GenerationEngine:
+        settings = EngineConfig(batch_tokens=batch_tokens, **(config or {}))
+        return GenerationEngine(self.model, self.tokenizer, settings, Shortcuts(**on))
+
+    def count_passes(self, run: Callable[[], object]) -> int:
+        passes = 0
+
+        def count(*_: object) -> None:
+            nonlocal passes
+            passes += 1
+
+        handle = self.model.register_forward_pre_hook(count)
+        run()
+        handle.remove()
+        return passes
+
+
+@pytest.fixture(scope="module", params=list(VARIANTS))
+def case(request: pytest.FixtureRequest, tiny_model: MakeModel, tiny_tokenizer: PreTrainedTokenizerFast) -> Case:
+    return Case(tiny_model, tiny_tokenizer, request.param)
+
+
+@pytest.fixture(scope="module")
+def mixtral(tiny_model: MakeModel, tiny_tokenizer: PreTrainedTokenizerFast) -> Case:
+    return Case(tiny_model, tiny_tokenizer, "mixtral")
+
+
+def test_the_samples_reach_every_path(case: Case) -> None:
+    lengths = {len(answer) for answer in case.answers}
+    assert NEW in lengths and any(length < NEW for length in lengths)  # stopped by length and by an end token
+    followed = [gold == answer for gold, answer in zip(case.golds, case.answers, strict=True)]
+    assert any(followed) and not all(followed)
+
+
+@pytest.fixture(params=["packed", "unshared", "padded"])
+def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """How sequences lie; gives whether they share beginnings."""
+    if request.param == "padded":
+        monkeypatch.setattr("moevolve.workers.engine.forward.packs", lambda *_: False)
+    return bool(request.param == "packed")
+
+
+@pytest.mark.parametrize(("lean", "draft"), [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("batch_tokens", [1, 90, 4096])
+def test_answers_and_gold_logprobs_are_those_of_single_unpadded_prompts(
+    case: Case, batch_tokens: int, lean: bool, draft: bool, layout: bool
+) -> None:
+    got = case.engine(batch_tokens, draft=draft, lean=lean, share=layout).generate(case.split, never)
+    assert list(got.texts) == [words(answer) for answer in case.answers]
+    assert got.gold_logprobs.dtype == np.float64
+    np.testing.assert_allclose(got.gold_logprobs, case.logprobs, atol=1e-4)
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 90, 4096])
+def test_ranks_are_those_of_single_unpadded_prompts(case: Case, batch_tokens: int, layout: bool) -> None:
+    got = case.engine(batch_tokens, share=layout).rank(case.split)
+    tokens = [[30], [31, 32], [33, 34, 35], [36]]
+    for i, (values, prompt) in enumerate(zip(got, case.prompts, strict=True)):
+        expected = [mean_logprob(case.model, prompt, choice) for choice in tokens[: 1 + i % 4]]
+        assert values.dtype == np.float64
+        np.testing.assert_allclose(values, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["exact", "contains", "f1"])
+def test_stopping_once_decided_changes_no_outcome(case: Case, kind: str) -> None:
+    matcher = make_matcher(Matching(kind))
+    examples = case.split.examples
+    early = case.engine().generate(case.split, lambda i, text: matcher.decided(text, examples[i]))
+    late = case.engine().generate(case.split, never)
+
+    def outcomes(texts: tuple[str, ...]) -> list[float]:
+        return [matcher.match(text, example) for text, example in zip(texts, examples, strict=True)]
+
+    assert outcomes(early.texts) == outcomes(late.texts)
+    assert all(whole.startswith(cut) for cut, whole in zip(early.texts, late.texts, strict=True))
+
+
+def test_a_truncated_prompt_keeps_head_and_tail(mixtral: Case) -> None:
+    long = list(range(10, 40))
+    split = split_of([long, [7, 8]], [[20, 21], [22]])
+    got = mixtral.engine(config={"max_prompt_tokens": 12, "tail_tokens": 4}).generate(split, never)
+    kept = [*long[:7], *long[-4:]]  # with the opening token, 12
+    assert got.texts == (words(greedy(mixtral.model, kept)), words(greedy(mixtral.model, [7, 8])))
+    np.testing.assert_allclose(got.gold_logprobs[0], mean_logprob(mixtral.model, kept, [20, 21]), atol=1e-4)
+
+
+@pytest.mark.parametrize("gold", [[20], [20, 21, 22]])
+def test_an_answer_of_one_token_takes_one_pass(mixtral: Case, gold: list[int]) -> None:
+    split = split_of(mixtral.prompts, [gold] * len(mixtral.prompts), limit=1)
+    engine = mixtral.engine()
+    assert mixtral.count_passes(lambda: engine.generate(split, never)) == 1
+    longer = replace(split, max_new_tokens=NEW)
+    assert mixtral.count_passes(lambda: engine.generate(longer, lambda _, text: bool(text))) == 1
+
+
+def test_right_answers_take_no_further_pass(mixtral: Case) -> None:
+    ended = [i for i, answer in enumerate(mixtral.answers) if 0 < len(answer) < NEW]
+    assert ended
+    split = split_of([mixtral.prompts[i] for i in ended], [mixtral.answers[i] for i in ended])
+    assert mixtral.count_passes(lambda: mixtral.engine().generate(split, never)) == 1
+    assert mixtral.count_passes(lambda: mixtral.engine(draft=False).generate(split, never)) > 1
+
+
+def test_results_repeat_bit_for_bit_whatever_ran_before(case: Case) -> None:
+    def run(engine: GenerationEngine) -> tuple[tuple[str, ...], NDArray[np.float64], list[NDArray[np.float64]]]:
+        generation = engine.generate(case.split, never)
+        return generation.texts, generation.gold_logprobs, list(engine.rank(case.split))
+
+    engine = case.engine(90)
+    first = run(engine)
+    engine.generate(split_of(case.prompts[:3], case.golds[:3]), never)
+    for again in (run(engine), run(case.engine(90))):
+        assert again[0] == first[0]
+        assert np.array_equal(again[1], first[1])
+        assert all(np.array_equal(a, b) for a, b in zip(again[2], first[2], strict=True))
+
+
+def test_edits_made_after_construction_are_seen(mixtral: Case) -> None:
+    engine = mixtral.engine()
+    before = engine.generate(mixtral.split, never).gold_logprobs
+    gate = mixtral.model.model.layers[0].mlp.gate.weight
+    kept = gate.detach().clone()
+    try:
+        gate.data.neg_()
+        changed = engine.generate(mixtral.split, never).gold_logprobs
+    finally:
+        gate.data.copy_(kept)
+    assert not np.allclose(before, changed)
+    assert np.array_equal(before, engine.generate(mixtral.split, never).gold_logprobs)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_non_finite_logits_are_the_candidates_fault(
+    tiny_model: MakeModel, tiny_tokenizer: PreTrainedTokenizerFast, value: float
+) -> None:
+    model = tiny_model()
+    engine = GenerationEngine(model, tiny_tokenizer, EngineConfig())
+    split = split_of([[5, 6], [7]], [[8], [9]])
+    kept = model.model.layers[1].mlp.experts.down_proj.data.clone()
+    model.model.layers[1].mlp.experts.down_proj.data.fill_(value)
+    for run in (lambda: engine.generate(split, never), lambda: engine.rank(split)):
+        with pytest.raises(CandidateError, match=r"non-finite logits at (\d) of \1 positions"):
+            run()
+    assert not model.model.layers[1].mlp._forward_hooks
+    model.model.layers[1].mlp.experts.down_proj.data.copy_(kept)
+    assert np.isfinite(engine.generate(split, never).gold_logprobs).all()
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_lean_passes_run_common_tokens_once_and_only_answers_in_the_last_layer(mixtral: Case, share: bool) -> None:
+    seen: dict[int, int] = {}
+    handles = [
+        layer.mlp.experts.register_forward_pre_hook(lambda _, args, i=i: seen.update({i: args[0].shape[0]}))
+        for i, layer in enumerate(mixtral.model.model.layers)
+    ]
+    split = split_of([[5, 6, 7, 8], [9]], [[20], [21, 22]], limit=1)
+    mixtral.engine(share=share).generate(split, never)
+    for handle in handles:
+        handle.remove()
+    # Prompts of 5 and 2 tokens with their opening token; only the second gold answer needs a token fed.
+    tokens = 7 if share else 8
+    assert seen == {0: tokens, 1: tokens, 2: 3}
+
+
+def test_examples_without_references_or_choices_are_answered_all_the_same(mixtral: Case) -> None:
+    bare = tuple(Example(example.prompt, ()) for example in mixtral.split.examples)
+    split = replace(mixtral.split, examples=bare)
+    got = mixtral.engine().generate(split, never)
+    assert list(got.texts) == [words(answer) for answer in mixtral.answers]
+    assert not got.gold_logprobs.any()
+    assert [len(values) for values in mixtral.engine().rank(split)] == [0] * len(bare)
+
+
+def test_a_choice_without_tokens_names_its_example(mixtral: Case) -> None:
+    split = replace(mixtral.split, answer_prefix="", examples=(Example("w5", ("w6",), ("w6", "")),))
+    with pytest.raises(UserError, match="task words, split search, example 0: a choice has no tokens"):
+        mixtral.engine().rank(split)
+
+
+def test_runtime_settings() -> None:
+    threads = torch.get_num_threads()
+    try:
+        configure_runtime(1)
+        assert torch.get_num_threads() == 1
+        with pytest.raises(UserError, match=r"engine\.threads is 0"):
+            configure_runtime(0)
+    finally:
+        torch.set_num_threads(threads)
+    assert int(WORKER_ENV["MALLOC_TRIM_THRESHOLD_"]) > 1 << 30

@@ -1,0 +1,93 @@
+"""A resident model computes the same, whoever multiplies its matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+import torch
+from edit_checks import Residents
+from torch import Tensor
+
+from moevolve.evaluators.errors import UserError
+from moevolve.kernels import onednn
+from moevolve.workers.config import EngineConfig, Products
+from moevolve.workers.engine.engine import GenerationEngine
+from moevolve.workers.engine.runtime import use_products
+from moevolve.workers.methods.eep.edit import EepEdit
+from moevolve.workers.model.resident import ResidentModel
+
+Edits = Callable[[str, str], EepEdit]
+FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v3", "gpt_oss", "llama")
+
+needs_onednn = pytest.mark.skipif(not onednn.available(), reason="this build of torch has no oneDNN")
+
+
+def logits(model: ResidentModel, tokens: Tensor) -> Tensor:
+    with torch.inference_mode():
+        found: Tensor = model.model(input_ids=tokens).logits
+    return found
+
+
+def exchanged(model: ResidentModel) -> int:
+    """Modules whose products are computed by another."""
+    return sum(isinstance(module.__dict__.get("forward"), partial) for module in model.model.modules())
+
+
+@pytest.fixture
+def by(resident: Residents) -> Iterator[Callable[..., ResidentModel]]:
+    """A resident model whose products are computed by whom one says; by torch again after the test."""
+    used: list[ResidentModel] = []
+
+    def make(products: Products, family: str, **settings: str) -> ResidentModel:
+        model = resident(family, **settings)
+        used.append(model)
+        use_products(model.model, products)
+        return model
+
+    yield make
+    for model in used:
+        use_products(model.model, "torch")
+
+
+@needs_onednn
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_the_same(family: str, by: Callable[..., ResidentModel], tokens: Tensor) -> None:
+    expected = logits(by("torch", family), tokens)
+    model = by("onednn", family)
+    assert exchanged(model) > 0
+    torch.testing.assert_close(logits(model, tokens), expected, rtol=1e-4, atol=1e-4)
+    assert exchanged(by("torch", family)) == 0
+    assert torch.equal(logits(model, tokens), expected)
+
+
+@needs_onednn
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe"])
+def test_edits_are_seen(family: str, by: Callable[..., ResidentModel], make_edit: Edits, tokens: Tensor) -> None:
+    for kind in ("prune", "mixed"):
+        edit = make_edit(family, kind)
+        with by("torch", family).edited(edit) as plain:
+            expected = logits(plain, tokens)
+        model = by("onednn", family)
+        before = logits(model, tokens)
+        with model.edited(edit):
+            torch.testing.assert_close(logits(model, tokens), expected, rtol=1e-4, atol=1e-4)
+        assert torch.equal(logits(model, tokens), before)
+
+
+@needs_onednn
+def test_experts_with_biases_stay_torchs(by: Callable[..., ResidentModel]) -> None:
+    model = by("onednn", "gpt_oss")
+    assert all("forward" not in layer.experts.__dict__ for layer in model.layers)
+
+
+def test_other_dtypes_are_left_alone(by: Callable[..., ResidentModel]) -> None:
+    assert exchanged(by("auto", "mixtral", dtype="bfloat16")) == 0
+
+
+def test_what_is_not_there_is_refused(resident: Residents, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = resident("mixtral")
+    monkeypatch.setattr(onednn, "available", lambda: False)
+    with pytest.raises(UserError, match=r"engine\.products: this build of torch has no oneDNN"):
+        GenerationEngine(model.model, model.tokenizer, EngineConfig(products="onednn"))

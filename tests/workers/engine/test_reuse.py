@@ -1,0 +1,217 @@
+"""Reused hidden states: every number is the same, bit for bit, with and without them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from edit_checks import Residents
+from family_samples import SETTINGS as MORE_SETTINGS
+from family_samples import make_family_edit
+
+from moevolve.evaluators.types import Example, Matching, PreparedSplit
+from moevolve.workers.config import EngineConfig
+from moevolve.workers.engine.engine import GenerationEngine
+from moevolve.workers.engine.reuse import LayerReuse
+from moevolve.workers.methods.base import Edit, IdentityEdit
+from moevolve.workers.methods.eep.edit import EepEdit
+from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
+from moevolve.workers.model.resident import ResidentModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss")
+ENDS = [2, *range(60, 76)]
+PLENTY = 1 << 24
+
+
+def split_of() -> PreparedSplit:
+    """Twelve prompts of 2 to 19 tokens with golds of 1 to 3, choices of 1 to 2."""
+    rng = np.random.default_rng(5)
+
+    def words(count: int) -> str:
+        return " ".join(f"w{i}" for i in rng.integers(4, 60, size=count))
+
+    examples = tuple(
+        Example(words(int(rng.integers(2, 20))), (words(1 + i % 3),), ("w30", "w31 w32", "w36")) for i in range(12)
+    )
+    return PreparedSplit("words", "search", "generate", "accuracy", Matching(), 3, " ", examples)
+
+
+def offspring(parent: EepEdit, other: EepEdit) -> list[Edit]:
+    """A parent, the full model, a child for every layer that takes it from another, and the parent again."""
+    children: list[Edit] = [parent, IdentityEdit()]
+    for layer in reversed(range(parent.layers)):
+        mapping, merging = parent.router_mapping.copy(), parent.expert_merging.copy()
+        mapping[layer], merging[layer] = other.router_mapping[layer], other.expert_merging[layer]
+        children.append(EepEdit(mapping, merging, parent.active, parent.router_space))
+    return [*children, parent]
+
+
+@pytest.fixture
+def make_edit_of(make_edit: Callable[..., EepEdit]) -> Callable[..., EepEdit]:
+    def make(family: str, kind: str, seed: int) -> EepEdit:
+        settings: dict[str, Any] = {"space": "logits" if family == "gpt_oss" else "probs", "seed": seed}
+        return (make_family_edit if family in MORE_SETTINGS else make_edit)(family, kind, **settings)
+
+    return make
+
+
+Numbers = list[Any]
+
+
+def answers(engine: GenerationEngine, split: PreparedSplit) -> Numbers:
+    made = engine.generate(split, lambda _, text: text.startswith("w1"))
+    return [made.texts, made.gold_logprobs.tolist()]
+
+
+def others(engine: GenerationEngine, split: PreparedSplit) -> Numbers:
+    """All else that an engine can be asked."""
+    ranks = [each.tolist() for each in engine.rank(split)]
+    texts = [engine.text_logprobs(split), engine.divergences(split), engine.agreements(split)]
+    return [ranks, *(each.tolist() for each in texts)]
+
+
+class Pair:
+    """One resident model with two engines, one of which reuses."""
+
+    def __init__(self, resident: ResidentModel, tokenizer: PreTrainedTokenizerFast, limit: int = PLENTY) -> None:
+        self.resident = resident
+        resident.model.generation_config.eos_token_id = ENDS
+        self.reuse = LayerReuse(resident.model, resident.layer_keys, limit)
+        config = EngineConfig(batch_tokens=100)
+        self.plain = GenerationEngine(resident.model, tokenizer, config)
+        self.reusing = GenerationEngine(resident.model, tokenizer, config, reuse=self.reuse)
+
+    def compare(self, edits: list[Edit], split: PreparedSplit, all_numbers: bool = False) -> list[float]:
+        """The share of work on answers that was spared for every edit."""
+        shares = []
+        for engine in (self.plain, self.reusing):
+            if all_numbers:
+                engine.remember(split)
+        for edit in edits:
+            with self.resident.edited(edit):
+                self.reuse.work = self.reuse.spared = 0
+                assert answers(self.reusing, split) == answers(self.plain, split)
+                shares.append(self.reuse.spared / self.reuse.work)
+                if all_numbers:
+                    assert others(self.reusing, split) == others(self.plain, split)
+        return shares
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_numbers_are_the_same(
+    resident: Residents, tiny_tokenizer: PreTrainedTokenizerFast, make_edit_of: Any, family: str
+) -> None:
+    """Layers with one-hot matrices and merging ones, in one candidate."""
+    pair = Pair(resident(family), tiny_tokenizer)
+    edits = offspring(make_edit_of(family, "mixed", 0), make_edit_of(family, "mixed", 1))
+    shares = pair.compare(edits, split_of(), all_numbers=True)
+    assert shares[1] == 0, "the full model has no layer in common with an edit"
+    layers = len(pair.resident.model.get_decoder().layers)
+    changed = [layer.index for layer in reversed(pair.resident.layers)]
+    np.testing.assert_allclose(shares[2 : 2 + len(changed)], [index / layers for index in changed])
+    assert shares[-1] >= max(shares[2:-1])
+
+
+def test_little_room_changes_nothing_either(
+    resident: Residents, tiny_tokenizer: PreTrainedTokenizerFast, make_edit_of: Any
+) -> None:
+    pair = Pair(resident("mixtral"), tiny_tokenizer, limit=8_000)
+    edits = offspring(make_edit_of("mixtral", "both", 0), make_edit_of("mixtral", "prune", 1))
+    shares = pair.compare(edits * 2, split_of())
+    full = Pair(resident("mixtral"), tiny_tokenizer).compare(edits * 2, split_of())
+    assert 0 < sum(shares) < sum(full)
+
+
+def test_an_unfinished_answer_gets_the_layers_that_were_left_out(
+    resident: Residents, tiny_tokenizer: PreTrainedTokenizerFast, make_edit_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair(resident("mixtral"), tiny_tokenizer)
+    forward = pair.reusing._forward
+    completed, complete = [], forward.complete
+
+    def watched(columns: Any, cache: Any) -> None:
+        before = [layer.is_initialized for layer in cache.layers]
+        complete(columns, cache)
+        completed.append((before.count(False), len({layer.keys.shape for layer in cache.layers})))
+
+    monkeypatch.setattr(forward, "complete", watched)
+    pair.compare(offspring(make_edit_of("mixtral", "prune", 0), make_edit_of("mixtral", "prune", 1)), split_of())
+    assert {missing for missing, _ in completed} == {0, 1, 2}
+    assert {shapes for _, shapes in completed} == {1}
+
+
+def test_dense_networks_that_say_what_their_layers_are(
+    resident: Residents, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    pair = Pair(resident("llama"), tiny_tokenizer)
+    rng = np.random.default_rng(2)
+    facts = (len(pair.resident.dense_layers), pair.resident.dense_layers[0].width, 32)
+    order = np.stack([np.arange(facts[1])] * facts[0])
+    first = FactorLlmEdit(order, rng.normal(size=(facts[0], 1, 4, 32)), rng.normal(size=(facts[0], 1, 4)), 2)
+    weights = first.router_weight.copy()
+    weights[2] += 1
+    shares = pair.compare([first, replace(first, router_weight=weights)], split_of(), all_numbers=True)
+    assert shares == [0, pytest.approx(2 / 3)]
+
+
+def test_layers_are_told_apart_by_all_that_they_compute(
+    resident: Residents, make_edit_of: Any, make_edit: Callable[..., EepEdit]
+) -> None:
+    model = resident("qwen2_moe")
+    edit = make_edit("qwen2_moe", "both", seed=3)
+    with model.edited(edit):
+        keys = model.layer_keys()
+    assert keys is not None and keys[1] == "", "the dense layer in the middle is not edited"
+    assert model.layer_keys() == ("", "", "")
+    skipping = replace(edit, skip_below=np.array([0.5, 0.25]))
+    changed = [replace(edit, active=1), replace(edit, router_space="logits"), skipping]
+    hashes = [edit.layer_hashes, *(other.layer_hashes for other in changed)]
+    assert len({one for group in hashes for one in group}) == 8
+    same = EepEdit(edit.router_mapping[[0, 0]], edit.expert_merging[[0, 0]], edit.active)
+    assert len(set(same.layer_hashes)) == 1
+
+
+class Opaque:
+    """An edit that doesn't tell its layers apart."""
+
+    phenotype_hash = "opaque"
+
+
+def test_what_does_not_tell_its_layers_apart_runs_whole(
+    resident: Residents, tiny_tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = resident("mixtral")
+    monkeypatch.setattr(model, "_applied", Opaque())
+    assert model.layer_keys() is None
+    pair = Pair(model, tiny_tokenizer)
+    split = split_of()
+    expected = pair.plain.text_logprobs(split)
+    for _ in range(2):
+        np.testing.assert_array_equal(pair.reusing.text_logprobs(split), expected)
+    assert pair.reuse.work == 0
+
+
+def test_layers_run_again_after_a_pass_that_failed(
+    resident: Residents, tiny_tokenizer: PreTrainedTokenizerFast, make_edit_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair(resident("mixtral"), tiny_tokenizer)
+    edit = make_edit_of("mixtral", "prune", 0)
+    with pair.resident.edited(edit):
+        pair.reusing.text_logprobs(split_of())
+        last = pair.resident.model.get_decoder().layers[-1]
+        with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
+            patch.setattr(last.self_attn, "forward", out_of_memory)
+            pair.reusing.text_logprobs(split_of())
+    assert not any("forward" in layer.__dict__ for layer in pair.resident.model.get_decoder().layers)
+    assert not any(layer._forward_pre_hooks for layer in pair.resident.model.get_decoder().layers)
+
+
+def out_of_memory(*_: Any, **__: Any) -> None:
+    raise torch.OutOfMemoryError("no more")

@@ -1,0 +1,387 @@
+"""Perplexity and divergence of whole texts against plain forwards of one unpadded text at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from moevolve.evaluators.errors import CandidateError, UserError
+from moevolve.evaluators.fitness.runner import run_split
+from moevolve.evaluators.types import Example, FitnessKind, Matching, PreparedSplit
+from moevolve.workers.config import EngineConfig, ModelConfig, Shortcuts
+from moevolve.workers.engine import texts as texts_module
+from moevolve.workers.engine.engine import GenerationEngine
+from moevolve.workers.messages import EvaluationReply, EvaluationRequest
+from moevolve.workers.methods.base import Edit, IdentityEdit
+from moevolve.workers.methods.eep.edit import EepEdit
+from moevolve.workers.worker import EvaluationWorker
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+MakeModel = Callable[..., "PreTrainedModel"]
+BOS = 1
+FAMILIES = ["mixtral", "qwen2_moe", "llama", "opt"]
+
+
+def some_texts(count: int = 12) -> list[list[int]]:
+    """Texts of 2 to 20 tokens without the opening one."""
+    rng = np.random.default_rng(8)
+    return [rng.integers(4, 97, size=int(rng.integers(2, 21))).tolist() for _ in range(count)]
+
+
+def split_of(texts: list[list[int]], fitness: FitnessKind = "perplexity") -> PreparedSplit:
+    """Every second text has its last two tokens as an answer (if any is left for the prompt)."""
+    examples = []
+    for i, ids in enumerate(texts):
+        head, tail = (ids[:-2], ids[-2:]) if i % 2 and len(ids) > 2 else (ids, [])
+        references = (" ".join(f"w{token}" for token in tail),) if tail else ()
+        examples.append(Example(" ".join(f"w{token}" for token in head), references))
+    return PreparedSplit("words", "search", fitness, "geometric_mean", Matching(), 4, " ", tuple(examples))
+
+
+@torch.no_grad()
+def plain_logits_of(model: PreTrainedModel, text: list[int]) -> Tensor:
+    """Log-probabilities at every position that predicts a token of the text, float64 [tokens, vocabulary]."""
+    return model(torch.tensor([[BOS, *text]])).logits[0, :-1].double().log_softmax(dim=-1)
+
+
+def mean_logprob(logs: Tensor, text: list[int]) -> float:
+    return float(logs[torch.arange(len(text)), torch.tensor(text)].mean())
+
+
+def mean_overlap(full: Tensor, edited: Tensor) -> float:
+    return float(torch.minimum(full.exp(), edited.exp()).sum(dim=-1).mean())
+
+
+def mean_kl(full: Tensor, edited: Tensor) -> float:
+    return float((full.exp() * (full - edited)).sum(dim=-1).mean())
+
+
+@contextmanager
+def changed(model: PreTrainedModel) -> Iterator[None]:
+    """The model with another feed-forward layer, for the length of a `with` block."""
+    weight = next(
+        p for name, p in model.named_parameters() if name.endswith(("down_proj", "down_proj.weight", "fc2.weight"))
+    )
+    kept = weight.detach().clone()
+    weight.data.mul_(0.5)
+    try:
+        yield
+    finally:
+        weight.data.copy_(kept)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest, tiny_model: MakeModel) -> PreTrainedModel:
+    return tiny_model(request.param)
+
+
+Engines = Callable[..., GenerationEngine]
+
+
+@pytest.fixture
+def engine_of(tiny_tokenizer: PreTrainedTokenizerFast) -> Engines:
+    def make(model: PreTrainedModel, batch_tokens: int = 4096, lean: bool = True, **config: Any) -> GenerationEngine:
+        return GenerationEngine(
+            model, tiny_tokenizer, EngineConfig(batch_tokens=batch_tokens, **config), Shortcuts(lean=lean)
+        )
+
+    return make
+
+
+@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize("batch_tokens", [1, 60, 4096])
+def test_logprobs_are_those_of_single_unpadded_texts(
+    model: PreTrainedModel, engine_of: Engines, batch_tokens: int, lean: bool
+) -> None:
+    texts = some_texts()
+    got = engine_of(model, batch_tokens, lean).text_logprobs(split_of(texts))
+    assert got.dtype == np.float64
+    expected = [mean_logprob(plain_logits_of(model, text), text) for text in texts]
+    np.testing.assert_allclose(got, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize("batch_tokens", [1, 60, 4096])
+def test_divergences_are_those_of_two_models_side_by_side(
+    model: PreTrainedModel, engine_of: Engines, batch_tokens: int, lean: bool
+) -> None:
+    texts = some_texts()
+    split = split_of(texts, "kl")
+    engine = engine_of(model, batch_tokens, lean)
+    engine.remember(split)
+    full = [plain_logits_of(model, text) for text in texts]
+    with changed(model):
+        got = engine.divergences(split)
+        edited = [plain_logits_of(model, text) for text in texts]
+    expected = [mean_kl(before, now) for before, now in zip(full, edited, strict=True)]
+    assert got.dtype == np.float64
+    assert min(expected) > 1e-3
+    np.testing.assert_allclose(got, expected, rtol=1e-3, atol=2e-5)
+    assert not engine.divergences(split).any(), "the unedited model again: not a bit is different"
+
+
+@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize("batch_tokens", [1, 60, 4096])
+def test_agreements_are_overlaps_of_two_models_side_by_side(
+    model: PreTrainedModel, engine_of: Engines, batch_tokens: int, lean: bool
+) -> None:
+    texts = some_texts()
+    split = replace(split_of(texts, "agreement"), metric="mean")
+    engine = engine_of(model, batch_tokens, lean)
+    engine.remember(split)
+    full = [plain_logits_of(model, text) for text in texts]
+    with changed(model):
+        got = engine.agreements(split)
+        result = run_split(engine, split)
+        edited = [plain_logits_of(model, text) for text in texts]
+    expected = [mean_overlap(before, now) for before, now in zip(full, edited, strict=True)]
+    assert max(expected) < 0.999
+    np.testing.assert_allclose(got, expected, atol=2e-5)
+    np.testing.assert_allclose(result.outcomes, expected, atol=2e-5)
+    assert result.score == pytest.approx(np.mean(expected), abs=2e-5)
+    assert result.gold_logprob == pytest.approx(np.mean(np.log(expected)), abs=1e-4)
+    np.testing.assert_allclose(engine.agreements(split), 1.0, atol=1e-6)
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 60, 4096])
+@pytest.mark.parametrize("fitness", ["kl", "agreement"])
+def test_only_the_positions_that_predict_the_answer_count(
+    model: PreTrainedModel, engine_of: Engines, fitness: FitnessKind, batch_tokens: int
+) -> None:
+    texts = [text for text in some_texts(30) if len(text) > 3]
+    heads, tails = [text[:-2] for text in texts], [text[-2:] for text in texts]
+    examples = tuple(
+        Example(" ".join(f"w{t}" for t in head), (" ".join(f"w{t}" for t in tail),))
+        for head, tail in zip(heads, tails, strict=True)
+    )
+    split = replace(split_of(texts, fitness), examples=examples, positions="answer")
+    engine = engine_of(model, batch_tokens)
+    engine.remember(split)
+    full = [plain_logits_of(model, text)[-2:] for text in texts]
+    with changed(model):
+        got = engine.divergences(split) if fitness == "kl" else engine.agreements(split)
+        edited = [plain_logits_of(model, text)[-2:] for text in texts]
+    compare = mean_kl if fitness == "kl" else mean_overlap
+    expected = [compare(before, now) for before, now in zip(full, edited, strict=True)]
+    np.testing.assert_allclose(got, expected, rtol=1e-3, atol=2e-5)
+    (kept,) = engine._scorer._remembered.values()
+    assert sum(part.shape[0] for part in kept) == 2 * len(texts), "nothing but these positions is kept"
+
+
+@torch.no_grad()
+def greedy_of(model: PreTrainedModel, prompt: list[int], limit: int) -> list[int]:
+    """Greedy continuation, its end token included."""
+    made: list[int] = []
+    while len(made) < limit and (not made or made[-1] != 2):
+        made.append(int(model(torch.tensor([[BOS, *prompt, *made]])).logits[0, -1].argmax()))
+    return made
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 60, 4096])
+def test_without_labels_the_full_models_own_answer_is_the_text(
+    model: PreTrainedModel, engine_of: Engines, batch_tokens: int
+) -> None:
+    prompts = some_texts(8)
+    examples = tuple(Example(" ".join(f"w{token}" for token in prompt), ()) for prompt in prompts)
+    split = replace(split_of(prompts, "agreement"), examples=examples, positions="greedy", metric="mean")
+    with torch.no_grad():  # one prompt of the model's is answered by the end token at once
+        first = model(torch.tensor([[BOS, *prompts[0]]])).logits[0, -1].argsort(descending=True)
+    engine = engine_of(model, batch_tokens)
+    engine._ends = frozenset([2, int(first[0])])
+    answers = [greedy_of(model, prompt, split.max_new_tokens) for prompt in prompts]
+    answers = [cut_at(answer, engine._ends) for answer in answers]
+    assert len(answers[0]) == 1
+    engine.remember(split)
+    assert [len(answer) for answer in engine._greedy[split.fingerprint]] == [len(answer) for answer in answers]
+    full, edited = [], []
+    for store, context in ((full, nullcontext()), (edited, changed(model))):
+        with context:
+            for prompt, answer in zip(prompts, answers, strict=True):
+                store.append(plain_logits_of(model, [*prompt, *answer])[-len(answer) :])
+    with changed(model):
+        got = run_split(engine, split)
+    expected = [mean_overlap(before, now) for before, now in zip(full, edited, strict=True)]
+    np.testing.assert_allclose(got.outcomes, expected, atol=2e-5)
+    assert run_split(engine, split).score == pytest.approx(1.0, abs=1e-6)
+
+
+def cut_at(answer: list[int], ends: frozenset[int]) -> list[int]:
+    """The answer up to its first end token, that included."""
+    stop = next((place for place, token in enumerate(answer) if token in ends), len(answer))
+    return answer[: stop + 1]
+
+
+def test_comparing_answers_that_are_not_there_names_the_example(tiny_model: MakeModel, engine_of: Engines) -> None:
+    split = replace(split_of(some_texts(3), "agreement"), positions="answer")
+    with pytest.raises(UserError, match="task words, split search, example 0: it has no answer"):
+        engine_of(tiny_model()).remember(split)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_unedited_model_scores_one_and_an_edited_one_less(
+    model: PreTrainedModel, engine_of: Engines, dtype: torch.dtype
+) -> None:
+    typed = model.to(dtype)
+    try:
+        engine, split = engine_of(typed, 60), split_of(some_texts(), "kl")
+        engine.remember(split)
+        same = run_split(engine, split)
+        with changed(typed):
+            other = run_split(engine, split)
+    finally:
+        model.to(torch.float32)
+    assert same.score == pytest.approx(1.0, abs=1e-6)
+    assert (same.outcomes == 1).all() and same.gold_logprob == 0
+    assert 0 < other.score < 0.999
+    assert other.score == pytest.approx(np.exp(other.gold_logprob))
+
+
+@pytest.mark.parametrize("chunk", [1, 97 * 3, 97 * 10])
+def test_chunks_of_positions_change_nothing(
+    model: PreTrainedModel, engine_of: Engines, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    split = split_of(some_texts(), "kl")
+    engine = engine_of(model)
+    engine.remember(split)
+    with changed(model):
+        whole = engine.text_logprobs(split), engine.divergences(split)
+        monkeypatch.setattr(texts_module, "_CHUNK", chunk)
+        parts = engine.text_logprobs(split), engine.divergences(split)
+    np.testing.assert_allclose(parts[0], whole[0], atol=1e-5)
+    np.testing.assert_allclose(parts[1], whole[1], atol=1e-5)
+
+
+def test_results_repeat_bit_for_bit_whatever_ran_before(model: PreTrainedModel, engine_of: Engines) -> None:
+    split = split_of(some_texts(), "kl")
+    engine = engine_of(model, 60)
+    engine.remember(split)
+    with changed(model):
+        first = engine.text_logprobs(split), engine.divergences(split)
+        engine.generate(split, lambda _, text: bool(text))
+        fresh = engine_of(model, 60)
+        again = fresh.text_logprobs(split), engine.divergences(split)
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not model.get_output_embeddings()._forward_pre_hooks
+
+
+def test_what_is_remembered_stays_and_lies_on_the_host_in_the_models_dtype(
+    tiny_model: MakeModel, engine_of: Engines
+) -> None:
+    model = tiny_model().to(torch.bfloat16)
+    texts = some_texts()
+    split = split_of(texts, "kl")
+    engine = engine_of(model, 60)
+    engine.remember(split)
+    with changed(model):
+        engine.remember(replace(split))  # known by its fingerprint: the edited model must not take its place
+        assert engine.divergences(split).min() > 0
+    (kept,) = engine._scorer._remembered.values()
+    assert sum(part.shape[0] for part in kept) == sum(map(len, texts))  # the opening token predicts, the last does not
+    assert {(part.shape[1], part.dtype, part.device.type) for part in kept} == {(32, torch.bfloat16, "cpu")}
+
+
+def test_a_pass_makes_logits_of_one_position_only(tiny_model: MakeModel, engine_of: Engines) -> None:
+    model = tiny_model()
+    shapes: list[tuple[int, ...]] = []
+    handle = model.register_forward_hook(lambda *args: shapes.append(tuple(args[-1].logits.shape)))
+    engine_of(model).text_logprobs(split_of(some_texts()))
+    handle.remove()
+    assert shapes == [(1, 1, 97)]
+
+
+def test_without_remembering_there_is_nothing_to_compare_with(tiny_model: MakeModel, engine_of: Engines) -> None:
+    with pytest.raises(ValueError, match="words/search: the unedited model's predictions were not remembered"):
+        engine_of(tiny_model()).divergences(split_of(some_texts(), "kl"))
+
+
+def test_a_text_of_one_token_names_its_example(tiny_model: MakeModel, engine_of: Engines) -> None:
+    split = replace(split_of([[5, 6]]), examples=(Example("w5", ()), Example("", ())))
+    with pytest.raises(UserError, match="task words, split search, example 1: its text has one token"):
+        engine_of(tiny_model()).text_logprobs(split)
+
+
+def test_long_prompts_are_truncated_before_the_answer_follows(tiny_model: MakeModel, engine_of: Engines) -> None:
+    model, long = tiny_model(), list(range(10, 42))
+    engine = engine_of(model, max_prompt_tokens=12, tail_tokens=4)
+    (got,) = engine.text_logprobs(replace(split_of([[5, 6], long]), examples=split_of([[5, 6], long]).examples[1:]))
+    kept = [*long[:7], *long[26:30], *long[30:]]  # with the opening token 12 of the prompt, then the answer
+    assert got == pytest.approx(mean_logprob(plain_logits_of(model, kept), kept), abs=2e-5)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_non_finite_numbers_are_the_candidates_fault_but_not_the_full_models(
+    model: PreTrainedModel, engine_of: Engines, value: float
+) -> None:
+    split = split_of([[5, 6], [7, 8, 9]], "kl")
+    engine = engine_of(model)
+    engine.remember(split)
+    with changed(model):
+        weight = next(
+            p for n, p in model.named_parameters() if n.endswith(("down_proj", "down_proj.weight", "fc2.weight"))
+        )
+        weight.data.fill_(value)
+        for run in (engine.text_logprobs, engine.divergences):
+            with pytest.raises(CandidateError, match="non-finite logits for 2 of 2 texts"):
+                run(split)
+        with pytest.raises(UserError, match="unedited model's hidden states are not finite"):
+            engine_of(model).remember(split)
+    assert np.isfinite(engine.text_logprobs(split)).all()
+
+
+def score(worker: EvaluationWorker, edit: Edit, *splits: PreparedSplit) -> EvaluationReply:
+    return worker.evaluate(EvaluationRequest("t", edit, tuple(s.fingerprint for s in splits)), splits)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe"])
+@pytest.mark.parametrize("kind", ["prune", "both"])
+def test_a_workers_divergence_of_an_edit_is_that_of_the_two_models(
+    model_config: Callable[..., ModelConfig],
+    make_edit: Callable[..., EepEdit],
+    plain_logits: Callable[[Path, EepEdit, Tensor], Tensor],
+    family: str,
+    kind: str,
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    config, edit = model_config(family), make_edit(family, kind)
+    words = [["the", "quick", "brown", "fox"], ["which", "is", "larger", ":", "a", "b"], ["dog", "."]]
+    examples = tuple(Example(" ".join(text), ()) for text in words)
+    kl = PreparedSplit("words", "search", "kl", "geometric_mean", Matching(), 4, " ", examples)
+    worker = EvaluationWorker(config, EngineConfig(batch_tokens=11))
+    # The edit comes first: the worker must look at the unedited model by itself.
+    edited, full, perplexity = (
+        score(worker, edit, kl),
+        score(worker, IdentityEdit(), kl),
+        score(worker, edit, replace(kl, fitness="perplexity")),
+    )
+    assert (edited.failure, full.failure, perplexity.failure) == (None, None, None)
+    assert full.results[0].result.score == pytest.approx(1.0, abs=1e-6)
+
+    original = AutoModelForCausalLM.from_pretrained(config.path).eval()
+    tokenizer = worker.resident.tokenizer
+    divergences, likelihoods = [], []
+    for example in examples:
+        text = tokenizer(example.prompt)["input_ids"]
+        ids = torch.tensor([[BOS, *text]])
+        before = plain_logits_of(original, text)
+        now = plain_logits(Path(config.path), edit, ids)[0, :-1].double().log_softmax(dim=-1)
+        divergences.append(mean_kl(before, now))
+        likelihoods.append(mean_logprob(now, text))
+    got = edited.results[0].result
+    np.testing.assert_allclose(got.outcomes, np.exp(-np.array(divergences)), rtol=1e-3)
+    assert got.score == pytest.approx(np.exp(-np.mean(divergences)), rel=1e-3)
+    assert got.gold_logprob == pytest.approx(-np.mean(divergences), rel=1e-3)
+    assert max(divergences) > 0.01
+    got = perplexity.results[0].result
+    assert got.score == pytest.approx(np.exp(np.mean(likelihoods)), rel=1e-3)
+    assert got.gold_logprob == pytest.approx(np.mean(likelihoods), rel=1e-4)

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.types import Example, Matching, PreparedSplit
+from moevolve.workers.config import EngineConfig
+from moevolve.workers.engine.tokenizing import tokenize_split, truncate
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+def split_of(*examples: Example, prefix: str = " ") -> PreparedSplit:
+    return PreparedSplit("words", "search", "generate", "accuracy", Matching(), 4, prefix, examples)
+
+
+def with_template(tokenizer: PreTrainedTokenizerFast, template: str) -> PreTrainedTokenizerFast:
+    """A copy that adds special tokens by itself."""
+    from tokenizers import Tokenizer, processors
+    from transformers import PreTrainedTokenizerFast
+
+    inner = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    inner.post_processor = processors.TemplateProcessing(single=template, special_tokens=[("<s>", 1), ("</s>", 2)])
+    return PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+def test_truncation_keeps_head_and_tail() -> None:
+    tokens = tuple(range(10))
+    assert truncate(tokens, 5, 2) == (0, 1, 2, 8, 9)
+    assert truncate(tokens, 5, 0) == (0, 1, 2, 3, 4)
+    assert truncate(tokens, 10, 2) == tokens
+    assert truncate(tokens, None, 2) == tokens
+
+
+def test_answers_continue_the_whole_prompt_though_it_is_truncated(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+    example = Example("w10 w11 w12 w13 w14 w15", ("w20 w21", "w22"), ("w20 w21", "w30"))
+    config = EngineConfig(max_prompt_tokens=4, tail_tokens=2)
+    tokenized = tokenize_split(tiny_tokenizer, split_of(example), config, bos=1)
+    assert tokenized.prompts == ((1, 10, 14, 15),)
+    assert tokenized.golds == ((20, 21),)
+    assert tokenized.choices == (((20, 21), (30,)),)
+
+
+@pytest.mark.parametrize(
+    ("template", "bos", "prompt"), [("$A", None, (10, 11)), ("<s> $A", 1, (1, 10, 11)), ("<s> $A </s>", 1, (1, 10, 11))]
+)
+def test_special_tokens_open_a_prompt_once_and_never_close_it(
+    tiny_tokenizer: PreTrainedTokenizerFast, template: str, bos: int | None, prompt: tuple[int, ...]
+) -> None:
+    tokenizer = with_template(tiny_tokenizer, template)
+    tokenized = tokenize_split(tokenizer, split_of(Example("w10 w11", ("w20",))), EngineConfig(), bos)
+    assert tokenized.prompts == (prompt,)
+    assert tokenized.golds == ((20,),)
+
+
+def test_an_answer_that_merges_with_the_prompt_is_tokenised_alone(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+    # Without a space between them the prompt's last word and the answer are one word: w1 + w20.
+    tokenized = tokenize_split(tiny_tokenizer, split_of(Example("w10 w11", ("w20",)), prefix=""), EngineConfig())
+    assert tokenized.prompts == ((10, 11),)
+    assert tokenized.golds == ((20,),)
+
+
+def test_examples_without_references_or_choices_have_no_answer_tokens(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+    tokenized = tokenize_split(tiny_tokenizer, split_of(Example("w10", ())), EngineConfig())
+    assert (tokenized.golds, tokenized.choices) == (((),), ((),))
+
+
+def test_an_empty_prompt_without_opening_token_names_the_example(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+    split = split_of(Example("w10", ("w20",)), Example("", ("w20",)))
+    assert tokenize_split(tiny_tokenizer, split, EngineConfig(), bos=1).prompts[1] == (1,)
+    with pytest.raises(UserError, match="task words, split search, example 1: the prompt has no tokens"):
+        tokenize_split(tiny_tokenizer, split, EngineConfig())
+
+
+@pytest.mark.parametrize("tail", [-1, 8, 9])
+def test_a_tail_that_leaves_no_head_is_refused(tiny_tokenizer: PreTrainedTokenizerFast, tail: int) -> None:
+    config = EngineConfig(max_prompt_tokens=8, tail_tokens=tail)
+    with pytest.raises(UserError, match=rf"engine\.tail_tokens is {tail}"):
+        tokenize_split(tiny_tokenizer, split_of(Example("w10", ("w20",))), config)

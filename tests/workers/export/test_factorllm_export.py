@@ -1,0 +1,115 @@
+"""Exports of divided networks: a stock Mixtral where that is exact, else native; both load where moevolve is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from edit_checks import assert_same_elsewhere, computed
+from safetensors import safe_open
+from torch import Tensor
+
+from moevolve.evaluators.errors import UserError
+from moevolve.workers.config import ModelConfig
+from moevolve.workers.export.card import ExportCard
+from moevolve.workers.export.export import export_model
+from moevolve.workers.methods.base import IdentityEdit
+from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
+from moevolve.workers.model.describe import describe_model
+from moevolve.workers.model.resident import ResidentModel
+
+LAYERS, HIDDEN, WIDTH, EXPERTS = 3, 32, 48, 6
+CARD = ExportCard("A divided model", "someone/base", "f00d")
+
+
+def edit_of(active: int = 2, routers: int = 1, scale: float = 1.0, bias: bool = True) -> FactorLlmEdit:
+    rng = np.random.default_rng(4)
+    parts = [np.sort(rng.permutation(WIDTH).reshape(EXPERTS, -1), axis=1).ravel() for _ in range(LAYERS)]
+    weight = rng.standard_normal((LAYERS, routers, EXPERTS, HIDDEN)).astype(np.float32)
+    biases = rng.standard_normal((LAYERS, routers, EXPERTS)).astype(np.float32) * bias
+    return FactorLlmEdit(np.stack(parts), weight, biases, active, scale)
+
+
+CASES = {
+    "llama-top1-stock": edit_of(1, bias=False),
+    "llama-biased-native": edit_of(1),
+    "llama-top2-native": edit_of(2, bias=False),
+    "llama-scaled-native": edit_of(1, scale=6.0, bias=False),
+    "llama-routers-native": edit_of(4, routers=3),
+    "opt-top1-native": edit_of(1, bias=False),
+    "opt-routers-native": edit_of(4, routers=2, scale=1.5),
+}
+
+
+def test_exports_load_and_agree_without_moevolve(
+    model_config: Callable[..., ModelConfig], tokens: Tensor, outsider: Any, tmp_path: Path
+) -> None:
+    residents = {family: ResidentModel.load(model_config(family)) for family in ("llama", "opt")}
+    expected = {}
+    for name, edit in CASES.items():
+        family, _, form = name.split("-")
+        resident = residents[family]
+        expected[tmp_path / name] = computed(resident, edit, tokens)
+        report = export_model(resident, edit, tmp_path / name, CARD)
+        assert (report.form, report.experts, report.active) == (form, EXPERTS, edit.active)
+        assert report.agreement.holds and report.agreement.positions > 50
+        assert isinstance(resident.applied, IdentityEdit)
+        added = LAYERS * (edit.router_weight[0].size + (edit.router_bias[0].size if form == "native" else 0))
+        assert report.parameters == describe_model(model_config(family)).parameters + added
+    found = outsider(list(expected), tokens)
+    assert_same_elsewhere(expected, found)
+
+
+def test_the_stock_form_is_a_mixtral_of_narrow_experts(model_config: Any, tmp_path: Path) -> None:
+    export_model(model_config("llama"), CASES["llama-top1-stock"], tmp_path / "out", CARD)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["model_type"], config["architectures"]) == ("mixtral", ["MixtralForCausalLM"])
+    assert (config["num_local_experts"], config["num_experts_per_tok"], config["intermediate_size"]) == (6, 1, 8)
+    assert describe_model(ModelConfig(str(tmp_path / "out"))).experts == 6
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "Llama with every feed-forward network divided into 6 equal experts, 1 active per token" in card
+    assert "| division | 1R6E1K |" in card and "A stock Mixtral checkpoint" in card
+
+
+def test_sixteen_bits_keep_their_routers_whole(model_config: Any, tmp_path: Path) -> None:
+    """A Mixtral's router would be rounded, so the form is native."""
+    report = export_model(model_config("llama", dtype="bfloat16"), CASES["llama-top1-stock"], tmp_path / "out", CARD)
+    assert report.form == "native" and report.agreement.holds
+    with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
+        for name in file.keys():  # noqa: SIM118
+            wide = "router_" in name
+            assert file.get_tensor(name).dtype == (torch.float32 if wide else torch.bfloat16), name
+
+
+def test_a_native_export_never_loads_as_something_else(model_config: Any, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    export_model(model_config("opt"), CASES["opt-top1-native"], tmp_path / "out", CARD)
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=False)
+
+
+def test_a_dense_model_that_is_not_edited_is_not_exported(model_config: Any, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="checkpoint already"):
+        export_model(model_config("llama"), IdentityEdit(), tmp_path / "out", CARD)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_forms(model_config: Any) -> None:
+    from moevolve.workers.methods.factorllm.export import FactorLlmExporter
+
+    resident = ResidentModel.load(model_config("llama"))
+    stock = CASES["llama-top1-stock"]
+    assert FactorLlmExporter().form(resident, stock) == "stock"
+    tiny = stock.router_bias.copy()
+    tiny[2, 0, 5] = 1e-30
+    for other in (replace(stock, router_bias=tiny), replace(stock, active=2), replace(stock, output_scale=6.0)):
+        assert FactorLlmExporter().form(resident, other) == "native"
+    resident.model.config.attention_bias = True
+    assert FactorLlmExporter().form(resident, stock) == "native"

@@ -1,0 +1,141 @@
+"""Exports of masked models: a stock Mixtral where that is exact, else native; both load where moevolve is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from edit_checks import assert_same_elsewhere, computed
+from safetensors import safe_open
+from torch import Tensor
+
+from moevolve.evaluators.errors import UserError
+from moevolve.workers.config import ModelConfig
+from moevolve.workers.export.card import ExportCard
+from moevolve.workers.export.export import export_model
+from moevolve.workers.methods.base import IdentityEdit
+from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
+from moevolve.workers.methods.tomoe.export import ToMoeExporter
+from moevolve.workers.model.describe import describe_model
+from moevolve.workers.model.resident import ResidentModel
+
+LAYERS, HIDDEN, WIDTH, EXPERTS, HEAD_DIM = 3, 32, 48, 4, 8
+CARD = ExportCard("A masked model", "someone/base", "f00d")
+
+
+def heads_of(pairs: tuple[int, ...] = (2, 1, 4), active: tuple[int, ...] = (5, 8, 1)) -> HeadMasks:
+    rng = np.random.default_rng(1)
+    return HeadMasks(
+        np.stack([rng.permutation(HEAD_DIM // 2) < count for count in pairs]),
+        np.array(active),
+        rng.standard_normal((LAYERS, HEAD_DIM)),
+        rng.standard_normal((LAYERS, HEAD_DIM, 2)),
+        rng.standard_normal((LAYERS, 2, HIDDEN)),
+    )
+
+
+def edit_of(widths: tuple[int, ...] = (20, 7, 33), heads: HeadMasks | None = None) -> ToMoeEdit:
+    rng = np.random.default_rng(0)
+    kept = np.stack([[rng.permutation(WIDTH) < width for _ in range(EXPERTS)] for width in widths])
+    return ToMoeEdit(kept, rng.standard_normal((LAYERS, EXPERTS, 5)), rng.standard_normal((LAYERS, 5, HIDDEN)), heads)
+
+
+CASES = {
+    "llama-networks-stock": edit_of(),
+    "llama-even-stock": edit_of((12, 12, 12)),
+    "llama-whole-stock": edit_of((12, 48, 12), heads_of((4, 4, 4), (8, 8, 8))),
+    "llama-heads-native": edit_of(heads=heads_of()),
+    "llama-some-native": edit_of((48, 7, 48), heads_of((4, 2, 4), (8, 8, 2))),
+    "llama-tied-native": replace(edit_of(), router=np.zeros((LAYERS, EXPERTS, 5))),
+    "qwen2-heads-native": edit_of(heads=heads_of()),
+    "opt-networks-native": edit_of(),
+    "opt-some-native": edit_of((48, 1, 20)),
+}
+
+
+def parameters(before: int, edit: ToMoeEdit, family: str, form: str) -> int:
+    """What the model described must have: neurons once and dimensions that are left, or a Mixtral's experts."""
+    neuron = 2 * HIDDEN + 1 if family == "opt" else 3 * HIDDEN
+    for width, kept in zip(edit.widths, edit.kept, strict=True):
+        stored = EXPERTS * ((edit.widths.max() + 7) // 8 * 8) if form == "stock" else kept.any(axis=0).sum()
+        before += (stored - WIDTH) * neuron
+        before += EXPERTS * HIDDEN * (form == "stock" or width < WIDTH)
+    if edit.heads is not None and form == "native":
+        before -= (~edit.heads.pairs).sum() * 2 * (4 + 2) * (HIDDEN + (family == "qwen2"))
+        before += (edit.heads.active < HEAD_DIM).sum() * (2 * HIDDEN + HEAD_DIM * 3)
+    return int(before)
+
+
+def test_exports_load_and_agree_without_moevolve(
+    model_config: Callable[..., ModelConfig], tokens: Tensor, outsider: Any, tmp_path: Path
+) -> None:
+    residents = {family: ResidentModel.load(model_config(family)) for family in ("llama", "opt", "qwen2")}
+    expected = {}
+    for name, edit in CASES.items():
+        family, _, form = name.split("-")
+        resident = residents[family]
+        expected[tmp_path / name] = computed(resident, edit, tokens)
+        report = export_model(resident, edit, tmp_path / name, CARD)
+        assert (report.form, report.experts, report.active) == (form, EXPERTS, 1), name
+        assert report.agreement.holds and report.agreement.positions > 50
+        assert isinstance(resident.applied, IdentityEdit)
+        before = describe_model(model_config(family)).parameters
+        assert report.parameters == parameters(before, edit, family, form), name
+    found = outsider(list(expected), tokens)
+    assert_same_elsewhere(expected, found)
+
+
+def test_the_stock_form_is_a_mixtral_whose_narrow_layers_are_filled_up(model_config: Any, tmp_path: Path) -> None:
+    export_model(model_config("llama"), edit_of(), tmp_path / "out", CARD)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["model_type"], config["architectures"]) == ("mixtral", ["MixtralForCausalLM"])
+    assert (config["num_local_experts"], config["num_experts_per_tok"], config["intermediate_size"]) == (4, 1, 40)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "Llama whose feed-forward networks run the neurons of one of 4 overlapping experts per token" in card
+    assert "| neurons per expert | 7 to 33 of 48 |" in card and "A stock Mixtral checkpoint" in card
+
+
+def test_sixteen_bits_keep_their_routers_whole(model_config: Any, tmp_path: Path) -> None:
+    resident = ResidentModel.load(model_config("llama", dtype="bfloat16"))
+    report = export_model(resident, edit_of(heads=heads_of()), tmp_path / "out", CARD)
+    assert report.form == "native" and report.agreement.holds
+    assert "| value dimensions per token | 1 to 8 of 8 |" in (tmp_path / "out" / "README.md").read_text()
+    with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
+        for name in file.keys():  # noqa: SIM118
+            whole = name.endswith(("neurons", "dimensions"))
+            wide = "router" in name or "value_" in name
+            dtype = torch.int64 if whole else torch.float32 if wide else torch.bfloat16
+            assert file.get_tensor(name).dtype == dtype, name
+
+
+def test_forms(model_config: Any) -> None:
+    exporter, resident = ToMoeExporter(), ResidentModel.load(model_config("llama"))
+    assert exporter.form(resident, edit_of()) == "stock"
+    half = ResidentModel.load(model_config("llama", dtype="bfloat16"))
+    assert exporter.form(half, edit_of()) == "native"
+    router = edit_of().router.copy()
+    router[1, 2] = router[1, 3]
+    assert exporter.form(resident, replace(edit_of(), router=router)) == "native"
+    kept = edit_of().kept.copy()
+    kept[1, 2] = kept[1, 3]
+    assert exporter.form(resident, replace(edit_of(), router=router, kept=kept)) == "stock"
+
+
+def test_the_native_form_can_be_asked_for(model_config: Any, tmp_path: Path) -> None:
+    """It keeps shared neurons once, where a Mixtral's experts repeat them."""
+    stock = export_model(model_config("llama"), edit_of(), tmp_path / "stock", CARD)
+    native = export_model(model_config("llama"), edit_of(), tmp_path / "native", CARD, "native")
+    assert (stock.form, native.form) == ("stock", "native") and native.agreement.holds
+    assert native.parameters == parameters(
+        describe_model(model_config("llama")).parameters, edit_of(), "llama", "native"
+    )
+    assert native.parameters < stock.parameters
+    with pytest.raises(UserError, match="--form stock"):
+        export_model(model_config("llama"), edit_of(heads=heads_of()), tmp_path / "other", CARD, "stock")
+    assert not (tmp_path / "other").exists()

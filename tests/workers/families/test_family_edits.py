@@ -1,0 +1,200 @@
+"""Edits on DeepSeek-V2 and -V3, GLM-4-MoE and GPT-OSS against their equations and physically smaller models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from edit_checks import Residents, addresses, assert_close, logits
+from family_samples import SAMPLES, make_family_edit, plain_family_logits
+from torch import Tensor
+
+from moevolve.evaluators.errors import UserError
+from moevolve.workers.config import ModelConfig
+from moevolve.workers.methods.base import IdentityEdit
+from moevolve.workers.methods.eep.edit import EepEdit
+
+Checkpoints = Callable[[str], Path]
+Configs = Callable[..., ModelConfig]
+
+KINDS = ("prune", "crossed", "mapped", "merged", "both", "mixed")
+variants = pytest.mark.parametrize("variant", list(SAMPLES))
+CONTINUOUS = ("mapped", "both", "mixed")
+
+
+def spaces(variant: str, kind: str) -> tuple[str, ...]:
+    return ("logits",) if variant == "gpt_oss" and kind in CONTINUOUS else ("probs", "logits")
+
+
+@variants
+@pytest.mark.parametrize("kind", KINDS)
+def test_edited_logits_are_those_of_the_equations(
+    variant: str, kind: str, resident: Residents, checkpoint: Checkpoints, tokens: Tensor
+) -> None:
+    found = []
+    for space in spaces(variant, kind):
+        edit = make_family_edit(variant, kind, space=space)
+        found.append(logits(resident(variant), edit, tokens))
+        assert_close(found[-1], plain_family_logits(checkpoint(variant), edit, tokens))
+    if len(found) == 2:
+        same = SAMPLES[variant].folds and kind not in CONTINUOUS
+        assert torch.equal(*found) if same else float((found[0] - found[1]).abs().max()) > 1e-3
+
+
+@variants
+def test_numbers_retained_and_active(
+    variant: str, resident: Residents, checkpoint: Checkpoints, tokens: Tensor
+) -> None:
+    model, count = resident(variant), SAMPLES[variant].experts
+    groups = model.layers[0].rule.groups
+    tried = 0
+    for retained in range(1, count + 1):
+        for active in {1, 2, retained}:
+            if groups.fault(retained) or active > groups.reach(retained):
+                continue
+            edit = make_family_edit(variant, "both", retained, active, space="logits", seed=retained)
+            assert_close(logits(model, edit, tokens), plain_family_logits(checkpoint(variant), edit, tokens))
+            tried += 1
+    assert tried >= 4
+
+
+@variants
+def test_the_unedited_model_is_the_familys_own(
+    variant: str, resident: Residents, checkpoint: Checkpoints, tokens: Tensor
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model, sample = resident(variant), SAMPLES[variant]
+    with torch.no_grad():
+        stock = AutoModelForCausalLM.from_pretrained(checkpoint(variant)).eval()(tokens).logits
+    assert torch.equal(logits(model, IdentityEdit(), tokens), stock)
+    eye = np.repeat(np.eye(sample.experts, dtype=np.float32)[None], len(sample.moe_layers), axis=0)
+    assert_close(logits(model, EepEdit(eye, eye, 2), tokens), stock)
+    assert_close(plain_family_logits(checkpoint(variant), EepEdit(eye, eye, 2), tokens), stock)
+
+
+FOLDING = [variant for variant, sample in SAMPLES.items() if sample.folds]
+
+
+@pytest.mark.parametrize("variant", FOLDING)
+@pytest.mark.parametrize("kind", ["prune", "merged"])
+def test_equals_a_physically_smaller_model(
+    variant: str, kind: str, resident: Residents, checkpoint: Checkpoints, tokens: Tensor
+) -> None:
+    """A model of the family that has n' experts to begin with, its tensors picked or summed one by one."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    edit = make_family_edit(variant, kind)
+    full = AutoModelForCausalLM.from_pretrained(checkpoint(variant))
+    config = AutoConfig.from_pretrained(checkpoint(variant))
+    field = "num_local_experts" if variant == "gpt_oss" else "n_routed_experts"
+    assert getattr(config, field) == SAMPLES[variant].experts
+    setattr(config, field, edit.retained)
+    if variant == "deepseek_v3-unscaled":
+        config.n_group = config.topk_group = 1
+    small = AutoModelForCausalLM.from_config(config).eval()
+    state = full.state_dict()
+    for ordinal, layer in enumerate(SAMPLES[variant].moe_layers):
+        kept = edit.router_mapping[ordinal].argmax(axis=1).tolist()
+        for name in [name for name in state if name.startswith(f"model.layers.{layer}.mlp.")]:
+            tensor = state[name]
+            if ".mlp.experts." in name:
+                rows = edit.expert_merging[ordinal]
+                state[name] = torch.stack([sum(float(c) * tensor[j] for j, c in enumerate(row)) for row in rows])
+            elif ".mlp.gate." in name or ".mlp.router." in name:
+                state[name] = torch.stack([tensor[j] for j in kept])
+    small.load_state_dict(state)
+    with torch.no_grad():
+        assert_close(logits(resident(variant), edit, tokens), small(tokens).logits)
+
+
+@variants
+@pytest.mark.parametrize("originals", ["device", "host"])
+def test_revert_is_exact_and_history_leaves_no_trace(
+    variant: str, originals: str, resident: Residents, tokens: Tensor
+) -> None:
+    model = resident(variant, originals=originals)
+    before = logits(model, IdentityEdit(), tokens)
+    weights = [t.clone() for t in model.model.state_dict().values()] if originals == "device" else []
+    edit = make_family_edit(variant, "both", space="logits", seed=1)
+    alone = logits(model, edit, tokens)
+    for kind in ("merged", "prune", "both"):
+        model.apply(make_family_edit(variant, kind, SAMPLES[variant].experts, 1, space="logits", seed=2))
+    model.apply(edit)
+    with torch.inference_mode():
+        assert torch.equal(model.model(tokens).logits, alone)
+    model.revert()
+    assert torch.equal(logits(model, IdentityEdit(), tokens), before)
+    if originals == "device":
+        after = model.model.state_dict().values()
+        assert all(torch.equal(a, b) for a, b in zip(weights, after, strict=True))
+    else:
+        assert_close(logits(resident(variant), IdentityEdit(), tokens), before)
+        assert_close(alone, logits(resident(variant), edit, tokens))
+
+
+@variants
+def test_pruning_copies_no_weights_and_merging_reuses_its_buffers(variant: str, resident: Residents) -> None:
+    model = resident(variant)
+    full = addresses(model)
+    assert len(full) == len(SAMPLES[variant].moe_layers) * (4 if variant == "gpt_oss" else 2)
+    with model.edited(make_family_edit(variant, "prune")):
+        assert addresses(model) == full
+    with model.edited(make_family_edit(variant, "merged")):
+        merged = addresses(model)
+        assert not set(merged) & set(full)
+    with model.edited(make_family_edit(variant, "merged", seed=5)):
+        assert addresses(model) == merged
+    assert addresses(model) == full
+
+
+@variants
+@pytest.mark.parametrize("implementation", ["eager", "batched_mm"])
+def test_experts_implementations_agree(variant: str, implementation: str, resident: Residents, tokens: Tensor) -> None:
+    other, model = resident(variant, experts_implementation=implementation), resident(variant)
+    for kind in ("prune", "merged"):
+        edit = make_family_edit(variant, kind)
+        assert_close(logits(other, edit, tokens), logits(model, edit, tokens))
+
+
+@variants
+def test_sixteen_bit_models_keep_their_dtype(variant: str, resident: Residents, tokens: Tensor) -> None:
+    model = resident(variant, dtype="bfloat16")
+    for kind in ("prune", "both"):
+        for space in spaces(variant, kind):
+            found = logits(model, make_family_edit(variant, kind, space=space), tokens)
+            assert found.dtype == torch.bfloat16
+            assert torch.isfinite(found).all()
+    if variant.startswith(("deepseek_v3", "glm")):
+        assert {layer.correction_bias.dtype for layer in model.layers} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("variant", "retained", "active", "space", "message"),
+    [
+        ("deepseek_v3-grouped", 5, 2, "probs", r"deepseek_v3 .* 5 experts can't be divided .* 2 routing groups"),
+        ("deepseek_v3-grouped", 2, 1, "probs", "2 experts are too few: .* 2 best experts .* use 4 or more"),
+        (
+            "deepseek_v3-grouped",
+            4,
+            3,
+            "probs",
+            "3 active experts of 4 are more than the 2 in the 1 of 2 routing groups",
+        ),
+        ("deepseek_v2-grouped", 6, 1, "logits", "deepseek_v2 .* 6 experts can't be divided .* 4 routing groups"),
+        ("glm4_moe", 1, 1, "probs", "glm4_moe .* 1 experts are too few"),
+        ("gpt_oss", 4, 2, "probs", "gpt_oss .* router_space probs .* use router_space: logits"),
+    ],
+)
+def test_what_a_family_cannot_express_is_refused(
+    variant: str, retained: int, active: int, space: str, message: str, resident: Residents, tokens: Tensor
+) -> None:
+    model = resident(variant)
+    before = logits(model, IdentityEdit(), tokens)
+    with pytest.raises(UserError, match=message):
+        model.apply(make_family_edit(variant, "both", retained, active, space))
+    assert isinstance(model.applied, IdentityEdit)
+    assert torch.equal(logits(model, IdentityEdit(), tokens), before)

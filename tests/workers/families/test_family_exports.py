@@ -1,0 +1,129 @@
+"""Exports of DeepSeek-V2 and -V3, GLM-4-MoE and GPT-OSS: stock where the family can say it, else native, and exact."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from edit_checks import Computed, Found, assert_same_elsewhere, computed
+from family_samples import SAMPLES, make_family_edit
+from torch import Tensor
+
+from moevolve.evaluators.errors import UserError
+from moevolve.workers.config import ModelConfig
+from moevolve.workers.export.card import ExportCard
+from moevolve.workers.export.export import export_model
+from moevolve.workers.facts import parameters_after
+from moevolve.workers.methods.base import Edit, IdentityEdit
+from moevolve.workers.methods.eep.edit import EepEdit
+from moevolve.workers.model.describe import describe_model
+from moevolve.workers.model.resident import ResidentModel
+
+Configs = Callable[..., ModelConfig]
+Outsider = Callable[[list[Path], Tensor], Found]
+
+CARD = ExportCard("A small model", "someone/base", "f00d", "trial", "42", "trial#17", (), ())
+
+
+def cases(variant: str) -> dict[str, Edit]:
+    stock = "stock" if SAMPLES[variant].folds else "native"
+    made: dict[str, Edit] = {
+        f"prune-{stock}": make_family_edit(variant, "prune"),
+        f"merged-{stock}": make_family_edit(variant, "merged", active=1),
+        "logits-stock": make_family_edit(variant, "both", space="logits"),
+        "full-stock": IdentityEdit(),
+    }
+    if variant != "gpt_oss":
+        made["both-native"] = make_family_edit(variant, "both", active=1)
+        made["mixed-native"] = make_family_edit(variant, "mixed")
+    return made
+
+
+def export_all(variant: str, config: ModelConfig, tokens: Tensor, folder: Path) -> dict[Path, Computed]:
+    """Export every kind of edit of one variant: directories by name, with what the edited resident computes."""
+    resident, facts, sample = ResidentModel.load(config), describe_model(config), SAMPLES[variant]
+    expected: dict[Path, Computed] = {}
+    for name, edit in cases(variant).items():
+        directory = folder / f"{variant}-{name}"
+        expected[directory] = computed(resident, edit, tokens)
+        report = export_model(resident, edit, directory, CARD)
+        assert report.form == name.split("-")[1]
+        retained = edit.retained if isinstance(edit, EepEdit) else sample.experts
+        assert report.parameters == parameters_after(facts, retained, native=report.form == "native")
+        assert report.agreement.holds
+        settings = json.loads((directory / "config.json").read_text())
+        field = "num_local_experts" if variant == "gpt_oss" else "n_routed_experts"
+        assert settings[field] == retained
+        assert settings["num_experts_per_tok"] == (edit.active if isinstance(edit, EepEdit) else 2)
+        assert "num_experts" not in settings
+        assert isinstance(resident.applied, IdentityEdit)
+    return expected
+
+
+def test_exports_load_and_agree_without_moevolve(
+    model_config: Configs, tokens: Tensor, outsider: Outsider, tmp_path: Path
+) -> None:
+    expected: dict[Path, Computed] = {}
+    for variant in SAMPLES:
+        expected |= export_all(variant, model_config(variant), tokens, tmp_path)
+    found = outsider(list(expected), tokens)
+    assert_same_elsewhere(expected, found)
+
+
+@pytest.mark.parametrize(("variant", "space"), [("deepseek_v3-grouped", "probs"), ("gpt_oss", "logits")])
+def test_exports_from_bfloat16_and_from_host_originals(
+    variant: str, space: str, model_config: Configs, tmp_path: Path
+) -> None:
+    from safetensors import safe_open
+
+    for number, settings in enumerate(({"dtype": "bfloat16"}, {"originals": "host"})):
+        for kind in ("prune", "both"):
+            edit = make_family_edit(variant, kind, space=space)
+            report = export_model(model_config(variant, **settings), edit, tmp_path / f"{kind}{number}", CARD)
+            assert report.form == ("native" if (kind, space) == ("both", "probs") else "stock")
+            assert report.agreement.holds
+            with safe_open(report.directory / "model.safetensors", "pt") as file:
+                dtypes = {name: file.get_tensor(name).dtype for name in file.keys()}  # noqa: SIM118
+            for name, dtype in dtypes.items():
+                wide = number == 1 or name.endswith(("e_score_correction_bias", "router_mapping"))
+                assert dtype == (torch.float32 if wide else torch.bfloat16), name
+
+
+def test_stock_exports_have_the_names_of_published_checkpoints(model_config: Configs, tmp_path: Path) -> None:
+    from safetensors import safe_open
+
+    expected = {
+        "deepseek_v3": ("experts.3.down_proj.weight", "shared_experts.up_proj.weight", "gate.e_score_correction_bias"),
+        "gpt_oss": ("experts.gate_up_proj_bias", "experts.down_proj", "router.bias"),
+    }
+    for variant, names in expected.items():
+        report = export_model(model_config(variant), make_family_edit(variant, "prune"), tmp_path / variant, CARD)
+        with safe_open(report.directory / "model.safetensors", "pt") as file:
+            stored = {name.removeprefix("model.layers.1.mlp.") for name in file.keys()}  # noqa: SIM118
+        assert set(names) <= stored
+        assert "experts.4.down_proj.weight" not in stored
+
+
+def test_groups_that_limit_nothing_are_exported_as_one(model_config: Configs, tmp_path: Path) -> None:
+    """All three groups may be chosen from: 4 experts need not be divisible by three."""
+    edit = make_family_edit("deepseek_v3-unscaled", "prune")
+    report = export_model(model_config("deepseek_v3-unscaled"), edit, tmp_path / "out", CARD)
+    settings = json.loads((report.directory / "config.json").read_text())
+    assert (settings["n_routed_experts"], settings["n_group"], settings["topk_group"]) == (4, 1, 1)
+    assert settings["num_nextn_predict_layers"] == 0
+
+
+def test_groups_that_limit_are_kept(model_config: Configs, tmp_path: Path) -> None:
+    edit = make_family_edit("deepseek_v3-grouped", "prune")
+    report = export_model(model_config("deepseek_v3-grouped"), edit, tmp_path / "out", CARD)
+    settings = json.loads((report.directory / "config.json").read_text())
+    assert (settings["n_routed_experts"], settings["n_group"], settings["topk_group"]) == (4, 2, 1)
+
+
+def test_an_edit_the_family_cannot_express_is_not_exported(model_config: Configs, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"gpt_oss .* router_space probs"):
+        export_model(model_config("gpt_oss"), make_family_edit("gpt_oss", "both"), tmp_path / "out", CARD)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,159 @@
+"""Factors and mixing matrices fitted to a weight: against closed forms, and what every step promises."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import oracles
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from moevolve.workers.methods.nanomoe.edit import BlockForm, Variant
+from moevolve.workers.methods.nanomoe.mixing import (
+    balance,
+    fit_layer,
+    fit_mixing,
+    low_rank_factors,
+    refine_factors,
+    split_factors,
+)
+
+VARIANTS: tuple[Variant, ...] = ("I", "II", "III")
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def parameters(variant: Variant, blocks: int, rank: int, seed: int = 0) -> Tensor:
+    return random(*BlockForm(variant, blocks, rank).mixing_shape, seed=seed)
+
+
+def unmixed(variant: Variant, blocks: int, rank: int) -> Tensor:
+    return torch.from_numpy(BlockForm(variant, blocks, rank).unmixed).double()
+
+
+def error(weight: Tensor, u: Tensor, v: Tensor, mixing: Tensor) -> float:
+    return float((weight - oracles.block_mix_weight(u, v, mixing)).norm() / weight.norm())
+
+
+@pytest.mark.parametrize("shape", [(9, 14), (14, 9), (8, 8)])
+@pytest.mark.parametrize("rank", [1, 5, 8])
+def test_low_rank_factors_are_the_best(shape: tuple[int, int], rank: int) -> None:
+    weight = random(*shape)
+    u, v = low_rank_factors(weight.float(), rank)
+    assert u.dtype == v.dtype == torch.float64 and u.shape == (shape[0], rank) and v.shape == (rank, shape[1])
+    rest = torch.linalg.svdvals(weight)[rank:]
+    assert float((weight - u @ v).norm()) == pytest.approx(float(rest.norm()), rel=1e-5, abs=1e-6)
+    assert (u.gather(0, u.abs().argmax(dim=0, keepdim=True)) > 0).all()
+    torch.testing.assert_close(u.norm(dim=0), v.norm(dim=1))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_refining_solves_for_each_factor(variant: Variant) -> None:
+    """V and then U against one least-squares problem over all their entries, which knows nothing of blocks."""
+    blocks, rank, height, width = 3, 2, 4, 5
+    weight, mixing = random(12, 15), parameters(variant, blocks, rank, 5)
+    u, v = random(blocks, height, rank, seed=1), random(blocks, rank, width, seed=2)
+    refined_u, refined_v = refine_factors(weight, u, v, mixing, 1)
+
+    def brute(of: Tensor, build: str) -> Tensor:
+        basis = torch.eye(of.numel(), dtype=torch.float64).view(-1, *of.shape)
+        images = [
+            oracles.block_mix_weight(*((u, each) if build == "v" else (each, refined_v)), mixing).flatten()
+            for each in basis
+        ]
+        return torch.linalg.lstsq(torch.stack(images, dim=1), weight.flatten()[:, None]).solution.view(of.shape)
+
+    torch.testing.assert_close(refined_v, brute(v, "v"), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(refined_u, brute(u, "u"), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("variant", ["I", "II"])
+def test_fitted_mixing_is_the_least_squares_solution(variant: Variant) -> None:
+    blocks, rank = 3, 2
+    weight = random(12, 15)
+    u, v = random(blocks, 4, rank, seed=1), random(blocks, rank, 5, seed=2)
+    before = parameters(variant, blocks, rank)
+    basis = torch.eye(before.numel(), dtype=torch.float64).view(-1, *before.shape)
+    images = torch.stack([oracles.block_mix_weight(u, v, each).flatten() for each in basis], dim=1)
+    expected = torch.linalg.lstsq(images, weight.flatten()[:, None]).solution.view(before.shape)
+    torch.testing.assert_close(fit_mixing(weight, u, v, before), expected, atol=1e-6, rtol=1e-6)
+
+
+@given(
+    variant=st.sampled_from(VARIANTS),
+    blocks=st.sampled_from([1, 2, 4]),
+    rank=st.integers(1, 8),
+    dead=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=40, deadline=None)
+def test_no_step_makes_the_error_larger(variant: Variant, blocks: int, rank: int, dead: bool, seed: int) -> None:
+    """Also with ranks above a block's size, and with factors that M leaves no influence."""
+    weight = random(8, 12, seed=seed)
+    u, v = split_factors(*low_rank_factors(weight, rank), blocks)
+    mixing = parameters(variant, blocks, rank, seed)
+    if dead:
+        mixing[..., 0, :] = 0
+        mixing[..., :, 0] = 0
+    errors = [error(weight, u, v, mixing)]
+    for _ in range(3):
+        u, v = refine_factors(weight, u, v, mixing, 1)
+        errors.append(error(weight, u, v, mixing))
+        mixing = fit_mixing(weight, u, v, mixing)
+        errors.append(error(weight, u, v, mixing))
+    assert all(torch.isfinite(part).all() for part in (u, v, mixing))
+    assert all(after <= before + 1e-7 for before, after in pairwise(errors)), errors
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 4])
+@pytest.mark.parametrize("rank", [1, 5, 8])
+def test_plain_low_rank_is_refined_to_itself(blocks: int, rank: int) -> None:
+    weight = random(8, 12)
+    u, v = split_factors(*low_rank_factors(weight, rank), blocks)
+    refined = refine_factors(weight, u, v, torch.ones(blocks, blocks), 3)
+    torch.testing.assert_close(refined, (u, v))
+    again = refine_factors(weight, u, v, torch.ones(blocks, blocks), 3)
+    assert all(torch.equal(*pair) for pair in zip(refined, again, strict=True))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_what_a_form_can_express_is_found(variant: Variant) -> None:
+    """A weight made of the form, from factors and parameters near the true ones."""
+    blocks, rank = 2, 2
+    truth = random(blocks, 6, rank, seed=1), random(blocks, rank, 6, seed=2), parameters(variant, blocks, rank, 3)
+    weight = oracles.block_mix_weight(*truth)
+    u, v, mixing = (part + 0.05 * random(*part.shape, seed=9) for part in truth)
+    for _ in range(300):
+        u, v = refine_factors(weight, u, v, mixing, 1)
+        mixing = fit_mixing(weight, u, v, mixing)
+    assert error(weight, u, v, mixing) < 1e-3
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_balancing_keeps_the_product(variant: Variant) -> None:
+    u, v = random(4, 3, 5, seed=1), random(4, 5, 2, seed=2)
+    mixing = parameters(variant, 4, 5, 3) * 10.0 ** random(4, seed=4).view(-1, 1, *([1] * (variant != "I")))
+    balanced = balance(u, v, mixing)
+    torch.testing.assert_close(oracles.block_mix_weight(*balanced), oracles.block_mix_weight(u, v, mixing))
+    diagonals = balanced[2][0] if variant == "III" else balanced[2]
+    assert float(diagonals.square().mean(dim=0).sub(1).abs().max()) < 1e-9
+    empty = torch.zeros_like(mixing)
+    assert all(torch.equal(*pair) for pair in zip(balance(u, v, empty), (u, v, empty), strict=True))
+
+
+def test_fits_improve_on_low_rank_in_the_papers_order() -> None:
+    """Remark 3's inclusions, as errors on a random weight."""
+    blocks, rank = 4, 4
+    weight = random(24, 16)
+    errors = {}
+    for each in VARIANTS:
+        for rounds in (0, 60):
+            errors[each, rounds] = error(weight, *fit_layer(weight, rank, blocks, unmixed(each, blocks, rank), rounds))
+    best = float(torch.linalg.svdvals(weight)[rank:].norm() / weight.norm())
+    assert [errors[variant, 0] for variant in VARIANTS] == pytest.approx([best] * 3)
+    assert errors["III", 60] < errors["II", 60] < errors["I", 60] < best

@@ -1,0 +1,168 @@
+"""What is measured of experts in a stream, against loops over tokens in float64, straight from the definitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from plain_experts import Token, change, plain_tokens
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.types import Example, Matching, PreparedSplit
+from moevolve.workers.config import EngineConfig, ModelConfig
+from moevolve.workers.methods.base import Calibration
+from moevolve.workers.methods.calibrators import calibrate
+from moevolve.workers.methods.eep.calibrate_experts import calibrate_experts
+from moevolve.workers.methods.eep.edit import ExpertsRecipe, SubsetRecipe
+from moevolve.workers.model.resident import ResidentModel
+
+EXPERTS = 6
+ALL = ("mean_outputs", "ratio", "saliency", "usage")
+SEQUENCES = [tuple(np.random.default_rng(i).integers(3, 97, 5 + i).tolist()) for i in range(9)]
+TOKENS = sum(map(len, SEQUENCES))
+FAMILIES = ("mixtral", "qwen2_moe")
+families = pytest.mark.parametrize("family", FAMILIES)
+
+
+def subset_recipe(layers: int, **changes: Any) -> SubsetRecipe:
+    groups = tuple(range(layers))
+    return replace(SubsetRecipe(3, 2, groups, logits_space=False, limit=100, sample=10_000), **changes)
+
+
+@pytest.fixture(scope="module")
+def plain(resident: Callable[[str], ResidentModel]) -> Callable[[str], list[list[Token]]]:
+    made: dict[str, list[list[Token]]] = {}
+
+    def get(family: str) -> list[list[Token]]:
+        if family not in made:
+            model = resident(family)
+            made[family] = [plain_tokens(model, layer, SEQUENCES) for layer in model.layers]
+        return made[family]
+
+    return get
+
+
+def measured(model: ResidentModel, subsets: SubsetRecipe | None = None) -> dict[str, Any]:
+    with torch.inference_mode():
+        return dict(calibrate_experts(model, SEQUENCES, ExpertsRecipe(ALL, subsets, 1000)).arrays)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "qwen3_moe", "olmoe"])
+def test_the_stream_agrees_with_the_definitions(family: str, resident: Any, plain: Any) -> None:
+    found = measured(resident(family))
+    for layer, tokens in enumerate(plain(family)):
+        assert len(tokens) == TOKENS
+        counts, soft, salience = np.zeros(EXPERTS), np.zeros(EXPERTS), np.zeros(EXPERTS)
+        for token in tokens:
+            soft += token.probabilities.numpy()
+            for expert in token.chosen:
+                counts[expert] += 1
+                salience[expert] += float(token.gates[expert] * token.outputs[expert].norm())
+        assert found["counts"][layer].tolist() == counts.tolist()
+        np.testing.assert_allclose(found["soft_activation"][layer], soft, rtol=1e-5)
+        np.testing.assert_allclose(found["saliency"][layer], salience / np.maximum(counts, 1), rtol=1e-4)
+        means = torch.stack([token.outputs for token in tokens]).mean(dim=0)
+        distances = [[float((a - b).norm()) for b in means] for a in means]
+        np.testing.assert_allclose(found["output_distances"][layer], distances, rtol=1e-4, atol=1e-7)
+        ratios = [float(t.probabilities[t.chosen[1]] / t.probabilities[t.chosen[0]]) for t in tokens]
+        assert abs(found["ratio"][layer] - np.median(ratios)) <= 2**-17 + 1e-6
+
+
+@families
+@pytest.mark.parametrize(("active", "logits_space", "sample"), [(2, False, 10_000), (1, True, 10_000), (2, True, 30)])
+def test_every_subset_is_compared_with_all_experts(
+    family: str, active: int, logits_space: bool, sample: int, resident: Any, plain: Any
+) -> None:
+    model = resident(family)
+    recipe = subset_recipe(len(model.layers), active=active, logits_space=logits_space, sample=sample)
+    found = measured(model, recipe)["subset_discrepancy"]
+    subsets = list(combinations(range(EXPERTS), 3))
+    assert found.shape == (len(model.layers), len(subsets))
+    for layer, tokens in enumerate(plain(family)):
+        sampled = tokens[:: -(-TOKENS // sample)]
+        assert len(sampled) <= sample
+        expected = [change(sampled, kept, active, model.layers[layer].renormalise, logits_space) for kept in subsets]
+        np.testing.assert_allclose(found[layer], expected, rtol=1e-3)
+
+
+@families
+@pytest.mark.parametrize("grouped", [False, True])
+def test_above_the_limit_experts_are_dropped_one_by_one(family: str, grouped: bool, resident: Any, plain: Any) -> None:
+    model = resident(family)
+    layers = len(model.layers)
+    owners = (0, *[1] * (layers - 1)) if grouped and layers > 2 else (0,) * layers if grouped else tuple(range(layers))
+    found = measured(model, subset_recipe(layers, layer_groups=owners, limit=19))
+    assert "subset_discrepancy" not in found
+    for group in range(max(owners) + 1):
+        members = [tokens for tokens, owner in zip(plain(family), owners, strict=True) if owner == group]
+        kept = tuple(range(EXPERTS))
+        while len(kept) > 3:
+            rests = [tuple(e for e in kept if e != dropped) for dropped in kept]
+            costs = [
+                sum(change(each, rest, 2, model.layers[0].renormalise, False) for each in members) for rest in rests
+            ]
+            kept = rests[int(np.argmin(costs))]
+        assert found["subset_kept"][group].tolist() == list(kept)
+
+
+def test_measuring_leaves_the_model_as_it_was_and_counts_what_it_ran(resident: Any) -> None:
+    model, ids = resident("mixtral"), torch.tensor([SEQUENCES[3]])
+    with torch.inference_mode():
+        before = model.model(ids).logits
+        recipe = ExpertsRecipe(("saliency",), None, 1000)
+        found = calibrate_experts(model, SEQUENCES, recipe)
+        assert torch.equal(model.model(ids).logits, before)
+    assert set(found.arrays) == {"saliency", "expert_runs"}
+    assert found.arrays["expert_runs"].tolist() == [TOKENS * 2 * 3], "saliency runs the chosen experts once more"
+    assert Calibration.from_bytes(found.to_bytes()).arrays["saliency"].dtype == np.float32
+
+
+def test_host_resident_experts_are_measured_alike(
+    model_config: Callable[..., ModelConfig], resident: Callable[[str], ResidentModel]
+) -> None:
+    hosted = ResidentModel.load(model_config("mixtral", originals="host"))
+    recipe = subset_recipe(3)
+    here, there = measured(resident("mixtral"), recipe), measured(hosted, recipe)
+    for name, values in here.items():
+        np.testing.assert_allclose(there[name], values, rtol=1e-4)
+
+
+@pytest.mark.parametrize("settings", [{"dtype": "bfloat16"}, {"experts_implementation": "eager"}])
+def test_other_numbers_and_implementations_measure_the_same(
+    settings: dict[str, str], model_config: Callable[..., ModelConfig], resident: Callable[[str], ResidentModel]
+) -> None:
+    other = ResidentModel.load(model_config("qwen2_moe", **settings))
+    here, there = measured(resident("qwen2_moe"), subset_recipe(2)), measured(other, subset_recipe(2))
+    rough = 0.15 if "dtype" in settings else 1e-4
+    for name in ("soft_activation", "saliency", "output_distances", "ratio", "subset_discrepancy"):
+        assert there[name].dtype == np.float32
+        np.testing.assert_allclose(there[name], here[name], rtol=rough, atol=rough * here[name].max())
+
+
+def test_the_cost_is_noted(resident: Callable[[str], ResidentModel]) -> None:
+    examples = tuple(Example(f"the {word} dog is", ("fox",), ()) for word in ("quick", "brown", "larger"))
+    split = PreparedSplit("t", "search", "generate", "mean", Matching(), 4, " ", examples)
+    made = calibrate(resident("mixtral"), EngineConfig(), ExpertsRecipe(("usage",), None, 11), [split])
+    made = Calibration.from_bytes(made.to_bytes())
+    assert made.tokens_run == 12, "whole prompts with their answers, until 11 tokens are reached"
+    assert made.arrays["counts"].sum() == 12 * 2 * 3
+    assert made.seconds is not None and made.seconds > 0
+
+
+def test_what_cannot_be_measured_is_refused(model_config: Callable[..., ModelConfig], resident: Any) -> None:
+    with pytest.raises(UserError, match="this model is dense"):
+        measured(ResidentModel.load(model_config("llama")))
+    with pytest.raises(UserError, match="there are no prompts"):
+        calibrate_experts(resident("mixtral"), [], ExpertsRecipe(ALL, None, 10))
+
+
+def test_a_sample_that_needs_too_much_memory_is_refused(monkeypatch: pytest.MonkeyPatch, resident: Any) -> None:
+    monkeypatch.setattr("moevolve.workers.methods.eep.expert_subsets._MEMORY", 3 * 36 * 4 * 20)
+    with pytest.raises(UserError, match=r"genome.naee_tokens: .*; use 20 at most"):
+        measured(resident("mixtral"), subset_recipe(3))
+    measured(resident("mixtral"), subset_recipe(3, sample=20))

@@ -1,0 +1,278 @@
+"""The measured start of FactorLLM genomes: divisions, labels, closed-form routers, principal directions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.types import Example, Matching, PreparedSplit
+from moevolve.workers.config import EngineConfig, ModelConfig
+from moevolve.workers.engine.tokenizing import Tokens
+from moevolve.workers.families.dense_layout import DenseLayer
+from moevolve.workers.methods.base import Calibration
+from moevolve.workers.methods.calibrators import calibrate
+from moevolve.workers.methods.factorllm import calibrate as factorllm
+from moevolve.workers.methods.factorllm.balanced_kmeans import balanced_assignment, balanced_kmeans, number_by_first
+from moevolve.workers.methods.factorllm.calibrate import calibrate_factorllm, nearest_experts
+from moevolve.workers.methods.factorllm.edit import FactorLlmRecipe
+from moevolve.workers.methods.input_statistics import InputStatistics, principal_directions
+from moevolve.workers.model.resident import ResidentModel
+
+RECIPE = FactorLlmRecipe(
+    experts=6,
+    active=2,
+    routers=1,
+    partition="kmeans",
+    output_scale=1.0,
+    router_bias=True,
+    components=5,
+    ridge=1e-3,
+    tokens=512,
+)
+LAYERS, HIDDEN, WIDTH = 3, 32, 48
+SEQUENCES: list[Tokens] = [
+    tuple(int(token) for token in np.random.default_rng(row).integers(3, 97, 4 + row % 9)) for row in range(40)
+]
+
+
+def seen(model: ResidentModel, layer: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Inputs and activations of one network over all sequences, by hooks of the test's own."""
+    network = model.dense_layers[layer]
+    found: dict[str, list[torch.Tensor]] = {"up": [], "down": []}
+    handles = [
+        network.up.register_forward_hook(lambda m, args, out: found["up"].append(args[0].reshape(-1, HIDDEN))),
+        network.down.register_forward_hook(lambda m, args, out: found["down"].append(args[0].reshape(-1, WIDTH))),
+    ]
+    with torch.inference_mode():
+        for tokens in SEQUENCES:
+            model.model(torch.tensor([tokens]))
+    for handle in handles:
+        handle.remove()
+    inputs, activations = (torch.cat(each).double().numpy() for each in found.values())
+    return inputs, activations
+
+
+def plain_labels(
+    network: DenseLayer,
+    x: NDArray[np.float64],
+    h: NDArray[np.float64],
+    experts: NDArray[Any],
+    routers: int,
+    scale: float,
+) -> NDArray[np.float64]:
+    """1 for the two slices of every linear layer whose outputs are nearest the whole layer's, [routers, tokens, 6]."""
+    down, up = network.down.weight.double().numpy(), x @ network.up.weight.double().numpy().T
+    if network.gate is None:
+        assert network.up.bias is not None
+        branches = [np.maximum(up + network.up.bias.double().numpy(), 0)]
+    else:
+        gate = x @ network.gate.weight.double().numpy().T
+        branches = [gate / (1 + np.exp(-gate)), up]
+    whole = [*branches, h @ down.T] if routers > 1 else [h @ down.T]
+    labels = np.zeros((routers, len(x), 6))
+    for router, outputs in enumerate(whole):
+        if router < routers - 1:
+            parts = [branches[router] * (experts == expert) for expert in range(6)]
+        else:
+            parts = [scale * (h * (experts == expert)) @ down.T for expert in range(6)]
+        distances = np.stack([((part - outputs) ** 2).mean(axis=1) for part in parts], axis=1)
+        np.put_along_axis(labels[router], np.argsort(distances, axis=1)[:, :2], 1, axis=1)
+    return labels
+
+
+@pytest.mark.parametrize(("family", "routers"), [("llama", 1), ("opt", 1), ("llama", 3), ("opt", 2)])
+@pytest.mark.parametrize(("bias", "scale"), [(True, 1.0), (False, 3.0)])
+def test_routers_are_the_ridge_regression_of_the_nearest_experts(
+    family: str, routers: int, bias: bool, scale: float, resident: Any
+) -> None:
+    model = resident(family)
+    recipe = replace(RECIPE, routers=routers, router_bias=bias, output_scale=scale)
+    start = calibrate_factorllm(model, SEQUENCES, recipe).arrays
+    assert start["router_weight"].shape == (LAYERS, routers, 6, HIDDEN)
+    for layer in range(LAYERS):
+        x, h = seen(model, layer)
+        found = start["router_weight"][layer] @ x.T + start["router_bias"][layer][..., None]
+        # Ridge by augmented least squares, with the intercept in a column that isn't penalised.
+        centred = x - x.mean(axis=0) if bias else x
+        penalty = np.sqrt(1e-3 * (centred**2).sum() / HIDDEN)
+        columns = np.hstack([centred, np.ones((len(x), 1))]) if bias else centred
+        rows = np.vstack([columns, penalty * np.eye(HIDDEN, columns.shape[1])])
+        labels = plain_labels(model.dense_layers[layer], x, h, start["experts"][layer], routers, scale)
+        for logits, own in zip(found, labels, strict=True):
+            solution = np.linalg.lstsq(rows, np.vstack([own, np.zeros((HIDDEN, 6))]), rcond=None)[0]
+            expected = columns @ solution
+            spread = np.sqrt((expected.var(axis=0) if bias else (expected**2).mean(axis=0)).mean())
+            np.testing.assert_allclose(logits.T, expected / spread, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize(("family", "routers"), [("llama", 3), ("opt", 2)])
+def test_routers_of_different_layers_start_at_different_places(family: str, routers: int, resident: Any) -> None:
+    model = resident(family)
+    alone = calibrate_factorllm(model, SEQUENCES, RECIPE).arrays
+    start = calibrate_factorllm(model, SEQUENCES, replace(RECIPE, routers=routers)).arrays
+    for layer in range(LAYERS):
+        x, _ = seen(model, layer)
+        logits = np.einsum("rnh,th->rtn", start["router_weight"][layer], x) + start["router_bias"][layer][:, None]
+        chosen = np.zeros(logits.shape, dtype=bool)
+        np.put_along_axis(chosen, np.argsort(-logits, axis=2)[:, :, :2], True, axis=2)
+        for one, two in combinations(chosen, 2):
+            assert (one != two).any(axis=1).mean() > 0.1
+    # The down layer's slices give what whole experts give.
+    for name in ("router_weight", "router_bias"):
+        np.testing.assert_allclose(start[name][:, -1], alone[name][:, 0], rtol=1e-4, atol=1e-5)
+
+
+def test_routers_see_which_slices_of_their_own_layer_matter(resident: Any) -> None:
+    """Gate and up layers whose slices react to different directions of the inputs."""
+    model = resident("llama")
+    network, (x, _) = model.dense_layers[0], seen(model, 0)
+    saved = {name: tensor.clone() for name, tensor in network.decoder_layer.state_dict().items()}
+    mean = x.mean(axis=0) / np.linalg.norm(x.mean(axis=0))
+    across = (x - x.mean(axis=0)) @ (np.eye(HIDDEN) - np.outer(mean, mean))
+    u, v = np.linalg.svd(across, full_matrices=False)[2][:2]
+    # Of two slices the gate's first is the larger where u @ x > 0, the up layer's first where (mean @ x) (v @ x) > 0.
+    gate = np.repeat([u, -u], WIDTH // 2, axis=0)
+    up = np.repeat([mean + v, mean - v], WIDTH // 2, axis=0)
+    try:
+        network.gate.weight.data.copy_(torch.from_numpy(gate))
+        network.up.weight.data.copy_(torch.from_numpy(up))
+        recipe = replace(RECIPE, experts=2, active=1, routers=3, partition="contiguous")
+        start = calibrate_factorllm(model, SEQUENCES, recipe).arrays
+    finally:
+        network.decoder_layer.load_state_dict(saved)
+    logits = np.einsum("rnh,th->rtn", start["router_weight"][0], x) + start["router_bias"][0][:, None]
+    first = logits[:, :, 0] > logits[:, :, 1]
+    labels = x @ u > 0, (x @ mean) * (x @ v) > 0
+    for router, (own, other) in enumerate([labels, labels[::-1]]):
+        agreed = (first[router] == own).mean(), (first[router] == other).mean()
+        assert agreed[0] > 0.7 and agreed[0] > agreed[1] + 0.15, agreed
+
+
+def test_routers_agree_with_their_labels_more_often_than_chance(resident: Any) -> None:
+    model = resident("llama")
+    start = calibrate_factorllm(model, SEQUENCES, RECIPE).arrays
+    order = np.argsort(start["experts"][1], kind="stable")
+    x, h = seen(model, 1)
+    down = model.dense_layers[1].down.weight[:, torch.from_numpy(order)]
+    labels = nearest_experts(torch.from_numpy(h[:, order]), down, RECIPE).numpy()
+    logits = x @ start["router_weight"][1, 0].T + start["router_bias"][1, 0]
+    chosen = np.argsort(-logits, axis=1)[:, :2]
+    assert np.take_along_axis(labels, chosen, axis=1).mean() > 0.5
+
+
+def test_labels_take_the_scale_of_outputs_into_account() -> None:
+    # The whole output is 4; experts give 1, 3, 0 and 0: the second is nearest, then the first.
+    activations, down = torch.tensor([[1.0, 3.0, 0.0, 0.0]]), torch.ones(1, 4)
+    recipe = replace(RECIPE, experts=4, active=1)
+    assert nearest_experts(activations, down, recipe).tolist() == [[0, 1, 0, 0]]
+    # Four times as large they are 4, 12, 0 and 0: the first is nearest.
+    assert nearest_experts(activations, down, replace(recipe, output_scale=4.0)).tolist() == [[1, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("family", ["llama", "opt"])
+def test_directions_vary_by_one_and_are_uncorrelated(family: str, resident: Any) -> None:
+    model = resident(family)
+    start = calibrate_factorllm(model, SEQUENCES, RECIPE).arrays
+    x, _ = seen(model, 2)
+    products = x @ start["directions"][2].T - start["offsets"][2]
+    np.testing.assert_allclose(products.T @ products / len(x), np.eye(5), atol=1e-3)
+    np.testing.assert_allclose(products.mean(axis=0), 0, atol=1e-3)
+
+
+@pytest.mark.parametrize("partition", ["contiguous", "shuffled", "kmeans", "coactivation"])
+def test_divisions_are_equal_and_the_same_every_time(partition: Any, resident: Any) -> None:
+    recipe = replace(RECIPE, partition=partition)
+    first = calibrate_factorllm(resident("llama"), SEQUENCES, recipe)
+    for experts in first.arrays["experts"]:
+        assert np.bincount(experts).tolist() == [8] * 6
+        assert np.array_equal(number_by_first(experts.astype(np.int64)), experts)
+    assert calibrate_factorllm(resident("llama"), SEQUENCES, recipe).to_bytes() == first.to_bytes()
+    back = Calibration.from_bytes(first.to_bytes())
+    assert {name: array.dtype.name for name, array in back.arrays.items()} == {
+        "experts": "uint8",
+        "directions": "float32",
+        "offsets": "float32",
+        "router_weight": "float32",
+        "router_bias": "float32",
+    }
+    if partition == "contiguous":
+        assert (first.arrays["experts"] == np.repeat(np.arange(6), 8)).all()
+
+
+def test_passes_over_fewer_layers_measure_the_same(resident: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = replace(RECIPE, partition="coactivation")
+    whole = calibrate_factorllm(resident("opt"), SEQUENCES, recipe).to_bytes()
+    monkeypatch.setattr(factorllm, "_MEMORY", 1)
+    assert calibrate_factorllm(resident("opt"), SEQUENCES, recipe).to_bytes() == whole
+
+
+def test_neurons_that_fire_together_come_together(resident: Any) -> None:
+    model = resident("opt")
+    layer = model.dense_layers[0]
+    saved = {name: tensor.clone() for name, tensor in layer.decoder_layer.state_dict().items()}
+    try:
+        # Six bundles of neurons with the same input weights each, scattered over the network.
+        bundle = np.random.default_rng(0).permutation(np.repeat(np.arange(6), 8))
+        layer.up.weight.data.copy_(layer.up.weight.data[torch.from_numpy(bundle)])
+        layer.up.bias.data.zero_()
+        for partition in ("coactivation", "kmeans"):
+            found = calibrate_factorllm(model, SEQUENCES, replace(RECIPE, partition=partition)).arrays["experts"][0]  # type: ignore[arg-type]
+            assert np.array_equal(found, number_by_first(bundle)), partition
+    finally:
+        layer.decoder_layer.load_state_dict(saved)
+
+
+def test_it_is_found_by_its_recipe(resident: Any) -> None:
+    examples = tuple(Example(f"the quick {word} fox", ("dog",), ()) for word in ("a", "b", "brown", "larger"))
+    split = PreparedSplit("task", "search", "generate", "accuracy", Matching(), 1, " ", examples)
+    start = calibrate(resident("llama"), EngineConfig(), RECIPE, [split]).arrays
+    assert start["experts"].shape == (LAYERS, WIDTH)
+    assert start["directions"].shape == (LAYERS, 5, HIDDEN)
+    assert start["router_weight"].shape == (LAYERS, 1, 6, HIDDEN)
+    assert all(np.isfinite(array).all() for array in start.values())
+
+
+def test_a_model_or_prompts_that_are_missing_are_named(resident: Any, model_config: Callable[..., ModelConfig]) -> None:
+    with pytest.raises(UserError, match="calibration_tokens"):
+        calibrate_factorllm(resident("llama"), [], RECIPE)
+    with pytest.raises(UserError, match=r"genome\.kind"):
+        calibrate_factorllm(ResidentModel.load(model_config("mixtral")), SEQUENCES, RECIPE)
+
+
+def test_balanced_kmeans_finds_scattered_clusters() -> None:
+    rng = np.random.default_rng(3)
+    truth = rng.permutation(np.repeat(np.arange(5), 20))
+    points = (rng.standard_normal((5, 7))[truth] * 4 + rng.standard_normal((100, 7)) * 0.3).astype(np.float32)
+    found = balanced_kmeans(points, 5, np.random.default_rng(1))
+    assert np.array_equal(found, number_by_first(truth))
+    same = balanced_kmeans(np.ones((12, 3), np.float32), 4, np.random.default_rng(1))
+    assert np.bincount(same).tolist() == [3] * 4
+
+
+def test_a_balanced_assignment_gives_way_where_it_costs_least() -> None:
+    # All prefer cluster 0; the last two lose least by going elsewhere.
+    cost = np.array([[0.0, 9.0], [0.0, 8.0], [0.0, 2.0], [0.0, 1.0]])
+    assert balanced_assignment(cost, 2).tolist() == [0, 0, 1, 1]
+    assert balanced_assignment(np.zeros((3, 1)), 3).tolist() == [0, 0, 0]
+    random = np.random.default_rng(0).random((60, 6))
+    labels = balanced_assignment(random, 10)
+    assert np.bincount(labels).tolist() == [10] * 6
+    assert random[np.arange(60), labels].mean() < 0.75 * random.mean()
+
+
+def test_inputs_that_do_not_vary_give_finite_numbers() -> None:
+    statistics = InputStatistics(4, 2, torch.device("cpu"))
+    statistics.add_pairs(torch.ones(9, 4), torch.tensor([[1.0, 0.0]]).expand(9, -1))
+    weight, bias = statistics.ridge(1e-3, intercept=True)
+    assert np.allclose(weight, 0) and np.allclose(bias, [1, 0])
+    directions = principal_directions(np.diag([4.0, 1.0, 0.0, 0.0]), 3)
+    assert np.allclose(directions, [[0.5, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]])
+    assert np.array_equal(principal_directions(np.zeros((3, 3)), 2), np.zeros((2, 3)))

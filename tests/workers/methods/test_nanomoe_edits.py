@@ -1,0 +1,275 @@
+"""NanoMoE edits on resident models against models whose weights are the dense products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+
+import edit_checks
+import numpy as np
+import oracles
+import pytest
+import torch
+from edit_checks import Residents, logits
+from torch import Tensor
+
+from moevolve.evaluators.errors import CandidateError, UserError
+from moevolve.workers.config import ModelConfig
+from moevolve.workers.families.dense_layout import find_linears
+from moevolve.workers.methods.base import IdentityEdit
+from moevolve.workers.methods.nanomoe.apply import BlockMixedLinear
+from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit, Variant
+from moevolve.workers.methods.nanomoe.mixing import low_rank_factors, refine_factors, split_factors
+from moevolve.workers.model.resident import ResidentModel
+
+Checkpoints = Callable[[str], Path]
+
+PATTERNS = {"llama": "*.mlp.*", "opt": "*.fc[12]", "phi": "*.mlp.*", "mixtral": "*.self_attn.*"}
+assert_close = partial(edit_checks.assert_close, tolerance=2e-5)
+VARIANTS: tuple[Variant, ...] = ("I", "II", "III", "low_rank")
+
+
+def names_of(model: ResidentModel, pattern: str) -> tuple[str, ...]:
+    return tuple(name for name in find_linears(model.model) if fnmatchcase(name, pattern))
+
+
+def make(
+    model: ResidentModel, variant: Variant, noise: float = 0.3, *, pattern: str | None = None, **changes: int
+) -> NanoMoeEdit:
+    """An edit at `noise` from the start, of K = 4 and r = 6 if not said."""
+    names = names_of(model, pattern or PATTERNS[model.model.config.model_type])
+    blocks = 1 if variant == "low_rank" else changes.pop("blocks", 4)
+    form = BlockForm(variant, blocks, changes.pop("rank", 6))
+    steps = np.random.default_rng(0).normal(0, noise, (len(names), *form.mixing_shape))
+    return NanoMoeEdit(form, names, (form.unmixed + steps).astype(np.float32), **changes)
+
+
+def plain_logits(directory: Path, edit: NanoMoeEdit, ids: Tensor) -> Tensor:
+    """Logits of the checkpoint with every chosen layer's weight replaced by the dense product."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(directory).eval()
+    linears = find_linears(model)
+    for name, parameters in zip(edit.layers, edit.mixing, strict=True):
+        weight = linears[name].weight
+        u, v = split_factors(*low_rank_factors(weight, edit.form.rank), edit.form.blocks)
+        mixing = None if edit.form.variant == "low_rank" else torch.tensor(parameters).double()
+        if mixing is not None:
+            u, v = refine_factors(weight, u, v, mixing, edit.refine)
+        weight.data = oracles.block_mix_weight(u, v, mixing).float()
+    with torch.inference_mode():
+        return model(ids).logits
+
+
+@pytest.mark.parametrize("family", PATTERNS)
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("refine", [0, 2])
+def test_edited_logits_are_the_dense_products(
+    family: str, variant: Variant, refine: int, resident: Residents, checkpoint: Checkpoints, tokens: Tensor
+) -> None:
+    model = resident(family)
+    edit = make(model, variant, refine=refine)
+    assert len(edit.layers) >= 6
+    found = logits(model, edit, tokens)
+    assert_close(found, plain_logits(checkpoint(family), edit, tokens))
+    assert float((found - logits(model, IdentityEdit(), tokens)).abs().max()) > 0.05
+
+
+@pytest.mark.parametrize("family", PATTERNS)
+@pytest.mark.parametrize("refine", [0, 1])
+def test_ones_at_full_rank_reproduce_the_model(family: str, refine: int, resident: Residents, tokens: Tensor) -> None:
+    model = resident(family)
+    linears = find_linears(model.model)
+    pattern = PATTERNS[family] if family != "mixtral" else "*.q_proj"
+    rank = min(min(linears[name].weight.shape) for name in names_of(model, pattern))
+    edit = make(model, "I", 0, pattern=pattern, rank=rank, refine=refine)
+    assert_close(logits(model, edit, tokens), logits(model, IdentityEdit(), tokens))
+
+
+@pytest.mark.parametrize("variant", ["I", "II", "III"])
+@pytest.mark.parametrize("rank", [1, 7, 16])
+@pytest.mark.parametrize("refine", [0, 3])
+def test_the_start_is_plain_low_rank_at_any_rank(
+    variant: Variant, rank: int, refine: int, resident: Residents, tokens: Tensor
+) -> None:
+    model = resident("llama")
+    start = make(model, variant, 0, rank=rank, refine=refine)
+    assert_close(logits(model, start, tokens), logits(model, make(model, "low_rank", rank=rank), tokens))
+
+
+@pytest.mark.parametrize("family", PATTERNS)
+def test_reverting_brings_back_the_very_layers(family: str, resident: Residents, tokens: Tensor) -> None:
+    model = resident(family)
+    before = dict(model.model.named_modules())
+    weights = {name: value.clone() for name, value in model.model.state_dict().items()}
+    expected = logits(model, IdentityEdit(), tokens)
+    for variant in VARIANTS:
+        with model.edited(make(model, variant)):
+            shown = [each for each in model.model.modules() if isinstance(each, BlockMixedLinear)]
+            assert len(shown) == len(names_of_edit(model))
+            assert all(not each.training or not list(each.children()) for each in shown)
+        after = dict(model.model.named_modules())
+        assert after.keys() == before.keys() and all(after[name] is module for name, module in before.items())
+        assert torch.equal(logits(model, IdentityEdit(), tokens), expected)
+    assert all(torch.equal(value, weights[name]) for name, value in model.model.state_dict().items())
+
+
+def names_of_edit(model: ResidentModel) -> tuple[str, ...]:
+    assert isinstance(model.applied, NanoMoeEdit)
+    return model.applied.layers
+
+
+@pytest.mark.parametrize("family", ["llama", "opt"])
+def test_a_candidate_does_not_depend_on_those_before_it(
+    family: str, model_config: Callable[..., ModelConfig], tokens: Tensor
+) -> None:
+    model = ResidentModel.load(model_config(family))
+    wanted = make(model, "II", refine=2)
+    fresh = logits(model, wanted, tokens)
+    changed = wanted.mixing.copy()
+    changed[1] += 1
+    others = [
+        make(model, "III", 1.0),
+        make(model, "II", rank=3),
+        make(model, "II", pattern="*.q_proj"),
+        make(model, "II", refine=2, fit=2),
+        NanoMoeEdit(wanted.form, wanted.layers, changed, refine=2),
+    ]
+    for other in others:
+        assert not torch.equal(logits(model, other, tokens), fresh)
+        assert torch.equal(logits(model, wanted, tokens), fresh)
+    with model.edited(others[0]):
+        model.apply(others[2])
+        model.apply(wanted)
+        with torch.inference_mode():
+            assert torch.equal(model.model(tokens).logits, fresh)
+
+
+def test_layers_whose_mixing_stays_keep_their_factors(resident: Residents) -> None:
+    model = resident("llama")
+    first = make(model, "II")
+    changed = first.mixing.copy()
+    changed[2] += 1
+    with model.edited(first):
+        before = [each for each in model.model.modules() if isinstance(each, BlockMixedLinear)]
+        model.apply(NanoMoeEdit(first.form, first.layers, changed))
+        after = [each for each in model.model.modules() if isinstance(each, BlockMixedLinear)]
+    assert [one is two for one, two in zip(before, after, strict=True)] == [
+        index != 2 for index in range(len(first.layers))
+    ]
+
+
+@pytest.mark.parametrize("variant", ["I", "II", "III"])
+def test_a_fitted_start_is_nearer_to_the_model(variant: Variant, resident: Residents) -> None:
+    """Refined factors and a fitted M each make the weights' error smaller; the genome counts from the fitted M."""
+    model = resident("llama")
+    errors = []
+    for noise, fit, refine in ((0.2, 0, 0), (0.2, 0, 2), (0.0, 0, 0), (0.0, 20, 0)):
+        edit = make(model, variant, noise, fit=fit, refine=refine)
+        originals = find_linears(model.model)
+        with model.edited(edit):
+            total = 0.0
+            for name in edit.layers:
+                made = model.model.get_decoder().get_submodule(name)
+                assert isinstance(made, BlockMixedLinear)
+                product = oracles.block_mix_weight(made.u, made.v, made.mixing)
+                total += float((originals[name].weight - product).square().sum())
+        errors.append(total)
+    assert errors[1] < errors[0] and errors[3] < errors[2]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_sixteen_bit_models_are_edited(dtype: str, resident: Residents, tokens: Tensor) -> None:
+    model = resident("llama", dtype=dtype)
+    full = resident("llama")
+    for variant in VARIANTS:
+        found = logits(model, make(model, variant, 0.05), tokens)
+        assert found.dtype == getattr(torch, dtype)
+        assert_close(found.float(), logits(full, make(full, variant, 0.05), tokens), tolerance=0.05)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_candidate_that_is_not_finite_is_its_own_fault(value: float, resident: Residents, tokens: Tensor) -> None:
+    model = resident("llama")
+    before = logits(model, IdentityEdit(), tokens)
+    edit = make(model, "II")
+    edit.mixing[-1, 0, 0, 0] = value
+    with pytest.raises(CandidateError, match="not finite"), model.edited(edit):
+        pass
+    assert torch.equal(logits(model, IdentityEdit(), tokens), before)
+
+
+def test_factors_out_of_range_are_the_candidates_fault(resident: Residents) -> None:
+    model = resident("llama", dtype="float16")
+    edit = make(model, "I")
+    edit.mixing[0] = 1e30
+    with pytest.raises(CandidateError, match=r"layers\.0\.mlp\.gate_proj"), model.edited(edit):
+        pass
+    assert isinstance(model.applied, IdentityEdit)
+
+
+def test_dead_mixing_stays_finite(resident: Residents, tokens: Tensor) -> None:
+    """An all-zero M is a poor candidate, not an invalid one."""
+    model = resident("opt")
+    edit = make(model, "I")
+    edit.mixing[:] = 0
+    assert torch.isfinite(logits(model, edit, tokens)).all()
+
+
+def test_an_edit_of_another_model_is_refused(resident: Residents, tokens: Tensor) -> None:
+    llama, opt = resident("llama"), resident("opt")
+    before = logits(opt, IdentityEdit(), tokens)
+    with pytest.raises(UserError, match=r"linear layer layers\.0\.mlp\.gate_proj, which the model doesn't have"):
+        opt.apply(make(llama, "I"))
+    names = names_of(opt, "*.fc1")
+    form = BlockForm("I", 5, 4)
+    with pytest.raises(UserError, match=r"5 blocks of rank 4 don't fit linear layer layers\.0\.fc1"):
+        opt.apply(NanoMoeEdit(form, names, np.ones((len(names), 5, 5), np.float32)))
+    assert torch.equal(logits(opt, IdentityEdit(), tokens), before)
+    with pytest.raises(UserError, match="needs mixing parameters"):
+        NanoMoeEdit(form, names, np.ones((len(names), 5, 4), np.float32))
+
+
+def test_phenotype_hash_tells_edits_apart(resident: Residents) -> None:
+    model = resident("llama")
+    base = make(model, "II")
+    edits = [
+        base,
+        make(model, "I"),
+        make(model, "II", rank=5),
+        make(model, "II", refine=2),
+        make(model, "II", fit=1),
+        make(model, "II", pattern="*.up_proj"),
+        NanoMoeEdit(base.form, base.layers, base.mixing + np.float32(1)),
+        NanoMoeEdit(base.form, base.layers[::-1], base.mixing),
+    ]
+    assert len({edit.phenotype_hash for edit in edits}) == len(edits)
+    assert make(model, "II").phenotype_hash == base.phenotype_hash
+
+
+@pytest.mark.filterwarnings("error")
+def test_read_only_arrays_are_taken(resident: Residents, tokens: Tensor) -> None:
+    """As Ray delivers them."""
+    model = resident("llama")
+    edit = make(model, "III")
+    expected = logits(model, edit, tokens)
+    copied = edit.mixing.copy()
+    copied.flags.writeable = False
+    assert torch.equal(logits(model, NanoMoeEdit(edit.form, edit.layers, copied), tokens), expected)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("blocks", [6, 8])
+def test_counted_parameters_and_operations_are_those_of_the_module(variant: Variant, blocks: int) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    blocks = 1 if variant == "low_rank" else blocks
+    form = BlockForm(variant, blocks, 5)
+    mixing = None if variant == "low_rank" else torch.from_numpy(form.unmixed)
+    module = BlockMixedLinear(torch.ones(blocks, 48 // blocks, 5), torch.ones(blocks, 5, 24 // blocks), mixing, None)
+    assert sum(each.numel() for each in module.parameters()) == form.parameters(48, 24)
+    with FlopCounterMode(display=False) as counter, torch.inference_mode():
+        module(torch.ones(7, 24))
+    assert counter.get_total_flops() == 7 * form.flops(48, 24)

@@ -1,0 +1,134 @@
+"""The measured start of ToMoE genomes, against the same quantities worked out from all activations at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from moevolve.evaluators.errors import UserError
+from moevolve.workers.config import ModelConfig
+from moevolve.workers.methods.tomoe import calibrate as tomoe
+from moevolve.workers.methods.tomoe.calibrate import calibrate_tomoe, input_directions
+from moevolve.workers.methods.tomoe.edit import ToMoeRecipe
+from moevolve.workers.model.resident import ResidentModel
+
+LAYERS, HIDDEN, WIDTH, HEAD_DIM, COMPONENTS = 3, 32, 48, 8, 4
+RECIPE = ToMoeRecipe(attention=True, components=COMPONENTS, sample=25, tokens=1000)
+SEQUENCES = [tuple(np.random.default_rng(i).integers(3, 97, 5 + i).tolist()) for i in range(12)]
+TOKENS = sum(map(len, SEQUENCES))
+
+
+@pytest.fixture(scope="module")
+def llama(model_config: Callable[..., ModelConfig]) -> ResidentModel:
+    return ResidentModel.load(model_config("llama"))
+
+
+@pytest.fixture(scope="module")
+def found(llama: ResidentModel) -> dict[str, NDArray[np.float32]]:
+    return dict(calibrate_tomoe(llama, SEQUENCES, RECIPE).arrays)
+
+
+def seen(model: ResidentModel, layer: int, name: str, *, output: bool = False) -> NDArray[np.float64]:
+    """All that goes into (or comes out of) a linear layer, [tokens, size]."""
+    rows: list[Any] = []
+    module = dict(model.model.get_decoder().layers[layer].named_modules())[name]
+    handle = module.register_forward_hook(lambda _, args, out: rows.append((out if output else args[0]).flatten(0, -2)))
+    with torch.inference_mode():
+        for sequence in SEQUENCES:
+            model.model(torch.tensor([sequence]))
+    handle.remove()
+    return torch.cat(rows).double().numpy()
+
+
+@pytest.mark.parametrize("site", ["network", "head"])
+def test_products_with_directions_have_mean_zero_and_size_one(
+    llama: ResidentModel, found: dict[str, Any], site: str
+) -> None:
+    for layer in range(LAYERS):
+        inputs = seen(llama, layer, "mlp.up_proj" if site == "network" else "self_attn.q_proj")
+        directions = found[f"{site}_directions"][layer].astype(np.float64)
+        products = inputs @ directions.T
+        if site == "network":
+            assert np.linalg.norm(inputs.mean(axis=0)) * np.linalg.norm(directions[0]) == pytest.approx(
+                inputs.mean(axis=0) @ directions[0], rel=1e-5
+            )
+            assert (products[:, 0] ** 2).mean() == pytest.approx(1, rel=1e-5)
+            products = products[:, 1:]
+        np.testing.assert_allclose(products.mean(axis=0), 0, atol=1e-5)
+        np.testing.assert_allclose(products.T @ products / TOKENS, np.eye(COMPONENTS), atol=1e-4)
+        # Evenly spaced tokens, as many as asked for at most.
+        np.testing.assert_allclose(
+            found[f"{site}_sample"][layer][:, -COMPONENTS:], products[:: -(-TOKENS // 25)], atol=1e-4
+        )
+
+
+def test_neurons_are_measured_by_what_they_contribute(llama: ResidentModel, found: dict[str, Any]) -> None:
+    for layer in range(LAYERS):
+        down = llama.dense_layers[layer].down.weight.double().numpy()
+        contributions = (seen(llama, layer, "mlp.down_proj")[:, None, :] * down).transpose(0, 2, 1)
+        squares = (contributions**2).sum(axis=2)
+        np.testing.assert_allclose(found["neuron_saliency"][layer], squares.mean(axis=0), rtol=1e-5)
+        products = seen(llama, layer, "mlp.up_proj") @ found["network_directions"][layer, 1:].T
+        slopes = np.linalg.lstsq(np.c_[products, np.ones(TOKENS)], squares, rcond=None)[0][:-1].T
+        np.testing.assert_allclose(found["neuron_slopes"][layer], slopes, atol=1e-4 * np.abs(slopes).max())
+
+
+def test_heads_are_measured_by_their_products_and_contributions(llama: ResidentModel, found: dict[str, Any]) -> None:
+    for layer in range(LAYERS):
+        query, key = (
+            (seen(llama, layer, f"self_attn.{name}_proj", output=True) ** 2).mean(axis=0).reshape(-1, HEAD_DIM)
+            for name in "qk"
+        )
+        pairs = np.zeros(HEAD_DIM // 2)
+        for head in range(4):
+            for i in range(HEAD_DIM // 2):
+                of = [each[i] + each[i + HEAD_DIM // 2] for each in (query[head], key[head // 2])]
+                pairs[i] += np.sqrt(of[0] * of[1])
+        np.testing.assert_allclose(found["pair_saliency"][layer], pairs, rtol=1e-5)
+        outputs = (seen(llama, layer, "self_attn.o_proj") ** 2).mean(axis=0).reshape(-1, HEAD_DIM)
+        weight = llama.model.get_decoder().layers[layer].self_attn.o_proj.weight.double().numpy()
+        values = (outputs * (weight**2).sum(axis=0).reshape(-1, HEAD_DIM)).sum(axis=0)
+        np.testing.assert_allclose(found["value_saliency"][layer], values, rtol=1e-5)
+
+
+def test_measuring_in_parts_changes_nothing(
+    llama: ResidentModel, found: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tomoe, "_MEMORY", 1)
+    again = calibrate_tomoe(llama, SEQUENCES, RECIPE).arrays
+    assert set(again) == set(found)
+    assert all(np.array_equal(again[name], found[name]) and found[name].dtype == np.float32 for name in found)
+
+
+def test_plain_networks_are_measured_without_their_heads(model_config: Callable[..., ModelConfig]) -> None:
+    opt = ResidentModel.load(model_config("opt"))
+    arrays = calibrate_tomoe(opt, SEQUENCES, ToMoeRecipe(False, COMPONENTS, 25, 1000)).arrays
+    assert {name: array.shape for name, array in arrays.items()} == {
+        "network_directions": (LAYERS, 1 + COMPONENTS, HIDDEN),
+        "network_sample": (LAYERS, len(range(0, TOKENS, -(-TOKENS // 25))), 1 + COMPONENTS),
+        "neuron_saliency": (LAYERS, WIDTH),
+        "neuron_slopes": (LAYERS, WIDTH, COMPONENTS),
+    }
+
+
+def test_inputs_that_hardly_vary_have_fewer_directions() -> None:
+    constant = np.array([3.0, 4.0, 0.0])
+    directions = input_directions(constant, np.outer(constant, constant), 2)
+    np.testing.assert_allclose(directions[0] @ constant, 1)
+    assert not directions[1:].any()
+    silent = input_directions(np.zeros(3), np.diag([4.0, 1.0, 0.0]), 3)
+    np.testing.assert_allclose(silent, [[0, 0, 0], [0.5, 0, 0], [0, 1, 0], [0, 0, 0]])
+
+
+def test_models_and_prompts_that_will_not_do_are_refused(
+    llama: ResidentModel, model_config: Callable[..., ModelConfig]
+) -> None:
+    with pytest.raises(UserError, match=r"genome.kind: tomoe needs dense"):
+        calibrate_tomoe(ResidentModel.load(model_config("mixtral")), SEQUENCES, RECIPE)
+    with pytest.raises(UserError, match=r"genome.calibration_tokens"):
+        calibrate_tomoe(llama, [], RECIPE)

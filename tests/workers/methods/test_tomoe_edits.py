@@ -1,0 +1,299 @@
+"""ToMoE edits on resident models against a pseudo-MoE made of slices, and against the unedited model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from edit_checks import assert_close, digest, logits
+from torch import Tensor, nn
+
+from moevolve.evaluators.errors import CandidateError, UserError
+from moevolve.workers.config import ModelConfig
+from moevolve.workers.engine.lean import lean_blocks
+from moevolve.workers.methods.tomoe.apply import ToMoeApplicator
+from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
+
+Configs = Callable[..., ModelConfig]
+FAMILIES = ("llama", "opt")
+LAYERS, HIDDEN, WIDTH, EXPERTS, HEAD_DIM, COMPONENTS = 3, 32, 48, 4, 8, 5
+
+
+def heads_of(pairs: tuple[int, ...] = (2, 1, 4), active: tuple[int, ...] = (5, 8, 1), seed: int = 1) -> HeadMasks:
+    rng = np.random.default_rng(seed)
+    kept = np.stack([rng.permutation(HEAD_DIM // 2) < count for count in pairs])
+    return HeadMasks(
+        kept,
+        np.array(active),
+        rng.standard_normal((LAYERS, HEAD_DIM)),
+        rng.standard_normal((LAYERS, HEAD_DIM, 2)),
+        rng.standard_normal((LAYERS, 2, HIDDEN)),
+    )
+
+
+def edit_of(widths: tuple[int, ...] = (20, 7, 33), heads: HeadMasks | None = None, seed: int = 0) -> ToMoeEdit:
+    rng = np.random.default_rng(seed)
+    kept = np.stack([[rng.permutation(WIDTH) < width for _ in range(EXPERTS)] for width in widths])
+    router = rng.standard_normal((LAYERS, EXPERTS, COMPONENTS))
+    return ToMoeEdit(kept, router, rng.standard_normal((LAYERS, COMPONENTS, HIDDEN)), heads)
+
+
+class SlicedNetwork(nn.Module):
+    """The pseudo-MoE of App. B.3: every expert is a small network of its own, cut out of the whole one, in float64."""
+
+    def __init__(self, up: Any, gate: Any, down: Any, activation: Any, edit: ToMoeEdit, layer: int) -> None:
+        super().__init__()
+        self.router = torch.tensor(edit.router[layer]).double() @ torch.tensor(edit.directions[layer]).double()
+        self.activation = activation
+        self.experts = [
+            (self.rows(up, mask), None if gate is None else self.rows(gate, mask), down.weight.double()[:, mask])
+            for mask in torch.tensor(edit.kept[layer])
+        ]
+        self.bias = 0 if down.bias is None else down.bias.double()
+
+    @staticmethod
+    def rows(linear: Any, mask: Tensor) -> tuple[Tensor, Any]:
+        return linear.weight.double()[mask], 0 if linear.bias is None else linear.bias.double()[mask]
+
+    def token(self, x: Tensor) -> Tensor:
+        (up, up_bias), gate, down = self.experts[int((self.router @ x).argmax())]
+        inner = up @ x + up_bias
+        inner = self.activation(inner) if gate is None else inner * self.activation(gate[0] @ x + gate[1])
+        return down @ inner + self.bias
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        flat = hidden_states.reshape(-1, hidden_states.shape[-1])
+        return torch.stack([self.token(row.double()) for row in flat]).to(flat.dtype).reshape(hidden_states.shape)
+
+
+class SlicedAttention(nn.Module):
+    """Causal attention with grouped key/value heads on smaller heads (Eq. 4), in float64: queries and keys have the
+    kept dimensions only, their rotary embedding too; a token's values have its own dimensions, zero elsewhere."""
+
+    def __init__(self, attention: Any, rotary: Any, heads: HeadMasks, layer: int) -> None:
+        super().__init__()
+        pairs = torch.tensor(heads.pairs[layer]).nonzero().squeeze(1)
+        self.kept = torch.cat((pairs, pairs + HEAD_DIM // 2))
+        self.rotary, self.scale = rotary, attention.scaling
+        query, key, self.value = (self.heads(getattr(attention, f"{name}_proj")) for name in "qkv")
+        self.query, self.key = query[:, self.kept], key[:, self.kept]
+        self.output = attention.o_proj.weight.double()
+        self.bias, self.router = torch.tensor(heads.value_bias[layer]).double(), torch.tensor(heads.value_router[layer])
+        self.directions, self.active = torch.tensor(heads.directions[layer]), int(heads.active[layer])
+
+    @staticmethod
+    def heads(linear: Any) -> Tensor:
+        """Weights and biases by head, [heads, head_dim, hidden + 1]."""
+        bias = torch.zeros(linear.out_features) if linear.bias is None else linear.bias
+        return torch.cat((linear.weight, bias[:, None]), dim=1).double().view(-1, HEAD_DIM, HIDDEN + 1)
+
+    def turned(self, values: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        half = values.shape[-1] // 2
+        return values * cos + torch.cat((-values[..., half:], values[..., :half]), dim=-1) * sin
+
+    def sequence(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        scores = self.bias + x @ (self.router.double() @ self.directions.double()).t()
+        masks = torch.zeros_like(scores)
+        for row, score in zip(masks, scores, strict=True):
+            row[torch.argsort(score, descending=True)[: self.active]] = 1
+        outputs, x = [], torch.cat((x, torch.ones_like(x[:, :1])), dim=1)
+        for head, query in enumerate(self.query):
+            group = head * len(self.key) // len(self.query)
+            products = self.turned(x @ query.t(), cos, sin) @ self.turned(x @ self.key[group].t(), cos, sin).t()
+            future = torch.ones_like(products).triu(1).bool()
+            shares = torch.softmax((products * self.scale).masked_fill(future, -torch.inf), dim=-1)
+            outputs.append(shares @ (x @ self.value[group].t() * masks) * masks)
+        return torch.cat(outputs, dim=-1) @ self.output.t()
+
+    def forward(self, hidden_states: Tensor, position_embeddings: Any = None, **_: Any) -> tuple[Tensor, None]:
+        cos, sin = (each.double()[..., self.kept] for each in position_embeddings)
+        rows = [self.sequence(x, cos[i % len(cos)], sin[i % len(sin)]) for i, x in enumerate(hidden_states.double())]
+        return torch.stack(rows).to(hidden_states.dtype), None
+
+
+@torch.no_grad()
+def sliced_logits(directory: Path, edit: ToMoeEdit, ids: Tensor) -> Tensor:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(directory).eval()
+    for i, layer in enumerate(model.get_decoder().layers):
+        if edit.heads is not None:
+            layer.self_attn = SlicedAttention(layer.self_attn, model.model.rotary_emb, edit.heads, i)
+        if hasattr(layer, "fc1"):
+            layer.fc1 = SlicedNetwork(layer.fc1, None, layer.fc2, layer.activation_fn, edit, i)
+            layer.activation_fn = layer.fc2 = nn.Identity()
+        else:
+            mlp = layer.mlp
+            layer.mlp = SlicedNetwork(mlp.up_proj, mlp.gate_proj, mlp.down_proj, mlp.act_fn, edit, i)
+    return model(ids).logits
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_masked_networks_are_sliced_ones(family: str, resident: Any, checkpoint: Any, tokens: Tensor) -> None:
+    model = resident(family)
+    found = logits(model, edit_of(), tokens)
+    assert_close(found, sliced_logits(checkpoint(family), edit_of(), tokens))
+    assert float((found - logits(model, None, tokens)).abs().max()) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("pairs", "active"),
+    [((2, 1, 4), (5, 8, 1)), ((4, 4, 4), (3, 3, 3)), ((3, 3, 3), (8, 8, 8)), ((1, 1, 1), (1, 1, 1))],
+)
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_masked_heads_are_sliced_ones(
+    family: str, pairs: tuple[int, ...], active: tuple[int, ...], resident: Any, checkpoint: Any, tokens: Tensor
+) -> None:
+    edit = edit_of(heads=heads_of(pairs, active))
+    found = logits(resident(family), edit, tokens)
+    assert_close(found, sliced_logits(checkpoint(family), edit, tokens))
+    assert float((found - logits(resident(family), edit_of(), tokens)).abs().max()) > 0.01
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_full_masks_are_the_unedited_model(family: str, resident: Any, tokens: Tensor) -> None:
+    model = resident(family)
+    heads = heads_of((4, 4, 4), (8, 8, 8)) if family == "llama" else None
+    assert torch.equal(logits(model, edit_of((WIDTH,) * 3, heads), tokens), logits(model, None, tokens))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_nearly_full_masks_lose_what_was_dropped_only(family: str, resident: Any, tokens: Tensor) -> None:
+    model = resident(family)
+    kept = np.ones((LAYERS, EXPERTS, WIDTH), dtype=np.bool_)
+    kept[:, :, 5] = False
+    edit = replace(edit_of(), kept=kept)
+    down = [layer.down.weight for layer in model.dense_layers]
+    before = [weight[:, 5].clone() for weight in down]
+    found = logits(model, edit, tokens)
+    for weight in down:
+        weight.data[:, 5] = 0
+    expected = logits(model, None, tokens)
+    for weight, column in zip(down, before, strict=True):
+        weight.data[:, 5] = column
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_edits_leave_nothing_behind(family: str, resident: Any, tokens: Tensor) -> None:
+    model = resident(family)
+    before, full = digest(model), logits(model, None, tokens)
+    first = edit_of(heads=heads_of() if family == "llama" else None)
+    alone = logits(model, first, tokens)
+    for seed in range(1, 4):
+        logits(model, edit_of((5 * seed, 48, 30), seed=seed), tokens)
+    assert torch.equal(logits(model, first, tokens), alone)
+    model.apply(first)
+    model.apply(edit_of(seed=5))
+    assert torch.equal(model.model(tokens).logits, logits(model, edit_of(seed=5), tokens))
+    model.revert()
+    assert torch.equal(logits(model, None, tokens), full)
+    assert digest(model) == before
+
+
+def test_cached_steps_are_one_pass(resident: Any, tokens: Tensor) -> None:
+    model = resident("llama")
+    with torch.inference_mode(), model.edited(edit_of(heads=heads_of())):
+        whole = model.model(tokens).logits
+        first = model.model(tokens[:, :7], use_cache=True)
+        cache, parts = first.past_key_values, [first.logits]
+        for token in tokens[:, 7:].split(1, dim=1):
+            parts += [model.model(token, past_key_values=cache, use_cache=True).logits]
+    assert_close(torch.cat(parts, dim=1), whole)
+
+
+def test_positions_that_nobody_reads_can_be_left_out(resident: Any, tokens: Tensor) -> None:
+    model, mask = resident("llama"), torch.ones_like(tokens)
+    mask[0, :3] = 0
+    with torch.inference_mode(), model.edited(edit_of(heads=heads_of())):
+        plain = model.model(tokens, attention_mask=mask).logits[:, -1]
+        last = torch.arange(1, len(tokens) + 1) * tokens.shape[1] - 1
+        with lean_blocks(model.model, tokens.shape, mask, last):
+            lean = model.model(tokens, attention_mask=mask).logits[:, -1]
+    assert_close(lean, plain)
+
+
+def test_running_tokens_keeps_nothing(resident: Any, tokens: Tensor) -> None:
+    model = resident("llama")
+
+    def held() -> list[dict[str, Tensor]]:
+        applicator = model._applicator(ToMoeEdit)
+        assert isinstance(applicator, ToMoeApplicator)
+        parts = [vars(network) | dict(network.named_buffers()) for network in applicator.networks]
+        return [{name: each.clone() for name, each in part.items() if isinstance(each, Tensor)} for part in parts]
+
+    with torch.inference_mode(), model.edited(edit_of()):
+        before = held()
+        model.model(tokens)
+        for one, two in zip(before, held(), strict=True):
+            assert one.keys() == two.keys()
+            assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_values_that_are_not_finite_are_the_candidates_fault(resident: Any) -> None:
+    edit, heads = edit_of(), heads_of()
+    broken = edit.router.copy()
+    broken[1, 2, 3] = np.nan
+    bias = heads.value_bias.copy()
+    bias[0, 0] = np.inf
+    for wrong in (replace(edit, router=broken), replace(edit, heads=replace(heads, value_bias=bias))):
+        with pytest.raises(CandidateError, match="not finite"):
+            resident("llama").apply(wrong)
+
+
+def test_edits_of_other_models_are_refused(resident: Any) -> None:
+    edit = edit_of()
+    with pytest.raises(UserError, match="3 networks of 24 neurons on 32 inputs, the model has 3 of 48 on 32"):
+        resident("llama").apply(replace(edit, kept=np.ones((LAYERS, EXPERTS, 24), dtype=np.bool_)))
+    with pytest.raises(UserError, match=r"'opt' can't be masked; set genome.attention: false"):
+        resident("opt").apply(edit_of(heads=heads_of()))
+    small = HeadMasks(np.ones((3, 2)), np.ones(3), np.ones((3, 4)), np.ones((3, 4, 1)), np.ones((3, 1, HIDDEN)))
+    with pytest.raises(UserError, match="heads of 4 dimensions, the model's have 8"):
+        resident("llama").apply(edit_of(heads=small))
+    with pytest.raises(UserError, match="need dense feed-forward networks"):
+        resident("mixtral").apply(edit)
+
+
+def test_arrays_that_disagree_are_refused() -> None:
+    edit, heads = edit_of(), heads_of()
+    uneven = edit.kept.copy()
+    uneven[0, 0] = True
+    with pytest.raises(UserError, match="equally many"):
+        replace(edit, kept=uneven)
+    with pytest.raises(UserError, match="disagree"):
+        replace(edit, router=edit.router[:, :2])
+    with pytest.raises(UserError, match="pairs has shape"):
+        replace(heads, pairs=heads.pairs[:, :2])
+    with pytest.raises(UserError, match="1 to 8 values"):
+        replace(heads, active=np.array([0, 8, 8]))
+
+
+def test_the_hash_is_of_all_that_matters() -> None:
+    edit = edit_of(heads=heads_of())
+    assert edit.heads is not None
+    same = ToMoeEdit(edit.kept.copy(), edit.router + 0, edit.directions, heads_of())
+    flipped = edit.heads.pairs.copy()
+    flipped[0] = ~flipped[0]
+    others = (
+        replace(edit, heads=None),
+        replace(edit, kept=edit.kept[:, ::-1]),
+        replace(edit, router=edit.router * 2),
+        replace(edit, directions=edit.directions * 2),
+        *(
+            replace(edit, heads=replace(edit.heads, **{name: value}))
+            for name, value in {
+                "pairs": flipped,
+                "active": edit.heads.active[::-1],
+                "value_bias": edit.heads.value_bias * 2,
+                "value_router": edit.heads.value_router * 2,
+                "directions": edit.heads.directions * 2,
+            }.items()
+        ),
+    )
+    assert same.phenotype_hash == edit.phenotype_hash
+    assert len({each.phenotype_hash for each in (edit, *others)}) == 10

@@ -1,0 +1,121 @@
+"""A model outlined from its config alone, against the same model loaded: bytes, operations, cached values."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from edit_checks import Residents
+from torch import Tensor
+
+from moevolve.evaluators.errors import UserError
+from moevolve.workers.config import ModelConfig
+from moevolve.workers.methods.eep.edit import EepEdit
+from moevolve.workers.model.describe import describe_model
+from moevolve.workers.profiling.costs import model_costs
+from moevolve.workers.profiling.outline import ModelOutline, outline_model
+
+FAMILIES = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss"]
+DENSE = ["llama", "phi", "qwen2", "opt"]
+
+
+@pytest.fixture(scope="module")
+def outline(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ModelOutline]:
+    """Outlines from folders that hold config.json and nothing else."""
+
+    def make(family: str, **settings: Any) -> ModelOutline:
+        folder = tmp_path_factory.mktemp(family)
+        shutil.copy(checkpoint(family) / "config.json", folder)
+        return outline_model(ModelConfig(str(folder), **settings))
+
+    return make
+
+
+def held(model: Any) -> int:
+    """Bytes of a model's parameters and buffers, a shared one once."""
+    return sum(each.nbytes for each in {id(t): t for t in (*model.parameters(), *model.buffers())}.values())
+
+
+@pytest.mark.parametrize("family", FAMILIES + DENSE)
+def test_bytes_are_those_of_the_loaded_model(
+    outline: Callable[..., ModelOutline], resident: Residents, family: str
+) -> None:
+    found, loaded = outline(family), resident(family)
+    assert found.weight_bytes == held(loaded.model)
+    originals = [loaded.original_experts(i) for i in range(len(loaded.layers))]
+    assert found.expert_bytes == tuple(tuple(tensor.nbytes for tensor in each.values()) for each in originals)
+    assert bool(found.experts_bytes) == (family in FAMILIES)
+    assert found.pinned_bytes >= found.experts_bytes
+
+
+def test_bytes_follow_the_dtype(
+    outline: Callable[..., ModelOutline], model_config: Callable[..., ModelConfig], resident: Residents
+) -> None:
+    half = outline("deepseek_v3", dtype="bfloat16")
+    assert half.weight_bytes == held(resident("deepseek_v3", dtype="bfloat16").model)
+    whole = outline("deepseek_v3")
+    # Its correction bias and its rotary frequencies stay float32.
+    assert whole.weight_bytes / 2 < half.weight_bytes < whole.weight_bytes
+    assert (half.experts_bytes * 2, half.cache_bytes * 2) == (whole.experts_bytes, whole.cache_bytes)
+
+
+def test_originals_on_the_host_leave_the_rest_and_the_buffers(
+    outline: Callable[..., ModelOutline], resident: Residents, make_edit: Callable[..., EepEdit]
+) -> None:
+    found, loaded = outline("mixtral"), resident("mixtral", originals="host")
+    assert held(loaded.model) == found.weight_bytes - found.experts_bytes
+    edit = make_edit("mixtral", "merge", retained=4)
+    with loaded.edited(edit):
+        buffers = found.experts_bytes * edit.retained // edit.experts
+        assert held(loaded.model) == found.weight_bytes - found.experts_bytes + buffers
+
+
+@pytest.mark.parametrize("family", FAMILIES + DENSE)
+def test_layers_and_output_add_up_to_what_a_profile_counts(
+    outline: Callable[..., ModelOutline], checkpoint: Callable[[str], Path], family: str
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    found = outline(family)
+    costs = model_costs(AutoModelForCausalLM.from_pretrained(checkpoint(family)), 5)
+    active = found.facts.active
+    layers = sum(each.outside + each.block + each.router + active * each.expert for each in found.layers)
+    assert layers + found.output_flops == costs.linear_flops
+    if not family.startswith("deepseek"):  # a profile takes no notice of their heads' two sizes
+        assert 5 * found.attention_flops == costs.attention_flops
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3", "llama", "opt"])
+@torch.no_grad()
+def test_cached_bytes_are_those_of_a_real_cache(
+    outline: Callable[..., ModelOutline], resident: Residents, tokens: Tensor, family: str
+) -> None:
+    found = outline(family)
+    cache = resident(family).model(input_ids=tokens, use_cache=True).past_key_values
+    there = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+    assert there == found.cache_bytes * tokens.numel()
+    assert found.caches
+
+
+def test_a_sliding_window_has_no_cache_to_go_on_from(outline: Callable[..., ModelOutline]) -> None:
+    assert not outline("gpt_oss").caches
+
+
+def test_facts_are_those_of_the_checkpoint_but_for_its_fingerprint(
+    outline: Callable[..., ModelOutline], model_config: Callable[..., ModelConfig]
+) -> None:
+    from dataclasses import replace
+
+    for family in ("qwen2_moe", "llama"):
+        whole = describe_model(model_config(family))
+        assert whole.fingerprint
+        assert replace(whole, fingerprint="") == outline(family).facts
+
+
+def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"config\.json"):
+        outline_model(ModelConfig(str(tmp_path)))

@@ -1,1 +1,0 @@
-"""Edits: the per-layer changes a worker makes to its resident model."""

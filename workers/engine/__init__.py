@@ -1,0 +1,1 @@
+"""Runs the resident model over prompts: batches, passes, decoding, scores."""

@@ -1,0 +1,124 @@
+"""The resident model as lm-evaluation-harness sees models. Imported only where a task of lm-eval is evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from lm_eval.api.model import TemplateLM
+from numpy.typing import NDArray
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.harness.judge import HarnessJudge
+from moevolve.evaluators.types import PreparedSplit
+from moevolve.workers.engine.tokenizing import Tokens, encode_text, truncate
+
+if TYPE_CHECKING:
+    from moevolve.workers.engine.engine import GenerationEngine
+
+TokenRequest = tuple[tuple[str, str], list[int], list[int]]
+
+
+class ResidentLM(TemplateLM):
+    """lm-eval's view of an engine: requests run through the same batches and checks as our own tasks.
+
+    Prompts begin with the beginning-of-sequence token wherever the engine's do, and are truncated by the engine's
+    settings; answers are greedy. lm-eval's other settings (chat templates, several devices, caches) aren't there.
+
+    Args:
+        engine: holds the model, with whatever edit is on it.
+        split: whose prompts are answered.
+    """
+
+    def __init__(self, engine: GenerationEngine, split: PreparedSplit) -> None:
+        super().__init__()
+        self._engine = engine
+        self._split = split
+        self._tokens: dict[tuple[str, bool], list[int]] = {}
+        self.answered: dict[tuple[str, str], float] = {}
+        self.gold_logprobs: NDArray[np.float64] | None = None
+
+    @property
+    def eot_token_id(self) -> int:
+        """What a text without a prompt is conditioned on: the beginning token, or else the end token."""
+        tokenizer = self._engine.tokenizer
+        for token in (self._engine.bos, tokenizer.bos_token_id, tokenizer.eos_token_id):
+            if token is not None:
+                return int(token)
+        raise UserError("the tokenizer has neither a beginning nor an end token to open an empty prompt with")
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        """Token ids, made once per text."""
+        key = (string, add_special_tokens is not False)
+        if key not in self._tokens:
+            self._tokens[key] = list(encode_text(self._engine.tokenizer, string, self._engine.bos, special=key[1]))
+        return self._tokens[key]
+
+    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
+        """Summed log-probability of every continuation, and whether it is the greedy one."""
+        found: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
+        return found
+
+    def _loglikelihood_tokens(self, requests: Sequence[TokenRequest], **kwargs: Any) -> list[tuple[float, bool]]:
+        config = self._engine.config
+        contexts: dict[Tokens, list[int]] = {}
+        for place, (texts, context, continuation) in enumerate(requests):
+            if not continuation:
+                raise UserError(f"{self._split.task}/{self._split.split}: {texts[1]!r} has no tokens of its own")
+            tokens = truncate(tuple(context), config.max_prompt_tokens, config.tail_tokens)
+            contexts.setdefault(tokens, []).append(place)
+        choices = [[tuple(requests[place][2]) for place in places] for places in contexts.values()]
+        answers: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
+        for places, (sums, greedy) in zip(
+            contexts.values(), self._engine.continuations(list(contexts), choices), strict=True
+        ):
+            for place, total, same in zip(places, sums, greedy, strict=True):
+                answers[place] = (float(total), bool(same))
+                self.answered[requests[place][0]] = float(total) / len(requests[place][2])
+        return answers
+
+    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = True) -> list[float]:
+        raise UserError(f"{self._split.task}: likelihoods of whole texts aren't lm-eval's to measure here")
+
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = True) -> list[str]:
+        """Greedy answers to the split's prompts, cut at the first of its stop strings."""
+        prompts = [example.prompt for example in self._split.examples]
+        if [request.args[0] for request in requests] != prompts:
+            raise ValueError(f"{self._split.task}/{self._split.split}: other prompts than the split's were asked for")
+        stops = self._split.matching.stop
+        made = self._engine.generate(self._split, lambda _, text: any(stop in text for stop in stops))
+        self.gold_logprobs = made.gold_logprobs
+        return [_cut(text, stops) for text in made.texts]
+
+
+class HarnessRun:
+    """One split of a task of lm-eval on one engine, evaluated again and again.
+
+    Args:
+        engine: holds the model.
+        split: of fitness `lm_eval`.
+
+    Raises:
+        UserError: lm-eval can't judge the split here; see `HarnessJudge`.
+    """
+
+    def __init__(self, engine: GenerationEngine, split: PreparedSplit) -> None:
+        self._judge = HarnessJudge(split)
+        self._model = ResidentLM(engine, split)
+        self._gold = self._judge.gold_requests()
+
+    def evaluate(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """See `moevolve.evaluators.fitness.engine.Engine.judged`."""
+        outcomes = self._judge.outcomes(self._model)
+        gold = self._model.gold_logprobs
+        if gold is None:
+            answered = self._model.answered
+            gold = np.array([0.0 if request is None else answered[request.args] for request in self._gold])
+        return outcomes, gold
+
+
+def _cut(text: str, stops: Sequence[str]) -> str:
+    for stop in stops:
+        text = text.split(stop)[0]
+    return text

@@ -1,0 +1,1 @@
+"""Edited models as checkpoints that plain `transformers` loads."""

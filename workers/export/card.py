@@ -1,0 +1,113 @@
+"""What an export's model card says, and what exporting reports back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from moevolve.workers.export.base import CheckpointForm, ExportSummary
+
+
+@dataclass(frozen=True, slots=True)
+class ExportScore:
+    """A measured score.
+
+    Attributes:
+        task: name of the task.
+        split: the split it was measured on.
+        score: the metric, in [0, 1].
+        examples: how many examples it is over.
+        low: lower end of the 95 % confidence interval, if known.
+        high: upper end, set whenever `low` is.
+    """
+
+    task: str
+    split: str
+    score: float
+    examples: int
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExportCard:
+    """Provenance of an exported model.
+
+    Attributes:
+        title: heading of the card.
+        base_model: the checkpoint it comes from, as the user named it.
+        base_fingerprint: its fingerprint.
+        search_name: name of the search.
+        search_id: its id.
+        individual: reference of the individual within it.
+        lineage: one line per ancestor, nearest first.
+        scores: measured scores, every one with its split.
+        notes: further paragraphs.
+    """
+
+    title: str
+    base_model: str
+    base_fingerprint: str
+    search_name: str = ""
+    search_id: str = ""
+    individual: str = ""
+    lineage: tuple[str, ...] = ()
+    scores: tuple[ExportScore, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CardFacts:
+    """The model's side of the card."""
+
+    summary: ExportSummary
+    form: CheckpointForm
+    parameters: int
+    phenotype_hash: str
+    version: str
+    created: str
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How far a reloaded export is from the edited resident model.
+
+    Attributes:
+        max_difference: largest absolute difference of a logit over all positions.
+        accepted_difference: the same over the positions that had to agree (all of them in float32, 90 % in 16-bit
+            dtypes, where two experts can tie and the order of a sum decide between them).
+        tolerance: bound on `accepted_difference`.
+        positions: how many positions were compared.
+    """
+
+    max_difference: float
+    accepted_difference: float
+    tolerance: float
+    positions: int
+
+    @property
+    def holds(self) -> bool:
+        return self.accepted_difference <= self.tolerance
+
+
+@dataclass(frozen=True, slots=True)
+class ExportReport:
+    """A finished export.
+
+    Attributes:
+        directory: the checkpoint.
+        form: `stock` loads as its family anywhere; `native` brings its modelling code.
+        experts: experts per layer.
+        active: of these, per token.
+        parameters: all parameters of the exported model.
+        size_bytes: bytes of all its files.
+        agreement: the comparison that was made after reloading it.
+    """
+
+    directory: Path
+    form: CheckpointForm
+    experts: int
+    active: int
+    parameters: int
+    size_bytes: int
+    agreement: Agreement = field(repr=False)

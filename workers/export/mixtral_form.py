@@ -1,0 +1,67 @@
+"""Dense Llamas and Mistrals whose networks became experts, as ordinary Mixtrals.
+
+A Mixtral weights the outputs of its experts by the softmax over those chosen: with one expert per token the weight is
+1. Its router has no bias, its networks are gated and have none, and its attention is a Llama's.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING
+
+import torch
+
+from moevolve.workers.model.resident import ResidentModel
+
+if TYPE_CHECKING:
+    from transformers import MixtralForCausalLM
+
+_LIKE = ("llama", "mistral")
+_SHARED_SETTINGS = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_act",
+    "max_position_embeddings",
+    "initializer_range",
+    "rms_norm_eps",
+    "use_cache",
+    "pad_token_id",
+    "bos_token_id",
+    "eos_token_id",
+    "tie_word_embeddings",
+    "sliding_window",
+    "attention_dropout",
+    "rope_parameters",
+    "dtype",
+)
+"""Settings of a Llama or Mistral that mean the same in a Mixtral."""
+
+
+def fits_mixtral(resident: ResidentModel) -> bool:
+    """Whether the model, with top-1 experts in the place of its networks and routers in float32, can be a Mixtral."""
+    config = resident.model.config
+    plain = not (getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False))
+    # Routers are float32; a Mixtral's has the dtype of the model.
+    return config.model_type in _LIKE and plain and resident.model.dtype == torch.float32
+
+
+def empty_mixtral(resident: ResidentModel, experts: int, width: int) -> MixtralForCausalLM:
+    """A Mixtral on the meta device, for a model that fits one.
+
+    Args:
+        resident: the model.
+        experts: per layer; one is active per token.
+        width: neurons per expert.
+    """
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    source = resident.model.config
+    settings = {name: copy.deepcopy(getattr(source, name)) for name in _SHARED_SETTINGS if hasattr(source, name)}
+    config = MixtralConfig(**settings, intermediate_size=width, num_local_experts=experts, num_experts_per_tok=1)
+    config.architectures = ["MixtralForCausalLM"]
+    with torch.device("meta"):
+        return MixtralForCausalLM(config)

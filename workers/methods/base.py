@@ -1,0 +1,135 @@
+"""The contract of methods without torch: edits (the phenotype, all a worker knows of a genome) and calibrations."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load, save
+
+
+@runtime_checkable
+class Edit(Protocol):
+    """A change to the resident model, made in place and reverted exactly.
+
+    Edits are frozen dataclasses of numpy arrays and plain values. Equal `phenotype_hash` means the same function of the
+    same model, so an evaluation is never repeated for it.
+    """
+
+    @property
+    def phenotype_hash(self) -> str:
+        """SHA-256 (hex) of the canonical content."""
+        ...
+
+
+@runtime_checkable
+class LayeredEdit(Protocol):
+    """An edit that can tell what it does layer by layer."""
+
+    @property
+    def layer_hashes(self) -> tuple[str, ...]:
+        """Of every MoE layer, or dense network, in order of depth.
+
+        Layers of equal position and hash compute the same on the same model, bit for bit. The position isn't part of
+        the hash, so that groups of layers edited alike show.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityEdit:
+    """The unedited model."""
+
+    @property
+    def phenotype_hash(self) -> str:
+        return "full"
+
+
+class CalibrationRecipe(Protocol):
+    """How a calibration is made: a frozen dataclass of plain values, one class per kind.
+
+    Attributes:
+        tokens: at most this many tokens of the search prompts and their answers are run.
+    """
+
+    @property
+    def tokens(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CombinedRecipe:
+    """Several calibrations in one, each measured by itself on its own number of tokens.
+
+    Attributes:
+        parts: whose arrays have different names.
+    """
+
+    parts: tuple[CalibrationRecipe, ...]
+
+    @property
+    def tokens(self) -> int:
+        return max(part.tokens for part in self.parts)
+
+
+def combined(*parts: CalibrationRecipe | None) -> CalibrationRecipe | None:
+    """One recipe for all parts that there are; None if there are none."""
+    present = tuple(part for part in parts if part is not None)
+    return CombinedRecipe(present) if len(present) > 1 else next(iter(present), None)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was measured.
+
+    Attributes:
+        arrays: by name, read-only; float32 or integers (`seconds` is float64).
+    """
+
+    arrays: Mapping[str, NDArray[Any]] = field(repr=False)
+
+    def with_cost(self, tokens: int, seconds: float) -> Calibration:
+        """The same calibration with what it cost."""
+        cost = {"tokens_run": np.array([tokens], dtype=np.int64), "seconds": np.array([seconds], dtype=np.float64)}
+        return Calibration({**self.arrays, **cost})
+
+    @property
+    def tokens_run(self) -> int | None:
+        """Tokens that were run for it, per pass; None in calibrations stored before this was noted."""
+        return int(self.arrays["tokens_run"][0]) if "tokens_run" in self.arrays else None
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds it took on its worker, loading the model left out; None where `tokens_run` is."""
+        return float(self.arrays["seconds"][0]) if "seconds" in self.arrays else None
+
+    def to_bytes(self) -> bytes:
+        """As a safetensors file."""
+        return save({name: np.ascontiguousarray(array) for name, array in self.arrays.items()})
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Calibration:
+        """Inverse of `to_bytes`."""
+        arrays = load(data)
+        for array in arrays.values():
+            array.flags.writeable = False
+        return cls(arrays)
+
+
+def calibration_fingerprint(
+    recipe: CalibrationRecipe, model_fingerprint: str, engine_fingerprint: str, task_fingerprints: tuple[str, ...]
+) -> str:
+    """SHA-256 (hex) of all that a calibration depends on."""
+    content = [*_settings(recipe), model_fingerprint, engine_fingerprint, task_fingerprints]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _settings(recipe: CalibrationRecipe) -> list[Any]:
+    plain: Any = recipe
+    if isinstance(recipe, CombinedRecipe):
+        return [type(recipe).__name__, [_settings(part) for part in recipe.parts]]
+    return [type(recipe).__name__, asdict(plain)]

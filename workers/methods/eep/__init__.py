@@ -1,0 +1,1 @@
+"""EEP's edits: router mappings and merged experts."""

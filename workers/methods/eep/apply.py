@@ -1,0 +1,163 @@
+"""EEP edits on a resident model: routing over the originals, merged experts into buffers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from moevolve.evaluators.errors import CandidateError, UserError
+from moevolve.kernels.routing_rule import NO_SCORES, RoutingRule
+from moevolve.workers.families.layout import MoELayer
+from moevolve.workers.methods.applicator import ModelParts, host_tensor
+from moevolve.workers.methods.base import Edit
+from moevolve.workers.methods.eep.edit import EepEdit
+from moevolve.workers.methods.eep.experts import LayerExperts, OneLayer
+from moevolve.workers.methods.eep.router import EditableRouter, RoutingPlan, fold
+
+
+class EepApplicator:
+    """Router mapping and expert merging (EEP, arXiv 2407.00945, Eq. 5 and 6) on a resident model.
+
+    A layer whose `W_EM` is one-hot copies no weights: its routing points at the resident originals. Merged layers write
+    into buffers allocated once and reused. With host-resident originals every edited layer is filled from them.
+
+    An aligned edit has all layers' originals rearranged, those too that it only prunes, and they stay so after `revert`
+    until something else is to run: candidates of one search follow each other without anything being moved.
+    """
+
+    def __init__(self, parts: ModelParts) -> None:
+        """Install the router wrappers and take over the experts.
+
+        Raises:
+            UserError: the model has no MoE layers.
+        """
+        layers, device, on_host = parts.moe_layers, parts.device, parts.on_host
+        if not layers:
+            raise UserError("EEP edits need MoE layers, and this model is dense")
+        self._layers = layers
+        lent = OneLayer() if on_host else None
+        self.routers = tuple(EditableRouter(layer) for layer in layers)
+        self.experts: tuple[LayerExperts, ...] = tuple(
+            LayerExperts(layer, ordinal, device if on_host else layer.router_weight.device, lent)
+            for ordinal, layer in enumerate(layers)
+        )
+        for layer, router, experts in zip(layers, self.routers, self.experts, strict=True):
+            setattr(layer.block, layer.family.router, router)
+            router.before_unedited = experts.show_originals
+
+    def apply(self, edit: Edit) -> None:
+        """See `Applicator.apply`."""
+        assert isinstance(edit, EepEdit)
+        self.check(edit)
+        plans = self.plans(edit)
+        merging = host_tensor(edit.expert_merging)
+        for layer, (router, experts, plan) in enumerate(zip(self.routers, self.experts, plans, strict=True)):
+            if edit.one_hot_merging[layer]:
+                if experts.on_host:
+                    experts.show_selected(edit.expert_merging[layer].argmax(axis=1).tolist(), edit.alignment)
+                else:
+                    experts.show_originals(edit.alignment)
+            else:
+                experts.show_merged(merging[layer], edit.alignment)
+            router.plan = plan
+
+    def revert(self) -> None:
+        """See `Applicator.revert`. Originals on the host, or rearranged, come back when something next needs them."""
+        for router, experts in zip(self.routers, self.experts, strict=True):
+            router.plan = None
+            experts.stand_by()
+
+    def restore(self) -> None:
+        """Let all originals lie as they were loaded, now."""
+        for experts in self.experts:
+            experts.arrange(None)
+
+    def plans(self, edit: EepEdit) -> list[RoutingPlan]:
+        """Routing of every layer. One transfer per device and matrix kind, however many layers there are."""
+        logits_space = edit.router_space == "logits"
+        mappings = _per_layer(host_tensor(edit.router_mapping), self._layers)
+        selected = _per_layer(host_tensor(edit.router_mapping.argmax(axis=2)), self._layers)
+        slots = _per_layer(host_tensor(edit.expert_merging.argmax(axis=2)), self._layers)
+        plans = []
+        for i, (layer, experts) in enumerate(zip(self._layers, self.experts, strict=True)):
+            slot = slots[i] if edit.one_hot_merging[i] and not experts.on_host else None
+            if edit.one_hot_mapping[i]:
+                plan = _selecting(layer, edit.active, slot, selected[i], logits_space)
+            else:
+                plan = _mapping(layer, edit.active, slot, mappings[i], logits_space)
+            if edit.skip_below is not None:
+                plan = replace(plan, skip_below=float(edit.skip_below[i]))
+            plans.append(plan)
+        return plans
+
+    def check(self, edit: EepEdit) -> None:
+        """Whether the model can have an edit; raises what `apply` does if it can't."""
+        count = self._layers[0].count
+        if (edit.layers, edit.experts) != (len(self._layers), count):
+            raise UserError(
+                f"the edit is for {edit.layers} MoE layers of {edit.experts} experts, the model "
+                f"has {len(self._layers)} of {count}; use the model it was searched on"
+            )
+        fault = eep_fault(self._layers[0].rule, edit)
+        if fault is not None:
+            raise UserError(f"{self._layers[0].family.model_type} models can't have this edit: {fault}")
+        alignment = edit.alignment
+        if alignment is not None:
+            width = int(self.experts[0].originals["down_proj"].shape[2])
+            if alignment.shape != (len(self._layers), count, width):
+                raise UserError(
+                    f"the edit's alignment is for {alignment.shape} layers, experts and neurons, the model has "
+                    f"{(len(self._layers), count, width)}; use the model it was measured on"
+                )
+        if not edit.finite:
+            raise CandidateError("a router mapping or expert merging entry is not finite")
+
+
+def eep_fault(rule: RoutingRule, edit: EepEdit) -> str | None:
+    """Why a family's routers can't have this edit; None if they can."""
+    groups = rule.groups
+    fault = groups.fault(edit.retained)
+    if fault is not None:
+        return f"{edit.retained} experts {fault}"
+    if edit.active > groups.reach(edit.retained):
+        return (
+            f"{edit.active} active experts of {edit.retained} are more than the {groups.reach(edit.retained)} in the "
+            f"{groups.chosen} of {groups.count} routing groups that a token may choose from; use fewer"
+        )
+    if rule.scores == "softmax_of_chosen" and edit.router_space == "probs" and not edit.one_hot_mapping.all():
+        return f"router_space {NO_SCORES}"
+    return None
+
+
+def _selecting(layer: MoELayer, active: int, slots: Tensor | None, selected: Tensor, logits_space: bool) -> RoutingPlan:
+    """Routing with a one-hot mapping."""
+    bias = layer.correction_bias
+    correction = None if bias is None else bias.index_select(0, selected)
+    return RoutingPlan(active, slots, selected=selected, correction=correction, logits_space=logits_space)
+
+
+def _mapping(layer: MoELayer, active: int, slots: Tensor | None, mapping: Tensor, logits_space: bool) -> RoutingPlan:
+    """Routing with a continuous mapping."""
+    correction = None if layer.correction_bias is None else fold(mapping, layer.correction_bias)
+    if not logits_space:
+        return RoutingPlan(active, slots, mapping=mapping, correction=correction)
+    return RoutingPlan(
+        active,
+        slots,
+        folded=fold(mapping, layer.router_weight),
+        folded_bias=None if layer.router_bias is None else fold(mapping, layer.router_bias),
+        correction=correction,
+        logits_space=True,
+    )
+
+
+def _per_layer(stacked: Tensor, layers: tuple[MoELayer, ...]) -> list[Tensor]:
+    """Slices of a host tensor [layers, ...], each on its layer's device."""
+    moved: dict[torch.device, tuple[Tensor, ...]] = {}
+    for layer in layers:
+        device = layer.router_weight.device
+        if device not in moved:
+            moved[device] = stacked.to(device, non_blocking=True).unbind(0)
+    return [moved[layer.router_weight.device][i] for i, layer in enumerate(layers)]

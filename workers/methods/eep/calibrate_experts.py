@@ -1,0 +1,199 @@
+"""What the experts of a MoE model do on some prompts: one pass, and sums that don't grow with the prompts.
+
+Every statistic's source stands at its class. Sequences run one by one without padding through the unedited model; the
+routing weights are those that the family applies (rescaled where it rescales the top-k).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from moevolve.evaluators.errors import UserError
+from moevolve.workers.engine.tokenizing import Tokens
+from moevolve.workers.families.layout import MoELayer
+from moevolve.workers.methods.base import Calibration
+from moevolve.workers.methods.eep.edit import ExpertsRecipe
+from moevolve.workers.methods.eep.expert_subsets import Routed, SubsetSample, check_memory, compare_subsets
+from moevolve.workers.model.resident import ResidentModel
+
+RATIO_BINS = 1 << 16
+"""Equal bins in [0, 1] that ratios of routing weights are counted in: a median is right to within 2^-17."""
+
+
+class Measure(Protocol):
+    """One statistic of one layer."""
+
+    def add(self, routed: Routed) -> None:
+        """Take in a sequence's tokens."""
+        ...
+
+    def arrays(self) -> dict[str, Tensor]:
+        """What was measured, by name."""
+        ...
+
+
+def calibrate_experts(resident: ResidentModel, sequences: Sequence[Tokens], recipe: ExpertsRecipe) -> Calibration:
+    """Measure every MoE layer's experts.
+
+    Returns:
+        Arrays, each with the MoE layers in order of depth first. `usage`: `counts` int64 [layers, n], tokens that chose
+        an expert, and `soft_activation` float32 [layers, n], sums over tokens of the softmax over all n. `saliency`:
+        `saliency` float32 [layers, n]. `mean_outputs`: `output_distances` float32 [layers, n, n], Euclidean distances
+        between mean outputs. `ratio`: `ratio` float32 [layers]. Subsets: see `compare_subsets`. `expert_runs` int64
+        [1]: how many times an expert was run on a token beyond the pass itself.
+
+    Raises:
+        UserError: no MoE layers, no tokens, or a sample that takes too much memory.
+    """
+    layers = resident.layers
+    if not layers:
+        raise UserError("genome.kind: eep needs MoE layers, and this model is dense")
+    if not sequences:
+        raise UserError("genome.calibration_tokens: there are no prompts to measure the experts on")
+    total = sum(len(each) for each in sequences)
+    measures = [[_MEASURES[name](layer) for name in recipe.statistics] for layer in layers]
+    samples: list[SubsetSample] = []
+    if recipe.subsets is not None:
+        check_memory(len(layers), layers[0].count, min(total, recipe.subsets.sample))
+        samples = [SubsetSample(layer, recipe.subsets, total) for layer in layers]
+    runs = [0]
+    watchers = [[*each, *samples[i : i + 1]] for i, each in enumerate(measures)]
+    _run(resident, sequences, watchers, runs)
+    arrays = {
+        name: torch.stack([found[name].cpu() for found in by_layer])
+        for by_layer in zip(*([each.arrays() for each in layer] for layer in measures), strict=True)
+        for name in by_layer[0]
+    }
+    if recipe.subsets is not None:
+        arrays |= compare_subsets(samples, recipe.subsets)
+    arrays["expert_runs"] = torch.tensor(runs)
+    return Calibration({name: array.numpy() for name, array in arrays.items()})
+
+
+def _run(
+    resident: ResidentModel, sequences: Sequence[Tokens], watchers: Sequence[Sequence[Any]], runs: list[int]
+) -> None:
+    with ExitStack() as stack:
+        for layer, measures in zip(resident.layers, watchers, strict=True):
+            stack.callback(layer.gate.register_forward_hook(_tell(layer, measures, runs)).remove)
+        for tokens in sequences:
+            resident.run(tokens)
+
+
+def _tell(layer: MoELayer, measures: Sequence[Measure], runs: list[int]) -> Callable[..., None]:
+    def hook(module: nn.Module, args: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        routed = Routed(layer.experts, args[0].reshape(-1, args[0].shape[-1]), *output, runs=runs)
+        for measure in measures:
+            measure.add(routed)
+
+    return hook
+
+
+class _Usage:
+    """How often experts are chosen, and the sum of their routing weights.
+
+    Source: Efficient Expert Pruning (arXiv 2407.00945), App. A.2: activation frequency and soft activation. The paper
+    calls softmax(W_G x) over all experts the routing weights (Sec. 3), so these are what is summed, chosen or not.
+    """
+
+    def __init__(self, layer: MoELayer) -> None:
+        self._counts = _zeros(layer, layer.count).long()
+        self._soft = _zeros(layer, layer.count)
+        self._rule = layer.rule
+
+    def add(self, routed: Routed) -> None:
+        self._counts += routed.chosen.flatten().bincount(minlength=len(self._counts))
+        sigmoids = self._rule.scores == "sigmoid"
+        scores = routed.logits.float().sigmoid() if sigmoids else routed.logits.float().softmax(dim=-1)
+        self._soft += scores.sum(dim=0, dtype=torch.float64)
+
+    def arrays(self) -> dict[str, Tensor]:
+        return {"counts": self._counts, "soft_activation": self._soft.float()}
+
+
+class _Saliency:
+    """Mean, over the tokens that chose an expert, of its routing weight times its output's length; 0 without tokens.
+
+    Source: REAP the Experts (arXiv 2510.13999), Sec. 4, the saliency criterion.
+    """
+
+    def __init__(self, layer: MoELayer) -> None:
+        self._sums = _zeros(layer, layer.count)
+        self._counts = _zeros(layer, layer.count)
+
+    def add(self, routed: Routed) -> None:
+        for rows in routed.parts(routed.chosen.shape[1]):
+            lengths = routed.run_chosen(rows).double().norm(dim=2)
+            chosen = routed.chosen[rows].flatten()
+            weighted = (routed.weights[rows].double() * lengths).flatten()
+            # `bincount` adds in an order of its own on some devices; a product with one-hot rows doesn't.
+            one_hot = nn.functional.one_hot(chosen, len(self._sums)).double()
+            self._sums += weighted @ one_hot
+            self._counts += one_hot.sum(dim=0)
+
+    def arrays(self) -> dict[str, Tensor]:
+        return {"saliency": (self._sums / self._counts.clamp_min(1)).float()}
+
+
+class _MeanOutputs:
+    """Distances between the experts' mean outputs, every expert run on every token, chosen or not.
+
+    Source: HC-SMoE (arXiv 2410.08589), Sec. 3: the similarity metric is over expert outputs averaged over all
+    tokens of the calibration data, so that routing doesn't come into it.
+    """
+
+    def __init__(self, layer: MoELayer) -> None:
+        self._sums = _zeros(layer, layer.count, int(layer.router_weight.shape[1]))
+        self._tokens = 0
+
+    def add(self, routed: Routed) -> None:
+        for rows in routed.parts(len(self._sums)):
+            self._sums += routed.run_all(rows).sum(dim=0, dtype=torch.float64)
+        self._tokens += len(routed.hidden)
+
+    def arrays(self) -> dict[str, Tensor]:
+        means = self._sums / self._tokens
+        distances = torch.cdist(means, means, compute_mode="donot_use_mm_for_euclid_dist")
+        return {"output_distances": distances.float()}
+
+
+class _Ratio:
+    """The median ratio of the second to the first routing weight, from counts in `RATIO_BINS` bins.
+
+    Source: Not All Experts are Equal (arXiv 2402.14800), Sec. 3.3 (dynamic skipping): beta is this median.
+    """
+
+    def __init__(self, layer: MoELayer) -> None:
+        if layer.count < 2:
+            raise UserError("genome.dynamic_skipping: needs two experts per layer at least, the model has one")
+        self._counts = _zeros(layer, RATIO_BINS).long()
+
+    def add(self, routed: Routed) -> None:
+        first, second = routed.logits.float().topk(2, dim=-1).values.unbind(dim=-1)
+        # The softmax's scale cancels.
+        bins = ((second - first).exp() * RATIO_BINS).long().clamp_max(RATIO_BINS - 1)
+        self._counts += bins.bincount(minlength=RATIO_BINS)
+
+    def arrays(self) -> dict[str, Tensor]:
+        upto = self._counts.cumsum(dim=0)
+        total = int(upto[-1])
+        middle = torch.tensor([(total - 1) // 2, total // 2], device=upto.device)
+        bins = torch.searchsorted(upto, middle, right=True)
+        return {"ratio": ((bins.double() + 0.5) / RATIO_BINS).mean().float()}
+
+
+def _zeros(layer: MoELayer, *shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.float64, device=layer.router_weight.device)
+
+
+_MEASURES: dict[str, Callable[[MoELayer], Measure]] = {
+    "usage": _Usage,
+    "saliency": _Saliency,
+    "mean_outputs": _MeanOutputs,
+    "ratio": _Ratio,
+}

@@ -1,0 +1,195 @@
+"""The EEP edit: a router mapping and an expert merging matrix per MoE layer.
+
+Source: Efficient Expert Pruning (arXiv 2407.00945), Eq. 5 (router mapping) and Eq. 6 (expert merging).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moevolve.evaluators.errors import UserError
+from moevolve.workers.methods.eep.alignment import Alignment
+
+
+@dataclass(frozen=True, slots=True)
+class AlignmentRecipe:
+    """Settings of the alignment.
+
+    Attributes:
+        sample: at most this many tokens' activations are compared, evenly spaced among those that are run.
+        rounds: at most this often every expert is matched anew to the sum of the others.
+        tokens: at most about this many tokens are run.
+    """
+
+    sample: int
+    rounds: int
+    tokens: int
+
+
+Statistic = Literal["usage", "saliency", "mean_outputs", "ratio"]
+"""`usage`: how often and how strongly experts are chosen. `saliency`: REAP's. `mean_outputs`: how far the experts' mean
+outputs lie apart. `ratio`: the median ratio of the second to the first routing weight."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubsetRecipe:
+    """Which subsets of the experts to compare with all of them, on a sample of tokens.
+
+    Attributes:
+        retained: experts n' of a subset.
+        active: experts per token k of a subset, at most n'.
+        layer_groups: group of every MoE layer; the layers of a group keep the same experts.
+        logits_space: whether a subset's routing weights are a softmax of its own logits; otherwise they are taken out
+            of the softmax over all n (rescaled to sum 1 if the family does).
+        limit: most subsets that are all tried; beyond, experts are dropped one after the other.
+        sample: most tokens that are kept.
+    """
+
+    retained: int
+    active: int
+    layer_groups: tuple[int, ...]
+    logits_space: bool
+    limit: int
+    sample: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsRecipe:
+    """Settings of the measuring.
+
+    Attributes:
+        statistics: what is measured, sorted.
+        subsets: which subsets of experts are tried, or None.
+        tokens: at most about this many tokens are run.
+    """
+
+    statistics: tuple[Statistic, ...]
+    subsets: SubsetRecipe | None
+    tokens: int
+
+
+RouterSpace = Literal["probs", "logits"]
+
+
+def one_hot_layers(matrices: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Which of `matrices` [layers, n', n] have only one-hot rows: bool [layers]."""
+    ones = matrices == 1
+    binary = (ones | (matrices == 0)).all(axis=(1, 2))
+    return binary & (ones.sum(axis=2) == 1).all(axis=1)
+
+
+@dataclass(frozen=True)
+class EepEdit:
+    """Router mapping `W_RM` and expert merging `W_EM` of every MoE layer.
+
+    Attributes:
+        router_mapping: float32 [layers, n', n], one matrix per MoE layer in order of depth.
+        expert_merging: float32 [layers, n', n].
+        active: experts per token k after the edit, 1 to n'.
+        router_space: `probs` maps the scores over all n experts, the softmax (the paper) or the family's own; `logits`
+            maps the router's logits, so the mapping folds into a smaller gate. See `moevolve.kernels.routing`.
+        skip_below: float32 [layers], thresholds of dynamic skipping (NAEE, arXiv 2402.14800, Sec. 3.3): of k = 2 chosen
+            experts the second is skipped where its weight is below this times the first's. None skips nothing.
+        alignment: how the experts' neurons lie that are merged; None as they were loaded. An edit that merges none has
+            none, whatever it was given: it is the same function.
+
+    Raises:
+        UserError: the shapes disagree, or k, the router space or a threshold is out of range.
+    """
+
+    router_mapping: NDArray[np.float32] = field(repr=False)
+    expert_merging: NDArray[np.float32] = field(repr=False)
+    active: int
+    router_space: RouterSpace = "probs"
+    skip_below: NDArray[np.float32] | None = field(default=None, repr=False)
+    alignment: Alignment | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("router_mapping", "expert_merging"):
+            # Contiguous float32 whatever came in: torch takes the arrays over without a copy.
+            object.__setattr__(self, name, np.ascontiguousarray(getattr(self, name), dtype=np.float32))
+        shape = self.router_mapping.shape
+        if len(shape) != 3 or shape != self.expert_merging.shape or 0 in shape:
+            raise UserError(
+                f"an EEP edit needs two matrices of one shape [layers, n', n], got router_mapping {shape} and "
+                f"expert_merging {self.expert_merging.shape}"
+            )
+        if not 1 <= self.active <= shape[1]:
+            raise UserError(f"an EEP edit of {shape[1]} experts can't have {self.active} active; use 1 to {shape[1]}")
+        if self.router_space not in ("probs", "logits"):
+            raise UserError(f"router_space {self.router_space!r} of an EEP edit is unknown; use probs or logits")
+        if self.alignment is not None:
+            if self.alignment.shape[:2] != (shape[0], shape[2]):
+                raise UserError(
+                    f"an EEP edit of {shape[0]} layers of {shape[2]} experts can't have an alignment of "
+                    f"{self.alignment.shape[0]} of {self.alignment.shape[1]}"
+                )
+            if self.one_hot_merging.all():
+                object.__setattr__(self, "alignment", None)
+        if self.skip_below is not None:
+            self._check_skipping(self.skip_below)
+
+    def _check_skipping(self, thresholds: NDArray[np.float32]) -> None:
+        object.__setattr__(self, "skip_below", np.ascontiguousarray(thresholds, dtype=np.float32))
+        if thresholds.shape != (self.layers,) or not bool(((thresholds >= 0) & (thresholds <= 1)).all()):
+            raise UserError(f"an EEP edit of {self.layers} layers needs as many skipping thresholds in [0, 1]")
+        if self.active != 2:
+            raise UserError(f"dynamic skipping is defined for 2 active experts, this EEP edit has {self.active}")
+
+    @property
+    def layers(self) -> int:
+        return int(self.router_mapping.shape[0])
+
+    @property
+    def retained(self) -> int:
+        return int(self.router_mapping.shape[1])
+
+    @property
+    def experts(self) -> int:
+        return int(self.router_mapping.shape[2])
+
+    @cached_property
+    def one_hot_mapping(self) -> NDArray[np.bool_]:
+        """Which layers' `W_RM` is one-hot: bool [layers]."""
+        return one_hot_layers(self.router_mapping)
+
+    @cached_property
+    def one_hot_merging(self) -> NDArray[np.bool_]:
+        """Which layers' `W_EM` is one-hot, so that they need no merged weights: bool [layers]."""
+        return one_hot_layers(self.expert_merging)
+
+    @cached_property
+    def finite(self) -> bool:
+        """Whether every entry is finite."""
+        return bool(np.isfinite(self.router_mapping).all() and np.isfinite(self.expert_merging).all())
+
+    @cached_property
+    def phenotype_hash(self) -> str:
+        head = f"eep/1 {self.router_mapping.shape} k={self.active} {self.router_space}".encode()
+        digest = hashlib.sha256(head)
+        for matrices in (self.router_mapping, self.expert_merging):
+            digest.update(np.ascontiguousarray(matrices, dtype="<f4").tobytes())
+        if self.skip_below is not None:
+            digest.update(b"skip" + self.skip_below.astype("<f4").tobytes())
+        if self.alignment is not None:
+            digest.update(b"aligned" + self.alignment.fingerprint.encode())
+        return digest.hexdigest()
+
+    @cached_property
+    def layer_hashes(self) -> tuple[str, ...]:
+        """See `moevolve.workers.methods.base.LayeredEdit`."""
+        # An alignment orders the neurons of all its layers, those too that it doesn't merge, and so their sums.
+        aligned = "" if self.alignment is None else self.alignment.fingerprint
+        head = f"eep/1 {self.router_mapping.shape[1:]} k={self.active} {self.router_space} {aligned}".encode()
+        skips = [b""] * self.layers if self.skip_below is None else [skip.tobytes() for skip in self.skip_below]
+        layers = zip(self.router_mapping, self.expert_merging, skips, strict=True)
+        return tuple(
+            hashlib.sha256(head + mapping.tobytes() + merging.tobytes() + skip).hexdigest()
+            for mapping, merging, skip in layers
+        )

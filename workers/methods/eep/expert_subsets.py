@@ -1,0 +1,196 @@
+"""How much a MoE layer's output changes if only some of its experts are kept.
+
+Source: Not All Experts are Equal (NAEE; arXiv 2402.14800), Sec. 3.2: per layer, every choice of retained experts is
+tried, and the one whose output is nearest the whole layer's in the Frobenius norm is kept; inputs are those of the
+unedited model.
+
+A layer's output is a weighted sum of its experts' outputs, so a difference of two routings has the squared length
+`d^T G d`, where `d` is the difference of the routing weights and `G` the inner products of the n experts' outputs on
+the token. `G` and the router's logits of a sample of tokens are all that is kept: no expert runs twice on a token.
+
+Where there are more choices than a limit, experts are dropped one at a time, always the one that changes the output
+least (our own fallback; the paper only tries all choices).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import combinations
+from math import comb
+
+import torch
+from torch import Tensor, nn
+
+from moevolve.evaluators.errors import UserError
+from moevolve.kernels.routing import route_selected
+from moevolve.workers.families.layout import MoELayer
+from moevolve.workers.methods.eep.edit import SubsetRecipe
+
+_ROWS = 4096
+"""Experts' outputs that are held at once."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Routed:
+    """Tokens of one sequence in one layer.
+
+    Attributes:
+        experts: the family's experts.
+        hidden: what goes into the experts, [tokens, hidden].
+        logits: the router's, [tokens, n].
+        weights: the chosen experts' routing weights, [tokens, k].
+        chosen: their indices, int64 [tokens, k].
+        runs: counts runs of an expert on a token.
+    """
+
+    experts: nn.Module
+    hidden: Tensor
+    logits: Tensor
+    weights: Tensor
+    chosen: Tensor
+    runs: list[int] = field(repr=False)
+
+    def run_chosen(self, rows: slice) -> Tensor:
+        """The outputs of the experts that these tokens chose, [rows, k, hidden]."""
+        return self._run(self.hidden[rows], self.chosen[rows])
+
+    def run_all(self, rows: slice | Tensor) -> Tensor:
+        """Every expert's output on these tokens, chosen or not, [rows, n, hidden]."""
+        hidden, count = self.hidden[rows], self.logits.shape[1]
+        return self._run(hidden, torch.arange(count, device=hidden.device).expand(len(hidden), count))
+
+    def parts(self, each: int) -> list[slice]:
+        """All tokens, as many at a time as give at most `_ROWS` outputs of `each` experts."""
+        step = max(1, _ROWS // each)
+        return [slice(start, start + step) for start in range(0, len(self.hidden), step)]
+
+    def _run(self, hidden: Tensor, index: Tensor) -> Tensor:
+        """Experts' own outputs through the family's code at a routing weight of 1: [tokens, experts, hidden]."""
+        self.runs[0] += index.numel()
+        ones = torch.ones((index.numel(), 1), dtype=self.weights.dtype, device=hidden.device)
+        rows = hidden.repeat_interleave(index.shape[1], dim=0)
+        out: Tensor = self.experts(rows, index.reshape(-1, 1), ones)
+        return out.view(*index.shape, -1)
+
+
+_CHUNK = 64
+"""Tokens whose outputs of all experts are held at once."""
+_MEMORY = 4 << 30
+"""Most bytes of inner products kept on the host, all layers together."""
+
+
+class SubsetSample:
+    """Evenly spaced tokens of one layer, kept on the host.
+
+    Args:
+        layer: the layer.
+        recipe: how many tokens at most, and how subsets route.
+        tokens: how many tokens will be seen.
+    """
+
+    def __init__(self, layer: MoELayer, recipe: SubsetRecipe, tokens: int) -> None:
+        self.count = layer.count
+        self._device = layer.router_weight.device
+        self._rule, self._bias = layer.rule, layer.correction_bias
+        self._recipe = recipe
+        self._stride = -(-tokens // recipe.sample)
+        self._seen = 0
+        self._kept: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def add(self, routed: Routed) -> None:
+        """Take in a sequence's tokens."""
+        rows = torch.arange(-self._seen % self._stride, len(routed.hidden), self._stride, device=routed.hidden.device)
+        self._seen += len(routed.hidden)
+        for part in rows.split(_CHUNK):
+            outputs = routed.run_all(part).float()
+            products = torch.bmm(outputs, outputs.transpose(1, 2))
+            weights = torch.zeros(len(part), self.count, device=part.device)
+            weights.scatter_(1, routed.chosen[part], routed.weights[part].float())
+            self._kept.append((products.cpu(), weights.cpu(), routed.logits[part].float().cpu()))
+
+    @contextmanager
+    def loaded(self) -> Iterator[SubsetSample]:
+        """The sample on its layer's device, for the length of a `with` block; all tokens were seen."""
+        self._products, self._weights, self._logits = (
+            torch.cat(each).to(self._device) for each in zip(*self._kept, strict=True)
+        )
+        self._whole = self._squares(self._weights)
+        yield self
+        del self._products, self._weights, self._logits
+
+    def discrepancy(self, kept: Sequence[int]) -> float:
+        """Squared change of the outputs if only `kept` experts are there, relative to the outputs' squared length.
+
+        Only while it is loaded.
+        """
+        selected, recipe = torch.tensor(kept, device=self._device), self._recipe
+        bias = None if self._bias is None else self._bias[selected]
+        weights, chosen = route_selected(
+            self._logits, selected, recipe.active, self._rule, recipe.logits_space, bias=bias
+        )
+        change = -self._weights
+        change.scatter_add_(1, selected[chosen], weights)
+        return self._squares(change) / self._whole if self._whole > 0 else 0.0
+
+    def _squares(self, weights: Tensor) -> float:
+        """Sum over tokens of the squared lengths of the experts' outputs in these proportions [tokens, n]."""
+        sums = torch.bmm(self._products, weights.unsqueeze(2)).squeeze(2) * weights
+        return max(0.0, float(sums.sum(dtype=torch.float64)))
+
+
+def check_memory(layers: int, experts: int, tokens: int) -> None:
+    """Refuse a sample that would not fit.
+
+    Raises:
+        UserError: its inner products take more than 4 GiB.
+    """
+    needed = layers * tokens * experts**2 * 4
+    if needed > _MEMORY:
+        raise UserError(
+            f"genome.naee_tokens: {tokens} tokens of {layers} layers of {experts} experts take "
+            f"{needed / 2**30:.1f} GiB of the host's memory; use {tokens * _MEMORY // needed} at most"
+        )
+
+
+def tries_all(experts: int, recipe: SubsetRecipe) -> bool:
+    """Whether all subsets are tried."""
+    return comb(experts, recipe.retained) <= recipe.limit
+
+
+def compare_subsets(samples: Sequence[SubsetSample], recipe: SubsetRecipe) -> dict[str, Tensor]:
+    """Try subsets on every layer's sample.
+
+    Args:
+        samples: one per MoE layer, all tokens seen.
+        recipe: which subsets.
+
+    Returns:
+        `subset_discrepancy` float32 [layers, C(n, n')] for all subsets in lexicographic order, where these are within
+        the limit; otherwise `subset_kept` int64 [groups, n'], what is left after dropping experts one by one.
+        Discrepancies are squared and relative, see `SubsetSample.discrepancy`; those of a group's layers are added.
+    """
+    count = samples[0].count
+    if tries_all(count, recipe):
+        subsets, rows = list(combinations(range(count), recipe.retained)), []
+        for sample in samples:
+            with sample.loaded():
+                rows.append([sample.discrepancy(kept) for kept in subsets])
+        return {"subset_discrepancy": torch.tensor(rows)}
+    groups = [
+        [sample for sample, owner in zip(samples, recipe.layer_groups, strict=True) if owner == group]
+        for group in range(max(recipe.layer_groups) + 1)
+    ]
+    return {"subset_kept": torch.tensor([_drop_one_by_one(group, recipe.retained) for group in groups])}
+
+
+def _drop_one_by_one(samples: Sequence[SubsetSample], retained: int) -> list[int]:
+    kept = list(range(samples[0].count))
+    with ExitStack() as stack:
+        for sample in samples:
+            stack.enter_context(sample.loaded())
+        while len(kept) > retained:
+            rests = [[other for other in kept if other != expert] for expert in kept]
+            kept = min(rests, key=lambda rest: sum(sample.discrepancy(rest) for sample in samples))
+    return kept

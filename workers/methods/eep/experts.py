@@ -1,0 +1,258 @@
+"""The experts of one layer: the resident originals, and the buffer that merged experts are written into."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from moevolve.evaluators.errors import UserError
+from moevolve.kernels.expert_merge import merge_experts
+from moevolve.workers.families.layout import EXPERT_TENSORS, MoELayer
+from moevolve.workers.methods.eep.alignment import Alignment, in_place, sources, step
+
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers as wide as a float of so many bytes."""
+
+
+@torch.inference_mode()
+def rearrange(tensors: Mapping[str, Tensor], codes: NDArray[np.signedinteger]) -> None:
+    """Let the neurons of fused experts change places and signs, bit for bit: what is undone is as it was.
+
+    One expert's copy is made at a time; experts that stay as they are aren't touched.
+
+    Args:
+        tensors: `gate_up_proj` [n, 2I, H] and `down_proj` [n, H, I], changed in place.
+        codes: see `Alignment`, [n, I].
+    """
+    gate_up, down = (tensors[name] for name in EXPERT_TENSORS)
+    width = codes.shape[1]
+    if (gate_up.shape[1], down.shape[2]) != (2 * width, width):
+        raise ValueError(f"codes of {width} neurons for experts of {down.shape[2]}")
+    still = np.arange(width)
+    for expert, row in enumerate(codes):
+        if (row == still).all():
+            continue
+        places = torch.from_numpy(sources(row).astype(np.int64)).to(down.device)
+        flipped = torch.from_numpy(row < 0).to(down.device)
+        gate, up = gate_up[expert, :width], gate_up[expert, width:]
+        gate.copy_(gate.index_select(0, places))
+        up.copy_(_flip(up.index_select(0, places), flipped[:, None]))
+        # Ten times as fast as selecting columns.
+        columns = down[expert].gather(1, places.expand(down.shape[1], -1))
+        down[expert].copy_(_flip(columns, flipped))
+
+
+def _flip(tensor: Tensor, flipped: Tensor) -> Tensor:
+    """Change signs in place. On the bits: a product would lose denormals where the processor flushes them to zero."""
+    bits = tensor.view(_BITS[tensor.element_size()])
+    bits.bitwise_xor_(torch.where(flipped, torch.iinfo(bits.dtype).min, 0).to(bits.dtype))
+    return tensor
+
+
+class OneLayer:
+    """Device memory for all n experts of one layer; layers whose originals are on the host take turns in it.
+
+    So the unedited model runs where only the retained experts of all layers fit, at the price of copying every layer's
+    experts in every pass.
+
+    Attributes:
+        holder: the layer whose experts are there now.
+    """
+
+    def __init__(self) -> None:
+        self.holder: LayerExperts | None = None
+        self._memory: dict[str, Tensor] = {}
+
+    @torch.inference_mode(False)  # memory taken while the model runs must be writable later
+    def room_for(self, holder: LayerExperts, like: dict[str, Tensor], device: torch.device) -> dict[str, nn.Parameter]:
+        """The memory, which is `holder`'s from now on."""
+        self.holder = holder
+        if {name: there.shape for name, there in self._memory.items()} != {name: t.shape for name, t in like.items()}:
+            self._memory.clear()
+            self._memory = {name: torch.empty_like(tensor, device=device) for name, tensor in like.items()}
+        # Parameters of their own, or a model would count those of all its layers as one layer's.
+        return {name: nn.Parameter(memory, requires_grad=False) for name, memory in self._memory.items()}
+
+
+class LayerExperts:
+    """Swaps a layer's expert parameters between the originals and a preallocated buffer.
+
+    What the originals are never changes, but in which order their neurons lie does: they are rearranged in place when
+    another alignment is asked for than the last time (none counting as one), and put back bit for bit. That costs as
+    much as copying them about five times, and no memory; as long as the alignment stays the same it costs nothing.
+
+    Attributes:
+        originals: the fused tensors of all n experts, by name, on the device or on the host.
+        on_host: whether the originals are kept off the device (or, on a CPU, merely apart from what the model runs on).
+    """
+
+    def __init__(self, layer: MoELayer, ordinal: int, device: torch.device, lent: OneLayer | None = None) -> None:
+        """Take over a layer's experts.
+
+        Args:
+            layer: the layer, with its original parameters.
+            ordinal: its number among the MoE layers.
+            device: where the model runs this layer.
+            lent: move the originals to host memory (pinned when `device` is CUDA); what all layers' originals are then
+                shown in, one after the other.
+        """
+        self._module = layer.experts
+        self._device = device
+        self._index = layer.index
+        self._ordinal = ordinal
+        self._alignment: Alignment | None = None
+        self.on_host = on_host = lent is not None
+        self._lent = lent
+        self.count = layer.count
+        parameters: dict[str, nn.Parameter] = {name: getattr(layer.experts, name) for name in layer.family.tensors}
+        self.originals: dict[str, Tensor] = {
+            name: _to_host(parameter.data, pin=device.type == "cuda") if on_host else parameter.data
+            for name, parameter in parameters.items()
+        }
+        self._full = None if on_host else parameters
+        self._buffers: dict[str, Tensor] = {}
+        self._views: dict[int, dict[str, nn.Parameter]] = {}
+        self._shows_originals = not on_host
+        if on_host:
+            self.release()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model runs this layer."""
+        return self._device
+
+    def arrange(self, alignment: Alignment | None) -> bool:
+        """Let the originals' neurons lie as an alignment has it, or as they were loaded.
+
+        Returns:
+            Whether anything had to be moved.
+        """
+        before = self._alignment
+        if (before and before.fingerprint) == (alignment and alignment.fingerprint):
+            return False
+        gate_up, down = self.originals.values()
+        loaded = in_place(self.count, down.shape[2])
+        now, then = (each.codes[self._ordinal] if each else loaded for each in (before, alignment))
+        if down.device != self._device and self._device.type == "cuda":
+            # Copies to the device may still be reading the host's memory.
+            torch.cuda.synchronize(self._device)
+        rearrange({"gate_up_proj": gate_up, "down_proj": down}, step(now, then))
+        self._alignment = alignment
+        return True
+
+    def show_originals(self, alignment: Alignment | None = None) -> None:
+        """Let this layer run on all n originals. Free on the device; from the host they are copied every time, unless
+        this is the only layer.
+
+        Args:
+            alignment: how their neurons are to lie; None as they were loaded.
+
+        Raises:
+            UserError: the device has no room for all experts.
+        """
+        moved = self.arrange(alignment)
+        if self._full is not None:
+            if not self._shows_originals or moved:
+                self._install(self._full, self.count)
+            self._shows_originals = True
+            return
+        assert self._lent is not None
+        there = self._lent.holder is self and not moved
+        try:
+            views = self._lent.room_for(self, self.originals, self._device)
+        except torch.cuda.OutOfMemoryError as error:
+            raise self._no_room(self.count) from error
+        if not there:
+            for name, view in views.items():
+                view.data.copy_(self.originals[name], non_blocking=True)
+        self._install(views, self.count)
+
+    def stand_by(self) -> None:
+        """Give up what is shown, at no cost: the unedited model needs `show_originals` before it runs."""
+        if self._full is not None:
+            self._install(self._full, self.count)
+            self._shows_originals = True
+
+    def show_selected(self, kept: list[int], alignment: Alignment | None = None) -> None:
+        """Let the model run on copies of some originals (host-resident originals only).
+
+        Args:
+            kept: original index of each new expert, [n'].
+            alignment: how their neurons are to lie; None as they were loaded.
+        """
+        self.arrange(alignment)
+        views = self._buffer(len(kept))
+        for name, view in views.items():
+            for new, old in enumerate(kept):
+                view.data[new].copy_(self.originals[name][old], non_blocking=True)
+        self._install(views, len(kept))
+        self._shows_originals = False
+
+    def show_merged(self, coefficients: Tensor, alignment: Alignment | None = None) -> None:
+        """Let the model run on merged experts, written into the preallocated buffer.
+
+        Args:
+            coefficients: `W_EM`, float32 [n', n], on the host.
+            alignment: how the originals' neurons are to lie; None as they were loaded.
+        """
+        self.arrange(alignment)
+        views = self._buffer(coefficients.shape[0])
+        for name, view in views.items():
+            merge_experts(coefficients, self.originals[name], view.data)
+        self._install(views, coefficients.shape[0])
+        self._shows_originals = False
+
+    def release(self) -> None:
+        """Give the device memory of host-resident experts back until they are next shown."""
+        self._buffers.clear()
+        self._views.clear()
+        empty = {
+            name: nn.Parameter(tensor.new_empty((0, *tensor.shape[1:]), device=self._device), requires_grad=False)
+            for name, tensor in self.originals.items()
+        }
+        self._install(empty, 0)
+        self._shows_originals = False
+
+    def _install(self, parameters: dict[str, nn.Parameter], count: int) -> None:
+        for name, parameter in parameters.items():
+            setattr(self._module, name, parameter)
+        self._module.num_experts = count  # type: ignore[assignment]
+
+    @torch.inference_mode(False)  # a buffer made while the model runs must be writable by the next edit
+    def _buffer(self, retained: int) -> dict[str, nn.Parameter]:
+        """Parameters of n' experts over the buffer, which grows to the largest n' asked for and is then reused."""
+        if retained in self._views:
+            return self._views[retained]
+        if not self._buffers or next(iter(self._buffers.values())).shape[0] < retained:
+            self._grow(retained)
+        views = {name: nn.Parameter(buffer[:retained], requires_grad=False) for name, buffer in self._buffers.items()}
+        self._views[retained] = views
+        return views
+
+    def _grow(self, retained: int) -> None:
+        if self.on_host:
+            self.release()
+        self._buffers.clear()
+        self._views.clear()
+        try:
+            self._buffers = {
+                name: torch.empty((retained, *tensor.shape[1:]), dtype=tensor.dtype, device=self._device)
+                for name, tensor in self.originals.items()
+            }
+        except torch.cuda.OutOfMemoryError as error:
+            raise self._no_room(retained) from error
+
+    def _no_room(self, experts: int) -> UserError:
+        return UserError(
+            f"no room on {self._device} for {experts} experts of layer {self._index}; retain fewer experts, "
+            "keep the originals on the host (model.originals: host), or spread the model (model.device_map)"
+        )
+
+
+def _to_host(tensor: Tensor, pin: bool) -> Tensor:
+    host = tensor.to("cpu").contiguous()
+    return host.pin_memory() if pin else host

@@ -1,0 +1,1 @@
+"""FactorLLM's edits: networks divided into experts."""

@@ -1,0 +1,119 @@
+"""FactorLLM edits on a resident model: neurons permuted in place, experts run as slices of the original matrices."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from moevolve.evaluators.errors import CandidateError
+from moevolve.kernels.expert_ffn import choose_experts, expert_ffn
+from moevolve.workers.families.dense_layout import DenseLayer, Replacement
+from moevolve.workers.methods.applicator import ModelParts, host_tensor
+from moevolve.workers.methods.base import Edit
+from moevolve.workers.methods.dense import check_shape, dense_layers_for, weights_of
+from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
+
+_ROWS = 256
+"""Rows whose columns are permuted at once: pieces that stay in cache go twice as fast as a whole matrix."""
+
+
+class NeuronOrder:
+    """Keeps a network's neurons in some order, within the memory of its own matrices.
+
+    A permutation moves values and changes none, so the original order brings the original weights back bit for bit.
+    """
+
+    def __init__(self, layer: DenseLayer) -> None:
+        linears = [layer.up] if layer.gate is None else [layer.up, layer.gate]
+        self._rows = [each.weight.data for each in linears] + [
+            each.bias.data for each in linears if each.bias is not None
+        ]
+        self._columns = layer.down.weight.data
+        self._now = np.arange(layer.width)
+
+    def show(self, order: NDArray[np.integer]) -> None:
+        """Put original neuron `order[i]` in place i, for every i. At most one matrix is held twice for a moment."""
+        if np.array_equal(order, self._now):
+            return
+        place = np.empty_like(self._now)
+        place[self._now] = np.arange(len(place))
+        moves = torch.from_numpy(place[order]).to(self._columns.device)
+        for tensor in self._rows:
+            tensor.copy_(tensor.index_select(0, moves))
+        for rows in self._columns.split(_ROWS):
+            rows.copy_(rows.index_select(1, moves))
+        self._now = np.array(order, dtype=self._now.dtype)
+
+    def restore(self) -> None:
+        """Bring back the original order."""
+        self.show(np.arange(len(self._now)))
+
+
+class FactorizedNetwork(nn.Module):
+    """Stands in the place of a network and runs the experts that its routers choose."""
+
+    router_weight: Tensor
+    router_bias: Tensor
+
+    def __init__(self, layer: DenseLayer) -> None:
+        super().__init__()
+        # In a tuple, so that the network's parameters aren't registered here a second time.
+        self._source = (layer,)
+        self.active = 0
+        self.output_scale = 1.0
+        for name in ("router_weight", "router_bias"):
+            self.register_buffer(name, torch.empty(0), persistent=False)
+
+    def set(self, weight: Tensor, bias: Tensor, active: int, output_scale: float) -> None:
+        """Take routers over: float32 [routers, N, hidden] and [routers, N]."""
+        self.router_weight, self.router_bias = weight, bias
+        self.active, self.output_scale = active, output_scale
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Map hidden states [..., hidden] to outputs of the same shape."""
+        flat = hidden_states.reshape(-1, hidden_states.shape[-1])
+        chosen = choose_experts(flat, self.router_weight, self.router_bias, self.active)
+        return expert_ffn(flat, chosen, weights_of(self._source[0]), self.output_scale).view(hidden_states.shape)
+
+
+class FactorLlmApplicator:
+    """Divided networks (FactorLLM, arXiv 2408.11855, Eq. 5 to 7) on a resident model.
+
+    The experts of a layer are slices of its own matrices, whose neurons are permuted in place: no weights are copied,
+    and a layer whose division is that of the candidate before is left as it is.
+    """
+
+    def __init__(self, parts: ModelParts) -> None:
+        """Take the networks over.
+
+        Raises:
+            UserError: the model has no dense feed-forward networks.
+        """
+        self._layers = layers = dense_layers_for("FactorLLM", parts)
+        self._replacements = tuple(Replacement(layer) for layer in layers)
+        self.networks = tuple(FactorizedNetwork(layer).eval() for layer in layers)
+        self.orders = tuple(NeuronOrder(layer) for layer in layers)
+
+    def apply(self, edit: Edit) -> None:
+        """See `Applicator.apply`."""
+        assert isinstance(edit, FactorLlmEdit)
+        self._check(edit)
+        weights, biases = host_tensor(edit.router_weight), host_tensor(edit.router_bias)
+        for i, (layer, network, order) in enumerate(zip(self._layers, self.networks, self.orders, strict=True)):
+            order.show(edit.order[i])
+            device = layer.up.weight.device
+            network.set(weights[i].to(device), biases[i].to(device), edit.active, edit.output_scale)
+            self._replacements[i].show(network)
+
+    def revert(self) -> None:
+        """See `Applicator.revert`."""
+        for replacement, order in zip(self._replacements, self.orders, strict=True):
+            replacement.restore()
+            order.restore()
+
+    def _check(self, edit: FactorLlmEdit) -> None:
+        check_shape(edit, self._layers)
+        if not edit.finite:
+            raise CandidateError("a router's entry is not finite")

@@ -1,0 +1,1 @@
+"""NanoMoE's edits: block-mixed linear layers."""

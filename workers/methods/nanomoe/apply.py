@@ -1,0 +1,151 @@
+"""NanoMoE edits on a resident model: linear layers give way to block-mixed ones, and come back as they were."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from moevolve.evaluators.errors import CandidateError, UserError
+from moevolve.kernels.block_mix import block_mix
+from moevolve.workers.families.dense_layout import find_linears
+from moevolve.workers.methods.applicator import ModelParts, host_tensor
+from moevolve.workers.methods.base import Edit
+from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit
+from moevolve.workers.methods.nanomoe.mixing import fit_layer, refine_factors
+
+
+class BlockMixedLinear(nn.Module):
+    """A linear layer as `blockdiag(U) M blockdiag(V) x + b`.
+
+    Attributes:
+        u: [K, d2 / K, r].
+        v: [K, r, d1 / K].
+        mixing: M's parameters; None for plain low rank.
+        bias: [d2], or None.
+    """
+
+    def __init__(self, u: Tensor, v: Tensor, mixing: Tensor | None, bias: Tensor | None) -> None:
+        super().__init__()
+        self.u = nn.Parameter(u, requires_grad=False)
+        self.v = nn.Parameter(v, requires_grad=False)
+        self.mixing = None if mixing is None else nn.Parameter(mixing, requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., d1] to [..., d2]."""
+        return block_mix(x, self.u, self.v, self.mixing, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """What a layer's factors start from: fitted to its weight once, float32 on the host."""
+
+    form: BlockForm
+    rounds: int
+    u: Tensor
+    v: Tensor
+    mixing: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _StandIn:
+    """The last module made for a layer, and all that it was made from."""
+
+    form: BlockForm
+    rounds: tuple[int, int]
+    mixing: NDArray[np.float32]
+    module: BlockMixedLinear
+
+
+class NanoMoeApplicator:
+    """Block-mixed linear layers (NanoMoE, Eq. 1) on a resident model.
+
+    A layer's truncated singular value decomposition, or fit, is made when the layer is first edited and kept; factors
+    given M follow from it alone, so that a candidate doesn't depend on those before it. Layers whose M is that of the
+    candidate before keep their factors.
+    """
+
+    def __init__(self, parts: ModelParts) -> None:
+        """Find the linear layers."""
+        self._decoder: nn.Module = parts.model.get_decoder()
+        self._linears = find_linears(parts.model)
+        self._fits: dict[str, _Fit] = {}
+        self._made: dict[str, _StandIn] = {}
+        self._shown: set[str] = set()
+
+    @torch.inference_mode(False)  # factors are kept, and an export outside of inference mode shares them
+    def apply(self, edit: Edit) -> None:
+        """See `Applicator.apply`."""
+        assert isinstance(edit, NanoMoeEdit)
+        self._check(edit)
+        self.revert()
+        for name, mixing in zip(edit.layers, edit.mixing, strict=True):
+            self._show(name, self._stand_in(edit, name, mixing))
+            self._shown.add(name)
+
+    def revert(self) -> None:
+        """See `Applicator.revert`."""
+        for name in self._shown:
+            self._show(name, self._linears[name])
+        self._shown.clear()
+
+    def _show(self, name: str, module: nn.Module) -> None:
+        parent, _, child = name.rpartition(".")
+        setattr(self._decoder.get_submodule(parent), child, module)
+
+    def _stand_in(self, edit: NanoMoeEdit, name: str, mixing: NDArray[np.float32]) -> BlockMixedLinear:
+        made, rounds = self._made.get(name), (edit.fit, edit.refine)
+        if made is not None and (made.form, made.rounds) == (edit.form, rounds) and np.array_equal(made.mixing, mixing):
+            return made.module
+        try:
+            u, v, full = self._factors(edit, name, mixing)
+        except torch.linalg.LinAlgError as error:
+            raise CandidateError(f"the factors of {name} can't be solved for: {error}") from error
+        linear = self._linears[name]
+        u, v, full = (part.to(linear.weight.device, linear.weight.dtype).contiguous() for part in (u, v, full))
+        if not all(bool(part.isfinite().all()) for part in (u, v, full)):
+            raise CandidateError(f"the factors of {name} are not finite")
+        module = BlockMixedLinear(u, v, full if full.numel() else None, linear.bias)
+        self._made[name] = _StandIn(edit.form, rounds, mixing.copy(), module)
+        return module
+
+    def _factors(self, edit: NanoMoeEdit, name: str, mixing: NDArray[np.float32]) -> tuple[Tensor, Tensor, Tensor]:
+        """U, V and M's parameters of one layer, on the host."""
+        fit, weight = self._fitted(edit, name), self._linears[name].weight
+        if edit.form.variant == "low_rank":
+            return fit.u, fit.v, fit.mixing
+        full = fit.mixing.double() + (host_tensor(mixing).double() - host_tensor(edit.form.unmixed))
+        # The factors make up for what M loses in the layer's dtype.
+        full = full.to(weight.dtype).double()
+        u, v = refine_factors(weight, fit.u.double(), fit.v.double(), full, edit.refine)
+        return u, v, full
+
+    def _fitted(self, edit: NanoMoeEdit, name: str) -> _Fit:
+        fit = self._fits.get(name)
+        if fit is None or (fit.form, fit.rounds) != (edit.form, edit.fit):
+            form = edit.form
+            rounds = 0 if form.variant == "low_rank" else edit.fit
+            found = fit_layer(self._linears[name].weight, form.rank, form.blocks, host_tensor(form.unmixed), rounds)
+            fit = self._fits[name] = _Fit(form, edit.fit, *(part.float() for part in found))
+        return fit
+
+    def _check(self, edit: NanoMoeEdit) -> None:
+        for name in edit.layers:
+            linear = self._linears.get(name)
+            if linear is None:
+                raise UserError(
+                    f"the edit is for a linear layer {name}, which the model doesn't have; use the model it was "
+                    "searched on"
+                )
+            sizes = linear.weight.shape
+            if edit.form.rank > min(sizes) or any(size % edit.form.blocks for size in sizes):
+                raise UserError(
+                    f"{edit.form.blocks} blocks of rank {edit.form.rank} don't fit linear layer {name} "
+                    f"[{sizes[0]}, {sizes[1]}]; use the model the edit was searched on"
+                )
+        if not edit.finite:
+            raise CandidateError("a mixing parameter is not finite")

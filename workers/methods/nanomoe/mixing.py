@@ -1,0 +1,234 @@
+"""The mixing matrix M of a block-mixed linear layer fitted to the layer's weight, by least squares (NanoMoE, Eq. 1).
+
+With P = U_i^T U_i, Q = V_j V_j^T and T = U_i^T W_ij V_j^T, the squared error of block (i, j) is, up to a constant,
+`tr(M_ij^T P M_ij Q) - 2 tr(M_ij^T T)`; every block is a problem of its own. Float64 on the host.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_DAMPING = 1e-10
+"""Pull towards the solution before, as a share of a least-squares problem's mean curvature."""
+_LEAST_DAMPING = 1e-30
+"""The same where there is no curvature at all, as for a factor that M leaves no influence."""
+
+
+def low_rank_factors(weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """The best approximation `U V` of a rank, by truncated singular value decomposition.
+
+    The singular values are shared evenly; the entry of largest size in every column of U is positive.
+
+    Args:
+        weight: [d2, d1].
+        rank: r, 1 to min(d1, d2).
+
+    Returns:
+        U float64 [d2, r] and V float64 [r, d1], on the host.
+    """
+    left, values, right = torch.linalg.svd(on_host(weight), full_matrices=False)
+    left, right = left[:, :rank], right[:rank]
+    peaks = left.gather(0, left.abs().argmax(dim=0, keepdim=True)).flatten()
+    shares = values[:rank].sqrt() * torch.where(peaks < 0, -1.0, 1.0)
+    return left * shares, shares[:, None] * right
+
+
+def split_factors(u: Tensor, v: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
+    """Cut U [d2, r] into blocks of rows [K, d2 / K, r], and V [r, d1] into blocks of columns [K, r, d1 / K]."""
+    rank = u.shape[1]
+    return u.reshape(blocks, -1, rank), v.reshape(rank, blocks, -1).permute(1, 0, 2).contiguous()
+
+
+def refine_factors(weight: Tensor, u: Tensor, v: Tensor, mixing: Tensor, rounds: int) -> tuple[Tensor, Tensor]:
+    """Alternating least squares on U and V for a given M, in the Frobenius norm of the weight's error.
+
+    Given U and M every V_j is a least-squares problem of its own, over the weight's columns of block j; given V and M
+    so is every U_i, over its rows of block i. No step makes the error larger, and factors that are best already stay.
+
+    Args:
+        weight: [d2, d1].
+        u: the blocks U_i, float64 [K, d2 / K, r].
+        v: the blocks V_j, float64 [K, r, d1 / K].
+        mixing: M's parameters, not None.
+        rounds: how often both are solved for, V first.
+
+    Returns:
+        U and V in the shapes given, float64 on the host.
+    """
+    target, mixing = on_host(weight), _wide(on_host(mixing))
+    blocks = len(u)
+    columns, rows = target.chunk(blocks, dim=1), target.chunk(blocks, dim=0)
+    for _ in range(rounds):
+        v = torch.stack([_fit(_mixed_u(u, mixing, j), columns[j], v[j]) for j in range(blocks)])
+        u = torch.stack([_fit(_mixed_v(v, mixing, i), rows[i].t(), u[i].t()).t() for i in range(blocks)])
+    return u.contiguous(), v.contiguous()
+
+
+def damped_solve(curvature: Tensor, moment: Tensor, before: Tensor) -> Tensor:
+    """Solve normal equations, or many at once; where they decide nothing the solution stays near the one before.
+
+    Args:
+        curvature: positive semi-definite, float64 [..., n, n].
+        moment: right-hand sides, [..., n, m].
+        before: a solution to stay near, [..., n, m].
+    """
+    sizes = curvature.diagonal(dim1=-2, dim2=-1)
+    damping = _DAMPING * sizes.mean(dim=-1, keepdim=True) + _LEAST_DAMPING
+    factors = torch.linalg.cholesky(curvature + torch.diag_embed(damping.expand_as(sizes)))
+    return torch.cholesky_solve(moment + damping[..., None] * before, factors)
+
+
+def on_host(tensor: Tensor) -> Tensor:
+    """As float64 on the host."""
+    return tensor.detach().to("cpu", torch.float64)
+
+
+def _wide(mixing: Tensor) -> Tensor:
+    """M's parameters with scalars as diagonals of one entry: [K, K, 1 or r], or [3, K, K, r]."""
+    return mixing[:, :, None] if mixing.dim() == 2 else mixing
+
+
+def _mixed_u(u: Tensor, mixing: Tensor, j: int) -> Tensor:
+    """`U_i M_ij` for every i, one below the other: [d2, r]. Times V_j it is the weight's block column j."""
+    return _times(u, mixing[..., :, j, :]).flatten(0, 1)
+
+
+def _mixed_v(v: Tensor, mixing: Tensor, i: int) -> Tensor:
+    """`V_j^T M_ij^T` for every j, one below the other: [d1, r]. Times U_i^T it is the weight's block row i, turned."""
+    row = mixing[..., i, :, :]
+    # The transpose of diag(c) + alpha beta^T swaps alpha and beta.
+    return _times(v.transpose(1, 2), row[[0, 2, 1]] if row.dim() == 3 else row).flatten(0, 1)
+
+
+def _times(factors: Tensor, row: Tensor) -> Tensor:
+    """Each of K matrices [K, n, r] times its block of M, given as [K, 1 or r] or [3, K, r]."""
+    if row.dim() == 2:
+        return factors * row[:, None, :]
+    diagonal, alpha, beta = row
+    return factors * diagonal[:, None, :] + (factors @ alpha[:, :, None]) * beta[:, None, :]
+
+
+def _fit(design: Tensor, target: Tensor, before: Tensor) -> Tensor:
+    """The X that minimises `|design X - target|`, from [n, r] and [n, m] to [r, m]."""
+    return damped_solve(design.t() @ design, design.t() @ target, before)
+
+
+def fit_layer(weight: Tensor, rank: int, blocks: int, start: Tensor, rounds: int) -> tuple[Tensor, Tensor, Tensor]:
+    """U, V and M of a layer together: alternating least squares, from the truncated singular value decomposition.
+
+    Args:
+        weight: [d2, d1].
+        rank: r.
+        blocks: K, dividing d1 and d2.
+        start: M's parameters to start from; see `moevolve.kernels.block_mix.block_mix`.
+        rounds: how often V, U and then M are solved for; 0 gives the decomposition and `start`.
+
+    Returns:
+        U [K, d2 / K, r], V [K, r, d1 / K], and M's parameters in the shape of `start`; float64 on the host.
+    """
+    target = on_host(weight)
+    u, v = split_factors(*low_rank_factors(target, rank), blocks)
+    mixing = on_host(start)
+    for _ in range(rounds):
+        u, v = refine_factors(target, u, v, mixing, 1)
+        mixing = fit_mixing(target, u, v, mixing)
+    return balance(u, v, mixing) if rounds else (u, v, mixing)
+
+
+def balance(u: Tensor, v: Tensor, mixing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same layer with M's scalars or diagonals of size about 1; scales move to columns of U_i and rows of V_j.
+
+    Args:
+        u: the blocks U_i, [K, d2 / K, r].
+        v: the blocks V_j, [K, r, d1 / K].
+        mixing: M's parameters.
+
+    Returns:
+        U, V and M's parameters with the same product.
+    """
+    diagonals = {2: mixing[..., None], 3: mixing, 4: mixing[0]}[mixing.dim()]
+    left = _size(diagonals, 1)
+    right = _size(diagonals / left[:, None], 0)
+    u, v = u * left[:, None, :], v * right[:, :, None]
+    if mixing.dim() == 2:
+        return u, v, mixing / left / right.t()
+    if mixing.dim() == 3:
+        return u, v, mixing / left[:, None] / right
+    diagonal, alpha, beta = mixing
+    return u, v, torch.stack([diagonal / left[:, None] / right, *_even(alpha / left[:, None], beta / right)])
+
+
+def _size(diagonals: Tensor, dim: int) -> Tensor:
+    """Root mean square over one index of [K, K, r]; 1 where there is nothing."""
+    size = diagonals.square().mean(dim=dim).sqrt()
+    return torch.where(size > 0, size, 1.0)
+
+
+def fit_mixing(weight: Tensor, u: Tensor, v: Tensor, mixing: Tensor) -> Tensor:
+    """M's parameters that minimise the weight's error for given factors; no step makes it larger.
+
+    Scalars and diagonals are the minimum. With rank-one parts, whose error is not convex, c and alpha are solved for
+    together given beta, then c and beta given alpha.
+
+    Args:
+        weight: float64 [d2, d1].
+        u: the blocks U_i, float64 [K, d2 / K, r].
+        v: the blocks V_j, float64 [K, r, d1 / K].
+        mixing: M's parameters before.
+
+    Returns:
+        The same shape, float64.
+    """
+    blocks = len(u)
+    right = v @ v.transpose(1, 2)
+    rows = []
+    for i, row in enumerate(weight.chunk(blocks)):
+        left = (u[i].t() @ u[i]).expand(blocks, -1, -1)
+        targets = (u[i].t() @ row).view(len(left[0]), blocks, -1).transpose(0, 1) @ v.transpose(1, 2)
+        rows.append(_fit_row(left, right, targets, mixing[..., i, :] if mixing.dim() == 2 else mixing[..., i, :, :]))
+    return torch.stack(rows, dim=-3 if mixing.dim() > 2 else 0)
+
+
+def _fit_row(left: Tensor, right: Tensor, targets: Tensor, before: Tensor) -> Tensor:
+    """One row of blocks: P, Q and T, all [K, r, r], and their parameters [K], [K, r] or [3, K, r]."""
+    wanted = targets.diagonal(dim1=1, dim2=2)
+    if before.dim() == 1:
+        curvature = (left * right).sum(dim=(1, 2))
+        return _solve(curvature[:, None, None], wanted.sum(dim=1, keepdim=True), before[:, None])[:, 0]
+    if before.dim() == 2:
+        return _solve(left * right, wanted, before)
+    diagonal, alpha, beta = before
+    if not (alpha.any() and beta.any()):
+        diagonal = _solve(left * right, wanted, diagonal)
+        error = targets - left @ (diagonal[:, :, None] * right)
+        alpha, beta = torch.zeros_like(alpha), torch.linalg.svd(error).Vh[:, 0]
+    diagonal, alpha = _fit_rank_one(left, right, targets, diagonal, alpha, beta)
+    diagonal, beta = _fit_rank_one(right, left, targets.transpose(1, 2), diagonal, beta, alpha)
+    return torch.stack([diagonal, alpha, beta])
+
+
+def _fit_rank_one(
+    left: Tensor, right: Tensor, targets: Tensor, diagonal: Tensor, alpha: Tensor, beta: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Best c and alpha, both [K, r], for a given beta: the normal equations of `diag(c) + alpha beta^T`."""
+    turned = (right @ beta[:, :, None])[:, :, 0]
+    weights = (beta * turned).sum(dim=1)[:, None, None]
+    upper = torch.cat([left * right, turned[:, :, None] * left], dim=2)
+    lower = torch.cat([left * turned[:, None, :], weights * left], dim=2)
+    wanted = torch.cat([targets.diagonal(dim1=1, dim2=2), (targets @ beta[:, :, None])[:, :, 0]], dim=1)
+    found = _solve(torch.cat([upper, lower], dim=1), wanted, torch.cat([diagonal, alpha], dim=1))
+    first, second = found.chunk(2, dim=1)
+    return first, second
+
+
+def _even(alpha: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """The same rank-one parts with both vectors [..., r] of one length; nothing changes where one of them is zero."""
+    first, second = alpha.norm(dim=-1, keepdim=True), beta.norm(dim=-1, keepdim=True)
+    scale = torch.where(first * second > 0, (second / first.clamp_min(1e-300)).sqrt(), 1.0)
+    return alpha * scale, beta / scale
+
+
+def _solve(curvature: Tensor, wanted: Tensor, before: Tensor) -> Tensor:
+    """Solutions [K, n] of K systems of normal equations, [K, n, n] and [K, n]."""
+    return damped_solve(curvature, wanted[:, :, None], before[:, :, None])[:, :, 0]

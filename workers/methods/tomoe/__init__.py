@@ -1,0 +1,1 @@
+"""ToMoE's edits: masks on networks and heads."""

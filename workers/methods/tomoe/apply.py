@@ -1,0 +1,158 @@
+"""ToMoE edits on a resident model: stand-ins for its feed-forward networks, hooks on its attention's projections."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from moevolve.evaluators.errors import CandidateError, UserError
+from moevolve.kernels.neuron_mask import ExpertMasks, choose_expert, masked_network, top_dimensions
+from moevolve.workers.families.dense_layout import DenseLayer, Replacement
+from moevolve.workers.methods.applicator import ModelParts, host_tensor
+from moevolve.workers.methods.base import Edit
+from moevolve.workers.methods.dense import check_shape, dense_layers_for, weights_of
+from moevolve.workers.methods.tomoe.edit import HEAD_FAMILIES, HeadMasks, ToMoeEdit
+
+
+class MaskedNetwork(nn.Module):
+    """Stands where a feed-forward network stood; runs a token on the neurons of its expert.
+
+    Attributes:
+        router: float32 [N, hidden], on the network's device.
+    """
+
+    router: Tensor
+
+    def __init__(self, layer: DenseLayer) -> None:
+        super().__init__()
+        # In a tuple, so that the network's parameters aren't this module's as well.
+        self._source = (layer,)
+        self._masks: ExpertMasks | None = None
+        self.register_buffer("router", torch.empty(0), persistent=False)
+
+    def set(self, kept: Tensor, router: Tensor) -> None:
+        """Take over masks, bool [N, width], and a router, float32 [N, hidden], on the network's device."""
+        self._masks, self.router = ExpertMasks.of(kept), router
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Map hidden states [..., hidden] to outputs of the same shape."""
+        assert self._masks is not None
+        flat = hidden_states.reshape(-1, hidden_states.shape[-1])
+        _, chosen = choose_expert(flat, self.router)
+        return masked_network(flat, chosen, self._masks, weights_of(self._source[0])).view(hidden_states.shape)
+
+
+class _MaskedHeads:
+    """Hooks on one attention's projections (ToMoE, Eq. 4).
+
+    Query dimensions that aren't kept are zeroed before rotary embedding, which drops them from every product of query
+    and key. A token's mask zeroes its values before they are cached, and its output before the output projection.
+    """
+
+    def __init__(self, attention: nn.Module, heads: HeadMasks, layer: int, device: torch.device) -> None:
+        pairs = host_tensor(heads.pairs[layer])
+        self._query = torch.cat((pairs, pairs)).to(device)
+        self._bias = host_tensor(heads.value_bias[layer]).to(device)
+        self._router = host_tensor(heads.value_router[layer]).to(device)
+        self._directions = host_tensor(heads.directions[layer]).to(device)
+        self._active = int(heads.active[layer])
+        self._kept: Tensor | None = None
+        self._handles: list[RemovableHandle] = []
+        projections: dict[str, Any] = {name: getattr(attention, f"{name}_proj") for name in "qvo"}
+        if not pairs.all():
+            self._handles.append(projections["q"].register_forward_hook(self._mask_query))
+        if self._active < heads.head_dim:
+            self._handles.append(projections["v"].register_forward_hook(self._mask_value))
+            self._handles.append(projections["o"].register_forward_pre_hook(self._mask_output))
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _mask_query(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        return _times(output, self._query)
+
+    def _mask_value(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        products = nn.functional.linear(args[0].float(), self._directions)
+        scores = nn.functional.linear(products, self._router, self._bias)
+        self._kept = top_dimensions(scores, self._active).unsqueeze(-2)
+        return _times(output, self._kept)
+
+    def _mask_output(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        assert self._kept is not None, "an attention ran its output projection before its values"
+        kept, self._kept = self._kept, None
+        return (_times(args[0], kept), *args[1:])
+
+
+class ToMoeApplicator:
+    """Masked networks and heads (ToMoE, Eq. 2 to 5) on a resident model, whose weights stay as they are.
+
+    Attributes:
+        networks: the stand-ins, in order of depth.
+    """
+
+    def __init__(self, parts: ModelParts) -> None:
+        """Prepare the stand-ins.
+
+        Raises:
+            UserError: the model has no dense feed-forward networks.
+        """
+        self._layers = layers = dense_layers_for("ToMoE", parts)
+        self._model_type = str(parts.model.config.model_type)
+        self._replacements = tuple(Replacement(layer) for layer in layers)
+        self.networks = tuple(MaskedNetwork(layer).eval() for layer in layers)
+        self._heads: list[_MaskedHeads] = []
+
+    def apply(self, edit: Edit) -> None:
+        """See `Applicator.apply`. A layer that keeps all is left as it is."""
+        assert isinstance(edit, ToMoeEdit)
+        self._check(edit)
+        self.revert()
+        for i, (layer, network) in enumerate(zip(self._layers, self.networks, strict=True)):
+            device = layer.up.weight.device
+            if edit.widths[i] < layer.width:
+                router = fold(edit.router[i], edit.directions[i])
+                network.set(host_tensor(edit.kept[i]).to(device), router.to(device))
+                self._replacements[i].show(network)
+            if edit.heads is not None:
+                self._heads.append(_MaskedHeads(layer.attention, edit.heads, i, device))
+
+    def revert(self) -> None:
+        """See `Applicator.revert`."""
+        for replacement in self._replacements:
+            replacement.restore()
+        for heads in self._heads:
+            heads.remove()
+        self._heads = []
+
+    def _check(self, edit: ToMoeEdit) -> None:
+        check_shape(edit, self._layers)
+        if edit.heads is not None:
+            self._check_heads(edit.heads)
+        if not edit.finite:
+            raise CandidateError("an entry of a router or of a head's scores is not finite")
+
+    def _check_heads(self, heads: HeadMasks) -> None:
+        if self._model_type not in HEAD_FAMILIES:
+            raise UserError(f"heads of model type {self._model_type!r} can't be masked; set genome.attention: false")
+        head_dim = getattr(self._layers[0].attention, "head_dim", None)
+        if (heads.head_dim, heads.directions.shape[2]) != (head_dim, self._layers[0].hidden):
+            raise UserError(
+                f"the edit's masks are for heads of {heads.head_dim} dimensions, the model's have {head_dim}; use the "
+                "model it was searched on"
+            )
+
+
+def fold(coordinates: NDArray[np.float32], directions: NDArray[np.float32]) -> Tensor:
+    """A router [outputs, hidden] from its coordinates on directions."""
+    return host_tensor(coordinates) @ host_tensor(directions)
+
+
+def _times(values: Tensor, kept: Tensor) -> Tensor:
+    """All heads of `values` [..., heads * head_dim] times masks that broadcast to [..., heads, head_dim]."""
+    return (values.unflatten(-1, (-1, kept.shape[-1])) * kept).flatten(-2)

@@ -1,0 +1,200 @@
+"""The start of ToMoE genomes: what every neuron and head dimension contributes, and the directions routers read.
+
+The paper (ToMoE, arXiv 2501.15316) learns masks and routers by gradients from nothing. A search without gradients
+starts from saliencies: a neuron's mean squared contribution to its network's output, and how that depends, linearly, on
+the token's place along the principal directions of the network's inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from moevolve.evaluators.errors import UserError
+from moevolve.workers.engine.tokenizing import Tokens
+from moevolve.workers.families.dense_layout import DenseLayer
+from moevolve.workers.methods.base import Calibration
+from moevolve.workers.methods.input_statistics import InputMoments, principal_directions
+from moevolve.workers.methods.tomoe.edit import ToMoeRecipe
+from moevolve.workers.model.resident import ResidentModel
+
+_MEMORY = 1 << 30
+"""Bytes of second moments held at once; the layers are measured in as many passes as that takes."""
+
+Watch = tuple[nn.Module, bool, Callable[[Tensor], None]]
+"""A module, whether its output is watched instead of its input, and who is told: values [tokens, size]."""
+
+
+def calibrate_tomoe(resident: ResidentModel, sequences: Sequence[Tokens], recipe: ToMoeRecipe) -> Calibration:
+    """Measure the start.
+
+    Returns:
+        float32 arrays. `network_directions` [layers, 1 + components, hidden]: the mean input's direction, then the
+        principal directions at right angles to it, all scaled so that products with inputs have mean square 1.
+        `network_sample` [layers, tokens, 1 + components]: such products of some tokens. `neuron_saliency`
+        [layers, width], mean squared contributions, and `neuron_slopes` [layers, width, components], their regression
+        on the products. With `recipe.attention` also `head_directions` and `head_sample` without the mean's direction,
+        `pair_saliency` [layers, head_dim / 2] and `value_saliency` [layers, head_dim].
+
+    Raises:
+        UserError: no dense networks, or no tokens.
+    """
+    layers = resident.dense_layers
+    if not layers:
+        raise UserError("genome.kind: tomoe needs dense feed-forward networks of a family where they are known")
+    if not sequences:
+        raise UserError("genome.calibration_tokens: there are no prompts to measure the start on")
+    networks = [_Network(layer, recipe) for layer in layers]
+    heads = [_Heads(layer, recipe) for layer in layers] if recipe.attention else []
+    sites: list[_Site] = [*networks, *heads]
+    step = max(1, _MEMORY // (8 * layers[0].hidden ** 2))
+    for start in range(0, len(sites), step):
+        _find_directions(resident, sequences, sites[start : start + step], recipe.components)
+    tokens = sum(len(each) for each in sequences)
+    for site in sites:
+        site.begin(tokens)
+    _run(resident, sequences, [watch for site in sites for watch in site.watches()])
+    arrays = {
+        "network_directions": [site.directions for site in networks],
+        "network_sample": [torch.cat(site.sample) for site in networks],
+        "neuron_saliency": [site.saliency / tokens for site in networks],
+        "neuron_slopes": [site.slopes / tokens for site in networks],
+    }
+    if heads:
+        arrays |= {
+            "head_directions": [site.directions[1:] for site in heads],
+            "head_sample": [torch.cat(site.sample)[:, 1:] for site in heads],
+            "pair_saliency": [site.pair_saliency() / tokens for site in heads],
+            "value_saliency": [site.value_saliency() / tokens for site in heads],
+        }
+    return Calibration({name: torch.stack(each).float().cpu().numpy() for name, each in arrays.items()})
+
+
+class _Site:
+    """One place whose inputs a router reads: a feed-forward network, or an attention."""
+
+    def __init__(self, reads: nn.Linear, recipe: ToMoeRecipe) -> None:
+        self.reads = reads
+        self._limit = recipe.sample
+        self.directions = torch.empty(0)
+        self.sample: list[Tensor] = []
+
+    def begin(self, tokens: int) -> None:
+        """`tokens` will be seen."""
+        self._stride = -(-tokens // self._limit)
+        self._seen = 0
+
+    def watches(self) -> list[Watch]:
+        return [(self.reads, False, self._take_input)]
+
+    def _take_input(self, inputs: Tensor) -> None:
+        self.products = inputs.double() @ self.directions.t()
+        self.sample.append(self.products[-self._seen % self._stride :: self._stride])
+        self._seen += len(inputs)
+
+
+class _Network(_Site):
+    """A feed-forward network: its neurons' contributions."""
+
+    def __init__(self, layer: DenseLayer, recipe: ToMoeRecipe) -> None:
+        super().__init__(layer.up, recipe)
+        self._down = layer.down
+        self._norms = layer.down.weight.double().square().sum(dim=0)
+        self.saliency = torch.zeros_like(self._norms)
+        self.slopes = self.saliency.new_zeros(layer.width, recipe.components)
+
+    def watches(self) -> list[Watch]:
+        return [*super().watches(), (self._down, False, self._take_neurons)]
+
+    def _take_neurons(self, activations: Tensor) -> None:
+        contributions = activations.double().square() * self._norms
+        self.saliency += contributions.sum(dim=0)
+        # The products have mean zero, and variance one: their mean product is the regression.
+        self.slopes += contributions.t() @ self.products[:, 1:]
+
+
+class _Heads(_Site):
+    """An attention: how large its query and key pairs get, and what its values contribute."""
+
+    def __init__(self, layer: DenseLayer, recipe: ToMoeRecipe) -> None:
+        attention: Any = layer.attention
+        super().__init__(attention.q_proj, recipe)
+        self._attention = attention
+        self._head_dim = int(attention.head_dim)
+        self._sums: dict[str, Tensor] = {}
+
+    def watches(self) -> list[Watch]:
+        return [
+            *super().watches(),
+            (self._attention.q_proj, True, partial(self._take_squares, "query")),
+            (self._attention.k_proj, True, partial(self._take_squares, "key")),
+            (self._attention.o_proj, False, partial(self._take_squares, "output")),
+        ]
+
+    def _take_squares(self, name: str, values: Tensor) -> None:
+        squares = values.double().square().sum(dim=0)
+        self._sums[name] = self._sums[name] + squares if name in self._sums else squares
+
+    def pair_saliency(self) -> Tensor:
+        """Root mean squares of queries times those of keys, summed over heads, [head_dim / 2]."""
+        query, key = (self._sums[name].view(-1, 2, self._head_dim // 2).sum(dim=1).sqrt() for name in ("query", "key"))
+        return (query.view(len(key), -1, query.shape[1]) * key[:, None]).sum(dim=(0, 1))
+
+    def value_saliency(self) -> Tensor:
+        """Mean squared contributions to the attention's output, summed over heads, [head_dim]."""
+        norms = self._attention.o_proj.weight.double().square().sum(dim=0)
+        return (self._sums["output"] * norms).view(-1, self._head_dim).sum(dim=0)
+
+
+def _find_directions(
+    resident: ResidentModel, sequences: Sequence[Tokens], sites: Sequence[_Site], components: int
+) -> None:
+    moments = [InputMoments(site.reads.in_features, site.reads.weight.device) for site in sites]
+    _run(resident, sequences, [(site.reads, False, each.add) for site, each in zip(sites, moments, strict=True)])
+    for site, each in zip(sites, moments, strict=True):
+        directions = input_directions(each.mean, each.moment, components)
+        site.directions = torch.from_numpy(directions).to(site.reads.weight.device)
+
+
+def input_directions(mean: NDArray[np.float64], square: NDArray[np.float64], components: int) -> NDArray[np.float64]:
+    """The mean's direction, then principal directions at right angles to it.
+
+    A router on them needs no bias: products with the principal directions have mean zero, and that with the mean's
+    direction, much the same for every token, does a bias's work.
+
+    Args:
+        mean: mean input [hidden].
+        square: mean products of inputs [hidden, hidden].
+        components: how many principal directions.
+
+    Returns:
+        float64 [1 + components, hidden], each divided by the root mean square of its products with inputs; zero where
+        there are fewer directions in which inputs vary.
+    """
+    length = float(np.linalg.norm(mean))
+    unit = mean / length if length > 0 else mean
+    across = np.eye(len(mean)) - np.outer(unit, unit)
+    principal = principal_directions(across @ (square - np.outer(mean, mean)) @ across, components)
+    size = float(np.sqrt(unit @ square @ unit))
+    return np.concatenate([unit[None] / (size if size > 0 else 1.0), principal])
+
+
+@torch.inference_mode()
+def _run(resident: ResidentModel, sequences: Sequence[Tokens], watches: Sequence[Watch]) -> None:
+    """Run every sequence by itself through the unedited model."""
+    with ExitStack() as stack:
+        for module, output, take in watches:
+            if output:
+                handle = module.register_forward_hook(lambda _m, _args, out, take=take: take(out.flatten(0, -2)))
+            else:
+                handle = module.register_forward_pre_hook(lambda _m, args, take=take: take(args[0].flatten(0, -2)))
+            stack.callback(handle.remove)
+        for tokens in sequences:
+            resident.run(tokens)

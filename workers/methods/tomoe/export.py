@@ -1,0 +1,211 @@
+"""ToMoE edits as checkpoints: an ordinary Mixtral where that is the same function, else modelling code of its own.
+
+The native form keeps every neuron once, however many experts have it. A Mixtral's experts have neurons of their own and
+all layers' the same number: shared neurons are repeated, and narrower experts get neurons that are zero.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from moevolve.workers.export.base import CheckpointForm, ExportSummary, filled
+from moevolve.workers.export.dense import native_dense_class, placed_layers
+from moevolve.workers.export.mixtral_form import empty_mixtral, fits_mixtral
+from moevolve.workers.export.native import native_config
+from moevolve.workers.families.dense_layout import DenseLayer
+from moevolve.workers.methods.applicator import host_tensor
+from moevolve.workers.methods.base import Edit
+from moevolve.workers.methods.tomoe.apply import fold
+from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
+from moevolve.workers.model.resident import ResidentModel
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+
+_ALIGNMENT = 8
+"""Neurons of a Mixtral's expert are a multiple of this: grouped matrix products need rows of whole 16 bytes."""
+
+
+class ToMoeExporter:
+    """See `Exporter`."""
+
+    def form(self, resident: ResidentModel, edit: Edit) -> CheckpointForm:
+        assert isinstance(edit, ToMoeEdit)
+        whole_heads = edit.heads is None or (
+            bool(edit.heads.pairs.all()) and bool((edit.heads.active == edit.heads.head_dim).all())
+        )
+        return "stock" if whole_heads and not _ties(edit) and fits_mixtral(resident) else "native"
+
+    def summary(self, resident: ResidentModel, form: CheckpointForm) -> ExportSummary:
+        edit, title = _edit(resident), resident.dense_layers[0].family.title
+        widths = edit.widths
+        rows = [("neurons per expert", f"{widths.min()} to {widths.max()} of {edit.width}")]
+        if edit.heads is not None:
+            heads = edit.heads
+            pairs = 2 * heads.pairs.sum(axis=1)
+            rows.append(("query and key dimensions", f"{pairs.min()} to {pairs.max()} of {heads.head_dim}"))
+            rows.append(
+                ("value dimensions per token", f"{heads.active.min()} to {heads.active.max()} of {heads.head_dim}")
+            )
+        return ExportSummary(
+            experts=edit.experts,
+            active=1,
+            parameters_before=_parameters(resident),
+            lead=(
+                f"{title} whose feed-forward networks run the neurons of one of {edit.experts} overlapping experts per "
+                "token"
+            ),
+            method="ToMoE's masks (arXiv 2501.15316)",
+            tag="dynamic-pruning",
+            form_note=(
+                "The modelling code beside this card routes every token to its neurons; it needs `transformers` only."
+                if form == "native"
+                else "A stock Mixtral checkpoint, no custom code; neurons that several experts share are repeated."
+            ),
+            rows=tuple(rows),
+        )
+
+    def build(self, resident: ResidentModel, form: CheckpointForm, directory: Path) -> PreTrainedModel:
+        model, state = _stock(resident) if form == "stock" else _native(resident, directory)
+        wanted = set(model.state_dict())
+        shared = {name: tensor for name, tensor in _dense_state(resident).items() if name in wanted}
+        return filled(model, shared | state, resident.model)
+
+
+def _ties(edit: ToMoeEdit) -> bool:
+    """Whether tokens fall to the first of several experts that tie, which a Mixtral's top-k doesn't promise."""
+    for router, kept in zip(edit.router, edit.kept, strict=True):
+        both = np.concatenate([router, kept], axis=1)
+        if len(np.unique(router, axis=0)) < len(np.unique(both, axis=0)):
+            return True
+    return False
+
+
+def _stock(resident: ResidentModel) -> tuple[PreTrainedModel, dict[str, Tensor]]:
+    """A Mixtral on the meta device, and the tensors of its networks."""
+    edit = _edit(resident)
+    width = -(-int(edit.widths.max()) // _ALIGNMENT) * _ALIGNMENT
+    state: dict[str, Tensor] = {}
+    for i, layer in enumerate(resident.dense_layers):
+        assert layer.gate is not None
+        neurons = host_tensor(edit.kept[i]).to(layer.up.weight.device).nonzero()[:, 1].view(edit.experts, -1)
+        missing = width - neurons.shape[1]
+        gate, up = (nn.functional.pad(part.weight.data[neurons], (0, 0, 0, missing)) for part in (layer.gate, layer.up))
+        down = nn.functional.pad(layer.down.weight.data[:, neurons].transpose(0, 1), (0, missing))
+        prefix = f"model.layers.{i}.mlp."
+        state[f"{prefix}gate.weight"] = fold(edit.router[i], edit.directions[i]).to(down.device)
+        state[f"{prefix}experts.gate_up_proj"] = torch.cat([gate, up], dim=1)
+        state[f"{prefix}experts.down_proj"] = down.contiguous()
+    return empty_mixtral(resident, edit.experts, width), state
+
+
+def _native(resident: ResidentModel, directory: Path) -> tuple[PreTrainedModel, dict[str, Tensor]]:
+    """The native model on the meta device, its code written, and the tensors of its masked parts."""
+    edit, source = _edit(resident), resident.model
+    model_class = native_dense_class(
+        resident,
+        directory,
+        "methods/tomoe/native.py.jinja",
+        experts=edit.experts,
+        components=0 if edit.heads is None else edit.heads.value_router.shape[2],
+        heads=edit.heads is not None,
+    )
+    state: dict[str, Tensor] = {}
+    for i, (prefix, layer) in enumerate(placed_layers(resident)):
+        if edit.widths[i] < edit.width:
+            place = layer.family.up if layer.family.inline else "mlp"
+            state |= {f"{prefix}{place}.{name}": tensor for name, tensor in _network(layer, edit, i).items()}
+        if edit.heads is not None:
+            state |= {f"{prefix}self_attn.{name}": t for name, t in _attention(layer, edit.heads, i).items()}
+    with torch.device("meta"):
+        return model_class(_config(source, model_class, edit)), state
+
+
+def _network(layer: DenseLayer, edit: ToMoeEdit, i: int) -> dict[str, Tensor]:
+    """Tensors of a masked network: the neurons that any expert has, and which of them each has."""
+    device, family = layer.up.weight.device, layer.family
+    kept = host_tensor(edit.kept[i]).to(device)
+    union = kept.any(dim=0)
+    state = {
+        "router_weight": fold(edit.router[i], edit.directions[i]).to(device),
+        "neurons": kept[:, union].nonzero()[:, 1].view(edit.experts, -1),
+        # A row per neuron: gathering columns took a token of the native form longer than the whole dense network.
+        f"{family.down}.weight": layer.down.weight.data[:, union].t().contiguous(),
+    }
+    if layer.down.bias is not None:
+        state[f"{family.down}.bias"] = layer.down.bias.data
+    for name, part in ((family.up, layer.up), (family.gate, layer.gate)):
+        if part is not None:
+            state |= {f"{name}.{kind}": tensor[union] for kind, tensor in part.state_dict().items()}
+    return state
+
+
+def _attention(layer: DenseLayer, heads: HeadMasks, i: int) -> dict[str, Tensor]:
+    """Tensors of masked projections."""
+    attention: Any = layer.attention
+    device, state = attention.q_proj.weight.device, {}
+    pairs = host_tensor(heads.pairs[i]).to(device)
+    if not pairs.all():
+        dimensions = torch.cat((pairs, pairs)).nonzero().squeeze(1)
+        for name in ("q_proj", "k_proj"):
+            state[f"{name}.dimensions"] = dimensions.clone()
+            for kind, tensor in getattr(attention, name).state_dict().items():
+                by_head = tensor.unflatten(0, (-1, heads.head_dim))
+                state[f"{name}.narrow.{kind}"] = by_head.index_select(1, dimensions).flatten(0, 1)
+    if heads.active[i] < heads.head_dim:
+        for name in ("v_proj", "o_proj"):
+            state |= {f"{name}.whole.{kind}": t for kind, t in getattr(attention, name).state_dict().items()}
+        for name, array in (
+            ("bias", heads.value_bias),
+            ("router", heads.value_router),
+            ("directions", heads.directions),
+        ):
+            state[f"v_proj.value_{name}"] = host_tensor(array[i]).to(device)
+    return state
+
+
+def _config(source: PreTrainedModel, model_class: type[PreTrainedModel], edit: ToMoeEdit) -> PretrainedConfig:
+    config = native_config(source, model_class)
+    config.tomoe_experts = edit.experts
+    config.tomoe_neurons = edit.kept.any(axis=1).sum(axis=1).tolist()
+    config.tomoe_width = [width if width < edit.width else None for width in edit.widths.tolist()]
+    if edit.heads is not None:
+        heads = edit.heads
+        config.tomoe_components = heads.value_router.shape[2]
+        config.tomoe_dimensions = (2 * heads.pairs.sum(axis=1)).tolist()
+        config.tomoe_values = [active if active < heads.head_dim else None for active in heads.active.tolist()]
+    return config
+
+
+def _dense_state(resident: ResidentModel) -> dict[str, Tensor]:
+    """The tensors of the unedited model by name: stand-ins hold none."""
+    state: dict[str, Tensor] = dict(resident.model.state_dict())
+    for prefix, layer in placed_layers(resident):
+        family = layer.family
+        place = prefix if family.inline else f"{prefix}mlp."
+        for name, part in ((family.up, layer.up), (family.gate, layer.gate), (family.down, layer.down)):
+            if part is not None:
+                state |= {f"{place}{name}.{kind}": tensor for kind, tensor in part.state_dict().items()}
+    return state
+
+
+def _parameters(resident: ResidentModel) -> int:
+    """Parameters of the unedited model."""
+    seen = {id(each): each.numel() for each in resident.model.parameters()}
+    for layer in resident.dense_layers:
+        for part in (layer.up, layer.gate, layer.down):
+            if part is not None:
+                seen |= {id(each): each.numel() for each in part.parameters()}
+    return sum(seen.values())
+
+
+def _edit(resident: ResidentModel) -> ToMoeEdit:
+    edit = resident.applied
+    assert isinstance(edit, ToMoeEdit)
+    return edit

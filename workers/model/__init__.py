@@ -1,0 +1,1 @@
+"""A checkpoint as a worker holds it: described, loaded, resident."""

@@ -1,0 +1,196 @@
+"""A model that stays loaded while candidate after candidate is tried on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from moevolve.evaluators.errors import UserError
+from moevolve.workers.config import ModelConfig
+from moevolve.workers.engine.reuse import decoder_layers
+from moevolve.workers.engine.tokenizing import Tokens
+from moevolve.workers.families.dense_layout import DenseLayer, find_dense_layers
+from moevolve.workers.families.layout import MoELayer, find_moe_layers
+from moevolve.workers.methods.applicator import Applicator, ModelParts
+from moevolve.workers.methods.applicators import APPLICATORS
+from moevolve.workers.methods.base import Edit, IdentityEdit, LayeredEdit
+from moevolve.workers.methods.eep.apply import EepApplicator
+from moevolve.workers.methods.eep.edit import EepEdit
+from moevolve.workers.model.loading import load_model, resolve_device
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+class ResidentModel:
+    """A loaded model with at most one edit on it at a time.
+
+    Edits are made in place and reverted bit for bit: what a candidate computes doesn't depend on what was applied
+    before.
+
+    Attributes:
+        model: the `transformers` model, in eval mode, without gradients.
+        tokenizer: its tokenizer.
+        config: how it was loaded.
+        device: where inputs go.
+    """
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: ModelConfig) -> None:
+        """Take over a freshly loaded model.
+
+        Args:
+            model: from `load_model`; with `originals="host"` still on the host, and placed here.
+            tokenizer: its tokenizer.
+            config: the settings it was loaded with.
+
+        Raises:
+            UserError: the model has no MoE layers or its family is not supported.
+        """
+        self.model = model
+        self.tokenizer = tokenizer
+        self.config = config
+        device = resolve_device(config)
+        self._parts = ModelParts(
+            model,
+            find_moe_layers(model, config.path),
+            find_dense_layers(model),
+            device,
+            on_host=config.originals == "host",
+        )
+        self._applicators: dict[type, Applicator] = {}
+        if self.layers:
+            # Before the first edit of any kind, and before the model is placed: it takes over the experts.
+            self._applicator(EepEdit)
+        if self._parts.on_host:
+            model.to(device)  # type: ignore[arg-type]  # transformers' decorator hides the signature
+        self.device: torch.device = next(model.get_input_embeddings().parameters()).device
+        self._applied: Edit = IdentityEdit()
+
+    @classmethod
+    def load(cls, config: ModelConfig) -> ResidentModel:
+        """Load a checkpoint and make it resident.
+
+        Raises:
+            UserError: it can't be loaded or searched; see `load_model` and `find_moe_layers`.
+        """
+        if config.originals == "host" and config.device_map is not None:
+            raise UserError("model.originals: host and model.device_map exclude each other; use one of them")
+        model, tokenizer = load_model(config)
+        return cls(model, tokenizer, config)
+
+    @property
+    def layers(self) -> tuple[MoELayer, ...]:
+        """Handles of its MoE layers as loaded; empty for a dense model."""
+        return self._parts.moe_layers
+
+    @property
+    def dense_layers(self) -> tuple[DenseLayer, ...]:
+        """Handles of its dense feed-forward networks as loaded; empty for a model of experts."""
+        return self._parts.dense_layers
+
+    @property
+    def applied(self) -> Edit:
+        """The edit the model has now; `IdentityEdit` when it has none."""
+        return self._applied
+
+    def layer_keys(self) -> tuple[str, ...] | None:
+        """What every decoder layer is now: layers of equal position and key compute the same, bit for bit.
+
+        None where the edit doesn't tell its layers apart.
+        """
+        keys = [""] * len(decoder_layers(self.model))
+        edit = self._applied
+        if isinstance(edit, IdentityEdit):
+            return tuple(keys)
+        if not isinstance(edit, LayeredEdit):
+            return None
+        indices = [layer.index for layer in self.layers] or [layer.index for layer in self.dense_layers]
+        for index, key in zip(indices, edit.layer_hashes, strict=True):
+            keys[index] = key
+        return tuple(keys)
+
+    def apply(self, edit: Edit) -> None:
+        """Make an edit in place of whatever edit was there.
+
+        Raises:
+            CandidateError: the edit's values are at fault; the model is unedited then.
+            UserError: the edit doesn't fit this model; the model is unedited then.
+        """
+        if isinstance(edit, IdentityEdit):
+            self.revert()
+            return
+        if type(edit) is not type(self._applied):
+            self.revert()
+        applicator = self._applicator(type(edit))
+        try:
+            applicator.apply(edit)
+        except BaseException:
+            applicator.revert()
+            self._applied = IdentityEdit()
+            raise
+        self._applied = edit
+
+    def revert(self) -> None:
+        """Bring back the unedited model, bit for bit.
+
+        Experts on the host, or rearranged by an alignment, come back when it next runs; `restore` is for whoever wants
+        to look at the weights themselves.
+        """
+        applicator = self._applicators.get(type(self._applied))
+        if applicator is not None:
+            applicator.revert()
+        self._applied = IdentityEdit()
+
+    def restore(self) -> None:
+        """`revert`, and let all original experts lie as they were loaded, now."""
+        self.revert()
+        if self.layers:
+            self._eep.restore()
+
+    def original_experts(self, ordinal: int) -> Mapping[str, Tensor]:
+        """The experts of a MoE layer as they were loaded, fused, by name, wherever they are kept; not to be changed.
+
+        Args:
+            ordinal: number of the layer among the MoE layers.
+        """
+        experts = self._eep.experts[ordinal]
+        experts.arrange(None)
+        return experts.originals
+
+    @property
+    def _eep(self) -> EepApplicator:
+        applicator = self._applicator(EepEdit)
+        assert isinstance(applicator, EepApplicator)
+        return applicator
+
+    def _applicator(self, kind: type) -> Applicator:
+        """The applicator of a kind of edits, made when it is first needed; the model is unedited then."""
+        if kind not in self._applicators:
+            if kind not in APPLICATORS:
+                known = ", ".join(sorted(each.__name__ for each in APPLICATORS))
+                raise UserError(f"edits of kind {kind.__name__} are unknown; there are {known}")
+            self._applicators[kind] = APPLICATORS[kind](self._parts)
+        return self._applicators[kind]
+
+    @contextmanager
+    def edited(self, edit: Edit) -> Iterator[ResidentModel]:
+        """The model with `edit` for the length of a `with` block, unedited afterwards.
+
+        Raises:
+            CandidateError: see `apply`.
+            UserError: see `apply`.
+        """
+        self.apply(edit)
+        try:
+            yield self
+        finally:
+            self.revert()
+
+    def run(self, tokens: Tokens) -> None:
+        """Run one sequence by itself, up to the output layer, for what hooks see of it; call it in inference mode."""
+        decoder = self.model.get_decoder()
+        decoder(input_ids=torch.tensor([tokens], device=self.device), use_cache=False)

@@ -1,0 +1,1 @@
+"""What models cost: counted from their configs, and measured."""

@@ -1,0 +1,84 @@
+"""Checkpoints to be profiled: throw-away exports, and what can be said against one before weights are loaded."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from moevolve.evaluators.errors import CandidateError, UserError
+from moevolve.workers.config import ModelConfig
+from moevolve.workers.export.card import ExportCard
+from moevolve.workers.export.export import export_model
+from moevolve.workers.export.native import NATIVE_PREFIX
+from moevolve.workers.families.layout import family_of
+from moevolve.workers.methods.base import Edit
+from moevolve.workers.model.loading import load_config
+from moevolve.workers.model.resident import ResidentModel
+from moevolve.workers.profiling.messages import ProfiledModel
+
+
+def check_folder(name: str, trust_remote_code: bool) -> Path:
+    """The folder of a checkpoint that may be loaded.
+
+    Raises:
+        UserError: it isn't one, has no safetensors, or brings modelling code that isn't trusted.
+    """
+    folder = Path(name).expanduser().absolute()
+    if not folder.is_dir():
+        raise UserError(f"{name}: no such folder; give SEARCH:INDEX, full, or the folder of a checkpoint")
+    try:
+        settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{name}: no readable config.json in it; give the folder of a checkpoint") from error
+    if not any(folder.glob("*.safetensors")):
+        raise UserError(f"{name}: no *.safetensors file in it; convert the checkpoint first")
+    if "auto_map" in settings and not trust_remote_code:
+        raise UserError(f"{name}: it brings modelling code; read it, then allow it with --trust-remote-code")
+    return folder
+
+
+def position_limit(config: ModelConfig) -> int:
+    """How many positions a model has.
+
+    Raises:
+        UserError: its config can't be read, or its family isn't supported.
+    """
+    settings = load_config(config)
+    native = settings.model_type.startswith(NATIVE_PREFIX)
+    if not native:
+        family_of(settings, config.path)
+    return int(settings.max_position_embeddings)
+
+
+def export_models(model: ModelConfig, edits: Sequence[tuple[str, Edit]], folder: Path) -> tuple[ProfiledModel, ...]:
+    """Write verified checkpoints of edited models; the unedited one is loaded once, and let go at the end.
+
+    Args:
+        model: the unedited model.
+        edits: each with what the user calls it.
+        folder: where to; checkpoints take numbers for names.
+
+    Raises:
+        UserError: the model can't be loaded, an edit has no checkpoint, or there is no room.
+        ExportError: a checkpoint computes something else than the edited model.
+    """
+    resident = ResidentModel.load(model)
+    written = []
+    try:
+        for number, (label, edit) in enumerate(edits):
+            try:
+                report = export_model(resident, edit, folder / str(number), ExportCard(label, model.path, ""))
+            except CandidateError as error:
+                raise UserError(f"{label} has no checkpoint to profile: {error}") from error
+            path = str(report.directory)
+            written.append(ProfiledModel(label, path, None, model.device_map, report.form == "native"))
+    finally:
+        del resident
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    return tuple(written)

@@ -1,0 +1,140 @@
+"""What a profile is asked for and finds, and the messages between the profiler and its processes.
+
+Messages are frozen dataclasses of plain values; on the wire each is one line of JSON that names its class.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+Device = Literal["auto", "cpu", "cuda"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledModel:
+    """A checkpoint to be profiled.
+
+    Attributes:
+        label: what the user calls it.
+        path: folder or hub id.
+        revision: hub revision, if any.
+        device_map: `transformers` device map, to spread it over several GPUs.
+        trust_remote_code: whether modelling code in the checkpoint may run.
+    """
+
+    label: str
+    path: str
+    revision: str | None = None
+    device_map: str | None = None
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileSettings:
+    """How models are profiled; the same for all of one profile.
+
+    Attributes:
+        batch_sizes: sequences at once, ascending.
+        prompt_tokens: tokens of every prompt; also the context of the operations per token.
+        new_tokens: decoding steps after the prompt.
+        repeats: timed runs per batch size.
+        device: where; `auto` is CUDA if there is a device.
+        dtype: of the parameters; `auto` is each checkpoint's own.
+        threads: of torch's operators on the CPU; None leaves torch's default.
+        apart: hold one model in memory at a time, so that runs aren't interleaved.
+    """
+
+    batch_sizes: tuple[int, ...]
+    prompt_tokens: int
+    new_tokens: int
+    repeats: int
+    device: Device = "auto"
+    dtype: Dtype = "auto"
+    threads: int | None = None
+    apart: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """Load a model; see `ProfiledModel` and `ProfileSettings`. `context` is for the operations of attention."""
+
+    path: str
+    revision: str | None
+    device_map: str | None
+    trust_remote_code: bool
+    device: Device
+    dtype: Dtype
+    threads: int | None
+    context: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReply:
+    """A loaded model: `moevolve.workers.profiling.costs.ModelCosts`, and what it runs with."""
+
+    parameters: int
+    active_parameters: int
+    weight_bytes: int
+    linear_flops: int
+    attention_flops: int
+    model_type: str
+    dtype: str
+    device: str
+    device_name: str
+    threads: int
+    attention: str
+    experts: str
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureRequest:
+    """Run a batch of prompts once: one pass over `prompt_tokens` positions, then `new_tokens` passes of one each."""
+
+    batch_size: int
+    prompt_tokens: int
+    new_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureReply:
+    """Seconds of the pass over the prompts and of all passes after it, and the peak of memory meanwhile.
+
+    `peak_bytes` is None where it can't be measured; see `moevolve.workers.profiling.memory`.
+    """
+
+    prefill_seconds: float
+    decode_seconds: float
+    peak_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class FailureReply:
+    """The request can't be met, for a reason that the user can do something about."""
+
+    reason: str
+
+
+Message = LoadRequest | LoadReply | MeasureRequest | MeasureReply | FailureReply
+_KINDS = {kind.__name__: kind for kind in (LoadRequest, LoadReply, MeasureRequest, MeasureReply, FailureReply)}
+
+
+def to_line(message: Message) -> str:
+    """One line of JSON."""
+    return json.dumps({"message": type(message).__name__, **asdict(message)}) + "\n"
+
+
+def from_line(line: str) -> Message:
+    """Inverse of `to_line`.
+
+    Raises:
+        ValueError: the line is no message.
+    """
+    try:
+        values = json.loads(line)
+        kind = _KINDS[values.pop("message")]
+        return kind(**values)
+    except (AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"no message of the profiler: {line[:80]!r}") from error

@@ -1,0 +1,175 @@
+"""What a model would take and do, from its config alone: bytes, and operations per position, part by part.
+
+Operations are counted as `moevolve.workers.profiling.costs` counts them, on the model without weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from moevolve.workers.config import ModelConfig
+from moevolve.workers.engine.columns import Layout
+from moevolve.workers.facts import ModelFacts
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True)
+class LayerOutline:
+    """Operations of one decoder layer per position, a multiply and an add counting two; attention between positions
+    is left out.
+
+    Attributes:
+        outside: in what runs on every position, padding too: attention's projections, and networks that lie in the
+            layer itself.
+        block: in the position-wise block `mlp`, without router and routed experts.
+        router: in a router over all experts; 0 without one.
+        expert: in one routed expert; 0 without any.
+    """
+
+    outside: int
+    block: int
+    router: int
+    expert: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutline:
+    """A model without its weights.
+
+    Attributes:
+        facts: the model; its fingerprint is empty.
+        layers: in order of depth.
+        output_flops: operations for the logits of one position.
+        attention_flops: operations per pair of positions of which one attends to the other, in all layers.
+        weight_bytes: parameters and buffers as a worker loads them.
+        expert_bytes: per MoE layer, the bytes of each of its tensors of experts, all n of them.
+        cache_bytes: keys and values of one position in all layers.
+        caches: whether a pass over answers keeps keys and values to go on from; not with sliding windows.
+        layout: how sequences lie in a pass.
+        hidden, vocabulary: sizes.
+        intermediate: neurons of an expert, or of a dense network.
+        positions: how many the model has.
+    """
+
+    facts: ModelFacts
+    layers: tuple[LayerOutline, ...] = field(repr=False)
+    output_flops: int
+    attention_flops: int
+    weight_bytes: int
+    expert_bytes: tuple[tuple[int, ...], ...] = field(repr=False)
+    cache_bytes: int
+    caches: bool
+    layout: Layout
+    hidden: int
+    vocabulary: int
+    intermediate: int
+    positions: int
+
+    @property
+    def experts_bytes(self) -> int:
+        """All experts of all MoE layers; 0 for a dense model."""
+        return sum(map(sum, self.expert_bytes))
+
+    @property
+    def pinned_bytes(self) -> int:
+        """What all experts take in pinned host memory, where torch rounds every tensor up to a power of two
+        (`CachingHostAllocator`, unless it is set otherwise)."""
+        return sum(1 << (size - 1).bit_length() for sizes in self.expert_bytes for size in sizes)
+
+
+def outline_model(config: ModelConfig) -> ModelOutline:
+    """Outline a checkpoint, of which nothing but config.json is read.
+
+    Raises:
+        UserError: the config can't be read, or the family isn't supported or has matrices that no rule counts.
+    """
+    from moevolve.workers.families.layout import find_moe_layers
+    from moevolve.workers.model.describe import describe_config, meta_model
+    from moevolve.workers.profiling.costs import matrix_flops
+
+    model = meta_model(config)
+    decoder: Any = model.get_decoder()
+    output = model.get_output_embeddings()
+    sizes = tuple(
+        tuple(tensor.nbytes for tensor in layer.expert_tensors().values())
+        for layer in find_moe_layers(model, config.path)
+    )
+    facts = describe_config(model, config)
+    pair, cached = _attention(model)
+    return ModelOutline(
+        facts=facts,
+        layers=tuple(_layer(layer, model) for layer in decoder.layers),
+        output_flops=matrix_flops(output, model.config),
+        attention_flops=pair,
+        weight_bytes=_weight_bytes(model),
+        expert_bytes=sizes,
+        cache_bytes=cached * facts.dtype_bytes,
+        caches=_caches(model),
+        layout=_layout(model, config),
+        hidden=int(model.config.hidden_size),
+        vocabulary=int(output.weight.shape[0]),
+        intermediate=facts.dense.width
+        if facts.dense
+        else facts.expert_parameters // (3 * int(model.config.hidden_size)),
+        positions=int(model.config.max_position_embeddings),
+    )
+
+
+def _weight_bytes(model: PreTrainedModel) -> int:
+    from moevolve.workers.families.layout import CORRECTION_BIAS
+
+    parameters = sum(each.nbytes for each in model.parameters())
+    # Loading keeps correction biases in float32, whatever the dtype.
+    sizes = (4 if name.endswith(CORRECTION_BIAS) else each.itemsize for name, each in model.named_buffers())
+    return parameters + sum(size * each.numel() for size, each in zip(sizes, model.buffers(), strict=True))
+
+
+def _layer(layer: nn.Module, model: PreTrainedModel) -> LayerOutline:
+    from moevolve.workers.families.layout import FAMILIES
+    from moevolve.workers.profiling.costs import matrix_flops
+
+    config: Any = model.config
+    total, block = matrix_flops(layer, config), getattr(layer, "mlp", None)
+    if block is None:
+        return LayerOutline(total, 0, 0, 0)
+    within = matrix_flops(block, config)
+    family = FAMILIES.get(config.model_type)
+    if family is None or not hasattr(block, "experts"):
+        return LayerOutline(total - within, within, 0, 0)
+    experts = matrix_flops(block.experts, config)
+    router = matrix_flops(getattr(block, family.router), config)
+    return LayerOutline(total - within, within - experts - router, router, experts // int(config.num_experts_per_tok))
+
+
+def _attention(model: PreTrainedModel) -> tuple[int, int]:
+    """Operations per attended pair of positions, and cached values per position, both in all layers."""
+    config: Any = model.config
+    layers = len(model.get_decoder().layers)
+    heads = int(config.num_attention_heads)
+    head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+    if getattr(config, "kv_lora_rank", None):
+        # DeepSeek's attention caches what keys and values are made from; making them again in every step isn't counted.
+        keys, values = int(config.qk_nope_head_dim + config.qk_rope_head_dim), int(config.v_head_dim)
+        return layers * 2 * heads * (keys + values), layers * int(config.kv_lora_rank + config.qk_rope_head_dim)
+    attentions = [layer.self_attn for layer in model.get_decoder().layers]
+    cached = sum(int(each.k_proj.out_features + each.v_proj.out_features) for each in attentions)
+    return layers * 4 * heads * head_dim, cached
+
+
+def _layout(model: PreTrainedModel, config: ModelConfig) -> Layout:
+    from transformers import DynamicCache
+
+    from moevolve.workers.engine.packed_attention import KINDS, packs
+
+    layers = DynamicCache(config=model.config).layers
+    return "packed" if config.attn_implementation in KINDS and packs(model, layers) else "padded"
+
+
+def _caches(model: PreTrainedModel) -> bool:
+    from transformers import DynamicCache
+
+    return all(type(layer).__name__ == "DynamicLayer" for layer in DynamicCache(config=model.config).layers)

@@ -1,0 +1,252 @@
+"""The forward passes that scoring a model on a split takes, as sizes: what the engine would run, without a model.
+
+What runs together is planned by the engine's own `Batcher`; passes are those of `GenerationEngine`, `ChoiceScorer` and
+`TextScorer`, with every example run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.matching import make_matcher
+from moevolve.evaluators.types import COMPARING_KINDS, FitnessKind, Positions, PreparedSplit
+from moevolve.workers.config import EngineConfig, ModelConfig
+from moevolve.workers.engine.batches import Batch, Batcher
+from moevolve.workers.engine.choices import asked_sequences
+from moevolve.workers.engine.columns import Layout
+from moevolve.workers.engine.decoding import draft_lengths
+from moevolve.workers.engine.tokenizing import TokenizedSplit, Tokens, missing_bos, tokenize_split
+from moevolve.workers.model.describe import meta_model
+from moevolve.workers.model.loading import load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_LEAST_VOCABULARY = 10
+
+
+@dataclass(frozen=True, slots=True)
+class SplitTokens:
+    """The prompts and answers of a split as tokens.
+
+    Attributes:
+        fitness: how they are scored.
+        prompts: per example.
+        answers: per example: with `generate` the gold answer's tokens that are fed along; with fitness kinds that read
+            a text, the tokens behind the prompt.
+        choices: per example every choice; read by `rank` only.
+        max_new_tokens: most that `generate` generates.
+        positions: what `kl` and `agreement` compare.
+    """
+
+    fitness: FitnessKind
+    prompts: tuple[Tokens, ...] = field(repr=False)
+    answers: tuple[Tokens, ...] = field(repr=False)
+    choices: tuple[tuple[Tokens, ...], ...] = field(repr=False)
+    max_new_tokens: int
+    positions: Positions = "text"
+
+    @classmethod
+    def of_lengths(
+        cls,
+        fitness: FitnessKind,
+        prompts: Sequence[int],
+        answers: Sequence[int],
+        choices: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        positions: Positions = "text",
+    ) -> SplitTokens:
+        """Where only lengths are known: tokens that no two prompts begin alike with."""
+        return cls(
+            fitness,
+            tuple((i,) * length for i, length in enumerate(prompts)),
+            tuple((0,) * length for length in answers),
+            tuple(tuple((i,) * length for i, length in enumerate(lengths)) for lengths in choices),
+            max_new_tokens,
+            positions,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A forward pass, or several alike.
+
+    Attributes:
+        tokens: positions that run, padding included.
+        attended: pairs of positions of which one attends to the other, padding and masked ones included.
+        real: positions that hold a token; feed-forward blocks run on these only (`moevolve.workers.engine.lean`).
+        read: of these, positions that the last layer's block runs on.
+        logits: positions whose logits are computed, in all.
+        at_once: of these, most at once; None where they are made in chunks of a fixed size.
+        cached: positions that are in the cache before it.
+        kept: whether its keys and values are kept.
+        steps: how many there are, each after all that the one before has cached.
+        longest: tokens of the longest sequence, with those that are cached before, in the last step.
+    """
+
+    tokens: int
+    attended: int
+    real: int
+    read: int
+    logits: int
+    at_once: int | None
+    cached: int = 0
+    kept: bool = False
+    steps: int = 1
+    longest: int = 0
+
+    @property
+    def pairs(self) -> int:
+        """Attended pairs in all steps."""
+        return self.steps * self.attended + self.tokens * self.steps * (self.steps - 1) // 2
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """What one evaluation runs.
+
+    Attributes:
+        sure: passes that every candidate needs.
+        decoding: passes of one column that finish the answers. A candidate needs none where its answers are decided by
+            the pass over the gold answers, and all of them where each answer goes on to the last token; what lies
+            between depends on the candidate.
+    """
+
+    sure: tuple[Pass, ...] = field(repr=False)
+    decoding: tuple[Pass, ...] = field(default=(), repr=False)
+
+
+class PromptMeter:
+    """Measures splits with a model's own tokenizer."""
+
+    def __init__(self, model: ModelConfig, engine: EngineConfig) -> None:
+        """Load the tokenizer.
+
+        Args:
+            model: whose config and tokenizer there must be; weights needn't.
+            engine: truncation.
+
+        Raises:
+            UserError: there is no tokenizer.
+        """
+        self._tokenizer = load_tokenizer(model)
+        if len(self._tokenizer) < _LEAST_VOCABULARY:
+            # Some families' tokenizers load without any file, and know nothing but special tokens.
+            raise UserError(f"model {model.path}: there is no tokenizer")
+        self._bos = missing_bos(meta_model(model), self._tokenizer)
+        self._engine = engine
+
+    def tokens(self, split: PreparedSplit) -> SplitTokens:
+        """The tokens of a split.
+
+        Raises:
+            UserError: a prompt has no tokens.
+        """
+        tokenized = tokenize_split(self._tokenizer, split, self._engine, self._bos)
+        return SplitTokens(
+            split.fitness,
+            tokenized.prompts,
+            _answers(self._tokenizer, split, tokenized),
+            tokenized.choices,
+            split.max_new_tokens,
+            split.positions,
+        )
+
+
+def _answers(tokenizer: PreTrainedTokenizerBase, split: PreparedSplit, tokenized: TokenizedSplit) -> tuple[Tokens, ...]:
+    if split.fitness != "generate":
+        greedy = split.fitness in COMPARING_KINDS and split.positions == "greedy"
+        return tuple((0,) * split.max_new_tokens if greedy else gold for gold in tokenized.golds)
+    matcher = make_matcher(split.matching)
+
+    def text(tokens: Tokens) -> str:
+        decoded = tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        assert isinstance(decoded, str)
+        return decoded
+
+    def decided(example: int, answer: str) -> bool:
+        return matcher.decided(answer, split.examples[example])
+
+    lengths = draft_lengths(tokenized.golds, split.max_new_tokens, decided, text)
+    return tuple(gold[:length] for gold, length in zip(tokenized.golds, lengths, strict=True))
+
+
+def passes_of(split: SplitTokens, batch_tokens: int, layout: Layout = "packed", caches: bool = True) -> Passes:
+    """The passes of one evaluation.
+
+    Args:
+        split: what is evaluated.
+        batch_tokens: `engine.batch_tokens`.
+        layout: how the model lets sequences lie.
+        caches: whether the model's cache can be gone on from; else prompts run again for decoding.
+    """
+    batcher = Batcher(layout, batch_tokens, torch.device("cpu"))
+    if split.fitness == "generate":
+        return _generating(split, batcher, caches)
+    if split.fitness == "rank":
+        return Passes(tuple(_ranking(split, batcher)))
+    return Passes(tuple(_reading(split, batcher)))
+
+
+def _generating(split: SplitTokens, batcher: Batcher, caches: bool) -> Passes:
+    sure, decoding = [], []
+    steps = split.max_new_tokens - 1
+    drafted = [(*prompt, *answer) for prompt, answer in zip(split.prompts, split.answers, strict=True)]
+    for batch in batcher.batches(tuple((tokens,) for tokens in drafted)):
+        paths = [batch.path(drafted[i])[len(split.prompts[i]) - 1 :] for i in batch.examples]
+        read = len(np.unique(np.concatenate(paths)))
+        kept = caches and steps > 0
+        sure.append(_first(batch, read, read, read, kept))
+        if steps > 0:
+            lengths = [len(drafted[i] if caches else split.prompts[i]) for i in batch.examples]
+            decoding += _steps(lengths, steps) if caches else _again(lengths, steps)
+    return Passes(tuple(sure), tuple(decoding))
+
+
+def _steps(lengths: Sequence[int], steps: int) -> list[Pass]:
+    """Decoding, a token per sequence and step; sequences of these lengths are cached."""
+    rows, columns = len(lengths), max(lengths)
+    attended = rows * (columns + 1)
+    return [Pass(rows, attended, rows, rows, rows, rows, rows * columns, True, steps, columns + steps)]
+
+
+def _again(lengths: Sequence[int], steps: int) -> list[Pass]:
+    """Decoding where nothing is cached: prompts of these lengths run again, with an answer's first token."""
+    rows, columns = len(lengths), max(lengths) + 1
+    again = Pass(rows * columns, rows * columns**2, sum(lengths) + rows, rows, rows, rows, 0, True, 1, columns)
+    return [again, *_steps([columns] * rows, steps - 1)] if steps > 1 else [again]
+
+
+def _ranking(split: SplitTokens, batcher: Batcher) -> Iterator[Pass]:
+    groups = tuple(asked_sequences(*pair) for pair in zip(split.prompts, split.choices, strict=True))
+    for batch in batcher.batches(groups):
+        paths = [batch.path(asked)[len(split.prompts[i]) - 1 :] for i in batch.examples for asked in groups[i]]
+        read = len(np.unique(np.concatenate(paths)))
+        yield _first(batch, read, read, read)
+
+
+def _reading(split: SplitTokens, batcher: Batcher) -> Iterator[Pass]:
+    """Texts: the logits of what is read, those of the unedited model again where predictions are compared."""
+    compares = split.fitness in COMPARING_KINDS
+    whole = not compares or split.positions == "text"
+    texts = [(*prompt, *answer)[:-1] for prompt, answer in zip(split.prompts, split.answers, strict=True)]
+    counts = [len(text) if whole else len(answer) for text, answer in zip(texts, split.answers, strict=True)]
+    for batch in batcher.batches(tuple((text,) for text in texts)):
+        paths = [batch.path(texts[i])[-counts[i] :] for i in batch.examples]
+        positions = sum(map(len, paths))
+        # One more: a model that is asked for hidden states makes the logits of one position.
+        logits = positions * (2 if compares else 1) + 1
+        yield _first(batch, len(np.unique(np.concatenate(paths))), logits, None)
+
+
+def _first(batch: Batch, read: int, logits: int, at_once: int | None, kept: bool = False) -> Pass:
+    columns = batch.columns
+    tokens = columns.ids.numel()
+    real = tokens if columns.mask is None else sum(columns.lengths)
+    return Pass(tokens, columns.pairs, real, read, logits, at_once, 0, kept, 1, max(columns.lengths))

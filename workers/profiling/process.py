@@ -1,0 +1,172 @@
+"""The process that profiles one model: reads requests from its input, answers on its output.
+
+Started by `moevolve.workers.profiling.run` as `python -m moevolve.workers.profiling.process`; ends with its input.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import tempfile
+import time
+from typing import TYPE_CHECKING, Any, TextIO
+
+import torch
+from torch import Tensor
+
+from moevolve.evaluators.errors import UserError
+from moevolve.workers.profiling.costs import model_costs
+from moevolve.workers.profiling.memory import PeakMemory
+from moevolve.workers.profiling.messages import (
+    FailureReply,
+    LoadReply,
+    LoadRequest,
+    MeasureReply,
+    MeasureRequest,
+    Message,
+    from_line,
+    to_line,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_STRIDE, _OFFSET = 7919, 13
+
+
+class Profilee:
+    """One model as plain `transformers` loads it, with nothing of ours around it."""
+
+    def __init__(self) -> None:
+        self._model: PreTrainedModel | None = None
+        self._device = torch.device("cpu")
+        self._memory: PeakMemory | None = None
+
+    def load(self, request: LoadRequest) -> LoadReply:
+        """Load the checkpoint and count it.
+
+        Raises:
+            UserError: it can't be loaded, the device isn't there or has no room, or the model can't be counted.
+        """
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        if request.threads is not None:
+            torch.set_num_threads(request.threads)
+        self._device = _device(request)
+        hub = {"revision": request.revision or "main", "trust_remote_code": request.trust_remote_code}
+        try:
+            config = AutoConfig.from_pretrained(request.path, **hub)
+            with torch.device("meta"):
+                # Brings in the modelling code, which is not the model's memory.
+                AutoModelForCausalLM.from_config(config, trust_remote_code=request.trust_remote_code)
+            _wake_up(self._device)
+            self._memory = PeakMemory(self._device)
+            model = AutoModelForCausalLM.from_pretrained(
+                request.path, dtype=request.dtype, use_safetensors=True, device_map=request.device_map, **hub
+            )
+            if not request.device_map:
+                torch.nn.Module.to(model, self._device)
+            self._model = model.eval()
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            raise UserError(f"it doesn't load: {str(error).strip().splitlines()[0]}") from error
+        self._memory.loaded()
+        costs = model_costs(model, request.context)
+        return LoadReply(
+            costs.parameters,
+            costs.active_parameters,
+            costs.weight_bytes,
+            costs.linear_flops,
+            costs.attention_flops,
+            model_type=str(model.config.model_type),
+            dtype=str(model.dtype).removeprefix("torch."),
+            device=self._device.type,
+            device_name=torch.cuda.get_device_name() if self._device.type == "cuda" else "CPU",
+            threads=torch.get_num_threads(),
+            attention=str(getattr(model.config, "_attn_implementation", None)),
+            experts=str(getattr(model.config, "_experts_implementation", None)),
+        )
+
+    @torch.inference_mode()
+    def measure(self, request: MeasureRequest) -> MeasureReply:
+        """Run a batch once. Every step takes the likeliest token; an end-of-text token ends nothing."""
+        assert self._memory is not None and self._model is not None
+        model: Any = self._model
+        tokens = self._prompts(request)
+        gc.collect()
+        self._memory.start()
+        began = self._clock()
+        found = model(input_ids=tokens, use_cache=True, logits_to_keep=1)
+        chosen = found.logits[:, -1:].argmax(dim=-1)
+        prefilled = self._clock()
+        for _ in range(request.new_tokens):
+            found = model(input_ids=chosen, past_key_values=found.past_key_values, use_cache=True)
+            chosen = found.logits[:, -1:].argmax(dim=-1)
+        decoded = self._clock()
+        return MeasureReply(prefilled - began, decoded - prefilled, self._memory.peak())
+
+    def _prompts(self, request: MeasureRequest) -> Tensor:
+        """Tokens that stride through the vocabulary, each prompt from elsewhere: int64 [batch, prompt]."""
+        assert self._model is not None
+        steps = torch.arange(request.batch_size * request.prompt_tokens) * _STRIDE + _OFFSET
+        tokens = (steps % int(self._model.config.vocab_size)).view(request.batch_size, request.prompt_tokens)
+        return tokens.to(next(self._model.get_input_embeddings().parameters()).device)
+
+    def _clock(self) -> float:
+        if self._device.type == "cuda":
+            for index in range(torch.cuda.device_count()):
+                torch.cuda.synchronize(index)
+        return time.perf_counter()
+
+
+def _device(request: LoadRequest) -> torch.device:
+    if request.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: there is no CUDA device; use auto or cpu")
+    wanted = request.device != "cpu" and torch.cuda.is_available()
+    return torch.device("cuda", torch.cuda.current_device()) if wanted else torch.device("cpu")
+
+
+def _wake_up(device: torch.device) -> None:
+    """Load and run a model of next to nothing: what that brings in and starts is not the profiled model's memory."""
+    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+    sizes: dict[str, Any] = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
+        LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=1)).save_pretrained(folder)
+        model: Any = torch.nn.Module.to(AutoModelForCausalLM.from_pretrained(folder), device)
+        tokens = torch.zeros(1, 4, dtype=torch.int64, device=device)
+        model(input_ids=tokens, use_cache=True).logits.sum().item()
+    matrix = torch.ones(512, 512, device=device)
+    torch.softmax(matrix @ matrix, dim=-1).sum().item()
+
+
+def answer(profilee: Profilee, request: Message) -> Message:
+    """The reply to a request."""
+    try:
+        if isinstance(request, LoadRequest):
+            return profilee.load(request)
+        assert isinstance(request, MeasureRequest)
+        return profilee.measure(request)
+    except UserError as error:
+        return FailureReply(str(error))
+    except torch.cuda.OutOfMemoryError:
+        return FailureReply("the GPU has no room for it; use smaller --batch-sizes, or --apart")
+
+
+def serve(requests: TextIO, replies: TextIO) -> None:
+    """Answer every request until there are no more."""
+    profilee = Profilee()
+    for line in requests:
+        replies.write(to_line(answer(profilee, from_line(line))))
+        replies.flush()
+
+
+def main() -> None:
+    """Serve on standard input and output; what libraries print goes to standard error."""
+    with os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8") as replies:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        serve(sys.stdin, replies)
+
+
+if __name__ == "__main__":
+    main()

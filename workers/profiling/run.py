@@ -1,0 +1,223 @@
+"""Profiles checkpoints side by side: each in a fresh process of its own, their timed runs taking turns.
+
+A model's process holds nothing else, so its memory is its own. Only one of them works at a time, and every repeat runs
+all models before the next one begins, each time in another order: a machine that gets slower or faster does so for all.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Self
+
+from moevolve.evaluators.errors import UserError
+from moevolve.workers.profiling.messages import (
+    FailureReply,
+    LoadReply,
+    LoadRequest,
+    MeasureReply,
+    MeasureRequest,
+    Message,
+    ProfiledModel,
+    ProfileSettings,
+    from_line,
+    to_line,
+)
+from moevolve.workers.profiling.report import BatchProfile, ModelProfile, ProfileReport
+
+Stage = Callable[[str], None]
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_ENV = {
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TRANSFORMERS_VERBOSITY": "error",
+}
+
+
+class ProfileError(RuntimeError):
+    """A model's process ended before it had answered."""
+
+
+def profile_models(
+    models: Sequence[ProfiledModel], settings: ProfileSettings, folder: Path, on_stage: Stage = lambda _: None
+) -> ProfileReport:
+    """Profile checkpoints; the first is what the others are compared with.
+
+    Args:
+        models: at least one.
+        settings: the same for all.
+        folder: an empty one for what loading leaves (copies of modelling code, logs); the caller removes it.
+        on_stage: told what is happening.
+
+    Raises:
+        UserError: a model can't be loaded or counted, or the device has no room.
+        ProfileError: a process was killed or crashed.
+    """
+    profiles: list[ModelProfile] = []
+    for group in [[model] for model in models] if settings.apart else [list(models)]:
+        with _processes(group, folder) as processes:
+            loads = []
+            for process in processes:
+                on_stage(f"loading {process.model.label}")
+                loads.append(process.load(settings))
+            runs = _interleaved(processes, settings, on_stage)
+        profiles += [_profile(*each, settings) for each in zip(group, loads, runs, strict=True)]
+    return ProfileReport(settings, tuple(profiles))
+
+
+def _interleaved(
+    processes: Sequence[_Process], settings: ProfileSettings, on_stage: Stage
+) -> list[list[list[MeasureReply]]]:
+    """Timed runs of every process, per batch size. One run before them isn't counted."""
+    runs: list[list[list[MeasureReply]]] = [[] for _ in processes]
+    for size in settings.batch_sizes:
+        request = MeasureRequest(size, settings.prompt_tokens, settings.new_tokens)
+        on_stage(f"batch size {size}: warming up")
+        for process in processes:
+            process.measure(request)
+        for per_size in runs:
+            per_size.append([])
+        for repeat in range(settings.repeats):
+            on_stage(f"batch size {size}: {repeat + 1} of {settings.repeats}")
+            turns = list(range(len(processes)))
+            for turn in turns if repeat % 2 == 0 else reversed(turns):
+                runs[turn][-1].append(processes[turn].measure(request))
+    return runs
+
+
+def _profile(
+    model: ProfiledModel, load: LoadReply, runs: list[list[MeasureReply]], settings: ProfileSettings
+) -> ModelProfile:
+    batches = []
+    for size, replies in zip(settings.batch_sizes, runs, strict=True):
+        peaks = [reply.peak_bytes for reply in replies if reply.peak_bytes is not None]
+        batches.append(
+            BatchProfile(
+                size,
+                settings.prompt_tokens,
+                settings.new_tokens,
+                tuple(reply.prefill_seconds for reply in replies),
+                tuple(reply.decode_seconds for reply in replies),
+                max(peaks) if len(peaks) == len(replies) else None,
+            )
+        )
+    return ModelProfile(model.label, load, tuple(batches))
+
+
+@contextmanager
+def _processes(models: Sequence[ProfiledModel], folder: Path) -> Iterator[list[_Process]]:
+    with ExitStack() as stack:
+        processes = []
+        for model in models:
+            # Interrupted in the middle of starting, a process would be nobody's.
+            with _signals_later():
+                processes.append(stack.enter_context(_Process(model, folder)))
+        yield processes
+
+
+@contextmanager
+def _signals_later() -> Iterator[None]:
+    """Handle signals that end this process at the end of the `with` block."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[tuple[int, FrameType | None]] = []
+    handlers = {each: signal.signal(each, lambda *given: arrived.append(given)) for each in _ENDING}
+    try:
+        yield
+    finally:
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
+        for number, _ in arrived:
+            signal.raise_signal(number)
+
+
+class _Process:
+    """The process of one model. Leaving its `with` block kills it."""
+
+    def __init__(self, model: ProfiledModel, folder: Path) -> None:
+        self.model = model
+        self._log = folder / f"{len(list(folder.glob('*.log')))}.log"
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                # -P: a folder called `kernels` or the like in the working directory is not ours to import.
+                [sys.executable, "-P", "-m", "moevolve.workers.profiling.process"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                encoding="utf-8",
+                env={**os.environ, **_ENV, "HF_MODULES_CACHE": str(folder / "modules"), "TMPDIR": str(folder)},
+                # Ctrl-C is for the parent alone, which then ends its children.
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with _signals_later():
+            self._process.kill()
+            self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            try:
+                stream.close()
+            except BrokenPipeError:
+                continue
+
+    def load(self, settings: ProfileSettings) -> LoadReply:
+        """Load the model."""
+        model = self.model
+        reply = self._ask(
+            LoadRequest(
+                model.path,
+                model.revision,
+                model.device_map,
+                model.trust_remote_code,
+                settings.device,
+                settings.dtype,
+                settings.threads,
+                settings.prompt_tokens,
+            )
+        )
+        assert isinstance(reply, LoadReply)
+        return reply
+
+    def measure(self, request: MeasureRequest) -> MeasureReply:
+        """Run a batch once."""
+        reply = self._ask(request)
+        assert isinstance(reply, MeasureReply)
+        return reply
+
+    def _ask(self, request: Message) -> Message:
+        pipe, answers = self._process.stdin, self._process.stdout
+        assert pipe is not None and answers is not None
+        try:
+            pipe.write(to_line(request))
+            pipe.flush()
+            line = answers.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            raise ProfileError(f"{self.model.label}: {self._end()}")
+        reply = from_line(line)
+        if isinstance(reply, FailureReply):
+            raise UserError(f"{self.model.label}: {reply.reason}")
+        return reply
+
+    def _end(self) -> str:
+        code = self._process.wait()
+        if code == -signal.SIGKILL:
+            return "its process was killed, for want of memory perhaps; use smaller --batch-sizes, or --apart"
+        lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return f"its process ended with code {code}: {lines[-1] if lines else 'it said nothing'}"

@@ -1,0 +1,166 @@
+"""The worker: holds one resident model and scores the edits it is sent. Runs as a Ray actor, or in-process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from dataclasses import dataclass
+
+import torch
+
+from moevolve.evaluators.errors import CandidateError
+from moevolve.evaluators.fitness.runner import run_split
+from moevolve.evaluators.types import COMPARING_KINDS, PreparedSplit
+from moevolve.workers.config import ALL_SHORTCUTS, EngineConfig, ModelConfig, Shortcuts
+from moevolve.workers.engine.engine import GenerationEngine, configure_runtime
+from moevolve.workers.engine.reuse import LayerReuse
+from moevolve.workers.messages import EvaluationReply, EvaluationRequest, TaskResult
+from moevolve.workers.methods.analysis import analyse_usage
+from moevolve.workers.methods.base import CalibrationRecipe
+from moevolve.workers.methods.calibrators import calibrate, token_sequences
+from moevolve.workers.methods.usage import Usage, UsageRequest
+from moevolve.workers.model.resident import ResidentModel
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """Where a worker runs.
+
+    Attributes:
+        name: host and process.
+        node: of Ray; empty without.
+        device: where its model's inputs go.
+    """
+
+    name: str
+    node: str
+    device: str
+
+
+class WorkerFault(Exception):
+    """The worker, not the candidate, is at fault: it is retired, and the candidate evaluated again elsewhere."""
+
+
+class EvaluationWorker:
+    """One resident model and its engine.
+
+    Args:
+        model: which checkpoint, and how to hold it.
+        engine: how prompts are batched and run.
+        shortcuts: which ways to compute less are taken.
+        reuse_bytes: host memory for hidden states that candidates leave for others (`workers/engine/reuse.py`), which
+            changes no result; 0 runs every layer of every candidate.
+
+    Raises:
+        UserError: the checkpoint can't be loaded.
+    """
+
+    def __init__(
+        self, model: ModelConfig, engine: EngineConfig, shortcuts: Shortcuts = ALL_SHORTCUTS, reuse_bytes: int = 0
+    ) -> None:
+        configure_runtime(engine.threads)
+        self._resident = ResidentModel.load(model)
+        resident = self._resident
+        self._reuse = LayerReuse(resident.model, resident.layer_keys, reuse_bytes) if reuse_bytes else None
+        self._engine = GenerationEngine(resident.model, resident.tokenizer, engine, shortcuts, self._reuse)
+        self._settings = engine
+        self._name = f"{socket.gethostname()}/{os.getpid()}"
+
+    @property
+    def resident(self) -> ResidentModel:
+        return self._resident
+
+    def info(self, node: str = "") -> WorkerInfo:
+        """Where this worker runs; also the sign that its model is loaded."""
+        return WorkerInfo(self._name, node, str(self._resident.device))
+
+    def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
+        """Apply the edit, score every split in order, revert.
+
+        Splits of a fitness that compares (`COMPARING_KINDS`) that this worker hasn't seen are run through the unedited
+        model first. What the candidate itself raises becomes the reply's `failure`, beside the results of the splits
+        before it; the resident model is reverted either way.
+
+        Raises:
+            WorkerFault: the worker is at fault, and may not be used again.
+        """
+        started = time.perf_counter()
+        results: list[TaskResult] = []
+        failure: str | None = None
+        failed_on = tuple(split.fingerprint for split in splits)
+        try:
+            self._remember(splits)
+            with self._resident.edited(request.edit):
+                for split in splits:
+                    failed_on = (split.fingerprint,)
+                    results.append(self._score(split))
+        except CandidateError as error:
+            failure = str(error)
+        except Exception as error:
+            if is_workers_fault(error):
+                raise WorkerFault(f"{type(error).__name__}: {error}") from None
+            failure = f"{type(error).__name__}: {error}"
+        return EvaluationReply(
+            ticket=request.ticket,
+            results=tuple(results),
+            failure=failure,
+            seconds=time.perf_counter() - started,
+            worker=self._name,
+            failed_on=() if failure is None else failed_on,
+        )
+
+    def calibrate(self, recipe: CalibrationRecipe, splits: tuple[PreparedSplit, ...]) -> bytes:
+        """Make a calibration on the unedited model, as a safetensors file.
+
+        Raises:
+            UserError: the model isn't one that the recipe is for.
+        """
+        self._resident.restore()
+        return calibrate(self._resident, self._settings, recipe, splits).to_bytes()
+
+    def analyse(self, request: UsageRequest, split: PreparedSplit) -> Usage:
+        """Count what the routers choose under an edit, on a split's prompts and gold answers; revert.
+
+        Raises:
+            UserError: the edit doesn't fit this model, or there are no prompts.
+            CandidateError: the edit's values are at fault.
+        """
+        limit = sys.maxsize if request.tokens is None else request.tokens
+        return analyse_usage(
+            self._resident, request.edit, token_sequences(self._resident, self._settings, (split,), limit)
+        )
+
+    def _remember(self, splits: tuple[PreparedSplit, ...]) -> None:
+        """Let the engine keep what the unedited model predicts, where candidates are compared with it."""
+        self._resident.revert()
+        for split in splits:
+            if split.fitness in COMPARING_KINDS:
+                self._engine.remember(split)
+
+    def _score(self, split: PreparedSplit) -> TaskResult:
+        """Score the model as it is on one split."""
+        started = time.perf_counter()
+        if self._reuse is not None:
+            self._reuse.work = self._reuse.spared = 0
+        result = run_split(self._engine, split)
+        spared = 0.0 if self._reuse is None else self._reuse.spared / max(self._reuse.work, 1)
+        seconds = time.perf_counter() - started
+        return TaskResult(split.task, split.split, split.fingerprint, result, seconds, spared)
+
+
+_DEVICE_FAULTS = ("CUDA", "CUBLAS", "CUDNN", "CUSPARSE", "CUSOLVER", "NCCL", "HIP error", "device-side assert")
+"""What messages of a device's errors say where torch has no class of its own for them."""
+
+
+def is_workers_fault(error: BaseException) -> bool:
+    """Whether an exception says nothing of the candidate, but that this process can't be trusted any more.
+
+    Memory ran out, the host's or a device's; or the device reported an error: an illegal access or an assertion leaves
+    a CUDA context that fails everything after it.
+    """
+    if isinstance(error, MemoryError | torch.OutOfMemoryError | torch.AcceleratorError):
+        return True
+    said = str(error)
+    return isinstance(error, RuntimeError) and any(name in said for name in _DEVICE_FAULTS)
