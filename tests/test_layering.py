@@ -19,8 +19,7 @@ MAY_IMPORT = {
     "store": set(),
     "workers": {"kernels", "evaluators"},
     "search": {"kernels", "evaluators", "store", "workers"},
-    # Scripts that make the demo's files; nothing imports them.
-    "configs": {"kernels", "evaluators", "workers"},
+    "configs": set(),
 }
 # Where a dependency may be imported: folders end in "/".
 CONFINED = {
@@ -31,7 +30,7 @@ CONFINED = {
         "evaluators/harness/",
         "workers/engine/harness.py",
     ),
-    "matplotlib": ("search/figures/", "configs/"),
+    "matplotlib": ("search/figures/",),
     "nevergrad": ("search/strategies/nevergrad.py",),
     "ray": (
         "search/pools/ray_cluster.py",
@@ -39,8 +38,8 @@ CONFINED = {
         "search/pools/ray_pool.py",
     ),
     "sqlalchemy": ("store/",),
-    "torch": ("kernels/", "workers/", "search/genomes/eep/coefficients.py", "configs/"),
-    "transformers": ("workers/", "configs/"),
+    "torch": ("kernels/", "workers/", "search/genomes/eep/coefficients.py"),
+    "transformers": ("workers/",),
     "triton": ("kernels/",),
 }
 FORBIDDEN = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "random", "shelve"}

@@ -25,14 +25,10 @@ def folders_on_disk() -> set[str]:
 
 
 def files_on_disk() -> set[str]:
-    """What a wheel must hold of the parts: everything but the scripts that make the demo's files."""
+    """What a wheel must hold of the parts: every file."""
     found = {path for part in PARTS for path in (ROOT / part).rglob("*") if path.is_file()}
     kept = {path for path in found if "__pycache__" not in path.parts and not path.name.startswith(".")}
-    return {
-        path.relative_to(ROOT).as_posix()
-        for path in kept
-        if not (path.suffix == ".py" and path.is_relative_to(ROOT / "configs" / "demo"))
-    }
+    return {path.relative_to(ROOT).as_posix() for path in kept}
 
 
 def settings() -> dict[str, object]:
@@ -48,7 +44,7 @@ def test_every_package_is_listed() -> None:
 
 
 def test_every_folder_with_modules_is_a_package() -> None:
-    with_modules = {path.parent for part in PARTS for path in (ROOT / part).rglob("*.py") if "demo" not in path.parts}
+    with_modules = {path.parent for part in PARTS for path in (ROOT / part).rglob("*.py")}
     names = {".".join(("moevolve", *folder.relative_to(ROOT).parts)) for folder in with_modules}
     assert names <= folders_on_disk()
 

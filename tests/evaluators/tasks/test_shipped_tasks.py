@@ -8,8 +8,8 @@ from typing import Any
 
 import datasets
 import pytest
+from demo.prompts import CHOICES, TEMPLATES
 
-from moevolve.evaluators.demo.prompts import CHOICES, TEMPLATES
 from moevolve.evaluators.matching import make_matcher
 from moevolve.evaluators.tasks import prepare
 from moevolve.evaluators.tasks.config import Source

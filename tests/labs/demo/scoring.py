@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from moevolve.evaluators.demo import TASKS, render
+from demo import TASKS, render
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[3] / "configs" / "demo" / "data"
 
 
 def read_split(task: str, split: str, limit: int | None = None) -> list[tuple[str, str]]:

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from moevolve.evaluators.demo import TASKS, World, generate, render
-from moevolve.evaluators.demo.drills import fact, probe
+from demo import TASKS, World, generate, render
+from demo.drills import fact, probe
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from moevolve.evaluators.demo import all_words
+from demo import all_words
 
 PAD, BOS, EOS, UNK = "<pad>", "<bos>", "<eos>", "<unk>"
 OFFSET_SHARPNESS = 9.0

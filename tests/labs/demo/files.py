@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from moevolve.evaluators.demo.prompts import render
-from moevolve.evaluators.demo.tasks import TASKS, Row
-from moevolve.evaluators.demo.world import World
+from demo.prompts import render
+from demo.tasks import TASKS, Row
+from demo.world import World
 
 SPLITS = ("train", "search", "dev", "test")
 SPLIT_SIZES = {"search": 400, "dev": 300, "test": 1000}

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moevolve.evaluators.demo import vocabulary as words
-from moevolve.evaluators.demo.world import World
+from demo import vocabulary as words
+from demo.world import World
 
 Row = dict[str, str]
 """Plain source fields of one example; ``answer`` is the text to generate, without a leading space."""

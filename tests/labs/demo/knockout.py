@@ -9,8 +9,9 @@ from functools import partial
 import numpy as np
 import torch
 import torch.nn.functional as F
-from scoring import accuracy_table, majority_class, mean_and_spread
 from transformers import MixtralForCausalLM, PreTrainedTokenizerFast
+
+from demo.scoring import accuracy_table, majority_class, mean_and_spread
 
 Kept = Mapping[int, Sequence[int]]
 """Experts kept, by layer; layers not named keep all."""

@@ -1,9 +1,10 @@
 """Train the demo models. The shipped MoE is two runs, the dense model is one::
 
-    python configs/demo/train.py --output first
-    python configs/demo/train.py --start first --output configs/demo/model --seed 7 --steps 800 --learning-rate 1e-3 \\
+    export PYTHONPATH=tests/labs
+    python -m demo.train --output first
+    python -m demo.train --start first --output configs/demo/model --seed 7 --steps 800 --learning-rate 1e-3 \\
         --drills-first 0.05 --drills-last 0.05 --world-first 1 --thinning-from 0
-    python configs/demo/train.py --architecture llama --ffn 1024 --output configs/demo/dense
+    python -m demo.train --architecture llama --ffn 1024 --output configs/demo/dense
 
 The first one learns the tasks and stores most facts in the first layer's experts; the second one leaves some experts
 of the first two layers out at random in every step, so that later layers store more of them. The world grows until
@@ -27,15 +28,15 @@ import numpy as np
 import torch
 import torch.multiprocessing
 import torch.nn.functional as F
-from batches import Batch, TrainingConfig, batches, fresh_rows, share_at
-from knockout import knockout_report, pruned
-from network import KEY_VALUE_HEADS, build_model, build_tokenizer
-from neurons import neurons_report
-from scoring import exact_matches
 from torch import distributed
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from moevolve.evaluators.demo import World
+from demo import World
+from demo.batches import Batch, TrainingConfig, batches, fresh_rows, share_at
+from demo.knockout import knockout_report, pruned
+from demo.network import KEY_VALUE_HEADS, build_model, build_tokenizer
+from demo.neurons import neurons_report
+from demo.scoring import exact_matches
 
 WARM_UP = 0.03
 FINAL_RATE = 0.02

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from moevolve.evaluators.demo import tasks
-from moevolve.evaluators.demo import vocabulary as words
-from moevolve.evaluators.demo.tasks import Pair
-from moevolve.evaluators.demo.world import World
+from demo import tasks
+from demo import vocabulary as words
+from demo.tasks import Pair
+from demo.world import World
 
 FACT_SHARES = (0.3, 0.25, 0.15, 0.3)
 

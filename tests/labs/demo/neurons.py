@@ -7,8 +7,9 @@ from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import torch
-from scoring import accuracy_table, majority_class, mean_and_spread
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from demo.scoring import accuracy_table, majority_class, mean_and_spread
 
 ROWS = 300
 """First rows of test that knock-outs are measured on."""

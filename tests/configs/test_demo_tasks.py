@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from moevolve.evaluators.demo import (
+from demo import (
     CHOICES,
     SPLIT_SIZES,
     TASKS,
@@ -22,8 +21,8 @@ from moevolve.evaluators.demo import (
     split_of,
     write_demo_tasks,
 )
-from moevolve.evaluators.demo import vocabulary as words
-from moevolve.evaluators.demo.drills import fact, probe
+from demo import vocabulary as words
+from demo.drills import fact, probe
 
 DEMO = Path(__file__).parents[2] / "configs" / "demo"
 WORLD = World.build()

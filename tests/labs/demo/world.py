@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from moevolve.evaluators.demo import vocabulary as words
+from demo import vocabulary as words
 
 WORLD_SEED = 2407
 TOPICS_PER_SENSE = 3
