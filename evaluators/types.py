@@ -75,6 +75,16 @@ class HarnessTask:
     contexts: tuple[tuple[str, ...], ...] = field(repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class SplitRef:
+    """One prepared split by name, fingerprint and the metric it is scored by."""
+
+    task: str
+    split: Split
+    fingerprint: str
+    metric: str
+
+
 @dataclass(frozen=True)
 class PreparedSplit:
     """One split of one task, rendered: everything a worker needs to score a candidate on it.
@@ -106,6 +116,11 @@ class PreparedSplit:
     positions: Positions = "text"
     harness: HarnessTask | None = None
 
+    @property
+    def ref(self) -> SplitRef:
+        """What names it where its prompts aren't needed."""
+        return SplitRef(self.task, self.split, self.fingerprint, self.metric)
+
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 (hex) of everything that can change a score: equal fingerprints mean comparable evaluations."""
@@ -125,11 +140,15 @@ class SplitResult:
         gold_logprob: mean over examples, in nats, <= 0: the gold answer's log-probability per token; for `perplexity`
             the whole text's; for `kl` the negative divergence; for `agreement` its logarithm.
         outcomes: float32 [examples], each example's contribution in [0, 1].
+        seconds: it took on a worker.
+        spared: share of the layers' work on prompts, in [0, 1], that earlier candidates' hidden states made needless.
     """
 
     score: float
     gold_logprob: float
     outcomes: NDArray[np.float32] = field(repr=False)
+    seconds: float = 0.0
+    spared: float = 0.0
 
     @property
     def examples_seen(self) -> int:

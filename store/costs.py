@@ -46,23 +46,6 @@ class SearchCosts:
     splits: tuple[SplitCost, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class IndividualSize:
-    """Parameters of the model an individual describes: in all, per token, and of the unedited model."""
-
-    index: int
-    parameters: int
-    active_parameters: int
-    parameters_full: int
-
-
-def read_sizes(connection: Connection, search_id: str) -> list[IndividualSize]:
-    """The sizes of all individuals of a search, by index."""
-    i = individuals.c
-    query = select(i.idx, i.parameters, i.active_parameters, i.parameters_full).where(i.search_id == search_id)
-    return [IndividualSize(*row) for row in connection.execute(query.order_by(i.idx))]
-
-
 def read_costs(connection: Connection, search: SearchRecord) -> SearchCosts:
     """Sums over the evaluations of a search's individuals and of its full model."""
     i, e, t = individuals.c, evaluations.c, search_tasks.c

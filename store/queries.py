@@ -7,7 +7,7 @@ the limit; the rows of the contexts are then merged. Nothing is sorted that isn'
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -16,12 +16,11 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, and_, bindparam, 
 from moevolve.store.errors import StoreError
 from moevolve.store.lineage import find_individual, nearest
 from moevolve.store.records import (
+    INDIVIDUAL_COLUMNS,
     SPLITS,
     BestRow,
     EvaluationRecord,
     ExportRecord,
-    FitnessRecord,
-    HistoryRow,
     IndividualDetail,
     IndividualRecord,
     SearchRecord,
@@ -32,8 +31,6 @@ from moevolve.store.session import chunks
 from moevolve.store.tables import contexts, evaluations, exports, individuals, parents, search_tasks, searches
 
 _SPLIT_ORDER = {"search": 0, "dev": 1, "test": 2}
-# Attributes of an `IndividualRecord` that are columns of the same name.
-_INDIVIDUAL = tuple(one.name for one in fields(IndividualRecord) if one.name not in ("index", "parents"))
 
 
 def read_searches(connection: Connection) -> list[SearchSummary]:
@@ -58,50 +55,48 @@ def _summary(
     return SearchSummary(search, ok[0] + failed[0] + pending[0], ok[0], failed[0], ok[1], tasks)
 
 
-def read_history(connection: Connection, search_id: str, indices: Sequence[int] | None = None) -> list[HistoryRow]:
+def read_history(
+    connection: Connection, search_id: str, indices: Sequence[int] | None = None
+) -> list[IndividualRecord]:
     """All individuals of a search, or those of some indices, by index."""
     if indices is not None:
         return [row for some in chunks(sorted(indices)) for row in _history(connection, search_id, some)]
     return _history(connection, search_id, None)
 
 
-def _history(connection: Connection, search_id: str, indices: Sequence[int] | None) -> list[HistoryRow]:
+def _history(connection: Connection, search_id: str, indices: Sequence[int] | None) -> list[IndividualRecord]:
     i, p = individuals.c, parents.c
     edges = select(p.child_idx, p.parent_idx).where(p.search_id == search_id).order_by(p.child_idx, p.position)
-    first = (i.idx, i.phase, i.operator, i.genome, i.content_hash, i.phenotype_hash, i.depth)
-    last = (i.status, i.fitness, i.tie_break, i.failure, i.failure_kind)
-    query = select(*first, *last).where(i.search_id == search_id).order_by(i.idx)
+    columns = (i.idx, *(i[name] for name in INDIVIDUAL_COLUMNS))
+    query = select(*columns).where(i.search_id == search_id).order_by(i.idx)
     if indices is not None:
         edges, query = edges.where(p.child_idx.in_(indices)), query.where(i.idx.in_(indices))
     of: dict[int, list[int]] = {}
     for child, parent in connection.execute(edges):
         of.setdefault(child, []).append(parent)
-    return [HistoryRow(*row[:7], tuple(of.get(row[0], ())), *row[7:]) for row in connection.execute(query)]
+    names = ("index", *INDIVIDUAL_COLUMNS)
+    return [
+        IndividualRecord(**dict(zip(names, row, strict=True)), parents=tuple(of.get(row[0], ())))
+        for row in connection.execute(query)
+    ]
 
 
 def read_individual(connection: Connection, ref: str) -> IndividualDetail:
     """All about the individual `ref`; see `Store.individual`."""
     search, row = find_individual(connection, ref)
-    p = parents.c
-    edges = select(p.parent_idx).where(p.search_id == search.id, p.child_idx == row.idx).order_by(p.position)
-    individual = IndividualRecord(
-        index=row.idx,
-        parents=tuple(connection.execute(edges).scalars()),
-        **{name: getattr(row, name) for name in _INDIVIDUAL},
-    )
+    (individual,) = read_history(connection, search.id, [row.idx])
     c = contexts.c
     ids = select(c.id).where(
         c.model_fingerprint == search.model_fingerprint, c.engine_fingerprint == search.engine_fingerprint
     )
     here = list(connection.execute(ids).scalars())
-    found = read_evaluations(connection, here, [row.phenotype_hash])
+    found = read_evaluations(connection, here, [individual.phenotype_hash])
     found.sort(key=lambda one: (one.task, _SPLIT_ORDER[one.split], one.task_fingerprint))
     return IndividualDetail(
         search=search,
         individual=individual,
-        fitness=FitnessRecord(row.idx, row.status, row.fitness, row.tie_break, row.failure, row.failure_kind),
         evaluations=tuple(found),
-        exports=tuple(read_exports(connection, search.id, row.idx)),
+        exports=tuple(read_exports(connection, search.id, individual.index)),
     )
 
 

@@ -7,7 +7,7 @@ log-probabilities of the gold answer in nats (<= 0). Times are aware UTC datetim
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Literal
 
@@ -113,7 +113,7 @@ class SearchSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndividualRecord:
-    """A genome in its search.
+    """A genome in its search, and what its evaluations amount to there.
 
     Attributes:
         index: 0-based within the search.
@@ -130,6 +130,12 @@ class IndividualRecord:
         summary: short text for listings.
         depth: 0 without parents, else 1 + the largest depth of a parent.
         parents: indices in the same search, in order; all smaller than `index`.
+        status: `pending` while it is evaluated; `ok`, then `fitness` and `tie_break` are set; or `failed`, then
+            `failure` and `failure_kind` are.
+        fitness: weighted mean of the search-split scores over the search's tasks, less its penalty.
+        tie_break: decides between equal fitness, higher is better: mostly the mean gold log-probability.
+        failure: the reason, one line.
+        failure_kind: whose fault it is.
     """
 
     index: int
@@ -146,7 +152,16 @@ class IndividualRecord:
     summary: str = ""
     depth: int = 0
     parents: tuple[int, ...] = ()
+    status: IndividualStatus = "pending"
+    fitness: float | None = None
+    tie_break: float | None = None
+    failure: str | None = None
+    failure_kind: FailureKind | None = None
     created_at: datetime | None = None
+
+
+INDIVIDUAL_COLUMNS = tuple(one.name for one in fields(IndividualRecord) if one.name not in ("index", "parents"))
+"""Attributes that the store keeps in columns of the same name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,46 +203,6 @@ class EvaluationRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class FitnessRecord:
-    """What an individual's evaluations amount to in its search.
-
-    Attributes:
-        index: of the individual.
-        status: `ok` (then `fitness` and `tie_break` are set), or `failed` (then `failure` and `failure_kind` are).
-        fitness: weighted mean of the search-split scores over the search's tasks.
-        tie_break: mean gold log-probability over the same.
-        failure: the reason, one line.
-        failure_kind: whose fault it is.
-    """
-
-    index: int
-    status: IndividualStatus
-    fitness: float | None = None
-    tie_break: float | None = None
-    failure: str | None = None
-    failure_kind: FailureKind | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class HistoryRow:
-    """One individual as resume needs it: everything the strategy may look at, nothing that is only reported."""
-
-    index: int
-    phase: str
-    operator: str
-    genome: bytes = field(repr=False)
-    content_hash: str
-    phenotype_hash: str
-    depth: int
-    parents: tuple[int, ...]
-    status: IndividualStatus
-    fitness: float | None
-    tie_break: float | None
-    failure: str | None
-    failure_kind: FailureKind | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ExportRecord:
     """One exported checkpoint.
 
@@ -248,13 +223,11 @@ class IndividualDetail:
     """All the store knows of one individual.
 
     Attributes:
-        fitness: its status (possibly `pending`) and numbers.
         evaluations: of its phenotype with the search's model and engine, by task, then split (search, dev, test).
     """
 
     search: SearchRecord
     individual: IndividualRecord
-    fitness: FitnessRecord
     evaluations: tuple[EvaluationRecord, ...]
     exports: tuple[ExportRecord, ...]
 

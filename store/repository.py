@@ -10,7 +10,7 @@ from sqlalchemy import Engine, delete, func, select, update
 
 from moevolve.store import queries
 from moevolve.store import tables as models
-from moevolve.store.costs import IndividualSize, SearchCosts, read_costs, read_sizes
+from moevolve.store.costs import SearchCosts, read_costs
 from moevolve.store.errors import StoreError
 from moevolve.store.lineage import find_individual, find_search, lineage
 from moevolve.store.queries import (
@@ -26,8 +26,6 @@ from moevolve.store.records import (
     BestRow,
     EvaluationRecord,
     ExportRecord,
-    FitnessRecord,
-    HistoryRow,
     IndividualDetail,
     IndividualRecord,
     LineageGraph,
@@ -206,20 +204,19 @@ class Store:
         search_id: str,
         individuals: Sequence[IndividualRecord] = (),
         evaluations: Sequence[EvaluationRecord] = (),
-        fitness: Sequence[FitnessRecord] = (),
     ) -> None:
         """Writes a batch of a search's progress in one transaction; the hot path of the driver.
 
-        A fitness may belong to an individual of the same batch or of an earlier one. Parents must be recorded before
-        or in the same batch.
+        Individuals are new, or pending ones that are decided now. Parents must be recorded before or in the same
+        batch.
 
         Raises:
-            StoreError: unknown search; an index taken by another genome; a parent or a fitness of an individual that
-                isn't recorded; a second, different fitness; a score that isn't a finite number. Nothing is written.
+            StoreError: unknown search; an index taken by another genome; a parent that isn't recorded; a second,
+                different fitness; a score that isn't a finite number. Nothing is written.
         """
         with transaction(self._engine, write=True) as connection:
             touch(connection, search_id)
-            write_individuals(connection, search_id, individuals, fitness)
+            write_individuals(connection, search_id, individuals)
             added = write_evaluations(connection, evaluations, self._contexts)
         # Only now: the ids of a transaction that was rolled back mean nothing.
         self._contexts = {**self._contexts, **added}
@@ -257,15 +254,10 @@ class Store:
             ids = context_ids(connection, model_fingerprint, engine_fingerprint, task_fingerprints)
             return read_evaluations(connection, ids, hashes)
 
-    def history(self, search_id: str) -> list[HistoryRow]:
-        """All individuals of a search by index, as resume needs them. Gaps and pending rows are given as they are."""
+    def history(self, search_id: str) -> list[IndividualRecord]:
+        """All individuals of a search by index, as they are. Gaps are left."""
         with transaction(self._engine) as connection:
             return read_history(connection, search_id)
-
-    def sizes(self, search_id: str) -> list[IndividualSize]:
-        """Parameters of all individuals of a search, by index."""
-        with transaction(self._engine) as connection:
-            return read_sizes(connection, search_id)
 
     def costs(self, search: SearchRecord) -> SearchCosts:
         """What a search's evaluations cost."""
@@ -312,7 +304,7 @@ class Store:
             where = queries.Filter(experts, active, only)
             return [row for one in tasks for row in queries.best(connection, one, where, limit, by)]
 
-    def best_of_search(self, search_id: str, limit: int = 1) -> list[HistoryRow]:
+    def best_of_search(self, search_id: str, limit: int = 1) -> list[IndividualRecord]:
         """The best `ok` individuals of a search by (fitness desc, tie_break desc, index asc), each phenotype once."""
         with transaction(self._engine) as connection:
             indices = list(connection.execute(queries.best_indices(search_id, limit)).scalars())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, get_args
 
@@ -11,22 +12,18 @@ from sqlalchemy import Connection, bindparam, delete, select, update
 
 from moevolve.store.errors import StoreError
 from moevolve.store.lineage import find_search
-from moevolve.store.records import EvaluationRecord, ExportRecord, FailureKind, FitnessRecord, IndividualRecord
+from moevolve.store.records import INDIVIDUAL_COLUMNS, EvaluationRecord, ExportRecord, FailureKind, IndividualRecord
 from moevolve.store.session import chunks, insert_all, insert_new
 from moevolve.store.tables import contexts, evaluations, exports, individuals, parents, searches
 
 ContextKey = tuple[str, str, str, str, str, str]
 """Fingerprints of model, engine and task split, and the task, split and metric the last one must stand for."""
+_WHOLE_NUMBERS = ("experts", "active", "parameters", "active_parameters", "parameters_full", "depth")
+_DECIDED = ("status", "fitness", "tie_break", "failure", "failure_kind")
 _DECIDE = (
     update(individuals)
     .where(individuals.c.search_id == bindparam("of_search"), individuals.c.idx == bindparam("at"))
-    .values(
-        status=bindparam("status"),
-        fitness=bindparam("fitness"),
-        tie_break=bindparam("tie_break"),
-        failure=bindparam("failure"),
-        failure_kind=bindparam("failure_kind"),
-    )
+    .values({name: bindparam(name) for name in _DECIDED})
 )
 
 
@@ -47,43 +44,49 @@ def touch(connection: Connection, search_id: str) -> None:
         raise StoreError(f"{search_id!r} is the name of a search; its id is needed here")
 
 
-def write_individuals(
-    connection: Connection,
-    search_id: str,
-    batch: Sequence[IndividualRecord],
-    fitness: Sequence[FitnessRecord],
-) -> None:
-    """Adds the individuals that are new, with their parents, and decides the fitness of new and earlier ones.
+def write_individuals(connection: Connection, search_id: str, batch: Sequence[IndividualRecord]) -> None:
+    """Adds the individuals that are new, with their parents, and decides earlier ones that were pending.
 
     Raises:
         StoreError: see `Store.record`.
     """
-    decided = _fold_fitness(fitness)
-    stored = _stored(connection, search_id, sorted({i.index for i in batch} | decided.keys()))
-    fresh: dict[int, IndividualRecord] = {}
-    for one in batch:
-        there = stored.get(one.index) or fresh.get(one.index)
-        if there is None:
-            fresh[one.index] = one
-        elif (there.content_hash, there.phenotype_hash) != (one.content_hash, one.phenotype_hash):
-            raise StoreError(
-                f"individual {one.index} of search {search_id} is already recorded with another genome; "
-                "two drivers on one search, or another version of the software?"
-            )
+    given = _by_index(search_id, batch)
+    stored = _stored(connection, search_id, sorted(given))
+    for one in given.values():
+        if one.index in stored:
+            _check_same(search_id, stored[one.index], one)
+    fresh = {index: one for index, one in given.items() if index not in stored}
     _check_parents(connection, search_id, fresh)
     now = utc_now()
-    insert_all(
-        connection,
-        individuals,
-        [_individual_row(search_id, one, decided.get(one.index), now) for one in fresh.values()],
-    )
+    insert_all(connection, individuals, [_individual_row(search_id, one, now) for one in fresh.values()])
     edges = [
         {"search_id": search_id, "child_idx": one.index, "position": position, "parent_idx": int(parent)}
         for one in fresh.values()
         for position, parent in enumerate(one.parents)
     ]
     insert_all(connection, parents, edges)
-    _decide(connection, search_id, [one for one in decided.values() if one.index not in fresh], stored)
+    _decide(connection, search_id, [one for one in given.values() if one.index in stored], stored)
+
+
+def _by_index(search_id: str, batch: Sequence[IndividualRecord]) -> dict[int, IndividualRecord]:
+    """What a batch says of each individual, checked: where it says two things, what it came to."""
+    given: dict[int, IndividualRecord] = {}
+    for one in map(_checked, batch):
+        before = given.setdefault(one.index, one)
+        _check_same(search_id, before, one)
+        if before.status == "pending":
+            given[one.index] = one
+        elif one.status != "pending" and _contradict(before, one):
+            raise StoreError(f"fitness of individual {one.index} is given twice, and differently")
+    return given
+
+
+def _check_same(search_id: str, there: Any, one: IndividualRecord) -> None:
+    if (there.content_hash, there.phenotype_hash) != (one.content_hash, one.phenotype_hash):
+        raise StoreError(
+            f"individual {one.index} of search {search_id} is already recorded with another genome; "
+            "two drivers on one search, or another version of the software?"
+        )
 
 
 def _stored(connection: Connection, search_id: str, indices: Sequence[int]) -> dict[int, Any]:
@@ -116,68 +119,50 @@ def _check_parents(connection: Connection, search_id: str, fresh: Mapping[int, I
         raise StoreError(f"parent {missing[0]} of individual {child} of search {search_id} is not recorded")
 
 
-def _individual_row(
-    search_id: str, one: IndividualRecord, fitness: FitnessRecord | None, now: datetime
-) -> dict[str, Any]:
+def _individual_row(search_id: str, one: IndividualRecord, now: datetime) -> dict[str, Any]:
+    values = {name: getattr(one, name) for name in INDIVIDUAL_COLUMNS}
+    whole = {name: int(values[name]) for name in _WHOLE_NUMBERS}
     return {
+        **values,
+        **whole,
         "search_id": search_id,
         "idx": int(one.index),
-        "phase": one.phase,
-        "operator": one.operator,
         "genome": bytes(one.genome),
-        "content_hash": one.content_hash,
-        "phenotype_hash": one.phenotype_hash,
-        "experts": int(one.experts),
-        "active": int(one.active),
-        "parameters": int(one.parameters),
-        "active_parameters": int(one.active_parameters),
-        "parameters_full": int(one.parameters_full),
-        "summary": one.summary,
-        "depth": int(one.depth),
-        "status": fitness.status if fitness else "pending",
-        "fitness": fitness.fitness if fitness else None,
-        "tie_break": fitness.tie_break if fitness else None,
-        "failure": fitness.failure if fitness else None,
-        "failure_kind": fitness.failure_kind if fitness else None,
         "created_at": one.created_at or now,
     }
 
 
-def _fold_fitness(batch: Sequence[FitnessRecord]) -> dict[int, FitnessRecord]:
-    """By index, checked, with plain floats."""
-    folded: dict[int, FitnessRecord] = {}
-    for one in batch:
-        where = f"fitness of individual {one.index}"
-        if one.status == "ok":
-            numbers = _numbers(where, one.fitness, one.tie_break)
-            clean = FitnessRecord(one.index, "ok", *numbers)
-        elif one.status == "failed" and one.fitness is None and one.tie_break is None and one.failure:
-            if one.failure_kind not in get_args(FailureKind):
-                raise StoreError(f"{where}: it failed, but by whose fault? got {one.failure_kind!r}")
-            clean = FitnessRecord(one.index, "failed", failure=one.failure, failure_kind=one.failure_kind)
-        else:
-            raise StoreError(f"{where}: it is ok with numbers, or failed with a reason and none; got {one}")
-        if _contradict(folded.setdefault(one.index, clean), clean):
-            raise StoreError(f"{where} is given twice, and differently")
-    return folded
+def _checked(one: IndividualRecord) -> IndividualRecord:
+    """With plain floats.
+
+    Raises:
+        StoreError: status and numbers don't go together.
+    """
+    where = f"fitness of individual {one.index}"
+    if one.status == "ok":
+        score, tie = _numbers(where, one.fitness, one.tie_break)
+        return replace(one, fitness=score, tie_break=tie)
+    if one.fitness is not None or one.tie_break is not None or (one.status == "failed") != bool(one.failure):
+        raise StoreError(f"{where}: it is pending, ok with numbers, or failed with a reason and none; got {one}")
+    if one.status == "failed" and one.failure_kind not in get_args(FailureKind):
+        raise StoreError(f"{where}: it failed, but by whose fault? got {one.failure_kind!r}")
+    return one
 
 
-def _contradict(first: Any, second: FitnessRecord) -> bool:
+def _contradict(first: Any, second: IndividualRecord) -> bool:
     return (first.status, first.fitness, first.tie_break) != (second.status, second.fitness, second.tie_break)
 
 
 def _decide(
-    connection: Connection, search_id: str, decided: Sequence[FitnessRecord], stored: Mapping[int, Any]
+    connection: Connection, search_id: str, known: Sequence[IndividualRecord], stored: Mapping[int, Any]
 ) -> None:
     changes = []
-    for one in decided:
-        row = stored.get(one.index)
-        if row is None:
-            raise StoreError(f"individual {one.index} of search {search_id} has a fitness but is not recorded")
+    for one in known:
+        row = stored[one.index]
+        if one.status == "pending":
+            continue
         if row.status == "pending":
-            values = {
-                name: getattr(one, name) for name in ("status", "fitness", "tie_break", "failure", "failure_kind")
-            }
+            values = {name: getattr(one, name) for name in _DECIDED}
             changes.append({"of_search": search_id, "at": int(one.index), **values})
         elif _contradict(row, one):
             raise StoreError(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
-from moevolve.evaluators.types import Split, SplitResult
+from moevolve.evaluators.types import SplitRef, SplitResult
 from moevolve.workers.methods.base import Edit
 
 FailureKind = Literal["candidate", "worker", "timeout"]
@@ -18,50 +19,51 @@ class EvaluationRequest:
     """Score one edit on some prepared splits.
 
     Attributes:
-        ticket: the driver's key of this request; replies carry it back, so a repeated reply is harmless.
         edit: what to do to the resident model.
-        splits: fingerprints of the prepared splits, in order.
+        splits: where to score it, in order.
+        experts, active, parameters: of the model that the edit makes, for the record; None for the full model.
+        ticket: the key of a request that is under way; its reply carries it back, so a repeated reply is harmless.
     """
 
-    ticket: str
     edit: Edit
-    splits: tuple[str, ...]
+    splits: tuple[SplitRef, ...]
+    experts: int | None = None
+    active: int | None = None
+    parameters: int | None = None
+    ticket: str = ""
 
+    @property
+    def fingerprints(self) -> tuple[str, ...]:
+        """Of the splits, in order."""
+        return tuple(split.fingerprint for split in self.splits)
 
-@dataclass(frozen=True, slots=True)
-class TaskResult:
-    """One split's outcome, with the identity of what was scored.
-
-    Attributes:
-        seconds: on the worker.
-        spared: share of the layers' work on prompts, in [0, 1], that earlier candidates' hidden states made needless.
-    """
-
-    task: str
-    split: Split
-    task_fingerprint: str
-    result: SplitResult
-    seconds: float
-    spared: float = 0.0
+    @property
+    def key(self) -> tuple[str, tuple[str, ...]]:
+        """What is asked: requests of equal key have equal answers."""
+        return self.edit.phenotype_hash, self.fingerprints
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationReply:
-    """What a worker found.
+    """What a worker found, or why there is nothing.
 
     Attributes:
-        results: of the requested splits, in order; those before the one it failed on where it failed.
+        ticket: of the request.
+        results: by the fingerprint of the split, in order; those before the one it failed on where it failed.
         failure: the reason it failed, else None.
+        seconds: in all, the edit included.
         worker: who did it (for the record only).
         kind: whose fault the failure is.
         failed_on: fingerprints of the splits that a candidate's own failure is about; those that are neither here nor
             among the results were not tried.
+        attempts: how many tries it took; the pool counts them.
     """
 
     ticket: str
-    results: tuple[TaskResult, ...]
+    results: Mapping[str, SplitResult] = field(repr=False)
     failure: str | None
     seconds: float
     worker: str
     kind: FailureKind = "candidate"
     failed_on: tuple[str, ...] = ()
+    attempts: int = 1

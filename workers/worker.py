@@ -6,17 +6,17 @@ import os
 import socket
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from moevolve.evaluators.errors import CandidateError
 from moevolve.evaluators.fitness.runner import run_split
-from moevolve.evaluators.types import COMPARING_KINDS, PreparedSplit
+from moevolve.evaluators.types import COMPARING_KINDS, PreparedSplit, SplitResult
 from moevolve.workers.config import ALL_SHORTCUTS, EngineConfig, ModelConfig, Shortcuts
 from moevolve.workers.engine.engine import GenerationEngine, configure_runtime
 from moevolve.workers.engine.reuse import LayerReuse
-from moevolve.workers.messages import EvaluationReply, EvaluationRequest, TaskResult
+from moevolve.workers.messages import EvaluationReply, EvaluationRequest
 from moevolve.workers.methods.analysis import analyse_usage
 from moevolve.workers.methods.base import CalibrationRecipe
 from moevolve.workers.methods.calibrators import calibrate, token_sequences
@@ -87,7 +87,7 @@ class EvaluationWorker:
             WorkerFault: the worker is at fault, and may not be used again.
         """
         started = time.perf_counter()
-        results: list[TaskResult] = []
+        results: dict[str, SplitResult] = {}
         failure: str | None = None
         failed_on = tuple(split.fingerprint for split in splits)
         try:
@@ -95,7 +95,7 @@ class EvaluationWorker:
             with self._resident.edited(request.edit):
                 for split in splits:
                     failed_on = (split.fingerprint,)
-                    results.append(self._score(split))
+                    results[split.fingerprint] = self._score(split)
         except CandidateError as error:
             failure = str(error)
         except Exception as error:
@@ -104,7 +104,7 @@ class EvaluationWorker:
             failure = f"{type(error).__name__}: {error}"
         return EvaluationReply(
             ticket=request.ticket,
-            results=tuple(results),
+            results=results,
             failure=failure,
             seconds=time.perf_counter() - started,
             worker=self._name,
@@ -139,15 +139,14 @@ class EvaluationWorker:
             if split.fitness in COMPARING_KINDS:
                 self._engine.remember(split)
 
-    def _score(self, split: PreparedSplit) -> TaskResult:
+    def _score(self, split: PreparedSplit) -> SplitResult:
         """Score the model as it is on one split."""
         started = time.perf_counter()
         if self._reuse is not None:
             self._reuse.work = self._reuse.spared = 0
         result = run_split(self._engine, split)
         spared = 0.0 if self._reuse is None else self._reuse.spared / max(self._reuse.work, 1)
-        seconds = time.perf_counter() - started
-        return TaskResult(split.task, split.split, split.fingerprint, result, seconds, spared)
+        return replace(result, seconds=time.perf_counter() - started, spared=spared)
 
 
 _DEVICE_FAULTS = ("CUDA", "CUBLAS", "CUDNN", "CUSPARSE", "CUSOLVER", "NCCL", "HIP error", "device-side assert")

@@ -38,7 +38,8 @@ def evaluate(
     as_json: JsonOption = False,
 ) -> None:
     """Score an individual, or the full model, on one split of a task, in this process. The result is stored."""
-    from moevolve.search.service.evaluate import evaluate_subject, find_subject, interval
+    from moevolve.search.loop.scores import interval
+    from moevolve.search.service.evaluate import evaluate_subject, find_subject
     from moevolve.store.repository import Store
 
     with Store.open(store, create=False) as opened:

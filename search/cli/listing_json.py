@@ -52,7 +52,7 @@ def best_json(row: BestRow) -> dict[str, Any]:
 
 def individual_json(detail: IndividualDetail) -> dict[str, Any]:
     """What `show` knows."""
-    record, fitness = detail.individual, detail.fitness
+    record = detail.individual
     return {
         "id": detail.ref,
         "search": detail.search.name,
@@ -67,11 +67,11 @@ def individual_json(detail: IndividualDetail) -> dict[str, Any]:
         "parameters": record.parameters,
         "active_parameters": record.active_parameters,
         "parameters_full": record.parameters_full,
-        "status": fitness.status,
-        "fitness": fitness.fitness,
-        "tie_break": fitness.tie_break,
-        "failure": fitness.failure,
-        "failure_kind": fitness.failure_kind,
+        "status": record.status,
+        "fitness": record.fitness,
+        "tie_break": record.tie_break,
+        "failure": record.failure,
+        "failure_kind": record.failure_kind,
         "content_hash": record.content_hash,
         "phenotype_hash": record.phenotype_hash,
         "evaluations": [

@@ -19,7 +19,7 @@ from moevolve.search.cli._console import (
 from moevolve.search.cli.listing_json import best_json, individual_json, search_json
 from moevolve.search.genomes.sections import SECTIONS, parts_of
 from moevolve.store.lineage import to_dot
-from moevolve.store.records import FitnessRecord, IndividualDetail, LineageGraph
+from moevolve.store.records import IndividualDetail, IndividualRecord, LineageGraph
 from moevolve.store.repository import Store
 
 IndividualArgument = Annotated[str, typer.Argument(metavar="INDIVIDUAL", help="SEARCH:INDEX, for example demo:137.")]
@@ -119,7 +119,7 @@ def show(individual: IndividualArgument, store: StoreOption = DEFAULT_STORE, as_
     if as_json:
         print_json(individual_json(detail))
         return
-    record, fitness = detail.individual, detail.fitness
+    record = detail.individual
     lines = [
         ("individual", detail.ref),
         ("genome", f"{detail.search.genome_kind}: {record.summary}"),
@@ -131,10 +131,10 @@ def show(individual: IndividualArgument, store: StoreOption = DEFAULT_STORE, as_
             f"{record.parameters:,} of {record.parameters_full:,} "
             f"({100 * record.parameters / record.parameters_full:.1f} %), {record.active_parameters:,} active",
         ),
-        ("status", _status(fitness)),
+        ("status", _status(record)),
         (
             "fitness",
-            "-" if fitness.fitness is None else f"{percent(fitness.fitness)} (tie-break {fitness.tie_break:.4f})",
+            "-" if record.fitness is None else f"{percent(record.fitness)} (tie-break {record.tie_break:.4f})",
         ),
         ("content hash", record.content_hash),
         ("exports", ", ".join(f"{export.path} ({export.form})" for export in detail.exports) or "none"),
@@ -204,9 +204,9 @@ def tasks(as_json: JsonOption = False) -> None:
     print_table(None, [("task", False), ("fitness", False), ("splits", False), ("description", False)], rows)
 
 
-def _status(fitness: FitnessRecord) -> str:
+def _status(one: IndividualRecord) -> str:
     """The status, and of a failed one whose fault it was and why."""
-    return fitness.status + (f" ({fitness.failure_kind}): {fitness.failure}" if fitness.failure else "")
+    return one.status + (f" ({one.failure_kind}): {one.failure}" if one.failure else "")
 
 
 def _shape(detail: IndividualDetail) -> tuple[str, str]:

@@ -25,8 +25,9 @@ def plot(
     """Draw a search: score over evaluations, and what was searched of the best individual (matrices, masks ...)."""
     from moevolve.search.config.files import parse_stored_config
     from moevolve.search.config.run import RunConfig
+    from moevolve.search.loop.scores import full_fitness
     from moevolve.search.loop.standings import standings
-    from moevolve.search.service.evaluate import find_subject, full_fitness, start_of
+    from moevolve.search.service.evaluate import find_subject, start_of
     from moevolve.search.service.plot import plot_search
     from moevolve.store.repository import Store
 

@@ -12,7 +12,7 @@ from moevolve.search.compare.config import Cell, Comparison
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.loop.standings import Standings
-from moevolve.search.pools.base import Completion, Pool
+from moevolve.search.pools.base import Pool
 from moevolve.search.pools.ray_pool import calibrate_on_ray
 from moevolve.search.service.calibration import Calibrate
 from moevolve.search.service.launch import Observer, execute, ray_pool, register, set_up_new, set_up_stored
@@ -20,7 +20,7 @@ from moevolve.store.errors import StoreError
 from moevolve.store.records import SearchRecord
 from moevolve.store.repository import Store
 from moevolve.workers.config import EngineConfig, ModelConfig
-from moevolve.workers.messages import EvaluationRequest
+from moevolve.workers.messages import EvaluationReply, EvaluationRequest
 
 
 class GrowingPool(Pool, Protocol):
@@ -76,7 +76,7 @@ class _Lent:
             self._pool = self._workers.pool(self._setup)
         self._pool.submit(request)
 
-    def poll(self, timeout: float) -> list[Completion]:
+    def poll(self, timeout: float) -> list[EvaluationReply]:
         return [] if self._pool is None else self._pool.poll(timeout)
 
     def close(self) -> None:

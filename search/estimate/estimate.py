@@ -19,7 +19,7 @@ from moevolve.search.estimate.work import ModelWork, candidate_work, full_work
 from moevolve.search.estimate.workload import PhaseCount, Prompts, SplitWork, WorkloadReader, phase_counts
 from moevolve.search.genomes.base import GenomeSpace
 from moevolve.search.genomes.registry import make_space
-from moevolve.search.strategies.phased import make_schedule
+from moevolve.search.loop.schedule import make_schedule
 from moevolve.workers.profiling.outline import ModelOutline
 
 CPU_UTILISATION = Utilisation(compute=0.4, memory=1.0, link=1.0)

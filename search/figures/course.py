@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from moevolve.search.figures.style import BLUE, GREEN, GREY, INK, MANY_MARKS, PHASE_COLOURS, RED, drawing
-from moevolve.store.costs import IndividualSize
-from moevolve.store.records import HistoryRow
+from moevolve.store.records import IndividualRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,14 +20,14 @@ _LEAST_SPAN = 4.0
 """Percentage points that an axis of sizes spans at least."""
 
 
-def course_figure(history: Sequence[HistoryRow], full: float | None) -> Figure:
+def course_figure(history: Sequence[IndividualRecord], full: float | None) -> Figure:
     """The course of a search by itself; at least one individual must be evaluated."""
     with drawing(3.1) as figure:
         draw_course(figure.subplots(), history, full)
         return figure
 
 
-def draw_course(axes: Axes, history: Sequence[HistoryRow], full: float | None) -> None:
+def draw_course(axes: Axes, history: Sequence[IndividualRecord], full: float | None) -> None:
     """Every individual as a dot, the best so far as a line, the full model as another (paper: Fig. 5)."""
     phases = list(dict.fromkeys(row.phase for row in history))
     for phase, colour in zip(phases, PHASE_COLOURS, strict=False):
@@ -81,24 +80,20 @@ def front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     return best
 
 
-def size_figure(
-    history: Sequence[HistoryRow], sizes: Sequence[IndividualSize], full: float | None, best: int | None
-) -> Figure:
+def size_figure(history: Sequence[IndividualRecord], full: float | None, best: int | None) -> Figure:
     """Score against parameters, in all and per token, of every individual, with what no other beats in both.
 
     Args:
         history: at least one individual must be evaluated.
-        sizes: of the same individuals.
         full: fitness of the unedited model.
         best: index of the one to point out.
     """
-    by_index = {size.index: size for size in sizes}
-    rows = [row for row in history if row.fitness is not None and row.index in by_index]
+    rows = [row for row in history if row.fitness is not None]
     with drawing(3.0) as figure:
         left, right = figure.subplots(1, 2, sharey=True)
         for axes, name, what in ((left, "parameters", "parameters kept"), (right, "active_parameters", "per token")):
-            whole = by_index[rows[0].index].parameters_full
-            points = [(100 * getattr(by_index[row.index], name) / whole, 100 * (row.fitness or 0)) for row in rows]
+            whole = rows[0].parameters_full
+            points = [(100 * getattr(row, name) / whole, 100 * (row.fitness or 0)) for row in rows]
             reference = 100 * full if full is not None and name == "parameters" else None
             _draw_sizes(axes, points, [row.index for row in rows].index(best) if best is not None else None, reference)
             axes.set_xlabel(f"{what}\n[% of the full model]")

@@ -7,6 +7,7 @@ sees.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Generic, Protocol, Self, TypeVar
 
 import numpy as np
@@ -61,21 +62,27 @@ class Genome(Protocol):
 G = TypeVar("G", bound=Genome)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Offspring(Generic[G]):
     """A new genome and how it came about.
 
     Attributes:
         genome: what was made.
         operator: name of what made it.
-        parents_used: positions, among the parents given, of those it was made from.
+        parents: what it was made from, by number among those that its maker was shown: the genomes given to a space, or
+            the individuals of the search that a strategy chose from.
         note: how it was made, for its summary; mostly empty.
     """
 
     genome: G
     operator: str
-    parents_used: tuple[int, ...]
+    parents: tuple[int, ...]
     note: str = ""
+
+    @cached_property
+    def edit(self) -> Edit:
+        """What the genome expresses to, made once."""
+        return self.genome.express()
 
 
 class GenomeSpace(Protocol[G]):

@@ -10,18 +10,18 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.genomes.base import Description, Genome
-from moevolve.search.loop.evaluation_cache import EvaluationCache, Job, Settled
-from moevolve.search.loop.history import Member, RankKey
+from moevolve.search.genomes.base import Description, Offspring
+from moevolve.search.loop.evaluation_cache import EvaluationCache, Settled
+from moevolve.search.loop.history import RankKey, rank_key
 from moevolve.search.loop.scores import ranking_values
-from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.strategies.base import Proposal, Strategy
+from moevolve.search.loop.setup import SearchSetup, request_of
+from moevolve.search.strategies.base import Strategy
 from moevolve.store.errors import StoreError
-from moevolve.store.records import FitnessRecord, HistoryRow, IndividualRecord, IndividualStatus
+from moevolve.store.records import FULL_MODEL, IndividualRecord
 from moevolve.store.repository import Store
 
 # A pool that evaluates within `poll` never runs dry; this bounds how long its results stay unrecorded.
@@ -85,17 +85,16 @@ class Driver:
         self._next = 0
         self._told = 0
         self._frontier = 0
-        self._complete: dict[int, Member] = {}
-        self._pending: dict[int, tuple[HistoryRow | IndividualRecord, Job]] = {}
+        self._complete: dict[int, IndividualRecord] = {}
+        self._pending: dict[int, tuple[IndividualRecord, float]] = {}
         self._waiting: defaultdict[str, list[int]] = defaultdict(list)
         self._depths: list[int] = []
         self._taken: set[str] = set()
         self._best: RankKey | None = None
         self._full: float | None = None
         self._failed = self._reused = self._evaluated = 0
-        self._new_individuals: list[IndividualRecord] = []
-        self._new_fitness: list[FitnessRecord] = []
-        self._full_job = setup.full_job("search")
+        self._unsaved: list[IndividualRecord] = []
+        self._splits = setup.scored_on("search")
 
     def run(self) -> None:
         """Replay what is stored, then loop. Whatever ends the loop, all that was found out is recorded first.
@@ -107,7 +106,7 @@ class Driver:
         """
         try:
             self._replay()
-            self._take(self._cache.request([self._full_job]))
+            self._take(self._cache.request([self._setup.request(None, self._splits)]))
             self._fill()
             while self._frontier < self._setup.schedule.total or self._full is None:
                 self._flush()
@@ -128,48 +127,49 @@ class Driver:
 
     def _replay(self) -> None:
         """Rebuild the state from the stored history; individuals without an evaluation are requested again."""
-        unfinished: list[HistoryRow] = []
+        unfinished: list[tuple[IndividualRecord, Offspring[Any]]] = []
         for row in self._store.history(self._setup.search_id):
             if row.index != self._next:
                 raise StoreError(f"search {self._setup.search_id}: individual {self._next} is missing from the store")
             self._tell_visible()
             if row.status == "pending":
-                self._check_replay(row)
-                unfinished.append(row)
+                unfinished.append((row, self._made_again(row)))
             else:
                 self._strategy.skip(row.index)
-                self._finish(row, row.status, row.fitness, row.tie_break)
+                self._finish(row)
             self._count(row.depth, row.phenotype_hash)
-        self._request([(row, self._setup.space.from_bytes(row.genome)) for row in unfinished])
+        self._request([(row, offspring, self._setup.space.describe(offspring.genome)) for row, offspring in unfinished])
 
-    def _check_replay(self, row: HistoryRow) -> None:
+    def _made_again(self, row: IndividualRecord) -> Offspring[Any]:
         """An individual in flight when the driver died must come out of the strategy again."""
-        proposal = self._strategy.ask(row.index, self._taken)
-        made = (proposal.genome.to_bytes(), proposal.genome.content_hash, proposal.parents)
+        offspring = self._strategy.ask(row.index, self._taken)
+        made = (offspring.genome.to_bytes(), offspring.genome.content_hash, offspring.parents)
         if made != (row.genome, row.content_hash, row.parents):
             raise StoreError(
                 f"search {self._setup.search_id}: individual {row.index} can't be reproduced from its configuration; "
                 "the store was written by another version or changed by hand"
             )
+        return offspring
 
     def _fill(self) -> None:
         """Make every child that the window allows now."""
         schedule = self._setup.schedule
         while self._next < schedule.total and self._frontier >= schedule.visible(self._next):
-            batch: list[tuple[IndividualRecord, Genome]] = []
+            batch = []
             while self._next < schedule.total and self._frontier >= schedule.visible(self._next):
                 batch.append(self._make())
             self._request(batch)
 
-    def _make(self) -> tuple[IndividualRecord, Genome]:
+    def _make(self) -> tuple[IndividualRecord, Offspring[Any], Description]:
         self._tell_visible()
-        proposal = self._strategy.ask(self._next, self._taken)
-        description = self._setup.space.describe(proposal.genome)
-        depth = 1 + max(self._depths[parent] for parent in proposal.parents) if proposal.parents else 0
-        record = individual_record(proposal, self._setup.schedule.span(proposal.index).kind, description, depth)
+        index = self._next
+        offspring = self._strategy.ask(index, self._taken)
+        description = self._setup.space.describe(offspring.genome)
+        depth = 1 + max(self._depths[parent] for parent in offspring.parents) if offspring.parents else 0
+        record = individual_record(index, self._setup.schedule.span(index).kind, offspring, description, depth)
         self._count(depth, record.phenotype_hash)
-        self._new_individuals.append(record)
-        return record, proposal.genome
+        self._unsaved.append(record)
+        return record, offspring, description
 
     def _count(self, depth: int, phenotype: str) -> None:
         """One more individual is there."""
@@ -188,19 +188,18 @@ class Driver:
             self._strategy.tell(self._complete.pop(self._told))
             self._told += 1
 
-    def _request(self, batch: list[tuple[Any, Genome]]) -> None:
-        jobs: list[Job] = []
-        for row, genome in batch:
-            job = self._setup.job(genome, "search")
-            self._pending[row.index] = row, job
-            self._waiting[job.edit.phenotype_hash].append(row.index)
-            jobs.append(job)
-        self._take(self._cache.request(jobs))
+    def _request(self, batch: list[tuple[IndividualRecord, Offspring[Any], Description]]) -> None:
+        requests = []
+        for record, offspring, description in batch:
+            self._pending[record.index] = record, description.penalty
+            self._waiting[record.phenotype_hash].append(record.index)
+            requests.append(request_of(offspring.edit, description, self._splits))
+        self._take(self._cache.request(requests))
 
     def _take(self, settled: list[Settled]) -> None:
         for item in settled:
-            phenotype = item.job.edit.phenotype_hash
-            if phenotype == self._full_job.edit.phenotype_hash:
+            phenotype = item.request.edit.phenotype_hash
+            if phenotype == FULL_MODEL:
                 self._take_full(item)
             waiting = self._waiting.pop(phenotype, [])
             self._evaluated += not item.reused
@@ -213,50 +212,35 @@ class Driver:
         if item.failure is not None:
             path = self._setup.config.model.path
             raise UserError(f"model.path {path}: the unedited model can't be evaluated: {item.failure}")
-        self._full, _ = self._score(item)
+        self._full, _ = ranking_values(self._setup, item.evaluations)
 
     def _settle(self, index: int, item: Settled) -> None:
         """Decide one individual by what came for its phenotype."""
-        row, _ = self._pending.pop(index)
-        fitness, tie_break = self._score(item)
-        status: IndividualStatus = "ok" if item.failure is None else "failed"
-        self._new_fitness.append(FitnessRecord(index, status, fitness, tie_break, item.failure, item.failure_kind))
-        self._finish(row, status, fitness, tie_break)
-
-    def _score(self, item: Settled) -> tuple[float | None, float | None]:
-        """Fitness and tie-break: means over the tasks, weighted, the first less a penalty; None for a failed one."""
+        record, penalty = self._pending.pop(index)
         if item.failure is not None:
-            return None, None
-        score, tie_break = ranking_values(self._setup, item.evaluations)
-        return score - item.job.penalty, tie_break
+            decided = replace(record, status="failed", failure=item.failure, failure_kind=item.failure_kind)
+        else:
+            # Means over the tasks, weighted, the first less a penalty.
+            score, tie_break = ranking_values(self._setup, item.evaluations)
+            decided = replace(record, status="ok", fitness=score - penalty, tie_break=tie_break)
+        self._unsaved.append(decided)
+        self._finish(decided)
 
-    def _finish(
-        self,
-        row: HistoryRow | IndividualRecord,
-        status: IndividualStatus,
-        fitness: float | None,
-        tie_break: float | None,
-    ) -> None:
-        position = self._setup.schedule.span(row.index).position
-        member = Member(row.index, position, row.genome, row.content_hash, fitness, tie_break, row.phenotype_hash)
-        self._complete[row.index] = member
-        self._failed += status == "failed"
-        if fitness is not None and (self._best is None or member.key < self._best):
-            self._best = member.key
+    def _finish(self, decided: IndividualRecord) -> None:
+        self._complete[decided.index] = decided
+        self._failed += decided.status == "failed"
+        if decided.status == "ok" and (self._best is None or rank_key(decided) < self._best):
+            self._best = rank_key(decided)
         while self._frontier in self._complete:
             self._frontier += 1
 
     def _flush(self) -> None:
         """One transaction for all that is new. Buffers are emptied only when it went through."""
-        evaluations = self._cache.unsaved
-        if not (self._new_individuals or self._new_fitness or evaluations):
-            return
-        self._store.record(self._setup.search_id, self._new_individuals, evaluations, self._new_fitness)
-        self._new_individuals, self._new_fitness = [], []
-        self._cache.saved(len(evaluations))
+        self._cache.record(self._unsaved)
+        self._unsaved = []
 
     def _report(self) -> None:
-        best = None if self._best is None else (self._best.index, -self._best.negative_fitness)
+        best = None if self._best is None else (self._best[2], -self._best[0])
         done, total = self._next - len(self._pending), self._setup.schedule.total
         rate, left = self._pace(done, total)
         self._on_progress(
@@ -287,21 +271,23 @@ class Driver:
         return (self._evaluated - 1) / elapsed, (total - done) * elapsed / (done - done_then)
 
 
-def individual_record(proposal: Proposal, phase: str, description: Description, depth: int) -> IndividualRecord:
-    """A proposal as the store keeps it."""
+def individual_record(
+    index: int, phase: str, offspring: Offspring[Any], description: Description, depth: int
+) -> IndividualRecord:
+    """A new individual as the store keeps it."""
     return IndividualRecord(
-        index=proposal.index,
+        index=index,
         phase=phase,
-        operator=proposal.operator,
-        genome=proposal.genome.to_bytes(),
-        content_hash=proposal.genome.content_hash,
-        phenotype_hash=proposal.genome.express().phenotype_hash,
+        operator=offspring.operator,
+        genome=offspring.genome.to_bytes(),
+        content_hash=offspring.genome.content_hash,
+        phenotype_hash=offspring.edit.phenotype_hash,
         experts=description.experts,
         active=description.active,
         parameters=description.parameters,
         active_parameters=description.active_parameters,
         parameters_full=description.parameters_full,
-        summary=f"{description.summary} ({proposal.note})" if proposal.note else description.summary,
+        summary=f"{description.summary} ({offspring.note})" if offspring.note else description.summary,
         depth=depth,
-        parents=proposal.parents,
+        parents=offspring.parents,
     )

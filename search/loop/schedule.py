@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from moevolve.search.config.phases import EvolutionSection
+from moevolve.search.config.run import RunConfig
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -75,3 +78,12 @@ class Schedule:
         if self.generation is None:
             return self.window
         return max(self.generation, *(span.initial for span in self.spans))
+
+
+def make_schedule(config: RunConfig) -> Schedule:
+    """The schedule of a configuration."""
+    section = config.strategy
+    phases = [(phase.kind, phase.evaluations, phase.initial) for phase in config.phases]
+    if isinstance(section, EvolutionSection) and section.mode == "generations":
+        return Schedule.of(phases, config.window, section.generation)
+    return Schedule.of(phases, config.window)

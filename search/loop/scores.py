@@ -1,12 +1,19 @@
-"""From a candidate's evaluations to the numbers it is ranked by."""
+"""From a candidate's evaluations to the numbers it is ranked by, and to those that tables show."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from moevolve.evaluators.metrics import weighted_mean
+import numpy as np
+
+from moevolve.evaluators.metrics import confidence_interval, weighted_mean
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.store.records import EvaluationRecord
+from moevolve.store.records import EvaluationRecord, SearchRecord
+from moevolve.store.repository import Store
+from moevolve.workers.methods.base import IdentityEdit
+
+FULL = "full"
+"""What people call the unedited model where individuals are named."""
 
 
 def ranking_values(setup: SearchSetup, evaluations: tuple[EvaluationRecord, ...]) -> tuple[float, float]:
@@ -43,3 +50,34 @@ def weighted_means(evaluations: Sequence[EvaluationRecord], weights: Sequence[fl
     return weighted_mean(scores, weights), weighted_mean(
         [record.gold_logprob or 0.0 for record in evaluations], weights
     )
+
+
+def interval(record: EvaluationRecord) -> tuple[float, float]:
+    """95 % confidence interval of a stored evaluation's score, from its per-example outcomes."""
+    outcomes = np.frombuffer(record.outcomes or b"", dtype="<f4")
+    return confidence_interval(outcomes, metric=record.metric)
+
+
+def with_outcomes(store: Store, record: EvaluationRecord) -> EvaluationRecord:
+    """The same evaluation with its per-example outcomes."""
+    return store.evaluations(
+        record.phenotype_hash, record.model_fingerprint, record.engine_fingerprint, [record.task_fingerprint]
+    )[0]
+
+
+def full_fitness(store: Store, search: SearchRecord) -> float | None:
+    """Fitness of a search's unedited model, None if it isn't evaluated yet."""
+    tasks = [task for task in store.search_tasks(search.id) if task.split == "search"]
+    found = {
+        record.task_fingerprint: record
+        for record in store.evaluations(
+            IdentityEdit().phenotype_hash,
+            search.model_fingerprint,
+            search.engine_fingerprint,
+            [task.task_fingerprint for task in tasks],
+        )
+    }
+    if not tasks or any(task.task_fingerprint not in found for task in tasks):
+        return None
+    records = tuple(found[task.task_fingerprint] for task in tasks)
+    return weighted_means(records, tuple(task.weight for task in tasks))[0]

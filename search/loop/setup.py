@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from moevolve.evaluators.types import PreparedSplit, Split
+from moevolve.evaluators.types import PreparedSplit, Split, SplitRef
 from moevolve.search.config.run import RunConfig
-from moevolve.search.genomes.base import Genome, GenomeSpace
-from moevolve.search.loop.evaluation_cache import Job, SplitRef
+from moevolve.search.genomes.base import Description, Genome, GenomeSpace
 from moevolve.search.loop.schedule import Schedule
 from moevolve.workers.facts import ModelFacts
-from moevolve.workers.methods.base import IdentityEdit
+from moevolve.workers.messages import EvaluationRequest
+from moevolve.workers.methods.base import Edit, IdentityEdit
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class SearchSetup:
 
     def splits(self, split: Split) -> tuple[SplitRef, ...]:
         """The tasks' splits of one name, in order."""
-        return tuple(SplitRef.of(item) for item in self.prepared[split])
+        return tuple(item.ref for item in self.prepared[split])
 
     def tie_splits(self, split: Split) -> tuple[SplitRef, ...]:
         """What breaks ties on the splits of one name, task by task; empty if nothing is evaluated for it."""
-        return tuple(SplitRef.of(item) for item in self.tie_breakers.get(split, ()))
+        return tuple(item.ref for item in self.tie_breakers.get(split, ()))
 
     @property
     def all_prepared(self) -> dict[str, PreparedSplit]:
@@ -59,29 +59,17 @@ class SearchSetup:
         groups = (*self.prepared.values(), *self.tie_breakers.values(), self.held_out)
         return {item.fingerprint: item for group in groups for item in group}
 
-    def job(self, genome: Genome, split: Split) -> Job:
-        """Score a genome on one split of every task."""
-        description = self.space.describe(genome)
-        return Job(
-            genome.express(),
-            self._evaluated(split),
-            description.experts,
-            description.active,
-            description.parameters,
-            description.penalty,
-        )
-
-    def full_job(self, split: Split) -> Job:
-        """Score the unedited model on one split of every task."""
-        return Job(IdentityEdit(), self._evaluated(split))
-
-    def held_out_job(self, genome: Genome | None) -> Job:
-        """Score a genome, or the unedited model, on the tasks that the search doesn't know."""
-        splits = tuple(SplitRef.of(item) for item in self.held_out)
-        if genome is None:
-            return Job(IdentityEdit(), splits)
-        description = self.space.describe(genome)
-        return Job(genome.express(), splits, description.experts, description.active, description.parameters)
-
-    def _evaluated(self, split: Split) -> tuple[SplitRef, ...]:
+    def scored_on(self, split: Split) -> tuple[SplitRef, ...]:
+        """All that a candidate is evaluated on for the splits of one name."""
         return tuple(dict.fromkeys((*self.splits(split), *self.tie_splits(split))))
+
+    def request(self, genome: Genome | None, splits: tuple[SplitRef, ...]) -> EvaluationRequest:
+        """Score a genome, or the unedited model, on some splits."""
+        if genome is None:
+            return EvaluationRequest(IdentityEdit(), splits)
+        return request_of(genome.express(), self.space.describe(genome), splits)
+
+
+def request_of(edit: Edit, description: Description, splits: tuple[SplitRef, ...]) -> EvaluationRequest:
+    """Score an edit on some splits."""
+    return EvaluationRequest(edit, splits, description.experts, description.active, description.parameters)

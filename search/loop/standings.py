@@ -11,9 +11,8 @@ import numpy as np
 from moevolve.evaluators.types import SPLITS, Split
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import FinalSection, RunConfig, StoredConfig
-from moevolve.search.loop.scores import ranking_of
-from moevolve.search.service.evaluate import FULL, interval
-from moevolve.store.records import FULL_MODEL, EvaluationRecord, HistoryRow, SearchRecord
+from moevolve.search.loop.scores import FULL, interval, ranking_of
+from moevolve.store.records import FULL_MODEL, EvaluationRecord, IndividualRecord, SearchRecord
 from moevolve.store.repository import Store
 from moevolve.workers.facts import DTYPE_BYTES, ModelFacts, active_parameters
 
@@ -198,7 +197,7 @@ class Scorer:
                 scores.append(Score(task, split, None, failure=broken[split]))
         return tuple(scores)
 
-    def mean_scores(self, rows: Sequence[HistoryRow]) -> tuple[Score, ...]:
+    def mean_scores(self, rows: Sequence[IndividualRecord]) -> tuple[Score, ...]:
         """Means over individuals; one that failed scores nothing. A split that one of them lacks is left out."""
         found = self.find([row.phenotype_hash for row in rows])
         # Where one failed on a task of a split, it wasn't tried on the tasks after that.
@@ -220,7 +219,7 @@ class Scorer:
                 scores.append(Score(task, split, float(np.mean(known)), spread=spread))
         return tuple(scores)
 
-    def ranked(self, rows: Sequence[HistoryRow], split: Split) -> list[HistoryRow] | None:
+    def ranked(self, rows: Sequence[IndividualRecord], split: Split) -> list[IndividualRecord] | None:
         """Those that didn't fail on a split, best first; None while one of them isn't measured there."""
         found = self.find([row.phenotype_hash for row in rows])
         ranked = []
@@ -257,7 +256,7 @@ def _score(record: EvaluationRecord) -> Score:
 
 
 def standings(
-    store: Store, search: SearchRecord, history: Sequence[HistoryRow], facts: ModelFacts | None = None
+    store: Store, search: SearchRecord, history: Sequence[IndividualRecord], facts: ModelFacts | None = None
 ) -> Standings:
     """Who won, and the final table, as far as the store holds it; nothing is evaluated.
 
@@ -271,7 +270,7 @@ def standings(
     scorer = Scorer(store, search, config)
     winner, reranked = winner_of(store, search, scorer)
 
-    def single(label: str, row: HistoryRow) -> Contestant:
+    def single(label: str, row: IndividualRecord) -> Contestant:
         detail = store.individual(f"{search.name}:{row.index}")
         if label == BEST_LABEL:
             scorer.learn(detail.evaluations)
@@ -307,7 +306,7 @@ def standings(
     )
 
 
-def winner_of(store: Store, search: SearchRecord, scorer: Scorer) -> tuple[HistoryRow | None, bool]:
+def winner_of(store: Store, search: SearchRecord, scorer: Scorer) -> tuple[IndividualRecord | None, bool]:
     """What the end of the search would pick, or has, and whether `dev` did.
 
     The best few by fitness are ranked again by their weighted mean on `dev` without penalties, ties by the
@@ -320,13 +319,13 @@ def winner_of(store: Store, search: SearchRecord, scorer: Scorer) -> tuple[Histo
     return (ranked[0], True) if ranked else (leaders[0] if leaders else None, False)
 
 
-def drawn(config: StoredConfig, history: Sequence[HistoryRow]) -> list[HistoryRow]:
+def drawn(config: StoredConfig, history: Sequence[IndividualRecord]) -> list[IndividualRecord]:
     """The first random initial individuals, as many as asked for: drawn without looking at any score."""
     rows = [row for row in history if row.operator == "random"][: _final(config).random_draws]
     return [row for row in rows if row.status != "pending"]
 
 
-def started(history: Sequence[HistoryRow]) -> HistoryRow | None:
+def started(history: Sequence[IndividualRecord]) -> IndividualRecord | None:
     """The method's own start, if it has one and it didn't fail."""
     return next((row for row in history[:1] if (row.operator, row.status) == ("start", "ok")), None)
 

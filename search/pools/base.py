@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from moevolve.workers.messages import EvaluationReply, EvaluationRequest
@@ -12,14 +11,6 @@ class PoolError(Exception):
     """No worker can be had; the search stops and stays resumable."""
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """A request's end: the reply, and how many tries it took."""
-
-    reply: EvaluationReply
-    attempts: int
-
-
 class Pool(Protocol):
     """Where the driver sends requests."""
 
@@ -27,8 +18,8 @@ class Pool(Protocol):
         """Queue a request; it is dispatched when a worker is free."""
         ...
 
-    def poll(self, timeout: float) -> list[Completion]:
-        """Wait up to `timeout` seconds for at least one completion and return all that are there.
+    def poll(self, timeout: float) -> list[EvaluationReply]:
+        """Wait up to `timeout` seconds for at least one reply and return all that are there.
 
         Raises:
             PoolError: no worker can be had.

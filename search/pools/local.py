@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from moevolve.evaluators.types import PreparedSplit
-from moevolve.search.pools.base import Completion, PoolError
+from moevolve.search.pools.base import PoolError
 from moevolve.workers.messages import EvaluationReply, EvaluationRequest
 from moevolve.workers.worker import WorkerFault
 
@@ -38,7 +38,7 @@ class LocalPool:
     def submit(self, request: EvaluationRequest) -> None:
         self._queue.append(request)
 
-    def poll(self, timeout: float) -> list[Completion]:
+    def poll(self, timeout: float) -> list[EvaluationReply]:
         """Evaluate the next request.
 
         Raises:
@@ -47,11 +47,11 @@ class LocalPool:
         if not self._queue:
             return []
         request = self._queue.popleft()
-        splits = tuple(self._splits[fingerprint] for fingerprint in request.splits)
+        splits = tuple(self._splits[fingerprint] for fingerprint in request.fingerprints)
         if self._evaluator is None:
             self._evaluator = self._make()
         try:
-            return [Completion(self._evaluator.evaluate(request, splits), attempts=1)]
+            return [self._evaluator.evaluate(request, splits)]
         except WorkerFault as error:
             raise PoolError(f"the evaluation failed through no fault of the model: {error}") from error
 

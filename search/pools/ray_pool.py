@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -24,12 +24,20 @@ from ray.exceptions import (
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.run import WorkersSection
-from moevolve.search.pools.base import Completion, PoolError
+from moevolve.search.pools.base import PoolError
 from moevolve.search.pools.ray_cluster import start_ray
 from moevolve.workers.config import ALL_SHORTCUTS, EngineConfig, ModelConfig, Shortcuts
 from moevolve.workers.messages import EvaluationReply, EvaluationRequest, FailureKind
 from moevolve.workers.methods.base import CalibrationRecipe, Edit, LayeredEdit
 from moevolve.workers.worker import EvaluationWorker, WorkerInfo
+
+log = logging.getLogger(__name__)
+
+_MAX_LOSSES = 10
+"""Workers a candidate may lose to nodes that go away before it is given up."""
+
+_OVERTAKEN = 4
+"""How often later candidates may be taken before the first in the queue, which everything may soon wait for."""
 
 _CANDIDATES = 64
 """Candidates of a worker that are taken into account; what older ones left is mostly gone."""
@@ -39,7 +47,11 @@ _LOOK_AHEAD = 32
 
 
 class Recent:
-    """What one worker evaluated lately."""
+    """What one worker evaluated lately, to find the waiting candidate that suits it.
+
+    A worker starts candidates from hidden states that others left (`moevolve.workers.engine.reuse`): the one with most
+    of its first layers in common with earlier ones takes least. Who evaluates what changes no result.
+    """
 
     def __init__(self) -> None:
         self._layers: list[tuple[str, ...]] = []
@@ -69,69 +81,6 @@ def _leading(one: tuple[str, ...], other: tuple[str, ...]) -> int:
     return min(len(one), len(other))
 
 
-def actor_class(worker: type[EvaluationWorker]) -> type:
-    """The worker with what only an actor needs: its node's id, and splits fetched once from the object store."""
-
-    class Actor(worker):  # type: ignore[misc, valid-type]
-        def node_info(self) -> WorkerInfo:
-            return self.info(ray.get_runtime_context().get_node_id())
-
-        def evaluate_refs(self, request: EvaluationRequest, references: list[Any]) -> EvaluationReply:
-            return self.evaluate(request, self.fetched(request, references))
-
-        def fetched(self, request: EvaluationRequest, references: list[Any]) -> tuple[PreparedSplit, ...]:
-            known = self.__dict__.setdefault("known_splits", {})
-            for key, reference in zip(request.splits, references, strict=True):
-                if key not in known:
-                    known[key] = ray.get(reference)
-            return tuple(known[key] for key in request.splits)
-
-    Actor.__name__ = worker.__name__
-    return Actor
-
-
-def node_alive(node: str) -> bool:
-    """Whether a node, by its id, is still of the cluster."""
-    try:
-        return any(entry["NodeID"] == node and entry["Alive"] for entry in ray.nodes())
-    except (RayError, GetTimeoutError):
-        return False
-
-
-def reason_of(error: Exception) -> str:
-    """The cause in one line, without Ray's wrapping and traceback."""
-    if isinstance(error, RayTaskError):
-        cause = error.cause
-        return f"{type(cause).__name__}: {cause}" if cause is not None else str(error).strip().splitlines()[-1]
-    if isinstance(error, ActorDiedError):
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        return next((line for line in reversed(lines) if "Error" in line), lines[0])[:500]
-    return f"{type(error).__name__}: {error}"
-
-
-log = logging.getLogger(__name__)
-
-_MAX_LOSSES = 10
-"""Workers a candidate may lose to nodes that go away before it is given up."""
-
-_OVERTAKEN = 4
-"""How often later candidates may be taken before the first in the queue, which everything may soon wait for."""
-
-
-@dataclass(eq=False)
-class _Task:
-    """A request and its tries: workers that died or were retired under it, and those that nodes took along."""
-
-    request: EvaluationRequest
-    deaths: int = 0
-    losses: int = 0
-    overtaken: int = 0
-
-    @property
-    def attempts(self) -> int:
-        return self.deaths + self.losses + 1
-
-
 @dataclass
 class _Slot:
     """One worker actor and what it is doing."""
@@ -139,7 +88,7 @@ class _Slot:
     actor: Any
     starting: Any
     info: WorkerInfo | None = None
-    task: _Task | None = None
+    request: EvaluationRequest | None = None
     result: Any = None
     started_at: float = field(default_factory=time.monotonic)
     recent: Recent = field(default_factory=Recent)
@@ -182,8 +131,13 @@ class RayPool:
         self.add_splits(splits)
         self._actor_class: Any = ray.remote(num_cpus=workers.num_cpus, num_gpus=workers.num_gpus)(actor_class(worker))
         self._actor_args = (model, engine, shortcuts, workers.reuse_bytes)
-        self._queue: deque[_Task] = deque()
-        self._failed: list[Completion] = []
+        self._queue: deque[EvaluationRequest] = deque()
+        # By ticket: workers that died or were retired under a request, those that nodes took along, and how often
+        # later requests went first.
+        self._deaths: Counter[str] = Counter()
+        self._losses: Counter[str] = Counter()
+        self._overtaken: Counter[str] = Counter()
+        self._failed: list[EvaluationReply] = []
         self._failed_starts = 0
         self._slots = [self._start() for _ in range(workers.count)]
 
@@ -192,22 +146,22 @@ class RayPool:
             self._splits[fingerprint] = ray.put(splits[fingerprint])
 
     def submit(self, request: EvaluationRequest) -> None:
-        self._queue.append(_Task(request))
+        self._queue.append(request)
         self._dispatch()
 
-    def poll(self, timeout: float) -> list[Completion]:
+    def poll(self, timeout: float) -> list[EvaluationReply]:
         pending = {slot.pending: slot for slot in self._slots if slot.pending is not None}
-        completions: list[Completion] = []
+        replies: list[EvaluationReply] = []
         if pending:
             ready, _ = ray.wait(list(pending), num_returns=1, timeout=timeout)
             more, _ = ray.wait(list(pending), num_returns=len(pending), timeout=0) if ready else ([], [])
             for reference in more:
-                completions += self._collect(pending[reference])
+                replies += self._collect(pending[reference])
         self._expire()
         self._dispatch()
-        completions += self._failed
+        replies += self._failed
         self._failed = []
-        return completions
+        return replies
 
     @property
     def ready(self) -> int:
@@ -227,31 +181,30 @@ class RayPool:
         for slot in self._slots:
             if not self._queue:
                 return
-            if slot.info is None or slot.task is not None:
+            if slot.info is None or slot.request is not None:
                 continue
-            slot.task = self._next_for(slot)
-            request = slot.task.request
+            request = slot.request = self._next_for(slot)
             slot.result = slot.actor.evaluate_refs.remote(request, self._refs(request))
             slot.started_at = time.monotonic()
 
     def _refs(self, request: EvaluationRequest) -> list[Any]:
         """A request's splits in Ray's object store."""
-        return [self._splits[key] for key in request.splits]
+        return [self._splits[key] for key in request.fingerprints]
 
-    def _next_for(self, slot: _Slot) -> _Task:
+    def _next_for(self, slot: _Slot) -> EvaluationRequest:
         """Take the waiting candidate that can start from most of what the worker keeps."""
-        first = self._queue[0]
-        if not self._workers.reuse_bytes or first.overtaken >= _OVERTAKEN:
+        first = self._queue[0].ticket
+        if not self._workers.reuse_bytes or self._overtaken[first] >= _OVERTAKEN:
             place = 0
         else:
-            place = slot.recent.best(task.request.edit for task in self._queue)
-        first.overtaken += place > 0
-        task = self._queue[place]
+            place = slot.recent.best(request.edit for request in self._queue)
+        self._overtaken[first] += place > 0
+        request = self._queue[place]
         del self._queue[place]
-        slot.recent.add(task.request.edit)
-        return task
+        slot.recent.add(request.edit)
+        return request
 
-    def _collect(self, slot: _Slot) -> list[Completion]:
+    def _collect(self, slot: _Slot) -> list[EvaluationReply]:
         """Take a slot's finished reference: a loaded worker, a reply, or a death."""
         try:
             value = ray.get(slot.pending)
@@ -262,10 +215,9 @@ class RayPool:
             slot.info = value
             self._failed_starts = 0
             return []
-        assert slot.task is not None
-        completion = Completion(value, slot.task.attempts)
-        slot.task = slot.result = None
-        return [completion]
+        assert slot.request is not None and isinstance(value, EvaluationReply)
+        slot.request = slot.result = None
+        return [replace(value, attempts=self._tries(value.ticket) + 1)]
 
     def _bury(self, slot: _Slot, error: Exception) -> None:
         """Replace a worker that is dead or at fault, and decide what becomes of its candidate."""
@@ -273,42 +225,45 @@ class RayPool:
             self._failed_starts += 1
             if self._failed_starts > 2 * self._workers.count:
                 raise PoolError(f"workers can't start: {reason_of(error)}") from error
-        elif slot.task is not None:
-            self._charge(slot.task, slot.info, error)
+        elif slot.request is not None:
+            self._charge(slot.request, slot.info, error)
         # Harmless if it is dead; one at fault, or that only can't be reached, must not come back and hold resources.
         ray.kill(slot.actor)
         fresh = self._start()
         slot.actor, slot.starting, slot.started_at = fresh.actor, fresh.starting, fresh.started_at
-        slot.info = slot.task = slot.result = None
+        slot.info = slot.request = slot.result = None
         slot.recent = Recent()
 
-    def _charge(self, task: _Task, info: WorkerInfo, error: Exception) -> None:
+    def _charge(self, request: EvaluationRequest, info: WorkerInfo, error: Exception) -> None:
         """Count a worker's end against its candidate or its node, and evaluate the candidate again or let it fail."""
         # A broken connection is the first sign of a lost node, long before the cluster declares the node dead.
         lost = isinstance(error, ActorUnavailableError | ObjectLostError) or not node_alive(info.node)
-        if lost:
-            task.losses += 1
-        else:
-            task.deaths += 1
-        log.warning("worker %s was lost evaluating %s: %s", info.name, task.request.ticket, reason_of(error))
+        ticket = request.ticket
+        (self._losses if lost else self._deaths)[ticket] += 1
+        log.warning("worker %s was lost evaluating %s: %s", info.name, ticket, reason_of(error))
         kind: FailureKind = "timeout" if isinstance(error, TimeoutError) else "worker"
-        if task.deaths >= self._workers.max_attempts:
+        if self._deaths[ticket] >= self._workers.max_attempts:
             what = "outran its time" if kind == "timeout" else "killed its worker"
-            failure = f"{what} {task.deaths} times, last: {reason_of(error)}"
-        elif task.losses >= _MAX_LOSSES:
-            failure = f"lost its worker {task.losses} times, last: {reason_of(error)}"
+            failure = f"{what} {self._deaths[ticket]} times, last: {reason_of(error)}"
+        elif self._losses[ticket] >= _MAX_LOSSES:
+            failure = f"lost its worker {self._losses[ticket]} times, last: {reason_of(error)}"
         else:
-            self._queue.appendleft(task)
+            self._queue.appendleft(request)
             return
-        reply = EvaluationReply(task.request.ticket, (), failure, 0.0, info.name, kind)
-        self._failed.append(Completion(reply, task.attempts - 1))
+        tries = self._tries(ticket)
+        self._failed.append(EvaluationReply(ticket, {}, failure, 0.0, info.name, kind, attempts=tries))
+
+    def _tries(self, ticket: str) -> int:
+        """How often a request that has ended was tried in vain; nothing more will be asked about it."""
+        self._overtaken.pop(ticket, None)
+        return self._deaths.pop(ticket, 0) + self._losses.pop(ticket, 0)
 
     def _expire(self) -> None:
         """Kill workers whose evaluation outran its limit, and give up when no worker gets ready in time."""
         now = time.monotonic()
         limit = self._workers.timeout_s
         for slot in self._slots:
-            if slot.task is not None and now - slot.started_at > limit:
+            if slot.request is not None and now - slot.started_at > limit:
                 self._bury(slot, TimeoutError(f"evaluation took longer than timeout_s = {limit:g}"))
         waited = now - min(slot.started_at for slot in self._slots)
         if not self.ready and waited > self._workers.start_timeout_s:
@@ -346,3 +301,43 @@ def calibrate_on_ray(
         raise PoolError(f"the calibration took longer than {workers.start_timeout_s:g} s (start_timeout_s)") from error
     finally:
         ray.kill(actor)
+
+
+def actor_class(worker: type[EvaluationWorker]) -> type:
+    """The worker with what only an actor needs: its node's id, and splits fetched once from the object store."""
+
+    class Actor(worker):  # type: ignore[misc, valid-type]
+        def node_info(self) -> WorkerInfo:
+            return self.info(ray.get_runtime_context().get_node_id())
+
+        def evaluate_refs(self, request: EvaluationRequest, references: list[Any]) -> EvaluationReply:
+            return self.evaluate(request, self.fetched(request, references))
+
+        def fetched(self, request: EvaluationRequest, references: list[Any]) -> tuple[PreparedSplit, ...]:
+            known = self.__dict__.setdefault("known_splits", {})
+            for key, reference in zip(request.fingerprints, references, strict=True):
+                if key not in known:
+                    known[key] = ray.get(reference)
+            return tuple(known[key] for key in request.fingerprints)
+
+    Actor.__name__ = worker.__name__
+    return Actor
+
+
+def node_alive(node: str) -> bool:
+    """Whether a node, by its id, is still of the cluster."""
+    try:
+        return any(entry["NodeID"] == node and entry["Alive"] for entry in ray.nodes())
+    except (RayError, GetTimeoutError):
+        return False
+
+
+def reason_of(error: Exception) -> str:
+    """The cause in one line, without Ray's wrapping and traceback."""
+    if isinstance(error, RayTaskError):
+        cause = error.cause
+        return f"{type(cause).__name__}: {cause}" if cause is not None else str(error).strip().splitlines()[-1]
+    if isinstance(error, ActorDiedError):
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return next((line for line in reversed(lines) if "Error" in line), lines[0])[:500]
+    return f"{type(error).__name__}: {error}"

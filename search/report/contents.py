@@ -18,11 +18,12 @@ from moevolve.search.config.phases import PhaseConfig
 from moevolve.search.config.run import RunConfig, StoredConfig
 from moevolve.search.figures.lineage import main_line
 from moevolve.search.genomes.base import Genome
+from moevolve.search.loop.scores import full_fitness
 from moevolve.search.loop.standings import Contestant, Scorer, Standings, standings
 from moevolve.search.service.analyse import Analysis
-from moevolve.search.service.evaluate import Subject, find_subject, full_fitness, start_of
-from moevolve.store.costs import IndividualSize, SearchCosts
-from moevolve.store.records import HistoryRow, LineageGraph, LineageNode, SearchRecord
+from moevolve.search.service.evaluate import Subject, find_subject, start_of
+from moevolve.store.costs import SearchCosts
+from moevolve.store.records import IndividualRecord, LineageGraph, LineageNode, SearchRecord
 from moevolve.store.repository import Store
 from moevolve.store.session import without_password
 
@@ -58,7 +59,6 @@ class Contents:
         facts: (what, value) pairs: what was searched.
         counts: individuals by status, and how many the configuration asks for (None for imported ones).
         history: its individuals.
-        sizes: their sizes.
         full: fitness of the full model.
         standings: the final table.
         leaders: the best few by fitness.
@@ -79,8 +79,7 @@ class Contents:
     settings: str = field(repr=False)
     facts: tuple[tuple[str, str], ...] = field(repr=False)
     counts: dict[str, int | None]
-    history: Sequence[HistoryRow] = field(repr=False)
-    sizes: Sequence[IndividualSize] = field(repr=False)
+    history: Sequence[IndividualRecord] = field(repr=False)
     full: float | None
     standings: Standings = field(repr=False)
     leaders: tuple[Leader, ...] = field(repr=False)
@@ -125,7 +124,6 @@ def gather(store: Store, name: str, limit: int = 5, analysis: Analysis | None = 
         facts=tuple(_facts(store, search, config)),
         counts=_counts(config, history),
         history=history,
-        sizes=store.sizes(search.id),
         full=full_fitness(store, search),
         standings=table,
         leaders=tuple(_leaders(store, search, config, limit)),
@@ -151,7 +149,7 @@ def settings_text(stored: str) -> str:
 
 
 def _subject(
-    store: Store, ref: str | None, history: Sequence[HistoryRow]
+    store: Store, ref: str | None, history: Sequence[IndividualRecord]
 ) -> tuple[Subject | None, Genome | None, list[str]]:
     """The best with its genome and the genome of the start, or a note on why they can't be had."""
     if ref is None:
@@ -191,7 +189,7 @@ def _word(value: Any) -> str:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
-def _counts(config: StoredConfig, history: Sequence[HistoryRow]) -> dict[str, int | None]:
+def _counts(config: StoredConfig, history: Sequence[IndividualRecord]) -> dict[str, int | None]:
     statuses = [row.status for row in history]
     planned = sum(phase.evaluations for phase in config.phases) if isinstance(config, RunConfig) else None
     return {"planned": planned, "made": len(history)} | {
@@ -213,9 +211,9 @@ def _leaders(store: Store, search: SearchRecord, config: StoredConfig, limit: in
     return leaders
 
 
-def failures_of(search: SearchRecord, history: Sequence[HistoryRow]) -> tuple[Failure, ...]:
+def failures_of(search: SearchRecord, history: Sequence[IndividualRecord]) -> tuple[Failure, ...]:
     """Failed individuals by reason, the most frequent first; numbers don't tell reasons apart."""
-    groups: dict[str, list[HistoryRow]] = {}
+    groups: dict[str, list[IndividualRecord]] = {}
     for row in history:
         if row.status == "failed":
             reason = " ".join((row.failure or "no reason was recorded").split())
@@ -229,7 +227,7 @@ def failures_of(search: SearchRecord, history: Sequence[HistoryRow]) -> tuple[Fa
     )
 
 
-def _ref(search: SearchRecord, rows: Sequence[HistoryRow]) -> str:
+def _ref(search: SearchRecord, rows: Sequence[IndividualRecord]) -> str:
     return f"{search.name}:{rows[0].index}"
 
 

@@ -74,7 +74,7 @@ def _sizes(contents: Contents) -> Drawing:
     scored = {row.index for row in contents.history if row.fitness is not None}
     best = None if winner is None else int(winner.rpartition(":")[2])
     best = best if best in scored else None
-    figure = size_figure(contents.history, contents.sizes, contents.full, best)
+    figure = size_figure(contents.history, contents.full, best)
     caption = "Score against parameters, of the whole model and of what one token uses, for every individual."
     return _drawing("sizes", "Score against size", caption, figure)
 

@@ -12,7 +12,8 @@ import numpy as np
 
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.types import Split
-from moevolve.search.service.evaluate import FULL, find_subject, prepared_split
+from moevolve.search.loop.scores import FULL
+from moevolve.search.service.evaluate import find_subject, prepared_split
 from moevolve.store.repository import Store
 from moevolve.workers.methods.base import IdentityEdit
 from moevolve.workers.methods.usage import MixedLayer, RoutedLayer, Usage, UsageRequest

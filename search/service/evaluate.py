@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.metrics import confidence_interval
 from moevolve.evaluators.tasks.prepare import prepare_split
 from moevolve.evaluators.tasks.registry import load_task
 from moevolve.evaluators.types import PreparedSplit, Split
@@ -17,17 +14,16 @@ from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig, StoredConfig
 from moevolve.search.genomes.base import Genome, GenomeSpace
 from moevolve.search.genomes.registry import make_space
-from moevolve.search.loop.evaluation_cache import EvaluationCache, Job, SplitRef
-from moevolve.search.loop.scores import weighted_means
+from moevolve.search.loop.evaluation_cache import EvaluationCache
+from moevolve.search.loop.scores import FULL, with_outcomes
 from moevolve.search.service.calibration import calibrated_space
 from moevolve.search.service.weights import bound_facts, shapes, where_model
-from moevolve.store.records import EvaluationRecord, HistoryRow, IndividualDetail, SearchRecord
+from moevolve.store.records import EvaluationRecord, IndividualDetail, IndividualRecord, SearchRecord
 from moevolve.store.repository import Store
 from moevolve.workers.config import engine_fingerprint
 from moevolve.workers.facts import ModelFacts
+from moevolve.workers.messages import EvaluationRequest
 from moevolve.workers.methods.base import Edit, IdentityEdit
-
-FULL = "full"
 
 
 @dataclass(frozen=True)
@@ -96,7 +92,7 @@ def _at(config: StoredConfig, path: str) -> StoredConfig:
     return config.model_copy(update={"model": config.model.model_copy(update={"path": path, "revision": None})})
 
 
-def start_of(subject: Subject, history: Sequence[HistoryRow]) -> Genome | None:
+def start_of(subject: Subject, history: Sequence[IndividualRecord]) -> Genome | None:
     """The genome that a subject's search started from; None where its kind has no start of its own."""
     return subject.space.from_bytes(history[0].genome) if history and history[0].operator == "start" else None
 
@@ -112,26 +108,13 @@ def evaluate_subject(store: Store, subject: Subject, task: str, split: Split) ->
 
     prepared = prepared_split(subject.config, task, split)
     model, engine = subject.config.model.to_worker(), subject.config.engine.to_worker()
-    reference = SplitRef.of(prepared)
     individual = None if subject.detail is None else subject.detail.individual
-    job = Job(
-        subject.edit,
-        (reference,),
-        None if individual is None else individual.experts,
-        None if individual is None else individual.active,
-        None if individual is None else individual.parameters,
-    )
+    sizes = () if individual is None else (individual.experts, individual.active, individual.parameters)
     pool = LocalPool(lambda: EvaluationWorker(model, engine), {prepared.fingerprint: prepared})
-    cache = EvaluationCache(store, pool, subject.facts.fingerprint, engine_fingerprint(model, engine))
-    (settled,) = cache.run([job])
-    store.record(subject.search.id, evaluations=cache.unsaved)
+    fingerprints = subject.facts.fingerprint, engine_fingerprint(model, engine)
+    cache = EvaluationCache(store, pool, subject.search.id, *fingerprints)
+    (settled,) = cache.settle([EvaluationRequest(subject.edit, (prepared.ref,), *sizes)])
     return with_outcomes(store, settled.evaluations[0])
-
-
-def interval(record: EvaluationRecord) -> tuple[float, float]:
-    """95 % confidence interval of a stored evaluation's score, from its per-example outcomes."""
-    outcomes = np.frombuffer(record.outcomes or b"", dtype="<f4")
-    return confidence_interval(outcomes, metric=record.metric)
 
 
 def prepared_split(config: StoredConfig, name: str, split: Split) -> PreparedSplit:
@@ -143,13 +126,6 @@ def prepared_split(config: StoredConfig, name: str, split: Split) -> PreparedSpl
     return prepare_split(task.with_counts(counts) if counts else task, split)
 
 
-def with_outcomes(store: Store, record: EvaluationRecord) -> EvaluationRecord:
-    """The same evaluation with its per-example outcomes."""
-    return store.evaluations(
-        record.phenotype_hash, record.model_fingerprint, record.engine_fingerprint, [record.task_fingerprint]
-    )[0]
-
-
 def _search_of_full(store: Store, search: str | None) -> SearchRecord:
     if search is not None:
         return store.search(search)
@@ -157,21 +133,3 @@ def _search_of_full(store: Store, search: str | None) -> SearchRecord:
     if len(found) != 1:
         raise UserError(f"full: the store has {len(found)} searches; say whose full model with --search NAME")
     return found[0].search
-
-
-def full_fitness(store: Store, search: SearchRecord) -> float | None:
-    """Fitness of a search's unedited model, None if it isn't evaluated yet."""
-    tasks = [task for task in store.search_tasks(search.id) if task.split == "search"]
-    found = {
-        record.task_fingerprint: record
-        for record in store.evaluations(
-            IdentityEdit().phenotype_hash,
-            search.model_fingerprint,
-            search.engine_fingerprint,
-            [task.task_fingerprint for task in tasks],
-        )
-    }
-    if not tasks or any(task.task_fingerprint not in found for task in tasks):
-        return None
-    records = tuple(found[task.task_fingerprint] for task in tasks)
-    return weighted_means(records, tuple(task.weight for task in tasks))[0]

@@ -11,6 +11,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.models import find_model
 from moevolve.search.config.run import EngineSection, ModelSection, StoredConfig
+from moevolve.search.genomes.base import Offspring
 from moevolve.search.genomes.eep.coefficients import group_layers, read_coefficients
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.eep.space import EepSpace
@@ -18,7 +19,6 @@ from moevolve.search.genomes.sections import EepSection
 from moevolve.search.loop.driver import individual_record
 from moevolve.search.service.launch import pinned, search_record
 from moevolve.search.service.weights import facts_with_or_without, where_model
-from moevolve.search.strategies.base import Proposal
 from moevolve.store.records import new_search_id
 from moevolve.store.repository import Store
 from moevolve.workers.facts import ModelFacts
@@ -106,8 +106,7 @@ def _store(store: Store, item: _Ready, facts: ModelFacts) -> Imported:
     search_id = new_search_id()
     description = item.genome.space.describe(item.genome)
     store.create_search(search_record(item.config, search_id, facts.fingerprint), [])
-    proposal = Proposal(0, 0, item.genome, "import-eep", ())
-    individual = individual_record(proposal, "import", description, depth=0)
+    individual = individual_record(0, "import", Offspring(item.genome, "import-eep", ()), description, depth=0)
     store.record(search_id, individuals=[individual])
     store.set_status(search_id, "finished", f"imported from {item.path.name}")
     space = item.genome.space

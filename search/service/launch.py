@@ -20,13 +20,14 @@ from moevolve.search.genomes.registry import make_space
 from moevolve.search.loop.driver import Driver, Progress
 from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.final import Finaliser
+from moevolve.search.loop.schedule import make_schedule
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.loop.standings import Standings, standings
 from moevolve.search.pools.base import Pool
 from moevolve.search.pools.ray_pool import RayPool, calibrate_on_ray
 from moevolve.search.service.calibration import Calibrate, calibrated_setup
 from moevolve.search.service.weights import check_checkpoint
-from moevolve.search.strategies.phased import make_schedule, make_strategy
+from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.records import SearchRecord, SearchTaskRecord, new_search_id
 from moevolve.store.repository import Store
 from moevolve.store.session import without_password
@@ -239,7 +240,7 @@ def _run(
     pool = make_pool(setup)
     try:
         engine = engine_fingerprint(setup.config.model.to_worker(), setup.config.engine.to_worker())
-        cache = EvaluationCache(store, pool, setup.facts.fingerprint, engine)
+        cache = EvaluationCache(store, pool, setup.search_id, setup.facts.fingerprint, engine)
         if not finished:
             strategy = make_strategy(setup.config, setup.space, setup.schedule)
             Driver(setup, strategy, store, cache, observer.on_progress).run()

@@ -12,7 +12,7 @@ from moevolve.search.figures.matrices import draw_eep_matrices, spread
 from moevolve.search.figures.style import check_format, drawing
 from moevolve.search.genomes.base import Genome
 from moevolve.search.genomes.eep.genome import EepGenome
-from moevolve.store.records import HistoryRow
+from moevolve.store.records import IndividualRecord
 
 _MAX_GROUPS = 8
 
@@ -20,7 +20,7 @@ _MAX_GROUPS = 8
 def plot_search(
     path: Path,
     title: str,
-    history: Sequence[HistoryRow],
+    history: Sequence[IndividualRecord],
     full: float | None,
     genome: Genome | None,
     genome_label: str = "",

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.service.evaluate import FULL, Subject, find_subject
+from moevolve.search.loop.scores import FULL
+from moevolve.search.service.evaluate import Subject, find_subject
 from moevolve.store.repository import Store
 from moevolve.workers.config import ModelConfig
 from moevolve.workers.profiling.checkpoints import check_folder, position_limit

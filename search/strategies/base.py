@@ -3,36 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from moevolve.search.config.phases import PhaseConfig
-from moevolve.search.genomes.base import Genome, GenomeSpace, Offspring
+from moevolve.search.genomes.base import GenomeSpace, Offspring
 from moevolve.search.genomes.eep.baselines.registry import baseline_offspring
-from moevolve.search.loop.history import Member
-
-
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """A new individual.
-
-    Attributes:
-        index: index in the search.
-        phase: position of its phase.
-        genome: what to evaluate.
-        operator: how it was made.
-        parents: indices of the individuals it was made from.
-        note: how it was made, for its summary; mostly empty.
-    """
-
-    index: int
-    phase: int
-    genome: Genome
-    operator: str
-    parents: tuple[int, ...]
-    note: str = ""
+from moevolve.store.records import IndividualRecord
 
 
 class Strategy(Protocol):
@@ -44,11 +22,11 @@ class Strategy(Protocol):
     unlike how they score, is such a function too, so `taken` may be looked at.
     """
 
-    def tell(self, member: Member) -> None:
+    def tell(self, individual: IndividualRecord) -> None:
         """Take in one evaluated individual."""
         ...
 
-    def ask(self, index: int, taken: Container[str]) -> Proposal:
+    def ask(self, index: int, taken: Container[str]) -> Offspring[Any]:
         """Make individual `index`.
 
         Args:
@@ -68,15 +46,15 @@ class PhaseStrategy(Protocol):
     the nearest earlier phase that has one.
     """
 
-    def tell(self, member: Member) -> None:
+    def tell(self, individual: IndividualRecord) -> None:
         """Take in one evaluated individual of this phase."""
         ...
 
-    def ask(self, index: int, initial: bool, start: Member | None, taken: Container[str]) -> Proposal:
+    def ask(self, index: int, initial: bool, start: IndividualRecord | None, taken: Container[str]) -> Offspring[Any]:
         """Make individual `index`; see `Strategy.ask`."""
         ...
 
-    def skip(self, index: int, initial: bool, start: Member | None) -> None:
+    def skip(self, index: int, initial: bool, start: IndividualRecord | None) -> None:
         """Like `ask`, for an individual that is stored already."""
         ...
 

@@ -7,16 +7,18 @@ count once among the parents, and a child that repeats an earlier individual is 
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from moevolve.search.config.phases import PhaseConfig
-from moevolve.search.genomes.base import GenomeSpace
+from moevolve.search.genomes.base import GenomeSpace, Offspring
 from moevolve.search.genomes.rng import generator
-from moevolve.search.loop.history import Member, Ranking, eligible
-from moevolve.search.strategies.base import Proposal, fixed_offspring
+from moevolve.search.loop.history import Ranking, eligible, rank_key
+from moevolve.search.strategies.base import fixed_offspring
+from moevolve.store.records import IndividualRecord
 
 _DRAWS = 32
 """Draws for one individual before it may repeat an earlier one."""
@@ -27,61 +29,55 @@ class Evolution:
 
     Args:
         space: where genomes come from.
-        position: of the phase among the phases.
         phase: its settings.
         seed: the search's seed.
         first: index of the phase's first individual.
     """
 
-    def __init__(self, space: GenomeSpace[Any], position: int, phase: PhaseConfig, seed: int, first: int = 0) -> None:
+    def __init__(self, space: GenomeSpace[Any], phase: PhaseConfig, seed: int, first: int = 0) -> None:
         self._space = space
-        self._position = position
         self._phase = phase
         self._seed = seed
         self._first = first
         self._ranking = Ranking(phase.parents)
 
-    def tell(self, member: Member) -> None:
-        self._ranking.add(member)
+    def tell(self, individual: IndividualRecord) -> None:
+        self._ranking.add(individual)
 
-    def skip(self, index: int, initial: bool, start: Member | None) -> None:
-        """Nothing to do: a proposal leaves no trace here."""
+    def skip(self, index: int, initial: bool, start: IndividualRecord | None) -> None:
+        """Nothing to do: what is made leaves no trace here."""
 
-    def ask(self, index: int, initial: bool, start: Member | None, taken: Container[str]) -> Proposal:
+    def ask(self, index: int, initial: bool, start: IndividualRecord | None, taken: Container[str]) -> Offspring[Any]:
         """Draw until the individual is new, but not for ever: small spaces run out of new ones."""
         rng = generator(self._seed, index)
         fixed = fixed_offspring(self._space, self._phase, index, index - self._first)
         if fixed is not None:
-            return Proposal(index, self._position, fixed.genome, fixed.operator, (), fixed.note)
-        pool = self._pool(start)
+            return fixed
+        pool = () if initial else self._pool(start)
         for draw in range(_DRAWS):
-            proposal = self._draw(rng, index, draw, pool, initial)
-            if proposal.genome.express().phenotype_hash not in taken:
+            offspring = self._bred(rng, pool) if pool else self._sampled(rng, draw)
+            if offspring.edit.phenotype_hash not in taken:
                 break
-        return proposal
+        return offspring
 
-    def _draw(self, rng: np.random.Generator, index: int, draw: int, pool: list[Member], initial: bool) -> Proposal:
-        if pool and not initial:
-            pair = self._draw_parents(rng, pool)
-            genomes = tuple(self._space.from_bytes(parent.genome) for parent in pair)
-            offspring = self._space.breed(rng, self._phase, genomes)
-            parents = tuple(pair[position].index for position in offspring.parents_used)
-            return Proposal(index, self._position, offspring.genome, offspring.operator, parents)
+    def _bred(self, rng: np.random.Generator, pool: Sequence[IndividualRecord]) -> Offspring[Any]:
+        """A child of two different individuals of the pool, drawn uniformly; of the only one if there is one."""
+        drawn = rng.choice(len(pool), size=min(2, len(pool)), replace=False)
+        pair = [pool[position] for position in drawn]
+        genomes = tuple(self._space.from_bytes(parent.genome) for parent in pair)
+        offspring = self._space.breed(rng, self._phase, genomes)
+        return replace(offspring, parents=tuple(pair[position].index for position in offspring.parents))
+
+    def _sampled(self, rng: np.random.Generator, draw: int) -> Offspring[Any]:
         offspring = self._space.sample(rng, self._phase)
         if draw >= _DRAWS // 2:
             # Where random genomes are all alike (without pruning: the identity), mutants of them start the phase.
-            offspring = self._space.breed(rng, self._phase, (offspring.genome,))
-        return Proposal(index, self._position, offspring.genome, offspring.operator, (), offspring.note)
+            offspring = replace(self._space.breed(rng, self._phase, (offspring.genome,)), parents=())
+        return offspring
 
-    def _pool(self, start: Member | None) -> list[Member]:
-        """Possible parents: the phase's own members and the one it started from."""
+    def _pool(self, start: IndividualRecord | None) -> Sequence[IndividualRecord]:
+        """Possible parents: the phase's own individuals and the one it started from."""
         own = list(self._ranking)
-        if start is not None and all(member.content_hash != start.content_hash for member in own):
-            own = sorted([*own, start], key=lambda member: member.key)
+        if start is not None and all(one.content_hash != start.content_hash for one in own):
+            own = sorted([*own, start], key=rank_key)
         return eligible(own, self._phase.parents)
-
-    @staticmethod
-    def _draw_parents(rng: np.random.Generator, pool: list[Member]) -> tuple[Member, ...]:
-        """Two different members, uniformly; the only one if there is one."""
-        drawn = rng.choice(len(pool), size=min(2, len(pool)), replace=False)
-        return tuple(pool[position] for position in drawn)

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.phases import NevergradSection, PhaseConfig
-from moevolve.search.genomes.base import GenomeSpace
+from moevolve.search.genomes.base import GenomeSpace, Offspring
 from moevolve.search.genomes.rng import generator
-from moevolve.search.loop.history import Member
-from moevolve.search.strategies.base import Proposal, initial_offspring
+from moevolve.search.strategies.base import initial_offspring
+from moevolve.store.records import IndividualRecord
 
 _TIE_BREAK = 1e-4
 """Weight of the tie-break in the loss: below one example in 10,000, so that it only decides between equal scores."""
@@ -74,26 +74,26 @@ class NevergradPhase:
         if in_flight > 1 and self._factory.no_parallelization:
             raise UserError(f"strategy {self._name}: it makes one candidate at a time; set window: 1, not {in_flight}")
         self._optimizer: Any = None
-        self._start: Member | None = None
+        self._start: IndividualRecord | None = None
         self._open: dict[int, Any] = {}
         self._worst = -np.inf
         if space.recipe is None:
             self._point(generator(seed, 0), None)  # only to see that there is one
 
-    def tell(self, member: Member) -> None:
-        candidate = self._open.pop(member.index)
-        if member.fitness is None or member.tie_break is None:
+    def tell(self, individual: IndividualRecord) -> None:
+        candidate = self._open.pop(individual.index)
+        if individual.fitness is None or individual.tie_break is None:
             loss = self._worst if np.isfinite(self._worst) else _WORST
         else:
-            loss = -member.fitness - _TIE_BREAK / (1 + np.exp(-member.tie_break))
+            loss = -individual.fitness - _TIE_BREAK / (1 + np.exp(-individual.tie_break))
             self._worst = max(self._worst, loss)
-        with self._calling(member.index, "tell"):
+        with self._calling(individual.index, "tell"):
             self._optimizer.tell(candidate, float(loss))
 
-    def skip(self, index: int, initial: bool, start: Member | None) -> None:
+    def skip(self, index: int, initial: bool, start: IndividualRecord | None) -> None:
         self.ask(index, initial, start, ())
 
-    def ask(self, index: int, initial: bool, start: Member | None, taken: Container[str]) -> Proposal:
+    def ask(self, index: int, initial: bool, start: IndividualRecord | None, taken: Container[str]) -> Offspring[Any]:
         """See `PhaseStrategy`; a repeat is told to the optimiser like anything else, so `taken` changes nothing."""
         rng = generator(self._seed, index)
         if self._optimizer is None:
@@ -105,12 +105,12 @@ class NevergradPhase:
             candidate = self._optimizer.ask()
         self._open[index] = candidate
         if sampled is not None:
-            return Proposal(index, self._position, sampled.genome, sampled.operator, (), sampled.note)
+            return sampled
         genome = self._space.unflatten(_bounded(candidate.value), self._phase)
         parents = () if self._start is None else (self._start.index,)
-        return Proposal(index, self._position, genome, self._name, parents)
+        return Offspring(genome, self._name, parents)
 
-    def _begin(self, rng: np.random.Generator, start: Member | None) -> None:
+    def _begin(self, rng: np.random.Generator, start: IndividualRecord | None) -> None:
         import nevergrad as ng
 
         self._start = start
@@ -120,7 +120,7 @@ class NevergradPhase:
         with self._calling(self._position, "begin"):
             self._optimizer = self._factory(point, budget=self._phase.evaluations, num_workers=self._in_flight)
 
-    def _point(self, rng: np.random.Generator, start: Member | None) -> NDArray[np.float64]:
+    def _point(self, rng: np.random.Generator, start: IndividualRecord | None) -> NDArray[np.float64]:
         """Where the optimiser begins."""
         own = self._space.start(self._phase) or self._space.sample(rng, self._phase)
         genome = own.genome if start is None else self._space.from_bytes(start.genome)

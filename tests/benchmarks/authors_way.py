@@ -25,7 +25,7 @@ from moevolve.evaluators.types import PreparedSplit, SplitResult
 from moevolve.workers.config import EngineConfig, ModelConfig
 from moevolve.workers.engine.columns import pad_left
 from moevolve.workers.engine.tokenizing import Tokens, end_tokens, missing_bos, tokenize_split
-from moevolve.workers.messages import EvaluationReply, EvaluationRequest, TaskResult
+from moevolve.workers.messages import EvaluationReply, EvaluationRequest
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.model.loading import load_model
 
@@ -72,13 +72,15 @@ class AuthorsWay:
         assert isinstance(request.edit, EepEdit)
         started = time.perf_counter()
         model = self.build(request.edit)
-        results = []
+        results = {}
         for split in splits:
             since = time.perf_counter()
             outcomes = self._outcomes(model, split)
-            result = SplitResult(score(split.metric, outcomes), 0.0, outcomes.astype(np.float32))
-            results.append(TaskResult(split.task, split.split, split.fingerprint, result, time.perf_counter() - since))
-        return EvaluationReply(request.ticket, tuple(results), None, time.perf_counter() - started, "authors' way")
+            seconds = time.perf_counter() - since
+            results[split.fingerprint] = SplitResult(
+                score(split.metric, outcomes), 0.0, outcomes.astype(np.float32), seconds
+            )
+        return EvaluationReply(request.ticket, results, None, time.perf_counter() - started, "authors' way")
 
     def build(self, edit: EepEdit) -> MixtralForCausalLM:
         """The candidate's model: a deep copy of the whole state dict, experts summed tensor by tensor, then loaded."""

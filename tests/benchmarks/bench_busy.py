@@ -95,7 +95,7 @@ def measure(workers: WorkersSection, seconds: float, individuals: int, window: i
         register(setup, store)
         while pool.ready < workers.count:
             pool.poll(0.1)
-        cache = EvaluationCache(store, pool, setup.facts.fingerprint, "engine")
+        cache = EvaluationCache(store, pool, setup.search_id, setup.facts.fingerprint, "engine")
         started = time.perf_counter()
         Driver(setup, make_strategy(setup.config, setup.space, setup.schedule), store, cache).run()
         wall = time.perf_counter() - started

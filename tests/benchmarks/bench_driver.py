@@ -23,11 +23,10 @@ from no_op_search import reply_to, set_up
 from moevolve.search.loop.driver import Driver
 from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.pools.base import Completion
 from moevolve.search.service.launch import register
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.repository import Store
-from moevolve.workers.messages import EvaluationRequest
+from moevolve.workers.messages import EvaluationReply, EvaluationRequest
 
 
 class Dispatched(Exception):
@@ -54,9 +53,9 @@ class IdlePool:
         self.submitted += 1
         self.requests.append(request)
 
-    def poll(self, timeout: float) -> list[Completion]:
+    def poll(self, timeout: float) -> list[EvaluationReply]:
         count = min(self.batch, len(self.requests))
-        return [Completion(reply_to(self.requests.popleft()), attempts=1) for _ in range(count)]
+        return [reply_to(self.requests.popleft()) for _ in range(count)]
 
     def close(self) -> None:
         self.requests.clear()
@@ -102,7 +101,7 @@ def measure(folder: Path, individuals: int, window: int, batch: int, threshold: 
 
 
 def drive(setup: SearchSetup, store: Store, pool: IdlePool) -> None:
-    cache = EvaluationCache(store, pool, setup.facts.fingerprint, "engine")
+    cache = EvaluationCache(store, pool, setup.search_id, setup.facts.fingerprint, "engine")
     driver = Driver(setup, make_strategy(setup.config, setup.space, setup.schedule), store, cache)
     try:
         driver.run()

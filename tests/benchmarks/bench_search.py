@@ -133,7 +133,7 @@ def measure_units(yardstick: AuthorsWay, setup: SearchSetup, repeats: int) -> Un
         merged = setup.space.breed(rng, setup.config.phases[1], (pruned,)).genome
         seconds = {"forward": yardstick.plain_forward(split)}
         for name, genome in (("pruning", pruned), ("merging", merged)):
-            request = EvaluationRequest(name, genome.express(), (split.fingerprint,))
+            request = EvaluationRequest(genome.express(), (split.ref,))
             seconds[name] = yardstick.evaluate(request, (split,)).seconds
         if repeat:  # the first makes the model and warms up
             for name, value in seconds.items():

@@ -14,6 +14,7 @@ import hashlib
 import statistics
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,13 +22,14 @@ from sqlalchemy import text
 from sqlalchemy.dialects import sqlite
 
 from moevolve.store import queries
-from moevolve.store.records import EvaluationRecord, FitnessRecord, IndividualRecord, SearchRecord, SearchTaskRecord
+from moevolve.store.records import EvaluationRecord, IndividualRecord, SearchRecord, SearchTaskRecord
 from moevolve.store.repository import Store
 from moevolve.store.session import transaction
 
 EXPERTS = (2, 3, 4, 6)
 GENOME_BYTES = 1024
 EXAMPLES = 100
+UNDECIDED = {"status": "pending", "fitness": None, "tie_break": None, "failure": None, "failure_kind": None}
 
 
 def main() -> None:
@@ -68,19 +70,17 @@ def fill(store: Store, individuals: int, searches: int, batch: int) -> None:
         for start in range(0, each, batch):
             rows = population(number, start, min(batch, each - start))
             before, before_busy = time.perf_counter(), time.process_time()
-            store.record(search.id, individuals=rows[0])
-            store.record(search.id, evaluations=rows[1], fitness=rows[2])
+            store.record(search.id, [replace(one, **UNDECIDED) for one in rows[0]])
+            store.record(search.id, *rows)
             inside += time.perf_counter() - before
             busy += time.process_time() - before_busy
     print(f"record(): {each * searches / inside:,.0f} individuals/s in batches of {batch}, 2 transactions per batch")
     print(f"          ({each * searches:,} individuals; {inside:.1f} s in the store, {busy:.1f} s of them on a core)")
 
 
-def population(
-    search: int, start: int, count: int
-) -> tuple[list[IndividualRecord], list[EvaluationRecord], list[FitnessRecord]]:
+def population(search: int, start: int, count: int) -> tuple[list[IndividualRecord], list[EvaluationRecord]]:
     rng = np.random.default_rng([search, start])
-    individuals, evaluations, fitness = [], [], []
+    individuals, evaluations = [], []
     for index in range(start, start + count):
         content = hashlib.sha256(f"{search}/{index}".encode()).hexdigest()
         same = index if index % 10 else int(rng.integers(0, index + 1))
@@ -88,6 +88,8 @@ def population(
         phenotype = hashlib.sha256(f"{search}/{same}".encode()).hexdigest()
         draw = np.random.default_rng([search, same, 1])
         experts = EXPERTS[int(draw.integers(len(EXPERTS)))]
+        # Accuracy on a hundred prompts: many ties, which the log-probability breaks.
+        score, gold = float(draw.binomial(EXAMPLES, 0.6)) / EXAMPLES, -float(draw.exponential())
         individuals.append(
             IndividualRecord(
                 index=index,
@@ -104,10 +106,13 @@ def population(
                 summary=f"{experts} of 8 experts",
                 depth=index // 64,
                 parents=tuple(int(p) for p in rng.integers(0, start, size=2)) if start else (),
+                status="failed" if failed else "ok",
+                fitness=None if failed else score,
+                tie_break=None if failed else gold,
+                failure="not finite" if failed else None,
+                failure_kind="candidate" if failed else None,
             )
         )
-        # Accuracy on a hundred prompts: many ties, which the log-probability breaks.
-        score, gold = float(draw.binomial(EXAMPLES, 0.6)) / EXAMPLES, -float(draw.exponential())
         shared = {"experts": experts, "active": 2, "parameters": experts * 1_000_000, "seconds": 0.1, "worker": "w"}
         for split, print_ in (("search", "c"), ("dev", "d")):
             if split == "dev" and same % 1000:
@@ -128,9 +133,7 @@ def population(
                     **shared,
                 )
             )
-        numbers = (None, None, "not finite", "candidate") if failed else (score, gold)
-        fitness.append(FitnessRecord(index, "failed" if failed else "ok", *numbers))
-    return individuals, evaluations, fitness
+    return individuals, evaluations
 
 
 def read(store: Store) -> None:

@@ -7,10 +7,10 @@ import numpy as np
 from moevolve.evaluators.types import Example, Matching, PreparedSplit, SplitResult
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.registry import make_space
+from moevolve.search.loop.schedule import make_schedule
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.strategies.phased import make_schedule
 from moevolve.workers.facts import ModelFacts
-from moevolve.workers.messages import EvaluationReply, EvaluationRequest, TaskResult
+from moevolve.workers.messages import EvaluationReply, EvaluationRequest
 
 LAYERS = 32
 FACTS = ModelFacts(
@@ -52,7 +52,5 @@ def set_up(individuals: int, window: int, threshold: float | None = None) -> Sea
 def reply_to(request: EvaluationRequest) -> EvaluationReply:
     """An answer with a score that depends on the candidate."""
     score = (int(request.edit.phenotype_hash[:4], 16) if request.edit.phenotype_hash != "full" else 0) / 2**16
-    results = tuple(
-        TaskResult("task", "search", key, SplitResult(score, score - 1, OUTCOMES), 0.0) for key in request.splits
-    )
+    results = {key: SplitResult(score, score - 1, OUTCOMES) for key in request.fingerprints}
     return EvaluationReply(request.ticket, results, None, 0.0, "bench")

@@ -36,8 +36,10 @@ def test_scores_are_those_of_the_engine(task: str) -> None:
     split = prepare_split(load_task(task).with_counts({"search": 60}), "search")
     authors, worker = AuthorsWay(MODEL, EngineConfig(), rows=16), EvaluationWorker(MODEL, EngineConfig())
     for edit in edits():
-        request = EvaluationRequest("ticket", edit, (split.fingerprint,))
+        request = EvaluationRequest(edit, (split.ref,))
         theirs, ours = authors.evaluate(request, (split,)), worker.evaluate(request, (split,))
         assert theirs.failure is None and ours.failure is None
-        np.testing.assert_array_equal(theirs.results[0].result.outcomes, ours.results[0].result.outcomes)
+        np.testing.assert_array_equal(
+            theirs.results[split.fingerprint].outcomes, ours.results[split.fingerprint].outcomes
+        )
     assert authors.plain_forward(split) > 0

@@ -16,7 +16,7 @@ from moevolve.search.pools.ray_pool import RayPool, calibrate_on_ray
 from moevolve.search.service.calibration import calibrated_setup, stored_calibration
 from moevolve.search.service.launch import register, set_up_new
 from moevolve.search.strategies.phased import make_strategy
-from moevolve.store.records import HistoryRow
+from moevolve.store.records import IndividualRecord
 from moevolve.store.repository import Store
 from moevolve.workers.config import ALL_SHORTCUTS, Shortcuts, engine_fingerprint
 
@@ -78,7 +78,9 @@ def run_timed(config: RunConfig, shortcuts: Shortcuts = ALL_SHORTCUTS, held_out:
         try:
             while pool.ready < config.workers.count:
                 pool.poll(0.1)
-            cache = EvaluationCache(store, pool, setup.facts.fingerprint, engine_fingerprint(model, engine))
+            cache = EvaluationCache(
+                store, pool, setup.search_id, setup.facts.fingerprint, engine_fingerprint(model, engine)
+            )
             search = _drive(setup, store, cache, held_out, calibrating)
         finally:
             pool.close()
@@ -121,9 +123,9 @@ def _calibration_seconds(setup: SearchSetup, store: Store) -> float:
     return made.seconds
 
 
-def _test_scores(setup: SearchSetup, cache: EvaluationCache, rows: list[HistoryRow]) -> dict[int, float]:
+def _test_scores(setup: SearchSetup, cache: EvaluationCache, rows: list[IndividualRecord]) -> dict[int, float]:
     """Scores on `test`, by index."""
     genomes: dict[int, Genome] = {row.index: setup.space.from_bytes(row.genome) for row in rows}
-    jobs = {index: setup.job(genome, "test") for index, genome in genomes.items()}
-    settled = {item.job.key: item for item in cache.run(list(jobs.values()))}
-    return {index: settled[job.key].evaluations[0].score or 0.0 for index, job in jobs.items()}
+    requests = {index: setup.request(genome, setup.scored_on("test")) for index, genome in genomes.items()}
+    settled = {item.request.key: item for item in cache.settle(list(requests.values()))}
+    return {index: settled[request.key].evaluations[0].score or 0.0 for index, request in requests.items()}

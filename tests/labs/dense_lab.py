@@ -66,7 +66,7 @@ def search(setup: SearchSetup, store: Store, stop: int | None = None) -> None:
     engine, model = setup.config.engine.to_worker(), setup.config.model.to_worker()
     splits = {item.fingerprint: item for item in setup.prepared["search"]}
     pool = LocalPool(lambda: EvaluationWorker(model, engine), splits)
-    cache = EvaluationCache(store, pool, setup.facts.fingerprint, engine_fingerprint(model, engine))
+    cache = EvaluationCache(store, pool, setup.search_id, setup.facts.fingerprint, engine_fingerprint(model, engine))
     polls = iter(range(stop or 10**6))
     poll = pool.poll
 
@@ -118,7 +118,7 @@ def complete(setup: SearchSetup, store: Store) -> Standings:
         setup = calibrated_setup(setup, store, calibrate)
     splits = {item.fingerprint: item for group in setup.prepared.values() for item in group}
     pool = LocalPool(lambda: EvaluationWorker(model, engine), splits)
-    cache = EvaluationCache(store, pool, setup.facts.fingerprint, engine_fingerprint(model, engine))
+    cache = EvaluationCache(store, pool, setup.search_id, setup.facts.fingerprint, engine_fingerprint(model, engine))
     Driver(setup, make_strategy(setup.config, setup.space, setup.schedule), store, cache).run()
     Finaliser(setup, store, cache).run()
     return standings(store, store.search(setup.search_id), store.history(setup.search_id), setup.facts)

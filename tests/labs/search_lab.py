@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from replies import answers, failure, result
 from search_samples import mixtral
 
 from moevolve.evaluators.types import Example, Matching, PreparedSplit, Split, SplitResult
@@ -15,12 +16,12 @@ from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.registry import make_space
 from moevolve.search.loop.driver import Driver, Progress
 from moevolve.search.loop.evaluation_cache import EvaluationCache
+from moevolve.search.loop.schedule import make_schedule
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.pools.base import Completion
 from moevolve.search.service.launch import register
-from moevolve.search.strategies.phased import make_schedule, make_strategy
+from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.repository import Store
-from moevolve.workers.messages import EvaluationReply, EvaluationRequest, TaskResult
+from moevolve.workers.messages import EvaluationReply, EvaluationRequest
 from moevolve.workers.methods.base import Edit, IdentityEdit
 from moevolve.workers.methods.eep.edit import EepEdit
 
@@ -107,14 +108,14 @@ class UnrulyPool:
         self._rng = np.random.default_rng(self.seed)
         self._open: list[EvaluationRequest] = []
         self._polls = 0
-        self._past: list[Completion] = []
+        self._past: list[EvaluationReply] = []
 
     def submit(self, request: EvaluationRequest) -> None:
         self.submitted.append(request.edit.phenotype_hash)
         self._open.append(request)
         self.busiest = max(self.busiest, len(self._open))
 
-    def poll(self, timeout: float) -> list[Completion]:
+    def poll(self, timeout: float) -> list[EvaluationReply]:
         if self._polls == self.stop_at:
             raise Stopped
         self._polls += 1
@@ -122,9 +123,9 @@ class UnrulyPool:
         finished = self._rng.permutation(under_way)[: self._rng.integers(under_way + 1)]
         requests = [self._open[position] for position in finished]
         self._open = [request for position, request in enumerate(self._open) if position not in finished]
-        fresh = [Completion(self._reply(request), attempts=1) for request in requests]
+        fresh = [self._reply(request) for request in requests]
         self.delivered += [request.edit.phenotype_hash for request in requests]
-        again = [completion for completion in self._past if self._rng.random() < self.repeat]
+        again = [reply for reply in self._past if self._rng.random() < self.repeat]
         self._past = fresh
         return [*again, *fresh] if self._rng.random() < 0.5 else [*fresh, *again]
 
@@ -134,16 +135,15 @@ class UnrulyPool:
     def _reply(self, request: EvaluationRequest) -> EvaluationReply:
         outcome = self.score(request.edit)
         if outcome is None:
-            return EvaluationReply(request.ticket, (), "logits are not finite", 0.1, "lab", failed_on=request.splits)
-        return EvaluationReply(request.ticket, tuple(_result(outcome, key) for key in request.splits), None, 0.1, "lab")
+            return failure(request)
+        return answers(request, {key: _result(outcome, key) for key in request.fingerprints})
 
 
-def _result(outcome: tuple[float, float], fingerprint: str) -> TaskResult:
+def _result(outcome: tuple[float, float], fingerprint: str) -> SplitResult:
     score, gold = outcome
     # Tasks differ by a hash of their fingerprint, so that their weights matter.
     shift = int(hashlib.sha256(fingerprint.encode()).hexdigest()[:4], 16) / 2**16 / 10
-    outcomes = np.array([score], dtype=np.float32)
-    return TaskResult("", "search", fingerprint, SplitResult(max(0.0, score - shift), gold, outcomes), 0.1)
+    return result(max(0.0, score - shift), gold, [score])
 
 
 def start(store: Store, config: RunConfig, search_id: str = "lab-1") -> SearchSetup:
@@ -156,7 +156,7 @@ def start(store: Store, config: RunConfig, search_id: str = "lab-1") -> SearchSe
 def drive(store: Store, setup: SearchSetup, pool: UnrulyPool) -> list[Progress]:
     """One driver, as `service.execute` would set it up; returns what it reported."""
     reports: list[Progress] = []
-    cache = EvaluationCache(store, pool, setup.facts.fingerprint, "engine")
+    cache = EvaluationCache(store, pool, setup.search_id, setup.facts.fingerprint, "engine")
     Driver(setup, make_strategy(setup.config, setup.space, setup.schedule), store, cache, reports.append).run()
     return reports
 

@@ -13,7 +13,7 @@ from moevolve.search.config.phases import MergePhase, PrunePhase, TunePhase
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.eep.space import EepSpace
 from moevolve.search.genomes.sections import EepSection
-from moevolve.store.records import HistoryRow, IndividualStatus
+from moevolve.store.records import IndividualRecord, IndividualStatus
 from moevolve.workers.facts import DenseFacts, LinearFacts, ModelFacts
 from moevolve.workers.methods.eep.edit import RouterSpace
 
@@ -118,8 +118,30 @@ def continuous(space: EepSpace, seed: int = 0) -> EepGenome:
     )
 
 
-def history_row(index: int, phase: str, fitness: float | None, status: IndividualStatus = "ok") -> HistoryRow:
-    return HistoryRow(index, phase, "mutation", b"", f"h{index}", f"p{index}", 0, (), status, fitness, fitness, None)
+def history_row(index: int, phase: str, fitness: float | None, status: IndividualStatus = "ok") -> IndividualRecord:
+    return IndividualRecord(
+        index=index,
+        phase=phase,
+        operator="mutation",
+        genome=b"",
+        content_hash=f"h{index}",
+        phenotype_hash=f"p{index}",
+        experts=4,
+        active=2,
+        parameters=50 + 10 * index,
+        active_parameters=20 + index,
+        parameters_full=200,
+        status=status,
+        fitness=fitness,
+        tie_break=fitness,
+    )
+
+
+def decided(one: IndividualRecord, outcome: tuple[float, float] | None) -> IndividualRecord:
+    """An individual with fitness and tie-break, or failed."""
+    if outcome is None:
+        return replace(one, status="failed", fitness=None, tie_break=None, failure="broken", failure_kind="candidate")
+    return replace(one, status="ok", fitness=outcome[0], tie_break=outcome[1])
 
 
 HISTORY = [

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from moevolve.store.records import (
     EvaluationRecord,
-    FitnessRecord,
     IndividualRecord,
     SearchRecord,
     SearchTaskRecord,
@@ -83,18 +83,20 @@ def evaluation(
     return EvaluationRecord(**(values | other))
 
 
-def fitness(index: int, value: float | None, tie: float = -1.0) -> FitnessRecord:
+def decided(one: int | IndividualRecord, value: float | None, tie: float = -1.0) -> IndividualRecord:
+    """An individual, by itself or by index, with its fitness, or failed."""
+    made = individual(one) if isinstance(one, int) else one
     if value is None:
-        return FitnessRecord(index, "failed", failure="logits are not finite", failure_kind="candidate")
-    return FitnessRecord(index, "ok", value, tie)
+        return replace(made, status="failed", failure="logits are not finite", failure_kind="candidate")
+    return replace(made, status="ok", fitness=value, tie_break=tie)
 
 
 def scored(store: Store, search_id: str, index: int, score: float | None, **other: Any) -> None:
-    """Records an individual together with its evaluation on rte/search and its fitness."""
+    """Records a decided individual together with its evaluation on rte/search."""
     gold = other.pop("gold", -1.0)
     one = individual(index, **other)
     shape = {"experts": one.experts, "active": one.active, "parameters": one.parameters}
     found = evaluation(index, score, phenotype_hash=one.phenotype_hash, **shape)
     if score is not None:
         found = evaluation(index, score, phenotype_hash=one.phenotype_hash, gold_logprob=gold, **shape)
-    store.record(search_id, [one], [found], [fitness(index, score, gold)])
+    store.record(search_id, [decided(one, score, gold)], [found])

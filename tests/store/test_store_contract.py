@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 
 import numpy as np
 import pytest
-from store_samples import ENGINE, MODEL, digest, evaluation, fitness, individual, search, split
+from store_samples import ENGINE, MODEL, decided, digest, evaluation, individual, search, split
 
 from moevolve.store.errors import StoreError
-from moevolve.store.records import FULL_MODEL, UNBOUND, ExportRecord, FitnessRecord
+from moevolve.store.records import FULL_MODEL, UNBOUND, ExportRecord
 from moevolve.store.repository import Store
 
 
@@ -70,9 +70,7 @@ def test_what_is_beside_the_fitness_may_change(store: Store) -> None:
 def test_status_changes_and_counts(store: Store) -> None:
     store.create_search(search(), [split("rte"), split("copa"), split("rte", "dev")])
     store.create_search(search("beta"), [])
-    store.record(
-        "id-alpha", [individual(i) for i in range(4)], fitness=[fitness(0, 0.5), fitness(1, 0.75), fitness(2, None)]
-    )
+    store.record("id-alpha", [*(individual(i) for i in range(4)), decided(0, 0.5), decided(1, 0.75), decided(2, None)])
     store.set_status("id-alpha", "failed", "no worker left")
     alpha, beta = store.searches()
     assert (alpha.search.status, alpha.search.status_reason) == ("failed", "no worker left")
@@ -90,8 +88,8 @@ def test_status_changes_and_counts(store: Store) -> None:
 def test_history_gives_back_bytes_parents_gaps_and_pending(store: Store) -> None:
     store.create_search(search(), [split()])
     batch = [individual(0), individual(1), individual(3, [1, 0, 1], depth=1)]
-    store.record("id-alpha", batch, fitness=[fitness(1, 0.5, -float("inf"))])
-    store.record("id-alpha", fitness=[fitness(3, None)])
+    store.record("id-alpha", [*batch, decided(1, 0.5, -float("inf"))])
+    store.record("id-alpha", [decided(3, None)])
     zero, one, three = store.history("id-alpha")
     assert [row.index for row in (zero, one, three)] == [0, 1, 3]
     assert (zero.status, zero.fitness, zero.parents) == ("pending", None, ())
@@ -109,9 +107,8 @@ def test_history_gives_back_bytes_parents_gaps_and_pending(store: Store) -> None
 def test_recording_again_changes_nothing(store: Store) -> None:
     store.create_search(search(), [split()])
     batch = (
-        [individual(0), individual(1, [0])],
+        [individual(0), individual(1, [0]), decided(0, 0.5), decided(1, None)],
         [evaluation(0, 0.5), evaluation(1, None)],
-        [fitness(0, 0.5), fitness(1, None)],
     )
     store.record("id-alpha", *batch)
     before = store.history("id-alpha"), store.individual("alpha:0"), store.individual("alpha:1")
@@ -133,44 +130,41 @@ def test_the_first_evaluation_rules(store: Store) -> None:
 
 
 REFUSED = {
-    "another genome": ([individual(0, content_hash="x")], [], []),
-    "another edit": ([individual(0, phenotype="x")], [], []),
-    "unknown parent": ([individual(9, [5])], [], []),
-    "parent from the future": ([individual(5, [6]), individual(6)], [], []),
-    "own parent": ([individual(5, [5])], [], []),
-    "fitness of nobody": ([], [], [fitness(9, 0.5)]),
-    "second fitness": ([], [], [fitness(0, 0.75)]),
-    "failed after ok": ([], [], [fitness(0, None)]),
-    "two fitnesses at once": ([individual(9)], [], [fitness(9, 0.5), fitness(9, 0.25)]),
-    "undecided fitness": ([], [], [FitnessRecord(1, "pending")]),
-    "not a number": ([], [], [fitness(1, float("nan"))]),
-    "no tie-break": ([], [], [FitnessRecord(1, "ok", 0.5)]),
-    "score not finite": ([], [evaluation(1, float("inf"))], []),
-    "log-probability not a number": ([], [evaluation(1, 0.5, gold_logprob=float("nan"))], []),
-    "scored and failed": ([], [evaluation(1, 0.5, failure="both")], []),
-    "neither": ([], [evaluation(1, None, failure=None)], []),
-    "failed by nobody's fault": ([], [], [FitnessRecord(1, "failed", failure="lost")]),
-    "another metric": ([], [evaluation(1, 0.5, name="dev", metric="mean")], []),
-    "fingerprint of another split": ([], [evaluation(1, 0.5, task_fingerprint=digest("rte", "dev"))], []),
+    "another genome": ([individual(0, content_hash="x")], []),
+    "another edit": ([individual(0, phenotype="x")], []),
+    "unknown parent": ([individual(9, [5])], []),
+    "parent from the future": ([individual(5, [6]), individual(6)], []),
+    "own parent": ([individual(5, [5])], []),
+    "second fitness": ([decided(0, 0.75)], []),
+    "failed after ok": ([decided(0, None)], []),
+    "two fitnesses at once": ([decided(9, 0.5), decided(9, 0.25)], []),
+    "pending with a fitness": ([individual(1, fitness=0.5)], []),
+    "not a number": ([decided(1, float("nan"))], []),
+    "no tie-break": ([individual(1, status="ok", fitness=0.5)], []),
+    "score not finite": ([], [evaluation(1, float("inf"))]),
+    "log-probability not a number": ([], [evaluation(1, 0.5, gold_logprob=float("nan"))]),
+    "scored and failed": ([], [evaluation(1, 0.5, failure="both")]),
+    "neither": ([], [evaluation(1, None, failure=None)]),
+    "failed by nobody's fault": ([individual(1, status="failed", failure="lost")], []),
+    "another metric": ([], [evaluation(1, 0.5, name="dev", metric="mean")]),
+    "fingerprint of another split": ([], [evaluation(1, 0.5, task_fingerprint=digest("rte", "dev"))]),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_refused_batch_writes_nothing(store: Store, case: str) -> None:
     store.create_search(search(), [split()])
-    store.record("id-alpha", [individual(0), individual(1)], [evaluation(0, 0.5, name="dev")], [fitness(0, 0.5)])
+    store.record("id-alpha", [decided(0, 0.5), individual(1)], [evaluation(0, 0.5, name="dev")])
     before = store.history("id-alpha"), store.search("alpha").updated_at
-    individuals, evaluations, decided = REFUSED[case]
+    individuals, evaluations = REFUSED[case]
     fresh = [individual(2), individual(3, [0, 2])]
     with pytest.raises(StoreError) as caught:
-        store.record(
-            "id-alpha", [*fresh, *individuals], [evaluation(2, 0.5), *evaluations], [fitness(2, 0.5), *decided]
-        )
+        store.record("id-alpha", [*fresh, decided(2, 0.5), *individuals], [evaluation(2, 0.5), *evaluations])
     assert "\n" not in str(caught.value)
     assert (store.history("id-alpha"), store.search("alpha").updated_at) == before
     assert store.evaluations(digest("phenotype", 2), MODEL, ENGINE, [digest("rte", "search")]) == []
     # The refused transaction made a context too; its id must not have been remembered.
-    store.record("id-alpha", fresh, [evaluation(2, 0.5)], [fitness(2, 0.5)])
+    store.record("id-alpha", [*fresh, decided(2, 0.5)], [evaluation(2, 0.5)])
     assert store.evaluations(digest("phenotype", 2), MODEL, ENGINE, [digest("rte", "search")])[0].score == 0.5
 
 
@@ -217,11 +211,9 @@ def test_numpy_numbers_are_kept_as_numbers(store: Store) -> None:
     half = np.float32(0.5)
     one = individual(0, experts=np.int64(4), parameters=np.int64(2_000))
     shape = {"experts": np.int64(4), "active": np.int64(2), "parameters": np.int64(2_000)}
-    store.record(
-        "id-alpha", [one], [evaluation(0, half, gold_logprob=-half, **shape)], [FitnessRecord(0, "ok", half, -half)]
-    )
+    store.record("id-alpha", [decided(one, half, -half)], [evaluation(0, half, gold_logprob=-half, **shape)])
     detail = store.individual("alpha:0")
-    assert (detail.fitness.fitness, detail.fitness.tie_break) == (0.5, -0.5)
+    assert (detail.individual.fitness, detail.individual.tie_break) == (0.5, -0.5)
     assert (detail.evaluations[0].score, detail.evaluations[0].experts) == (0.5, 4)
     assert [row.index for row in store.best("rte", experts=4, active=2)] == [0]
 
@@ -230,13 +222,12 @@ def test_an_individual_in_detail(store: Store) -> None:
     store.create_search(search(), [split(), split("copa")])
     given = individual(1, [0], created_at=datetime.now(UTC), depth=1)
     test, dev, copa = evaluation(1, 0.4, name="test"), evaluation(1, 0.6, name="dev"), evaluation(1, None, "copa")
-    store.record("id-alpha", [individual(0), given], [test, dev, evaluation(1, 0.5), copa], [fitness(1, None)])
+    store.record("id-alpha", [individual(0), decided(given, None)], [test, dev, evaluation(1, 0.5), copa])
     store.record("id-alpha", evaluations=[evaluation(1, 0.9, model_fingerprint="other")])
     for ref in ("alpha:1", "id-alpha:1"):
         detail = store.individual(ref)
         assert detail.ref == "alpha:1"
-        assert detail.individual == given
-        assert detail.fitness == fitness(1, None)
+        assert detail.individual == decided(given, None)
         assert [(one.task, one.split, one.score) for one in detail.evaluations] == [
             ("copa", "search", None),
             ("rte", "search", 0.5),

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 from store_samples import digest, evaluation, individual, search, split
 
-from moevolve.store.costs import IndividualSize, SplitCost
+from moevolve.store.costs import SplitCost
 from moevolve.store.records import FULL_MODEL
 from moevolve.store.repository import Store
 
@@ -18,7 +18,7 @@ LATER = BORN + timedelta(hours=1)
 def test_a_new_search_cost_nothing(store: Store) -> None:
     store.create_search(search(), [split()])
     assert store.costs(store.search("alpha")) == store.costs(search(created_at=BORN))
-    assert store.costs(store.search("alpha")).splits == () and store.sizes("id-alpha") == []
+    assert store.costs(store.search("alpha")).splits == ()
 
 
 def test_evaluations_are_summed_per_split(store: Store) -> None:
@@ -47,11 +47,3 @@ def test_evaluations_are_summed_per_split(store: Store) -> None:
         SplitCost("rte", "search", evaluations=1, earlier=1, failed=0, examples=20, seconds=0.0, seconds_alone=2.0),
         SplitCost("rte", "dev", evaluations=1, earlier=0, failed=0, examples=7, seconds=4.0, seconds_alone=4.0),
     )
-
-
-def test_sizes_are_those_recorded(store: Store) -> None:
-    store.create_search(search(), [split()])
-    store.create_search(search("beta"), [split()])
-    store.record("id-alpha", [individual(0, parameters=30, active_parameters=20, parameters_full=40), individual(1)])
-    store.record("id-beta", [individual(0)])
-    assert store.sizes("id-alpha") == [IndividualSize(0, 30, 20, 40), IndividualSize(1, 2_000, 1_000, 2**40)]

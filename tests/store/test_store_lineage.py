@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from store_samples import fitness, individual, search, split
+from store_samples import decided, individual, search, split
 
 from moevolve.store.errors import StoreError
 from moevolve.store.lineage import to_dot
@@ -65,7 +65,7 @@ def test_lineage_of_nothing(family: Store) -> None:
 def test_the_drawing_names_every_node_and_edge_and_escapes(store: Store) -> None:
     store.create_search(search('say "hi" \\'), [split()])
     batch = [individual(0, operator='a "quoted"\nname'), individual(1, [0]), individual(2, [0])]
-    store.record('id-say "hi" \\', batch, fitness=[fitness(0, 0.5), fitness(1, None)])
+    store.record('id-say "hi" \\', [decided(batch[0], 0.5), decided(batch[1], None), batch[2]])
     dot = to_dot(store.descendants('say "hi" \\:0'))
     assert dot.splitlines()[0] == 'digraph "say \\"hi\\" \\\\" {'
     assert '  0 [label="0 prune\\na \\"quoted\\"\\nname\\n0.5000", style=solid, penwidth=3];' in dot

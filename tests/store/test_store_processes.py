@@ -18,7 +18,7 @@ from moevolve.store.session import transaction
 WRITER = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parents[1] / "labs")!r})
-from store_samples import evaluation, fitness, individual
+from store_samples import decided, evaluation, individual
 from moevolve.store.repository import Store
 store = Store.open(sys.argv[1], create=False)
 start = len(store.history(sys.argv[2]))
@@ -26,9 +26,8 @@ while True:
     span = range(start, start + 20)
     store.record(
         sys.argv[2],
-        [individual(i, [i - 1, i // 2] if i else [], genome=bytes(2000)) for i in span],
+        [decided(individual(i, [i - 1, i // 2] if i else [], genome=bytes(2000)), (i % 97) / 97) for i in span],
         [evaluation(i, (i % 97) / 97) for i in span],
-        [fitness(i, (i % 97) / 97) for i in span],
     )
     start += 20
     print(start, flush=True)

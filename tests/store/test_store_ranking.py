@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from sqlalchemy import event
-from store_samples import evaluation, fitness, individual, scored, search, split
+from store_samples import decided, evaluation, individual, scored, search, split
 
 from moevolve.store.errors import StoreError
 from moevolve.store.records import FULL_MODEL
@@ -68,7 +68,7 @@ def test_failed_pending_and_full_models_never_appear(store: Store) -> None:
         evaluation(0, 1.0, phenotype_hash=FULL_MODEL, experts=None),
         evaluation(99, 1.0),
     ]
-    store.record("id-alpha", evaluations=batch, fitness=[fitness(0, None), fitness(2, 0.9)])
+    store.record("id-alpha", [decided(0, None), decided(2, 0.9)], batch)
     assert indices(store.best("rte")) == [2]
     assert indices(store.best("rte", by="search", limit=1)) == [2]
     assert indices(store.best_of_search("id-alpha", 5)) == [2]
@@ -105,7 +105,7 @@ def test_another_model_or_engine_is_another_configuration(store: Store) -> None:
     store.create_search(search("two", created_at=DAY + timedelta(1), model_fingerprint="n" * 64), [split()])
     for name, model, score in (("one", "m" * 64, 0.5), ("two", "n" * 64, 0.6)):
         one = evaluation("p", score, model_fingerprint=model)
-        store.record(f"id-{name}", [individual(0, phenotype="p")], [one], [fitness(0, score)])
+        store.record(f"id-{name}", [decided(individual(0, phenotype="p"), score)], [one])
     store.record("id-one", evaluations=[evaluation("p", 0.99, engine_fingerprint="other")])
     rows = store.best("rte")
     assert [(row.ref, row.score, row.model_fingerprint[0]) for row in rows] == [
@@ -237,7 +237,7 @@ def two_models(store: Store, scores: dict[str, list[float]]) -> None:
         store.create_search(search(name, created_at=DAY + timedelta(place), model_fingerprint=model), [split()])
         for index, score in enumerate(values):
             found = evaluation(index, score, model_fingerprint=model)
-            store.record(f"id-{name}", [individual(index)], [found], [fitness(index, score)])
+            store.record(f"id-{name}", [decided(index, score)], [found])
 
 
 def test_models_are_ranked_together_and_age_decides_at_the_limit(store: Store) -> None:

@@ -36,7 +36,7 @@ def evaluate(worker: EvaluationWorker, scale: float = 1.0) -> EvaluationReply:
     """Score the first three of six experts, scaled, on all splits."""
     kept = np.stack([np.eye(3, 6, dtype=np.float32)] * 3)
     edit = EepEdit(kept, kept * np.float32(scale), 2)
-    return worker.evaluate(EvaluationRequest("t", edit, tuple(split.fingerprint for split in SPLITS)), SPLITS)
+    return worker.evaluate(EvaluationRequest(edit, tuple(split.ref for split in SPLITS)), SPLITS)
 
 
 def failing_on(split: PreparedSplit, error: Exception) -> Callable[[Engine, PreparedSplit], SplitResult]:
@@ -55,16 +55,16 @@ def test_what_was_scored_before_a_failure_is_reported(
     assert fine.failure is None and len(fine.results) == 3 and fine.failed_on == ()
     monkeypatch.setattr(actor, "run_split", failing_on(B, CandidateError("logits are not finite")))
     reply = evaluate(worker)
-    assert [result.task for result in reply.results] == ["a"]
-    assert reply.results[0].result.gold_logprob == fine.results[0].result.gold_logprob
+    assert list(reply.results) == [SPLITS[0].fingerprint]
+    assert reply.results[SPLITS[0].fingerprint].gold_logprob == fine.results[SPLITS[0].fingerprint].gold_logprob
     assert (reply.failure, reply.kind, reply.failed_on) == ("logits are not finite", "candidate", (B.fingerprint,))
 
 
 def test_an_edit_that_cannot_be_made_fails_on_every_split(worker: EvaluationWorker) -> None:
     kept = np.stack([np.eye(3, 6, dtype=np.float32)] * 2)
-    misfit = EvaluationRequest("t", EepEdit(kept, kept, 2), tuple(split.fingerprint for split in SPLITS))
+    misfit = EvaluationRequest(EepEdit(kept, kept, 2), tuple(split.ref for split in SPLITS))
     reply = worker.evaluate(misfit, SPLITS)
-    assert reply.results == () and reply.failure and reply.failed_on == misfit.splits
+    assert reply.results == {} and reply.failure and reply.failed_on == misfit.fingerprints
     assert evaluate(worker, scale=1e30).failure, "and so do weights that are not finite"
     assert evaluate(worker).failure is None, "the model is as before"
 

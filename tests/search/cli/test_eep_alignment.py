@@ -14,7 +14,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Split
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import RunConfig
-from moevolve.search.loop.evaluation_cache import EvaluationCache, Job
+from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.final import Finaliser
 from moevolve.search.loop.standings import standings
 from moevolve.search.pools.local import LocalPool
@@ -102,10 +102,9 @@ def alone(run: RunConfig, edit: Edit, split: Split) -> tuple[float, float]:
     """Score and gold log-probability on a worker that has run nothing else."""
     splits = set_up(run, "any").prepared[split]
     worker = EvaluationWorker(run.model.to_worker(), run.engine.to_worker())
-    (found,) = worker.evaluate(
-        EvaluationRequest("any", edit, tuple(item.fingerprint for item in splits)), splits
-    ).results
-    return found.result.score, found.result.gold_logprob
+    reply = worker.evaluate(EvaluationRequest(edit, tuple(item.ref for item in splits)), splits)
+    (found,) = reply.results.values()
+    return found.score, found.gold_logprob
 
 
 def summary(store: Store, index: int) -> str:
@@ -122,8 +121,8 @@ def test_stored_individuals_are_evaluated_and_exported_as_they_were_searched(
     assert subject.detail.individual.summary.endswith(", aligned")
     record = evaluate_subject(store, subject, run.tasks[0].name, "test")
     assert record.failure is None and record.score is not None
-    fitness = subject.detail.fitness
-    assert alone(run, subject.edit, "search") == (fitness.fitness, fitness.tie_break)
+    one = subject.detail.individual
+    assert alone(run, subject.edit, "search") == (one.fitness, one.tie_break)
     report = export_individual(store, reference, tmp_path / "out")
     assert report.agreement.holds and report.experts == 2
     with pytest.raises(UserError, match=r"neurons aligned, which a coefficient file can't say"):
@@ -139,15 +138,15 @@ def test_the_end_of_a_search_scores_both_kinds_alike(run: RunConfig, store: Stor
     splits = {item.fingerprint: item for group in setup.prepared.values() for item in group}
     pool = LocalPool(lambda: EvaluationWorker(model, engine), splits)
     record = store.search("aligned")
-    cache = EvaluationCache(store, pool, setup.facts.fingerprint, record.engine_fingerprint)
+    cache = EvaluationCache(store, pool, setup.search_id, setup.facts.fingerprint, record.engine_fingerprint)
     Finaliser(setup, store, cache).run()
     winner = standings(store, record, store.history(record.id)).winner
     assert winner is not None
     references = [winner, first_merge(store), "aligned:0"]
     edits = [IdentityEdit(), *(find_subject(store, reference).edit for reference in references)]
-    for item in cache.run([Job(edit, setup.splits("dev")) for edit in edits]):
+    for item in cache.settle([EvaluationRequest(edit, setup.splits("dev")) for edit in edits]):
         (found,) = item.evaluations
-        assert (found.score, found.gold_logprob) == alone(run, item.job.edit, "dev")
+        assert (found.score, found.gold_logprob) == alone(run, item.request.edit, "dev")
 
 
 def test_an_unknown_value_is_refused(tiny: Any, tmp_path: Path) -> None:

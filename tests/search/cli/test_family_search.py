@@ -75,9 +75,9 @@ def score(setup: SearchSetup, model: ModelConfig) -> float:
     """An unedited checkpoint's score on the search split."""
     (split,) = setup.prepared["search"]
     worker = EvaluationWorker(model, setup.config.engine.to_worker())
-    reply = worker.evaluate(EvaluationRequest("t", IdentityEdit(), (split.fingerprint,)), (split,))
+    reply = worker.evaluate(EvaluationRequest(IdentityEdit(), (split.ref,)), (split,))
     assert reply.failure is None
-    return reply.results[0].result.score
+    return reply.results[split.fingerprint].score
 
 
 @families

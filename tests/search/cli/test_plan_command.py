@@ -112,7 +112,7 @@ def test_the_estimate_for_the_demo_is_near_what_an_evaluation_takes() -> None:
         edit = space.sample(rng, config.phases[0]).genome.express()
         # The processor's time, not the clock's: other processes may be running.
         began = time.process_time()
-        reply = worker.evaluate(EvaluationRequest("one", edit, (split.fingerprint,)), (split,))
+        reply = worker.evaluate(EvaluationRequest(edit, (split.ref,)), (split,))
         taken.append(time.process_time() - began)
         assert reply.failure is None
     estimated = report.devices[0].phases[0].scoring

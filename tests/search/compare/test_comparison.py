@@ -231,10 +231,7 @@ def test_a_search_that_fails_stops_no_other(tiny: Any, tmp_path: Path) -> None:
 
     class Failing(LocalPool):
         def poll(self, timeout: float) -> Any:
-            return [
-                replace(each, reply=replace(each.reply, results=(), failure="broken", kind="worker"))
-                for each in super().poll(timeout)
-            ]
+            return [replace(each, results={}, failure="broken", kind="worker") for each in super().poll(timeout)]
 
     made: list[LocalPool] = []
 
@@ -263,11 +260,11 @@ def test_a_best_that_breaks_on_test_scores_nothing_there(tiny: Any, tmp_path: Pa
             found = super().poll(timeout)
             if request is None or isinstance(request.edit, IdentityEdit) or not left[0]:
                 return found
-            if self._splits[request.splits[0]].split != "test":
+            if request.splits[0].split != "test":
                 return found
             left[0] -= 1
-            broken = {"results": (), "failure": "broken", "failed_on": request.splits}
-            return [replace(each, reply=replace(each.reply, **broken)) for each in found]
+            broken = {"results": {}, "failure": "broken", "failed_on": request.fingerprints}
+            return [replace(each, **broken) for each in found]
 
     def breaking(setup: SearchSetup) -> LocalPool:
         made = pool(setup)

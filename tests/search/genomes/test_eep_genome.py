@@ -248,7 +248,7 @@ def test_a_childs_operator_says_whether_it_has_two_parents() -> None:
     for rate, operator, used in ((0.0, "mutation", (0,)), (1.0, "crossover+mutation", (0, 1))):
         for phase in (PRUNE, MERGE):
             child = space.breed(np.random.default_rng(3), phase.model_copy(update={"crossover_rate": rate}), both)
-            assert (child.operator, child.parents_used) == (operator, used)
+            assert (child.operator, child.parents) == (operator, used)
 
 
 def test_a_summary_says_how_far_merging_went() -> None:

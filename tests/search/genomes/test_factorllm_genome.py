@@ -44,7 +44,7 @@ def test_the_start_is_the_calibration(routers: int) -> None:
     space = factorllm_space(routers=routers)
     offspring = space.start(TUNE)
     edit = offspring.genome.express()
-    assert (offspring.operator, offspring.parents_used) == ("start", ())
+    assert (offspring.operator, offspring.parents) == ("start", ())
     start = space.measured
     for layer in range(4):
         for expert in range(4):

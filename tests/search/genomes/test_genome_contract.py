@@ -206,7 +206,7 @@ def grown(kind: Kind, phase: PhaseConfig, seed: int, steps: int = 2) -> Any:
 def test_samples_are_valid_and_have_no_parents(kind: Kind, phase: PhaseConfig, seed: int) -> None:
     offspring = kind.space.sample(np.random.default_rng(seed), phase)
     kind.check(offspring.genome, phase)
-    assert offspring.parents_used == ()
+    assert offspring.parents == ()
     assert offspring.operator.isprintable() and offspring.operator
 
 
@@ -218,7 +218,7 @@ def test_children_are_valid_and_name_the_parents_used(kind: Kind, phase: PhaseCo
     before = [parent.to_bytes() for parent in given_parents]
     offspring = kind.space.breed(np.random.default_rng(seed), phase, given_parents)
     kind.check(offspring.genome, phase)
-    assert offspring.parents_used in {(0,), (0, 1)[:parents]}
+    assert offspring.parents in {(0,), (0, 1)[:parents]}
     assert [parent.to_bytes() for parent in given_parents] == before
 
 
@@ -227,7 +227,7 @@ def test_the_crossover_rate_decides_on_the_second_parent(kind: Kind, phase: Phas
     pair = grown(kind, phase, 1), grown(kind, phase, 2)
     for rate, expected in ((0.0, (0,)), (1.0, (0, 1))):
         changed = phase.model_copy(update={"crossover_rate": rate})
-        used = {kind.space.breed(np.random.default_rng(seed), changed, pair).parents_used for seed in range(20)}
+        used = {kind.space.breed(np.random.default_rng(seed), changed, pair).parents for seed in range(20)}
         assert used == {expected}
 
 

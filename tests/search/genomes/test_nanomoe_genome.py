@@ -102,7 +102,7 @@ def test_idle_experts_stay_idle() -> None:
 def test_the_start_is_plain_low_rank(variant: Variant) -> None:
     space = space_of(variant)
     offspring = space.start(TUNE)
-    assert (offspring.operator, offspring.parents_used) == ("start", ())
+    assert (offspring.operator, offspring.parents) == ("start", ())
     edit = offspring.genome.express()
     assert isinstance(edit, NanoMoeEdit)
     if variant == "III":

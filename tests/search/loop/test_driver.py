@@ -17,11 +17,11 @@ from moevolve.search.loop import driver
 from moevolve.search.loop.driver import Driver, Progress
 from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.scores import weighted_means
-from moevolve.search.pools.base import Completion
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.errors import StoreError
 from moevolve.store.records import EvaluationRecord
 from moevolve.store.repository import Store
+from moevolve.workers.messages import EvaluationReply
 from moevolve.workers.methods.base import Edit, IdentityEdit
 
 Opener = Callable[[str], Store]
@@ -306,7 +306,7 @@ def test_pace_is_measured_from_the_first_evaluation_on(open_store: Opener, monke
     now = 100.0
 
     class Clock(UnrulyPool):
-        def poll(self, timeout: float) -> list[Completion]:
+        def poll(self, timeout: float) -> list[EvaluationReply]:
             nonlocal now
             now += 3.0
             return super().poll(timeout)
@@ -315,7 +315,7 @@ def test_pace_is_measured_from_the_first_evaluation_on(open_store: Opener, monke
     store = open_store("s")
     setup = start(store, run_config())
     seen: list[tuple[float, Progress]] = []
-    cache = EvaluationCache(store, Clock(1), setup.facts.fingerprint, "engine")
+    cache = EvaluationCache(store, Clock(1), setup.search_id, setup.facts.fingerprint, "engine")
     strategy = make_strategy(setup.config, setup.space, setup.schedule)
     Driver(setup, strategy, store, cache, lambda progress: seen.append((now, progress))).run()
     first = next(place for place, (_, progress) in enumerate(seen) if progress.evaluated)

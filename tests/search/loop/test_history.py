@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from search_samples import many
+from search_samples import decided, history_row, many
 
 from moevolve.search.config.phases import ThresholdParents, TopKParents
-from moevolve.search.loop.history import Member, Ranking, RankKey, eligible
+from moevolve.search.loop.history import Ranking, eligible, rank_key
+from moevolve.store.records import IndividualRecord
 
 Rule = TopKParents | ThresholdParents
 rules = st.one_of(
@@ -26,18 +28,17 @@ landscapes = st.lists(
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> list[Member]:
+def histories(draw: st.DrawFn) -> list[IndividualRecord]:
     landscape = draw(landscapes)
     contents = draw(st.lists(st.integers(0, len(landscape) - 1), max_size=60))
     return [member(index, content, landscape[content]) for index, content in enumerate(contents)]
 
 
-def member(index: int, content: int, outcome: tuple[float, float] | None) -> Member:
-    fitness, tie_break = outcome or (None, None)
-    return Member(index, 0, bytes([content]), f"hash-{content}", fitness, tie_break)
+def member(index: int, content: int, outcome: tuple[float, float] | None) -> IndividualRecord:
+    return decided(replace(history_row(index, "prune", None), content_hash=f"hash-{content}"), outcome)
 
 
-def from_scratch(history: list[Member], rule: Rule) -> list[Member]:
+def from_scratch(history: list[IndividualRecord], rule: Rule) -> list[IndividualRecord]:
     """Distinct members that didn't fail, best first, cut by the rule."""
     first = {one.content_hash: one for one in reversed(history) if one.fitness is not None}
     ranked = sorted(first.values(), key=lambda one: (-one.fitness, -one.tie_break, one.index))  # type: ignore[operator]
@@ -48,7 +49,7 @@ def from_scratch(history: list[Member], rule: Rule) -> list[Member]:
 
 @many
 @given(histories(), rules)
-def test_a_ranking_is_what_a_sort_of_the_whole_history_gives(history: list[Member], rule: Rule) -> None:
+def test_a_ranking_is_what_a_sort_of_the_whole_history_gives(history: list[IndividualRecord], rule: Rule) -> None:
     ranking = Ranking(rule)
     for count, one in enumerate(history, start=1):
         ranking.add(one)
@@ -59,13 +60,13 @@ def test_a_ranking_is_what_a_sort_of_the_whole_history_gives(history: list[Membe
 
 @many
 @given(histories(), st.integers(1, 6))
-def test_a_top_k_ranking_never_holds_more_than_k(history: list[Member], k: int) -> None:
+def test_a_top_k_ranking_never_holds_more_than_k(history: list[IndividualRecord], k: int) -> None:
     ranking = Ranking(TopKParents(k=k))
     for one in history:
         ranking.add(one)
         assert len(ranking) <= k
         # Nothing is kept beside the ranked members either.
-        assert len(ranking._members) == len(ranking._hashes) == len(ranking)
+        assert len(ranking._individuals) == len(ranking._hashes) == len(ranking)
 
 
 def test_eligible_cuts_a_longer_list() -> None:
@@ -76,14 +77,15 @@ def test_eligible_cuts_a_longer_list() -> None:
 
 
 def test_ties_go_to_the_gold_log_probability_then_to_the_earlier() -> None:
-    keys = [RankKey.of(0.5, -1.0, 3), RankKey.of(0.5, -0.5, 9), RankKey.of(0.5, -1.0, 2), RankKey.of(0.6, -9.0, 8)]
-    assert [key.index for key in sorted(keys)] == [8, 9, 2, 3]
+    outcomes = {3: (0.5, -1.0), 9: (0.5, -0.5), 2: (0.5, -1.0), 8: (0.6, -9.0)}
+    some = [member(index, index, outcome) for index, outcome in outcomes.items()]
+    assert [one.index for one in sorted(some, key=rank_key)] == [8, 9, 2, 3]
 
 
 def test_a_failed_member_has_no_rank() -> None:
     failed = member(4, 0, None)
-    with pytest.raises(ValueError, match="individual 4 failed"):
-        _ = failed.key
+    with pytest.raises(ValueError, match="individual 4 is failed"):
+        rank_key(failed)
     ranking = Ranking(TopKParents(k=3))
     ranking.add(failed)
     assert len(ranking) == 0

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from search_samples import many
 
 from moevolve.search.config.run import RunConfig
-from moevolve.search.loop.schedule import Schedule
-from moevolve.search.strategies.phased import make_schedule
+from moevolve.search.loop.schedule import Schedule, make_schedule
 
 stretches = st.lists(
     st.integers(1, 30).flatmap(lambda size: st.tuples(st.just("prune"), st.just(size), st.integers(0, size))),

@@ -8,11 +8,11 @@ from typing import Any
 from moevolve.search.config.files import load_run_config, parse_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.pools.base import Completion
 from moevolve.search.pools.local import LocalPool
 from moevolve.search.service.launch import Observer, execute, register, set_up_new
 from moevolve.store.repository import Store
 from moevolve.workers.config import ALL_SHORTCUTS, Shortcuts
+from moevolve.workers.messages import EvaluationReply
 from moevolve.workers.worker import EvaluationWorker
 
 DEMO = Path(__file__).parents[3] / "configs" / "runs" / "demo.yaml"
@@ -40,12 +40,12 @@ class WatchedPool(LocalPool):
         super().__init__(lambda: EvaluationWorker(model, engine, shortcuts, reuse_bytes), setup.all_prepared)
         self.spared: dict[str, list[float]] = {}
 
-    def poll(self, timeout: float) -> list[Completion]:
-        completions = super().poll(timeout)
-        for completion in completions:
-            for result in completion.reply.results:
-                self.spared.setdefault(result.task, []).append(result.spared)
-        return completions
+    def poll(self, timeout: float) -> list[EvaluationReply]:
+        replies = super().poll(timeout)
+        for reply in replies:
+            for fingerprint, result in reply.results.items():
+                self.spared.setdefault(self._splits[fingerprint].task, []).append(result.spared)
+        return replies
 
 
 def searched(

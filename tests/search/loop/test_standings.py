@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from replies import answers, result
 from report_lab import local_pool
 from search_lab import make_lab_setup, run_config
 from typer.testing import CliRunner
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.types import Example, Matching, PreparedSplit, Split, SplitResult
+from moevolve.evaluators.types import Example, Matching, PreparedSplit, Split
 from moevolve.search.cli.app import app
 from moevolve.search.cli.final_table import print_standings
 from moevolve.search.compare.config import load_comparison
@@ -27,11 +28,10 @@ from moevolve.search.compare.run import run_comparison
 from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.loop.standings import BEST_LABEL, Score, Standings
-from moevolve.search.pools.base import Completion
 from moevolve.search.report.contents import gather
 from moevolve.search.service import launch as service
 from moevolve.store.repository import Store
-from moevolve.workers.messages import EvaluationReply, EvaluationRequest, TaskResult
+from moevolve.workers.messages import EvaluationReply, EvaluationRequest
 from moevolve.workers.methods.base import Edit, IdentityEdit
 
 EXAMPLES = 20
@@ -54,23 +54,22 @@ class SheetPool:
     def submit(self, request: EvaluationRequest) -> None:
         self._open.append(request)
 
-    def poll(self, timeout: float) -> list[Completion]:
+    def poll(self, timeout: float) -> list[EvaluationReply]:
         requests, self._open = self._open, []
-        return [Completion(self._reply(request), attempts=1) for request in requests]
+        return [self._reply(request) for request in requests]
 
     def close(self) -> None:
         self._open.clear()
 
     def _reply(self, request: EvaluationRequest) -> EvaluationReply:
-        results = []
-        for key in request.splits:
+        results = {}
+        for key in request.fingerprints:
             found = self._sheet(request.edit, self._splits[key])
             if found is None:
-                return EvaluationReply(request.ticket, tuple(results), "broken", 0.1, "lab", failed_on=(key,))
+                return replace(answers(request, results), failure="broken", failed_on=(key,))
             outcomes = (np.arange(EXAMPLES) < found[0]).astype(np.float32)
-            result = SplitResult(found[0] / EXAMPLES, found[1], outcomes)
-            results.append(TaskResult("", "search", key, result, 0.1))
-        return EvaluationReply(request.ticket, tuple(results), None, 0.1, "lab")
+            results[key] = result(found[0] / EXAMPLES, found[1], outcomes.tolist())
+        return answers(request, results)
 
 
 def prepared(task: str, split: Split) -> PreparedSplit:
@@ -275,10 +274,10 @@ def test_leaders_that_are_not_all_measured_on_dev_are_not_ranked_again(store: St
     class Dying(SheetPool):
         """Gives three leaders on dev, the worst three of them."""
 
-        def poll(self, timeout: float) -> list[Completion]:
+        def poll(self, timeout: float) -> list[EvaluationReply]:
             if seen:
                 raise KeyboardInterrupt
-            if not any(self._splits[key].split == "dev" for one in self._open for key in one.splits):
+            if not any(self._splits[key].split == "dev" for one in self._open for key in one.fingerprints):
                 return super().poll(timeout)
             self._open = self._open[-3:]
             seen.append(len(self._open))

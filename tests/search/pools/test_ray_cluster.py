@@ -13,10 +13,10 @@ from ray.cluster_utils import Cluster
 from moevolve.evaluators.tasks.prepare import prepare_split
 from moevolve.evaluators.tasks.registry import load_task
 from moevolve.search.config.run import WorkersSection
-from moevolve.search.pools.base import Completion, PoolError
+from moevolve.search.pools.base import PoolError
 from moevolve.search.pools.ray_pool import RayPool
 from moevolve.workers.config import EngineConfig, ModelConfig
-from moevolve.workers.messages import EvaluationRequest
+from moevolve.workers.messages import EvaluationReply, EvaluationRequest
 from moevolve.workers.methods.base import IdentityEdit
 
 pytestmark = pytest.mark.slow
@@ -43,13 +43,13 @@ def test_a_lost_node_counts_against_nobody(cluster: Cluster, tiny: Any) -> None:
     try:
         _wait_until_ready(pool, 2)
         for number in range(60):
-            pool.submit(EvaluationRequest(str(number), IdentityEdit(), (split.fingerprint,)))
+            pool.submit(EvaluationRequest(IdentityEdit(), (split.ref,), ticket=str(number)))
         done = pool.poll(5.0)
         cluster.remove_node(nodes[0], allow_graceful=False)
         done += _collect(pool, 60 - len(done))
-        assert sorted(int(item.reply.ticket) for item in done) == list(range(60))
-        assert [item.reply.failure for item in done] == [None] * 60
-        assert len({item.reply.results[0].result.gold_logprob for item in done}) == 1
+        assert sorted(int(item.ticket) for item in done) == list(range(60))
+        assert [item.failure for item in done] == [None] * 60
+        assert len({item.results[split.fingerprint].gold_logprob for item in done}) == 1
         assert max(item.attempts for item in done) == 2, "one evaluation was lost with its node"
     finally:
         pool.close()
@@ -69,8 +69,8 @@ def _wait_until_ready(pool: RayPool, workers: int) -> None:
         pool.poll(0.5)
 
 
-def _collect(pool: RayPool, count: int) -> list[Completion]:
-    done: list[Completion] = []
+def _collect(pool: RayPool, count: int) -> list[EvaluationReply]:
+    done: list[EvaluationReply] = []
     deadline = time.monotonic() + 400
     while len(done) < count:
         assert time.monotonic() < deadline, f"{count - len(done)} evaluations are missing"

@@ -20,10 +20,10 @@ from moevolve.evaluators.tasks.prepare import prepare_split
 from moevolve.evaluators.tasks.registry import load_task
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.run import WorkersSection
-from moevolve.search.pools.base import Completion, PoolError
+from moevolve.search.pools.base import PoolError
 from moevolve.search.pools.ray_pool import RayPool
 from moevolve.workers.config import EngineConfig, ModelConfig
-from moevolve.workers.messages import EvaluationReply, EvaluationRequest, TaskResult
+from moevolve.workers.messages import EvaluationReply, EvaluationRequest
 from moevolve.workers.methods.base import IdentityEdit
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.worker import EvaluationWorker
@@ -52,11 +52,11 @@ class FaultyWorker(EvaluationWorker):
                 self._score = _out_of_memory  # type: ignore[method-assign, assignment]
             case "spec":
                 spec = importlib.util.find_spec("kernels")
-                return EvaluationReply(request.ticket, (), str(spec), 0.0, "")
+                return EvaluationReply(request.ticket, {}, str(spec), 0.0, "")
         return super().evaluate(request, splits)
 
 
-def _out_of_memory(*arguments: Any) -> TaskResult:
+def _out_of_memory(*arguments: Any) -> None:
     raise MemoryError("no more")
 
 
@@ -87,17 +87,17 @@ def from_the_checkout() -> Iterator[None]:
     ray.shutdown()
 
 
-def collect(pool: RayPool, count: int, timeout: float = 400) -> dict[str, Completion]:
-    done: dict[str, Completion] = {}
+def collect(pool: RayPool, count: int, timeout: float = 400) -> dict[str, EvaluationReply]:
+    done: dict[str, EvaluationReply] = {}
     deadline = time.monotonic() + timeout
     while len(done) < count:
         assert time.monotonic() < deadline, f"only {sorted(done)} completed"
-        done |= {completion.reply.ticket: completion for completion in pool.poll(0.5)}
+        done |= {reply.ticket: reply for reply in pool.poll(0.5)}
     return done
 
 
 def request(split: PreparedSplit, ticket: str, edit: Any = None) -> EvaluationRequest:
-    return EvaluationRequest(ticket, edit or IdentityEdit(), (split.fingerprint,))
+    return EvaluationRequest(edit or IdentityEdit(), (split.ref,), ticket=ticket)
 
 
 def test_an_evaluation_past_its_time_fails(tiny: Any, split: PreparedSplit, ray_address: str) -> None:
@@ -106,8 +106,8 @@ def test_an_evaluation_past_its_time_fails(tiny: Any, split: PreparedSplit, ray_
         pool.submit(request(split, "hang"))
         pool.submit(request(split, "good"))
         done = collect(pool, 2)
-    assert "longer than timeout_s = 1.5" in (done["hang"].reply.failure or "") and done["hang"].reply.kind == "timeout"
-    assert done["good"].reply.failure is None
+    assert "longer than timeout_s = 1.5" in (done["hang"].failure or "") and done["hang"].kind == "timeout"
+    assert done["good"].failure is None
 
 
 def test_a_model_that_does_not_load_ends_the_pool(split: PreparedSplit, ray_address: str, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_model_that_does_not_load_ends_the_pool(split: PreparedSplit, ray_addr
 def test_our_kernels_folder_is_not_importable_by_its_bare_name(pool: RayPool, split: PreparedSplit) -> None:
     """Ray puts the driver's folder on its workers' path: the checkout, when a search is launched from there."""
     pool.submit(request(split, "spec"))
-    assert str(CHECKOUT) not in (collect(pool, 1)["spec"].reply.failure or "")
+    assert str(CHECKOUT) not in (collect(pool, 1)["spec"].failure or "")
 
 
 def test_faults_stay_with_their_candidates(pool: RayPool, split: PreparedSplit) -> None:
@@ -139,14 +139,14 @@ def test_faults_stay_with_their_candidates(pool: RayPool, split: PreparedSplit) 
         pool.submit(request(split, ticket, edits.get(ticket)))
     done = collect(pool, len(tickets))
     for ticket in ("die", "memory"):
-        assert "killed its worker 2 times" in (done[ticket].reply.failure or "")
+        assert "killed its worker 2 times" in (done[ticket].failure or "")
         assert done[ticket].attempts == 2
-    assert "MemoryError: no more" in (done["memory"].reply.failure or "")
-    kinds = {ticket: done[ticket].reply.kind for ticket in ("die", "memory", "nan", "misfit")}
+    assert "MemoryError: no more" in (done["memory"].failure or "")
+    kinds = {ticket: done[ticket].kind for ticket in ("die", "memory", "nan", "misfit")}
     assert kinds == {"die": "worker", "memory": "worker", "nan": "candidate", "misfit": "candidate"}
-    assert "non-finite" in (done["nan"].reply.failure or "") or "finite" in (done["nan"].reply.failure or "")
-    assert done["misfit"].reply.failure
-    scores = {done[ticket].reply.results[0].result.gold_logprob for ticket in ("good 1", "good 2")}
+    assert "non-finite" in (done["nan"].failure or "") or "finite" in (done["nan"].failure or "")
+    assert done["misfit"].failure
+    scores = {done[ticket].results[split.fingerprint].gold_logprob for ticket in ("good 1", "good 2")}
     assert len(scores) == 1, "the model is the same whatever was evaluated before"
 
 
@@ -155,10 +155,10 @@ def test_a_killed_worker_is_replaced_and_its_candidate_evaluated_again(pool: Ray
         pool.poll(0.5)
     # The first of two free workers takes both.
     pool.submit(request(split, "good"))
-    victim = int(collect(pool, 1)["good"].reply.worker.rpartition("/")[2])
+    victim = int(collect(pool, 1)["good"].worker.rpartition("/")[2])
     pool.submit(request(split, "slow"))
     pool.poll(0.5)
     os.kill(victim, signal.SIGKILL)
     done = collect(pool, 1)["slow"]
-    assert (done.reply.failure, done.attempts) == (None, 2)
-    assert not done.reply.worker.endswith(f"/{victim}")
+    assert (done.failure, done.attempts) == (None, 2)
+    assert not done.worker.endswith(f"/{victim}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -15,7 +16,6 @@ from moevolve.search.figures import course, dense, lineage, matrices, usage
 from moevolve.search.figures.style import BLUE, INK, drawing, save, to_svg
 from moevolve.search.genomes.nanomoe.space import NanoMoeGenome, NanoMoeSpace
 from moevolve.search.genomes.sections import NanoMoeSection
-from moevolve.store.costs import IndividualSize
 from moevolve.store.records import LineageGraph, LineageNode
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
 from moevolve.workers.methods.tomoe.edit import ToMoeEdit
@@ -47,8 +47,7 @@ def test_a_front_is_what_nothing_beats_in_both() -> None:
 
 
 def test_scores_stand_over_sizes() -> None:
-    sizes = [IndividualSize(index, 50 + 10 * index, 20 + index, 200) for index in range(6)]
-    left, right = course.size_figure(HISTORY, sizes, 0.8, best=4).axes
+    left, right = course.size_figure(HISTORY, 0.8, best=4).axes
     assert dots(left, "individuals") == [[25, 40], [35, 60], [40, 50], [45, 70]]
     assert dots(right, "individuals") == [[10, 40], [11, 60], [11.5, 50], [12, 70]]
     assert line(left, "not beaten in both") == [(25, 40), (35, 60), (45, 70)]
@@ -56,8 +55,9 @@ def test_scores_stand_over_sizes() -> None:
 
 
 def test_sizes_that_are_all_alike_are_not_blown_up() -> None:
-    sizes = [IndividualSize(index, 1000 + index, 1000, 2000) for index in range(6)]
-    left, right = course.size_figure(HISTORY, sizes, None, None).axes
+    sizes = {"active_parameters": 1000, "parameters_full": 2000}
+    history = [replace(one, parameters=1000 + one.index, **sizes) for one in HISTORY]
+    left, right = course.size_figure(history, None, None).axes
     for axes in (left, right):
         low, high = axes.get_xlim()
         assert high - low == pytest.approx(4) and low < 50 < high

@@ -113,7 +113,8 @@ def lab_config(**changes: Any) -> RunConfig:
 
 def drive(store: Store, setup: SearchSetup, pool: UnrulyPool) -> None:
     """As the service would, evaluations under the search's own engine."""
-    cache = EvaluationCache(store, pool, setup.facts.fingerprint, store.search(setup.search_id).engine_fingerprint)
+    engine = store.search(setup.search_id).engine_fingerprint
+    cache = EvaluationCache(store, pool, setup.search_id, setup.facts.fingerprint, engine)
     Driver(setup, make_strategy(setup.config, setup.space, setup.schedule), store, cache).run()
 
 

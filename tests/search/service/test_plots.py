@@ -15,7 +15,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.config.phases import TunePhase
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.service.plot import plot_search
-from moevolve.store.records import HistoryRow
+from moevolve.store.records import IndividualRecord
 
 GENOMES: dict[str, EepGenome | None] = {
     "none": None,
@@ -85,6 +85,6 @@ def test_unknown_formats_are_refused(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     "history", [[], [history_row(0, "prune", None, "pending"), history_row(1, "prune", None, "failed")]]
 )
-def test_a_search_without_evaluations_is_refused(tmp_path: Path, history: list[HistoryRow]) -> None:
+def test_a_search_without_evaluations_is_refused(tmp_path: Path, history: list[IndividualRecord]) -> None:
     with pytest.raises(UserError, match=r"^demo: no evaluated individual to plot yet$"):
         plot_search(tmp_path / "search.png", "demo", history, None, None)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from replies import loss
 from search_lab import UnrulyPool, drive, make_lab_setup, population, run_config, start
 
 from moevolve.search.config.run import RunConfig
@@ -22,7 +23,7 @@ class BadDay(UnrulyPool):
 
     def _reply(self, request: EvaluationRequest) -> EvaluationReply:
         if request.edit.phenotype_hash != "full" and int(request.edit.phenotype_hash[4:8], 16) % 7 == 2:
-            return EvaluationReply(request.ticket, (), "outran its time 3 times", 0.1, "lab", self.kind)
+            return loss(request, self.kind, "outran its time 3 times")
         return super()._reply(request)
 
 

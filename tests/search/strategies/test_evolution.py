@@ -9,29 +9,29 @@ from typing import Any
 
 import numpy as np
 import pytest
-from search_samples import eep_space
+from search_samples import decided, eep_space
 
 from moevolve.search.config.phases import MergePhase, PhaseConfig, PrunePhase, ThresholdParents, TopKParents
 from moevolve.search.genomes.base import Offspring
 from moevolve.search.genomes.eep.space import EepSpace
 from moevolve.search.genomes.rng import generator
-from moevolve.search.loop.history import Member
+from moevolve.search.loop.driver import individual_record
+from moevolve.search.loop.history import rank_key
 from moevolve.search.loop.schedule import Schedule
-from moevolve.search.strategies.base import Proposal
 from moevolve.search.strategies.evolution import Evolution
 from moevolve.search.strategies.phased import Phased
-from moevolve.workers.methods.base import IdentityEdit
+from moevolve.store.records import FULL_MODEL, IndividualRecord
 
 PHASES: tuple[PhaseConfig, ...] = (
     PrunePhase(evaluations=30, initial=10, parents=TopKParents(k=4)),
     MergePhase(evaluations=30, parents=TopKParents(k=4)),
 )
-Score = Callable[[Proposal], tuple[float, float] | None]
+Score = Callable[[IndividualRecord], tuple[float, float] | None]
 
 
-def by_hash(proposal: Proposal) -> tuple[float, float] | None:
+def by_hash(proposal: IndividualRecord) -> tuple[float, float] | None:
     """Coarse, so that there are ties; one in five fails."""
-    digest = hashlib.sha256(proposal.genome.content_hash.encode()).digest()
+    digest = hashlib.sha256(proposal.content_hash.encode()).digest()
     return None if digest[0] % 5 == 0 else (digest[1] % 8 / 8, -float(digest[2] % 4))
 
 
@@ -40,7 +40,7 @@ def schedule_of(phases: Sequence[PhaseConfig], window: int) -> Schedule:
 
 
 def evolution(space: EepSpace, phases: tuple[PhaseConfig, ...], schedule: Schedule, seed: int) -> Phased:
-    return Phased([Evolution(space, position, phase, seed) for position, phase in enumerate(phases)], schedule)
+    return Phased([Evolution(space, phase, seed) for phase in phases], schedule)
 
 
 def evolve(
@@ -49,30 +49,31 @@ def evolve(
     seed: int = 0,
     score: Score = by_hash,
     space: EepSpace | None = None,
-) -> tuple[list[Proposal], list[Member]]:
-    """Run the strategy as its caller promises to."""
+) -> tuple[list[IndividualRecord], list[IndividualRecord]]:
+    """Run the strategy as its caller promises to; an individual's phase is the position of its phase."""
     schedule = schedule_of(phases, window)
-    strategy = evolution(space or eep_space(layers=4), phases, schedule, seed)
-    proposals: list[Proposal] = []
-    members: list[Member] = []
+    space = space or eep_space(layers=4)
+    strategy = evolution(space, phases, schedule, seed)
+    proposals: list[IndividualRecord] = []
+    members: list[IndividualRecord] = []
     taken: set[str] = set()
     told = 0
     for index in range(schedule.total):
         while told < schedule.visible(index):
             strategy.tell(members[told])
             told += 1
-        proposal = strategy.ask(index, taken)
-        taken.add(proposal.genome.express().phenotype_hash)
-        fitness, tie_break = score(proposal) or (None, None)
-        genome = proposal.genome
+        offspring = strategy.ask(index, taken)
+        position = str(schedule.span(index).position)
+        proposal = individual_record(index, position, offspring, space.describe(offspring.genome), 0)
+        taken.add(proposal.phenotype_hash)
         proposals.append(proposal)
-        members.append(Member(index, proposal.phase, genome.to_bytes(), genome.content_hash, fitness, tie_break))
+        members.append(decided(proposal, score(proposal)))
     return proposals, members
 
 
-def best_distinct(members: Sequence[Member]) -> list[Member]:
+def best_distinct(members: Sequence[IndividualRecord]) -> list[IndividualRecord]:
     first = {one.content_hash: one for one in reversed(members) if one.fitness is not None}
-    return sorted(first.values(), key=lambda one: one.key)
+    return sorted(first.values(), key=rank_key)
 
 
 @pytest.mark.parametrize("window", [1, 4, 13])
@@ -101,7 +102,7 @@ def test_a_failed_individual_is_never_a_parent() -> None:
 def test_a_search_where_everything_fails_goes_on_at_random() -> None:
     proposals, _ = evolve(score=lambda _: None)
     assert {proposal.operator for proposal in proposals} == {"random"}
-    assert len({proposal.genome.content_hash for proposal in proposals}) > 50
+    assert len({proposal.content_hash for proposal in proposals}) > 50
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -116,8 +117,8 @@ def test_the_merge_phase_starts_from_the_best_of_the_prune_phase(seed: int) -> N
 def test_pruned_individuals_that_merging_cannot_beat_stay_the_only_parent(rule: Any) -> None:
     phases = (PHASES[0], MergePhase(evaluations=20, parents=rule))
 
-    def score(proposal: Proposal) -> tuple[float, float]:
-        return (1.0 - proposal.index / 100, -1.0) if proposal.phase == 0 else (0.1, -1.0)
+    def score(proposal: IndividualRecord) -> tuple[float, float]:
+        return (1.0 - proposal.index / 100, -1.0) if proposal.phase == "0" else (0.1, -1.0)
 
     proposals, _ = evolve(phases, window=1, score=score)
     merged = [proposal.parents for proposal in proposals[30:]]
@@ -133,10 +134,10 @@ def test_tuning_starts_from_the_identity_and_mutants_of_it() -> None:
     tuned, _ = evolve(phases, space=eep_space(8, layers=4), score=lambda _: (0.5, -1.0))
     assert [proposal.operator for proposal in tuned[:5]] == ["identity", "mutation", "mutation", "mutation", "mutation"]
     assert [proposal.parents for proposal in tuned[:5]] == [(), (), (), (), (0,)]
-    assert isinstance(tuned[0].genome.express(), IdentityEdit), "so that the full model's score is its own"
+    assert tuned[0].phenotype_hash == FULL_MODEL, "so that the full model's score is its own"
     for active in (1, 3):
         other, _ = evolve(phases, space=eep_space(8, layers=4, active=active), score=lambda _: (0.5, -1.0))
-        assert not isinstance(other[0].genome.express(), IdentityEdit)
+        assert other[0].phenotype_hash != FULL_MODEL
 
 
 def test_merging_without_a_prune_phase_starts_at_random() -> None:
@@ -151,13 +152,13 @@ def test_no_individual_repeats_an_earlier_one(retained: int, seed: int, window: 
     """At EEP's rates a third of the children would; also those in flight count, which have no score yet."""
     phases = (PrunePhase(evaluations=150, initial=31), MergePhase(evaluations=50))
     proposals, _ = evolve(phases, window, seed, space=eep_space(retained, layers=8))
-    assert len({proposal.genome.express().phenotype_hash for proposal in proposals}) == len(proposals)
+    assert len({proposal.phenotype_hash for proposal in proposals}) == len(proposals)
 
 
 def test_a_space_without_anything_new_repeats() -> None:
     """One group of which 7 of 8 experts stay: 8 subsets in all."""
     proposals, _ = evolve((PrunePhase(evaluations=30, initial=10),), space=eep_space(7, groups=1, layers=4))
-    phenotypes = [proposal.genome.express().phenotype_hash for proposal in proposals]
+    phenotypes = [proposal.phenotype_hash for proposal in proposals]
     assert len(set(phenotypes)) == 8 and len(phenotypes) == 30
 
 
@@ -170,7 +171,7 @@ def test_equal_genomes_count_once_among_the_parents() -> None:
 
 def test_two_runs_are_the_same_and_another_seed_is_not() -> None:
     def trace(seed: int) -> list[Any]:
-        return [(p.genome.to_bytes(), p.operator, p.parents) for p in evolve(seed=seed)[0]]
+        return [(p.genome, p.operator, p.parents) for p in evolve(seed=seed)[0]]
 
     assert trace(3) == trace(3)
     assert trace(3) != trace(4)
@@ -189,8 +190,9 @@ def test_skipping_what_is_stored_changes_no_later_answer() -> None:
             if index < start:
                 strategy.skip(index)
             else:
-                taken = {one.genome.express().phenotype_hash for one in proposals[:index]}
-                assert strategy.ask(index, taken) == proposals[index]
+                taken = {one.phenotype_hash for one in proposals[:index]}
+                made, before = strategy.ask(index, taken), proposals[index]
+                assert (made.genome.to_bytes(), made.parents) == (before.genome, before.parents)
 
 
 def test_generators_are_apart_by_seed_index_and_stream() -> None:
@@ -214,7 +216,7 @@ def test_a_methods_own_start_is_the_first_individual_alone() -> None:
     space = Started(**{field.name: getattr(plain, field.name) for field in fields(plain)})
     proposals, _ = evolve(space=space)
     assert [proposal.index for proposal in proposals if proposal.operator == "start"] == [0]
-    assert proposals[0].genome == space.from_kept(np.tile(np.arange(4), (4, 1)))
+    assert proposals[0].genome == space.from_kept(np.tile(np.arange(4), (4, 1))).to_bytes()
 
 
 THREE = (
@@ -228,9 +230,9 @@ THREE = (
 def test_a_third_phase_starts_from_the_best_of_the_second(seed: int) -> None:
     """Though the first phase's best scored more: what phases are compared by is their own kind."""
 
-    def score(proposal: Proposal) -> tuple[float, float] | None:
+    def score(proposal: IndividualRecord) -> tuple[float, float] | None:
         found = by_hash(proposal)
-        return None if found is None else (found[0] / (1 + proposal.phase), found[1])
+        return None if found is None else (found[0] / (1 + int(proposal.phase)), found[1])
 
     proposals, members = evolve(THREE, window=1, seed=seed, score=score)
     second = best_distinct(members[20:32])[0]
@@ -239,5 +241,7 @@ def test_a_third_phase_starts_from_the_best_of_the_second(seed: int) -> None:
 
 
 def test_a_third_phase_starts_from_the_first_where_the_second_failed() -> None:
-    proposals, members = evolve(THREE, window=1, score=lambda one: None if one.phase == 1 else (0.5, -float(one.index)))
+    proposals, members = evolve(
+        THREE, window=1, score=lambda one: None if one.phase == "1" else (0.5, -float(one.index))
+    )
     assert proposals[32].parents == (best_distinct(members[:20])[0].index,)

@@ -8,23 +8,27 @@ from typing import Any
 import numpy as np
 import pytest
 from search_lab import run_config
-from search_samples import eep_space
+from search_samples import decided, eep_space, history_row
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.phases import MergePhase, NevergradSection, PrunePhase
 from moevolve.search.config.run import RunConfig
+from moevolve.search.genomes.base import Offspring
 from moevolve.search.genomes.eep.genome import EepGenome
-from moevolve.search.loop.history import Member
-from moevolve.search.strategies.base import Proposal, Strategy
+from moevolve.search.loop.driver import individual_record
+from moevolve.search.loop.history import rank_key
+from moevolve.search.loop.schedule import make_schedule
+from moevolve.search.strategies.base import Strategy
 from moevolve.search.strategies.nevergrad import NevergradPhase
-from moevolve.search.strategies.phased import make_schedule, make_strategy
+from moevolve.search.strategies.phased import make_strategy
+from moevolve.store.records import IndividualRecord
 
 SPACE = eep_space(layers=4)
 OPTIMIZERS = ["DiagonalCMA", "DiscreteLenglerOnePlusOne", "TBPSA", "TwoPointsDE", "NGOpt", "RandomSearch", "PSO"]
-Score = Callable[[Proposal], tuple[float, float] | None]
+Score = Callable[[Offspring[Any]], tuple[float, float] | None]
 
 
-def worth(proposal: Proposal) -> tuple[float, float] | None:
+def worth(proposal: Offspring[Any]) -> tuple[float, float] | None:
     """A smooth landscape over both matrices; one candidate in eleven fails."""
     genome: Any = proposal.genome
     if int(genome.content_hash[:4], 16) % 11 == 3:
@@ -34,31 +38,32 @@ def worth(proposal: Proposal) -> tuple[float, float] | None:
     return round(float(np.exp(-distance)), 3), -distance
 
 
-def run(config: RunConfig, score: Score = worth, resumed_at: int = 0) -> tuple[list[Proposal], list[Member]]:
+def run(
+    config: RunConfig, score: Score = worth, resumed_at: int = 0
+) -> tuple[list[Offspring[Any]], list[IndividualRecord]]:
     """Ask and tell as the driver does; what is before `resumed_at` is skipped by a second strategy."""
     schedule = make_schedule(config)
     first, second = (make_strategy(config, SPACE, schedule) for _ in range(2))
-    proposals: list[Proposal] = []
-    members: list[Member] = []
+    proposals: list[Offspring[Any]] = []
+    members: list[IndividualRecord] = []
     told = 0
     for index in range(schedule.total):
         while told < schedule.visible(index):
             _tell(first, second, members[told])
             told += 1
         proposals.append(_ask(first, second, index, index < resumed_at))
-        fitness, tie_break = score(proposals[-1]) or (None, None)
-        genome = proposals[-1].genome
-        members.append(Member(index, proposals[-1].phase, genome.to_bytes(), genome.content_hash, fitness, tie_break))
+        made = individual_record(index, "", proposals[-1], SPACE.describe(proposals[-1].genome), 0)
+        members.append(decided(made, score(proposals[-1])))
         np.random.random(index % 7)  # noqa: NPY002 - the global generator must not matter
     return proposals, members
 
 
-def _tell(first: Strategy, second: Strategy, member: Member) -> None:
-    first.tell(member)
-    second.tell(member)
+def _tell(first: Strategy, second: Strategy, individual: IndividualRecord) -> None:
+    first.tell(individual)
+    second.tell(individual)
 
 
-def _ask(first: Strategy, second: Strategy, index: int, skipped: bool) -> Proposal:
+def _ask(first: Strategy, second: Strategy, index: int, skipped: bool) -> Offspring[Any]:
     proposal = first.ask(index, ())
     if skipped:
         second.skip(index)
@@ -80,7 +85,7 @@ def test_individuals_are_random_first_and_the_optimiser_s_then() -> None:
     assert {proposal.operator for proposal in proposals[:10]} == {"random"}
     assert {proposal.operator for proposal in proposals[10:]} == {"nevergrad:DiagonalCMA"}
     assert all(isinstance(proposal.genome, EepGenome) and proposal.genome.one_hot for proposal in proposals[:30])
-    best = min((one for one in members[: 30 - 5] if one.fitness is not None), key=lambda one: one.key)
+    best = min((one for one in members[: 30 - 5] if one.fitness is not None), key=rank_key)
     assert {proposal.parents for proposal in proposals[30:]} == {(best.index,)}
     start = SPACE.from_bytes(best.genome)
     steps = [np.abs(p.genome.expert_merging - start.expert_merging).mean() for p in proposals[30:34]]  # type: ignore[attr-defined]
@@ -133,6 +138,6 @@ def test_an_optimiser_s_own_trouble_names_it() -> None:
     phase = NevergradPhase(SPACE, 0, PrunePhase(evaluations=4, initial=0), NevergradSection(optimizer="CMA"), 0, 1)
     phase.ask(0, False, None, ())
     phase._open[0] = "nonsense"
-    member = Member(0, 0, b"", "", 0.5, -1.0)
+    member = history_row(0, "prune", 0.5)
     with pytest.raises(UserError, match="nevergrad:CMA: tell failed"):
         phase.tell(member)

@@ -339,7 +339,7 @@ def test_non_finite_numbers_are_the_candidates_fault_but_not_the_full_models(
 
 
 def score(worker: EvaluationWorker, edit: Edit, *splits: PreparedSplit) -> EvaluationReply:
-    return worker.evaluate(EvaluationRequest("t", edit, tuple(s.fingerprint for s in splits)), splits)
+    return worker.evaluate(EvaluationRequest(edit, tuple(s.ref for s in splits)), splits)
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen2_moe"])
@@ -365,7 +365,8 @@ def test_a_workers_divergence_of_an_edit_is_that_of_the_two_models(
         score(worker, edit, replace(kl, fitness="perplexity")),
     )
     assert (edited.failure, full.failure, perplexity.failure) == (None, None, None)
-    assert full.results[0].result.score == pytest.approx(1.0, abs=1e-6)
+    (unedited,) = full.results.values()
+    assert unedited.score == pytest.approx(1.0, abs=1e-6)
 
     original = AutoModelForCausalLM.from_pretrained(config.path).eval()
     tokenizer = worker.resident.tokenizer
@@ -377,11 +378,11 @@ def test_a_workers_divergence_of_an_edit_is_that_of_the_two_models(
         now = plain_logits(Path(config.path), edit, ids)[0, :-1].double().log_softmax(dim=-1)
         divergences.append(mean_kl(before, now))
         likelihoods.append(mean_logprob(now, text))
-    got = edited.results[0].result
+    (got,) = edited.results.values()
     np.testing.assert_allclose(got.outcomes, np.exp(-np.array(divergences)), rtol=1e-3)
     assert got.score == pytest.approx(np.exp(-np.mean(divergences)), rel=1e-3)
     assert got.gold_logprob == pytest.approx(-np.mean(divergences), rel=1e-3)
     assert max(divergences) > 0.01
-    got = perplexity.results[0].result
+    (got,) = perplexity.results.values()
     assert got.score == pytest.approx(np.exp(np.mean(likelihoods)), rel=1e-3)
     assert got.gold_logprob == pytest.approx(np.mean(likelihoods), rel=1e-4)
