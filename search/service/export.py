@@ -12,8 +12,7 @@ from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.service.evaluate import FULL, find_subject, interval, with_outcomes
 from moevolve.store.records import ExportRecord, IndividualDetail
 from moevolve.store.repository import Store
-from moevolve.workers.export.base import CheckpointForm
-from moevolve.workers.export.card import ExportCard, ExportReport, ExportScore
+from moevolve.workers.export.card import CheckpointForm, ExportCard, ExportReport, ExportScore
 from moevolve.workers.export.export import export_model
 from moevolve.workers.methods.eep.edit import EepEdit
 

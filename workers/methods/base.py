@@ -12,6 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
+Tokens = tuple[int, ...]
+"""Token ids of one sequence."""
+
 
 @runtime_checkable
 class Edit(Protocol):

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from moevolve.workers.engine.tokenizing import Tokens
 from moevolve.workers.families.dense_layout import DenseLayer
-from moevolve.workers.model.resident import ResidentModel
+from moevolve.workers.methods.base import Tokens
+from moevolve.workers.methods.contract import Resident
 
 Watcher = Callable[[Tensor, Tensor], None]
 """Told a network's inputs [tokens, hidden] and its neurons' activations [tokens, width], sequence by sequence."""
@@ -21,7 +21,7 @@ Watcher = Callable[[Tensor, Tensor], None]
 
 @torch.inference_mode()
 def watch_networks(
-    resident: ResidentModel, sequences: Sequence[Tokens], watchers: Sequence[tuple[DenseLayer, Watcher]]
+    resident: Resident, sequences: Sequence[Tokens], watchers: Sequence[tuple[DenseLayer, Watcher]]
 ) -> None:
     """Run every sequence by itself through the unedited model and tell each watched network's watcher.
 

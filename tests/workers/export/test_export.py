@@ -18,12 +18,11 @@ from moevolve.workers.config import ModelConfig
 from moevolve.workers.export import export
 from moevolve.workers.export.card import ExportCard, ExportScore
 from moevolve.workers.export.export import ExportError, export_model
-from moevolve.workers.export.state import checkpoint_form
 from moevolve.workers.export.verify import compare
 from moevolve.workers.facts import parameters_after
 from moevolve.workers.methods.base import IdentityEdit
 from moevolve.workers.methods.eep.edit import EepEdit
-from moevolve.workers.methods.eep.export import EepExporter
+from moevolve.workers.methods.eep.export import EepExporter, checkpoint_form
 from moevolve.workers.model.describe import describe_model
 from moevolve.workers.model.resident import ResidentModel
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.workers.config import EngineConfig, ModelConfig
+from moevolve.workers.engine.measuring import calibrate
 from moevolve.workers.methods.base import Calibration, CombinedRecipe, calibration_fingerprint, combined
-from moevolve.workers.methods.calibrators import calibrate
 from moevolve.workers.methods.eep.alignment import Alignment, encode, in_place
 from moevolve.workers.methods.eep.calibrate_alignment import Neurons, calibrate_alignment, match, match_all
 from moevolve.workers.methods.eep.edit import AlignmentRecipe, EepEdit

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.methods.analysis import analyse_usage
+from moevolve.workers.engine.measuring import analyse_usage
 from moevolve.workers.methods.base import IdentityEdit
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit

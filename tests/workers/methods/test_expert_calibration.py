@@ -15,8 +15,8 @@ from plain_experts import Token, change, plain_tokens
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.workers.config import EngineConfig, ModelConfig
+from moevolve.workers.engine.measuring import calibrate
 from moevolve.workers.methods.base import Calibration
-from moevolve.workers.methods.calibrators import calibrate
 from moevolve.workers.methods.eep.calibrate_experts import calibrate_experts
 from moevolve.workers.methods.eep.edit import ExpertsRecipe, SubsetRecipe
 from moevolve.workers.model.resident import ResidentModel
@@ -162,7 +162,7 @@ def test_what_cannot_be_measured_is_refused(model_config: Callable[..., ModelCon
 
 
 def test_a_sample_that_needs_too_much_memory_is_refused(monkeypatch: pytest.MonkeyPatch, resident: Any) -> None:
-    monkeypatch.setattr("moevolve.workers.methods.eep.expert_subsets._MEMORY", 3 * 36 * 4 * 20)
+    monkeypatch.setattr("moevolve.workers.methods.eep.expert_subsets.MEMORY", 3 * 36 * 4 * 20)
     with pytest.raises(UserError, match=r"genome.naee_tokens: .*; use 20 at most"):
         measured(resident("mixtral"), subset_recipe(3))
     measured(resident("mixtral"), subset_recipe(3, sample=20))

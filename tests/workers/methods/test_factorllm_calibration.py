@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.workers.config import EngineConfig, ModelConfig
-from moevolve.workers.engine.tokenizing import Tokens
+from moevolve.workers.engine.measuring import calibrate
 from moevolve.workers.families.dense_layout import DenseLayer
-from moevolve.workers.methods.base import Calibration
-from moevolve.workers.methods.calibrators import calibrate
+from moevolve.workers.methods.base import Calibration, Tokens
 from moevolve.workers.methods.factorllm import calibrate as factorllm
 from moevolve.workers.methods.factorllm.balanced_kmeans import balanced_assignment, balanced_kmeans, number_by_first
 from moevolve.workers.methods.factorllm.calibrate import calibrate_factorllm, nearest_experts
@@ -210,7 +209,7 @@ def test_divisions_are_equal_and_the_same_every_time(partition: Any, resident: A
 def test_passes_over_fewer_layers_measure_the_same(resident: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = replace(RECIPE, partition="coactivation")
     whole = calibrate_factorllm(resident("opt"), SEQUENCES, recipe).to_bytes()
-    monkeypatch.setattr(factorllm, "_MEMORY", 1)
+    monkeypatch.setattr(factorllm, "MEMORY", 1)
     assert calibrate_factorllm(resident("opt"), SEQUENCES, recipe).to_bytes() == whole
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingRule
 from moevolve.workers.config import ModelConfig
-from moevolve.workers.export.state import checkpoint_form
 from moevolve.workers.methods.eep.edit import EepEdit
+from moevolve.workers.methods.eep.export import checkpoint_form
 from moevolve.workers.model.resident import ResidentModel
 
 
