@@ -65,11 +65,6 @@ class Resident(Protocol):
         ...
 
     @property
-    def device(self) -> torch.device:
-        """Where inputs go."""
-        ...
-
-    @property
     def layers(self) -> tuple[MoELayer, ...]:
         """Handles of its MoE layers as loaded; empty for a dense model."""
         ...

@@ -13,9 +13,7 @@ import torch
 from plain_experts import Token, change, plain_tokens
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.types import Example, Matching, PreparedSplit
-from moevolve.workers.config import EngineConfig, ModelConfig
-from moevolve.workers.engine.measuring import calibrate
+from moevolve.workers.config import ModelConfig
 from moevolve.workers.methods.base import Calibration
 from moevolve.workers.methods.eep.calibrate_experts import calibrate_experts
 from moevolve.workers.methods.eep.edit import ExpertsRecipe, SubsetRecipe
@@ -142,16 +140,6 @@ def test_other_numbers_and_implementations_measure_the_same(
     for name in ("soft_activation", "saliency", "output_distances", "ratio", "subset_discrepancy"):
         assert there[name].dtype == np.float32
         np.testing.assert_allclose(there[name], here[name], rtol=rough, atol=rough * here[name].max())
-
-
-def test_the_cost_is_noted(resident: Callable[[str], ResidentModel]) -> None:
-    examples = tuple(Example(f"the {word} dog is", ("fox",), ()) for word in ("quick", "brown", "larger"))
-    split = PreparedSplit("t", "search", "generate", "mean", Matching(), 4, " ", examples)
-    made = calibrate(resident("mixtral"), EngineConfig(), ExpertsRecipe(("usage",), None, 11), [split])
-    made = Calibration.from_bytes(made.to_bytes())
-    assert made.tokens_run == 12, "whole prompts with their answers, until 11 tokens are reached"
-    assert made.arrays["counts"].sum() == 12 * 2 * 3
-    assert made.seconds is not None and made.seconds > 0
 
 
 def test_what_cannot_be_measured_is_refused(model_config: Callable[..., ModelConfig], resident: Any) -> None:
