@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from edit_checks import assert_close, digest, logits
+from edit_checks import Residents, assert_close, digest, logits
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -209,6 +209,6 @@ def test_what_it_offers_is_used(
     assert matrix_flops(strange, dense.resident.model.config) == 14
 
 
-def test_without_its_line_it_is_unknown(worker: Workers) -> None:
+def test_without_its_line_it_is_unknown(resident: Residents) -> None:
     with pytest.raises(UserError, match="edits of kind ScaleEdit are unknown"):
-        worker("llama").resident.apply(ScaleEdit(0.5))
+        resident("llama").apply(ScaleEdit(0.5))
