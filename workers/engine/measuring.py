@@ -44,8 +44,9 @@ def calibrate(
     if isinstance(recipe, CombinedRecipe):
         parts = [calibrate(resident, engine, part, splits) for part in recipe.parts]
         arrays = {name: array for part in parts for name, array in part.arrays.items()}
-        tokens, seconds = (sum(getattr(part, name) or 0 for part in parts) for name in ("tokens_run", "seconds"))
-        return Calibration(arrays).with_cost(int(tokens), float(seconds))
+        return Calibration(arrays).with_cost(
+            sum(part.tokens_run for part in parts), sum(part.seconds for part in parts)
+        )
     calibrator = calibrator_of(recipe)
     sequences = token_sequences(resident, engine, splits, recipe.tokens)
     started = time.perf_counter()

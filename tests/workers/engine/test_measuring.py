@@ -37,7 +37,7 @@ def test_combined_calibrations_are_those_by_themselves(resident: Callable[[str],
     for each in alone:
         for name in set(each.arrays) - {"seconds", "tokens_run"}:
             assert np.array_equal(both.arrays[name], each.arrays[name])
-    assert both.tokens_run == sum(each.tokens_run or 0 for each in alone)
+    assert both.tokens_run == sum(each.tokens_run for each in alone)
 
 
 def test_an_unknown_recipe_is_refused(resident: Callable[[str], ResidentModel]) -> None:
