@@ -7,7 +7,8 @@ The rule for operations, a multiply and an add counting two:
 - attention counts 4 x attended positions x heads x head dimension per layer (queries with keys, weights with values).
 
 It is the work that the model's code does. A mask that is applied to a finished product saves nothing: the product
-counts whole, in operations and in parameters used.
+counts whole, in operations and in parameters used. Modules of the code that native checkpoints bring are counted by the
+methods that they are of (`moevolve.workers.methods.contract.Method.module_uses`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class ModelCosts:
     Attributes:
         parameters: all of them, a shared tensor once.
         active_parameters: of these, all but those that a token passes by: experts not chosen and other experts'
-            neurons. Upper bounds where several routers must agree (FactorLLM).
+            neurons. Upper bounds where several routers must agree.
         weight_bytes: bytes of parameters and buffers as loaded, a shared tensor once.
         linear_flops: operations per token in matrix products with weights.
         attention_flops: operations per token in attention, for the last token of a context.
