@@ -15,11 +15,10 @@ from moevolve.evaluators.fitness.runner import run_split
 from moevolve.evaluators.types import COMPARING_KINDS, PreparedSplit, SplitResult
 from moevolve.workers.config import ALL_SHORTCUTS, EngineConfig, ModelConfig, Shortcuts
 from moevolve.workers.engine.engine import GenerationEngine, configure_runtime
+from moevolve.workers.engine.measuring import analyse_usage, calibrate, token_sequences
 from moevolve.workers.engine.reuse import LayerReuse
 from moevolve.workers.messages import EvaluationReply, EvaluationRequest
-from moevolve.workers.methods.analysis import analyse_usage
 from moevolve.workers.methods.base import CalibrationRecipe
-from moevolve.workers.methods.calibrators import calibrate, token_sequences
 from moevolve.workers.methods.usage import Usage, UsageRequest
 from moevolve.workers.model.resident import ResidentModel
 

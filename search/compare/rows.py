@@ -174,7 +174,7 @@ def _cost(outcome: Outcome, contestant: Contestant, store: Store) -> tuple[float
     setup = outcome.setup
     config, recipe, model = setup.config, setup.space.recipe, setup.facts.fingerprint
     calibration = None if recipe is None else stored_calibration(recipe, config, store, setup.search_id, model)
-    begun = 0.0 if calibration is None else calibration.seconds or 0.0
+    begun = 0.0 if calibration is None else calibration.seconds
     if contestant.label != BEST_LABEL and not contestant.draws:
         return 0.0, begun
     costs = store.costs(store.search(setup.search_id))

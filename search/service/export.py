@@ -13,8 +13,7 @@ from moevolve.search.loop.scores import FULL, interval, with_outcomes
 from moevolve.search.service.evaluate import find_subject
 from moevolve.store.records import ExportRecord, IndividualDetail
 from moevolve.store.repository import Store
-from moevolve.workers.export.base import CheckpointForm
-from moevolve.workers.export.card import ExportCard, ExportReport, ExportScore
+from moevolve.workers.export.card import CheckpointForm, ExportCard, ExportReport, ExportScore
 from moevolve.workers.export.export import export_model
 from moevolve.workers.methods.eep.edit import EepEdit
 

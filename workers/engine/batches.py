@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from moevolve.workers.engine.columns import Columns, Layout, common_start, lay_out
-from moevolve.workers.engine.tokenizing import Tokens
+from moevolve.workers.methods.base import Tokens
 
 Groups = tuple[tuple[Tokens, ...], ...]
 """Per example, the sequences that have to run for it, in one pass."""

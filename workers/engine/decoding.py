@@ -13,7 +13,7 @@ from torch import Tensor
 from moevolve.evaluators.fitness.engine import Decided
 from moevolve.workers.engine.columns import pad_left
 from moevolve.workers.engine.forward import Forward
-from moevolve.workers.engine.tokenizing import Tokens
+from moevolve.workers.methods.base import Tokens
 
 if TYPE_CHECKING:
     from transformers import DynamicCache

@@ -25,11 +25,11 @@ from moevolve.workers.engine.runtime import WORKER_ENV, configure_runtime, use_p
 from moevolve.workers.engine.texts import Span, TextScorer, compared_spans, whole_texts
 from moevolve.workers.engine.tokenizing import (
     TokenizedSplit,
-    Tokens,
     end_tokens,
     missing_bos,
     tokenize_split,
 )
+from moevolve.workers.methods.base import Tokens
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.harness.judge import HarnessJudge
 from moevolve.evaluators.types import PreparedSplit
-from moevolve.workers.engine.tokenizing import Tokens, encode_text, truncate
+from moevolve.workers.engine.tokenizing import encode_text, truncate
+from moevolve.workers.methods.base import Tokens
 
 if TYPE_CHECKING:
     from moevolve.workers.engine.engine import GenerationEngine

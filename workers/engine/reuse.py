@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from moevolve.workers.engine.layer_states import LayerStates
+from moevolve.workers.model.resident import decoder_layers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -117,13 +118,6 @@ class LayerReuse:
             yield
         finally:
             handle.remove()
-
-
-def decoder_layers(model: PreTrainedModel) -> tuple[nn.Module, ...]:
-    """The decoder's layers in the order in which they run; empty where that isn't known."""
-    layers = getattr(model.get_decoder(), "layers", None)
-    known = isinstance(layers, nn.ModuleList) and len(layers) == getattr(model.config, "num_hidden_layers", None)
-    return tuple(layers) if known and layers is not None else ()
 
 
 @contextmanager

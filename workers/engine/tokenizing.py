@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.workers.config import EngineConfig
+from moevolve.workers.methods.base import Tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-Tokens = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,35 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
-from moevolve.workers.export.base import CheckpointForm, ExportSummary
+CheckpointForm = Literal["stock", "native"]
+"""`stock` loads as a model of its family anywhere; `native` brings its modelling code."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportSummary:
+    """What a report and a model card say of an edited model.
+
+    Attributes:
+        experts: experts per layer, 0 without any.
+        active: of these, per token.
+        parameters_before: parameters of the unedited model.
+        lead: the card's first sentence, up to where it says who found the edit.
+        method: the paper's name and number.
+        tag: of the card, for the kind of edit.
+        form_note: a sentence on what the checkpoint needs to load.
+        rows: further rows of the card's table, title and value.
+    """
+
+    experts: int
+    active: int
+    parameters_before: int
+    lead: str
+    method: str
+    tag: str
+    form_note: str
+    rows: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.config import ModelConfig
-from moevolve.workers.export.base import CheckpointForm, Exporter
-from moevolve.workers.export.card import CardFacts, ExportCard, ExportReport
+from moevolve.workers.export.card import CardFacts, CheckpointForm, ExportCard, ExportReport
 from moevolve.workers.export.native import render
 from moevolve.workers.export.verify import compare, logits_of, probe_tokens, reload
 from moevolve.workers.methods.base import Edit
-from moevolve.workers.methods.exporters import exporter_of
+from moevolve.workers.methods.contract import Exporter
+from moevolve.workers.methods.registry import exporter_of
 from moevolve.workers.model.loading import load_tokenizer
 from moevolve.workers.model.resident import ResidentModel
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from moevolve.workers.model.resident import ResidentModel
+from moevolve.workers.methods.contract import Resident
 
 if TYPE_CHECKING:
     from transformers import MixtralForCausalLM
@@ -41,7 +41,7 @@ _SHARED_SETTINGS = (
 """Settings of a Llama or Mistral that mean the same in a Mixtral."""
 
 
-def fits_mixtral(resident: ResidentModel) -> bool:
+def fits_mixtral(resident: Resident) -> bool:
     """Whether the model, with top-1 experts in the place of its networks and routers in float32, can be a Mixtral."""
     config = resident.model.config
     plain = not (getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False))
@@ -49,7 +49,7 @@ def fits_mixtral(resident: ResidentModel) -> bool:
     return config.model_type in _LIKE and plain and resident.model.dtype == torch.float32
 
 
-def empty_mixtral(resident: ResidentModel, experts: int, width: int) -> MixtralForCausalLM:
+def empty_mixtral(resident: Resident, experts: int, width: int) -> MixtralForCausalLM:
     """A Mixtral on the meta device, for a model that fits one.
 
     Args:

@@ -6,13 +6,11 @@ import copy
 import importlib.util
 import sys
 import uuid
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-from moevolve.kernels.routing import POSITIVE_EPS, SUM_EPS
-from moevolve.workers.families.layout import CORRECTION_BIAS, MoELayer, family_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -76,41 +74,32 @@ def native_config(source: PreTrainedModel, model_class: type[PreTrainedModel]) -
     return config
 
 
-def write_native_code(directory: Path, model: PreTrainedModel, layer: MoELayer, retained: int, version: str) -> Path:
-    """Write the modelling code of a native checkpoint.
+def write_native(
+    model: PreTrainedModel, directory: Path, template: str, title: str, **settings: object
+) -> type[PreTrainedModel]:
+    """Write the modelling code of a native checkpoint and import its model class.
 
     Args:
-        directory: the checkpoint's folder.
         model: a model of the family.
-        layer: any of its MoE layers.
-        retained: experts n' per MoE layer.
-        version: version of this software, for the file's head.
-
-    Returns:
-        The file written.
+        directory: the checkpoint's folder.
+        template: of the code, as `render` takes it.
+        title: what people call the family.
+        settings: what the template needs to know besides names and versions.
     """
     names = native_names(model.config, model)
     text = render(
-        "methods/eep/native.py.jinja",
-        title=family_of(model.config, "to export").title,
-        version=version,
-        experts=retained,
-        router_experts=layer.count,
+        template,
+        title=title,
+        version=version("moevolve"),
         config_class=type(model.config).__name__,
         model_class=type(model).__name__,
         native_config=names[0],
         native_class=names[1],
         native_type=names[2],
-        sum_eps=SUM_EPS,
-        rule=layer.rule,
-        family=layer.family,
-        corrects=layer.correction_bias is not None,
-        correction=CORRECTION_BIAS,
-        positive_eps=POSITIVE_EPS,
+        **settings,
     )
-    file = directory / f"{MODULE}.py"
-    file.write_text(text, encoding="utf-8")
-    return file
+    (directory / f"{MODULE}.py").write_text(text, encoding="utf-8")
+    return import_native(directory)
 
 
 def import_native(directory: Path) -> type[PreTrainedModel]:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from moevolve.workers.export.base import CheckpointForm
-from moevolve.workers.export.card import Agreement
+from moevolve.workers.export.card import Agreement, CheckpointForm
 from moevolve.workers.export.native import NATIVE_PREFIX, import_native
 from moevolve.workers.model.loading import attention, experts_arguments
 from moevolve.workers.model.resident import ResidentModel

@@ -12,6 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
+Tokens = tuple[int, ...]
+"""Token ids of one sequence."""
+
 
 @runtime_checkable
 class Edit(Protocol):
@@ -87,7 +90,8 @@ class Calibration:
     """What was measured.
 
     Attributes:
-        arrays: by name, read-only; float32 or integers (`seconds` is float64).
+        arrays: by name, read-only; float32 or integers. A worker adds `tokens_run` and `seconds` (float64), see
+            `with_cost`.
     """
 
     arrays: Mapping[str, NDArray[Any]] = field(repr=False)
@@ -98,14 +102,14 @@ class Calibration:
         return Calibration({**self.arrays, **cost})
 
     @property
-    def tokens_run(self) -> int | None:
-        """Tokens that were run for it, per pass; None in calibrations stored before this was noted."""
-        return int(self.arrays["tokens_run"][0]) if "tokens_run" in self.arrays else None
+    def tokens_run(self) -> int:
+        """Tokens that were run for it, per pass."""
+        return int(self.arrays["tokens_run"][0])
 
     @property
-    def seconds(self) -> float | None:
-        """Seconds it took on its worker, loading the model left out; None where `tokens_run` is."""
-        return float(self.arrays["seconds"][0]) if "seconds" in self.arrays else None
+    def seconds(self) -> float:
+        """Seconds it took on its worker, loading the model left out."""
+        return float(self.arrays["seconds"][0])
 
     def to_bytes(self) -> bytes:
         """As a safetensors file."""

@@ -1,13 +1,18 @@
-"""What edits of dense feed-forward networks share on a resident model."""
+"""What edits of dense feed-forward networks share: on a resident model, in checkpoints, and in what these cost."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.expert_ffn import NetworkWeights
-from moevolve.workers.families.dense_layout import DenseLayer
-from moevolve.workers.methods.applicator import ModelParts
+from moevolve.workers.export.native import NATIVE_PREFIX, write_native
+from moevolve.workers.families.dense_layout import DENSE_FAMILIES, DenseFamily, DenseLayer
+from moevolve.workers.methods.contract import ModelParts, ModuleUse, Resident
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
 
 
 class NetworkEdit(Protocol):
@@ -66,3 +71,50 @@ def weights_of(layer: DenseLayer) -> NetworkWeights:
         down_bias=layer.down.bias,
         activation=layer.activation,
     )
+
+
+def write_native_dense(resident: Resident, directory: Path, template: str, **settings: object) -> type[PreTrainedModel]:
+    """Write modelling code for a dense family and import its model class.
+
+    Args:
+        resident: a model of the family.
+        directory: the checkpoint's folder.
+        template: of the code, as `moevolve.workers.export.native.render` takes it.
+        settings: what the template needs to know besides the family.
+    """
+    family = resident.dense_layers[0].family
+    return write_native(
+        resident.model,
+        directory,
+        template,
+        family.title,
+        up=family.up,
+        gate=repr(family.gate),
+        down=family.down,
+        activation=family.activation,
+        inline=family.inline,
+        **settings,
+    )
+
+
+def placed_layers(resident: Resident) -> list[tuple[str, DenseLayer]]:
+    """Every layer with the prefix of its tensors' names."""
+    source = resident.model
+    decoder = next(name for name, module in source.named_modules() if module is source.get_decoder())
+    return [(f"{decoder}.layers.{layer.index}.", layer) for layer in resident.dense_layers]
+
+
+def native_family(config: PretrainedConfig) -> DenseFamily:
+    """The family that the modelling code of a native checkpoint builds on."""
+    return DENSE_FAMILIES[config.model_type.removeprefix(NATIVE_PREFIX)]
+
+
+def network_use(module: Any, config: PretrainedConfig, working: int, of: int) -> ModuleUse:
+    """A network of which a token runs `working` of `of` equal parts, chosen by a router: rows of the layers in, and
+    columns of the layer out, whose bias is always added."""
+    family = native_family(config)
+    into = [getattr(module, part) for part in (family.up, family.gate) if part is not None]
+    matrices = sum(part.weight.numel() for part in (*into, getattr(module, family.down)))
+    biases = sum(part.bias.numel() for part in into if part.bias is not None)
+    idle = (matrices + biases) * (of - working) // of
+    return ModuleUse(idle, matrices * working // of + module.router_weight.numel())

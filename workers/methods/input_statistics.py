@@ -4,53 +4,63 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from moevolve.workers.engine.tokenizing import Tokens
 from moevolve.workers.families.dense_layout import DenseLayer
-from moevolve.workers.model.resident import ResidentModel
+from moevolve.workers.methods.base import Tokens
+from moevolve.workers.methods.contract import Resident
 
-Watcher = Callable[[Tensor, Tensor], None]
+Watch = tuple[nn.Module, bool, Callable[[Tensor], None]]
+"""A module, whether its output is watched instead of its input, and who is told: values [tokens, size]."""
+
+NetworkWatcher = Callable[[Tensor, Tensor], None]
 """Told a network's inputs [tokens, hidden] and its neurons' activations [tokens, width], sequence by sequence."""
 
 
 @torch.inference_mode()
+def run_watched(resident: Resident, sequences: Sequence[Tokens], watches: Sequence[Watch]) -> None:
+    """Run every sequence by itself through the unedited model and tell what its modules see.
+
+    Args:
+        resident: unedited.
+        sequences: token ids.
+        watches: which modules, and whom to tell, sequence by sequence.
+    """
+    with ExitStack() as stack:
+        for module, output, take in watches:
+            if output:
+                handle = module.register_forward_hook(lambda _m, _args, out, take=take: take(out.flatten(0, -2)))
+            else:
+                handle = module.register_forward_pre_hook(lambda _m, args, take=take: take(args[0].flatten(0, -2)))
+            stack.callback(handle.remove)
+        for tokens in sequences:
+            resident.run(tokens)
+
+
 def watch_networks(
-    resident: ResidentModel, sequences: Sequence[Tokens], watchers: Sequence[tuple[DenseLayer, Watcher]]
+    resident: Resident, sequences: Sequence[Tokens], watchers: Sequence[tuple[DenseLayer, NetworkWatcher]]
 ) -> None:
-    """Run every sequence by itself through the unedited model and tell each watched network's watcher.
+    """`run_watched` for whole networks.
 
     Args:
         resident: unedited.
         sequences: token ids.
         watchers: which networks, and whom to tell.
     """
-    with ExitStack() as stack:
-        for layer, watcher in watchers:
-            seen: list[Tensor] = []
-            stack.callback(layer.up.register_forward_pre_hook(_keep_input(seen)).remove)
-            stack.callback(layer.down.register_forward_pre_hook(_tell(seen, watcher)).remove)
-        for tokens in sequences:
-            resident.run(tokens)
+    watches: list[Watch] = []
+    for layer, watcher in watchers:
+        inputs: list[Tensor] = []
+        watches += [(layer.up, False, inputs.append), (layer.down, False, partial(_tell, inputs, watcher))]
+    run_watched(resident, sequences, watches)
 
 
-def _keep_input(seen: list[Tensor]) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-    def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-        seen.append(args[0].flatten(0, -2))
-
-    return hook
-
-
-def _tell(seen: list[Tensor], watcher: Watcher) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-    def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-        watcher(seen.pop(), args[0].flatten(0, -2))
-
-    return hook
+def _tell(inputs: list[Tensor], watcher: NetworkWatcher, activations: Tensor) -> None:
+    watcher(inputs.pop(), activations)
 
 
 _NEGLIGIBLE = 1e-6

@@ -7,19 +7,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.config import ModelConfig
-from moevolve.workers.engine.reuse import decoder_layers
-from moevolve.workers.engine.tokenizing import Tokens
 from moevolve.workers.families.dense_layout import DenseLayer, find_dense_layers
 from moevolve.workers.families.layout import MoELayer, find_moe_layers
-from moevolve.workers.methods.applicator import Applicator, ModelParts
-from moevolve.workers.methods.applicators import APPLICATORS
-from moevolve.workers.methods.base import Edit, IdentityEdit, LayeredEdit
-from moevolve.workers.methods.eep.apply import EepApplicator
-from moevolve.workers.methods.eep.edit import EepEdit
+from moevolve.workers.methods.base import Edit, IdentityEdit, LayeredEdit, Tokens
+from moevolve.workers.methods.contract import Applicator, ExpertsOwner, ModelParts
+from moevolve.workers.methods.registry import experts_owner, method_of
 from moevolve.workers.model.loading import load_model, resolve_device
 
 if TYPE_CHECKING:
@@ -63,8 +59,8 @@ class ResidentModel:
         )
         self._applicators: dict[type, Applicator] = {}
         if self.layers:
-            # Before the first edit of any kind, and before the model is placed: it takes over the experts.
-            self._applicator(EepEdit)
+            # Before the first edit of any kind, and before the model is placed.
+            self._applicator(experts_owner().edit)
         if self._parts.on_host:
             model.to(device)  # type: ignore[arg-type]  # transformers' decorator hides the signature
         self.device: torch.device = next(model.get_input_embeddings().parameters()).device
@@ -149,7 +145,7 @@ class ResidentModel:
         """`revert`, and let all original experts lie as they were loaded, now."""
         self.revert()
         if self.layers:
-            self._eep.restore()
+            self._owner.restore()
 
     def original_experts(self, ordinal: int) -> Mapping[str, Tensor]:
         """The experts of a MoE layer as they were loaded, fused, by name, wherever they are kept; not to be changed.
@@ -157,23 +153,19 @@ class ResidentModel:
         Args:
             ordinal: number of the layer among the MoE layers.
         """
-        experts = self._eep.experts[ordinal]
-        experts.arrange(None)
-        return experts.originals
+        return self._owner.original_experts(ordinal)
 
     @property
-    def _eep(self) -> EepApplicator:
-        applicator = self._applicator(EepEdit)
-        assert isinstance(applicator, EepApplicator)
+    def _owner(self) -> ExpertsOwner:
+        """What has taken over the experts of the MoE layers, of which there are some."""
+        applicator = self._applicator(experts_owner().edit)
+        assert isinstance(applicator, ExpertsOwner)
         return applicator
 
     def _applicator(self, kind: type) -> Applicator:
         """The applicator of a kind of edits, made when it is first needed; the model is unedited then."""
         if kind not in self._applicators:
-            if kind not in APPLICATORS:
-                known = ", ".join(sorted(each.__name__ for each in APPLICATORS))
-                raise UserError(f"edits of kind {kind.__name__} are unknown; there are {known}")
-            self._applicators[kind] = APPLICATORS[kind](self._parts)
+            self._applicators[kind] = method_of(kind).applicator(self._parts)
         return self._applicators[kind]
 
     @contextmanager
@@ -194,3 +186,10 @@ class ResidentModel:
         """Run one sequence by itself, up to the output layer, for what hooks see of it; call it in inference mode."""
         decoder = self.model.get_decoder()
         decoder(input_ids=torch.tensor([tokens], device=self.device), use_cache=False)
+
+
+def decoder_layers(model: PreTrainedModel) -> tuple[nn.Module, ...]:
+    """The decoder's layers in the order in which they run; empty where that isn't known."""
+    layers = getattr(model.get_decoder(), "layers", None)
+    known = isinstance(layers, nn.ModuleList) and len(layers) == getattr(model.config, "num_hidden_layers", None)
+    return tuple(layers) if known and layers is not None else ()

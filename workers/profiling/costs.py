@@ -7,20 +7,20 @@ The rule for operations, a multiply and an add counting two:
 - attention counts 4 x attended positions x heads x head dimension per layer (queries with keys, weights with values).
 
 It is the work that the model's code does. A mask that is applied to a finished product saves nothing: the product
-counts whole, in operations and in parameters used.
+counts whole, in operations and in parameters used. Modules of the code that native checkpoints bring are counted by the
+methods that they are of (`moevolve.workers.methods.contract.Method.module_uses`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.export.native import NATIVE_PREFIX
-from moevolve.workers.families.dense_layout import DENSE_FAMILIES
+from moevolve.workers.methods.contract import ModuleUse
+from moevolve.workers.methods.registry import module_use
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -33,7 +33,7 @@ class ModelCosts:
     Attributes:
         parameters: all of them, a shared tensor once.
         active_parameters: of these, all but those that a token passes by: experts not chosen and other experts'
-            neurons. Upper bounds where several routers must agree (FactorLLM).
+            neurons. Upper bounds where several routers must agree.
         weight_bytes: bytes of parameters and buffers as loaded, a shared tensor once.
         linear_flops: operations per token in matrix products with weights.
         attention_flops: operations per token in attention, for the last token of a context.
@@ -44,16 +44,6 @@ class ModelCosts:
     weight_bytes: int
     linear_flops: int
     attention_flops: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Use:
-    """What a token does with a module's own part: parameters it passes by, entries it multiplies with, and which
-    modules within are still to be looked at."""
-
-    idle: int
-    products: int
-    inner: tuple[nn.Module, ...] = ()
 
 
 def model_costs(model: PreTrainedModel, context: int) -> ModelCosts:
@@ -91,79 +81,36 @@ def matrix_flops(module: nn.Module, config: PretrainedConfig) -> int:
     return 2 * sum(use.products for use in _uses(module, config, type(module).__name__))
 
 
-def _uses(module: nn.Module, config: PretrainedConfig, name: str) -> list[_Use]:
+def _uses(module: nn.Module, config: PretrainedConfig, name: str) -> list[ModuleUse]:
     use = _use_of(module, config, name)
     inner = [pair for pair in module.named_children() if pair[1] in use.inner]
     return [use, *(each for child, part in inner for each in _uses(part, config, f"{name}.{child}".lstrip(".")))]
 
 
-def _use_of(module: nn.Module, config: PretrainedConfig, name: str) -> _Use:
+def _use_of(module: nn.Module, config: PretrainedConfig, name: str) -> ModuleUse:
     kind, children = type(module).__name__, tuple(module.children())
     own: dict[str, Any] = dict(module.named_parameters(recurse=False))
-    if kind in _NATIVE:
-        return _NATIVE[kind](module, config)
+    native = module_use(kind)
+    if native is not None:
+        return native(module, config)
     if isinstance(module, nn.Linear) or kind.lower().endswith("topkrouter"):
-        return _Use(0, own["weight"].numel())
+        return ModuleUse(0, own["weight"].numel())
     if isinstance(module, nn.Embedding):
-        return _Use(0, 0)
+        return ModuleUse(0, 0)
     if {"gate_up_proj", "down_proj"} <= set(own):
         return _experts(own, int(config.num_experts_per_tok))
     if any(each.dim() > 1 for each in own.values()):
         raise UserError(
             f"{name}: no rule says what a token does with the matrices of a {kind}; profile a model of another family"
         )
-    return _Use(0, 0, children)
+    return ModuleUse(0, 0, children)
 
 
-def _experts(own: dict[str, Any], active: int) -> _Use:
+def _experts(own: dict[str, Any], active: int) -> ModuleUse:
     """Fused experts: every tensor [n, ...], of which a token uses k."""
     count = len(own["gate_up_proj"])
     matrices = sum(each.numel() for each in own.values() if each.dim() == 3)
-    return _Use(sum(each.numel() for each in own.values()) * (count - active) // count, matrices * active // count)
-
-
-def _network(module: Any, config: PretrainedConfig, working: int, of: int) -> _Use:
-    """A network of which a token runs `working` of `of` equal parts, chosen by a router: rows of the layers in, and
-    columns of the layer out, whose bias is always added."""
-    family = DENSE_FAMILIES[config.model_type.removeprefix(NATIVE_PREFIX)]
-    into = [getattr(module, part) for part in (family.up, family.gate) if part is not None]
-    matrices = sum(part.weight.numel() for part in (*into, getattr(module, family.down)))
-    biases = sum(part.bias.numel() for part in into if part.bias is not None)
-    return _Use((matrices + biases) * (of - working) // of, matrices * working // of + module.router_weight.numel())
-
-
-def _factorised(module: Any, config: Any) -> _Use:
-    return _network(module, config, config.factor_active, config.factor_experts)
-
-
-def _masked(module: Any, config: Any) -> _Use:
-    family = DENSE_FAMILIES[config.model_type.removeprefix(NATIVE_PREFIX)]
-    return _network(module, config, module.neurons.shape[1], getattr(module, family.up).out_features)
-
-
-def _masked_values(module: Any, config: Any) -> _Use:
-    return _Use(0, module.value_router.numel() + module.value_directions.numel(), (module.whole,))
-
-
-def _block_mixed(module: Any, config: Any) -> _Use:
-    mixing = 0 if module.mixing is None else module.mixing.numel()
-    if module.mixing is not None and module.mixing.dim() == 2:
-        mixing *= module.u.shape[2]  # every scalar multiplies a whole block's latent vector
-    return _Use(0, module.u.numel() + module.v.numel() + mixing)
-
-
-def _mapped_router(module: Any, config: Any) -> _Use:
-    return _Use(0, module.weight.numel() + (0 if module.one_hot else module.router_mapping.numel()))
-
-
-_NATIVE: dict[str, Callable[[Any, Any], _Use]] = {
-    "MappedRouter": _mapped_router,
-    "BlockMixedLinear": _block_mixed,
-    "FactorizedNetwork": _factorised,
-    "MaskedNetwork": _masked,
-    "MaskedValues": _masked_values,
-}
-"""Modules of the modelling code that native exports bring (`workers/methods/*/native.py.jinja`), by class."""
+    return ModuleUse(sum(each.numel() for each in own.values()) * (count - active) // count, matrices * active // count)
 
 
 def _attention_flops(model: PreTrainedModel, context: int) -> int:

@@ -21,7 +21,8 @@ from moevolve.workers.engine.batches import Batch, Batcher
 from moevolve.workers.engine.choices import asked_sequences
 from moevolve.workers.engine.columns import Layout
 from moevolve.workers.engine.decoding import draft_lengths
-from moevolve.workers.engine.tokenizing import TokenizedSplit, Tokens, missing_bos, tokenize_split
+from moevolve.workers.engine.tokenizing import TokenizedSplit, missing_bos, tokenize_split
+from moevolve.workers.methods.base import Tokens
 from moevolve.workers.model.describe import meta_model
 from moevolve.workers.model.loading import load_tokenizer
 

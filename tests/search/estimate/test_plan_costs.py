@@ -29,7 +29,7 @@ from moevolve.search.genomes.sections import GenomeSection
 from moevolve.workers.config import EngineConfig, ModelConfig
 from moevolve.workers.engine.columns import Layout
 from moevolve.workers.engine.engine import GenerationEngine
-from moevolve.workers.engine.tokenizing import Tokens
+from moevolve.workers.methods.base import Tokens
 from moevolve.workers.model.resident import ResidentModel
 from moevolve.workers.profiling.costs import model_costs
 from moevolve.workers.profiling.outline import outline_model

@@ -22,7 +22,7 @@ from moevolve.search.service.calibration import calibrated_setup, stored_calibra
 from moevolve.search.service.evaluate import find_subject
 from moevolve.search.service.launch import register, set_up
 from moevolve.store.repository import Store
-from moevolve.workers.methods.calibrators import token_sequences
+from moevolve.workers.engine.measuring import token_sequences
 from moevolve.workers.model.resident import ResidentModel
 
 EXPERTS, RETAINED, LAYERS, TOKENS = 6, 3, 4, 150

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from moevolve.workers.engine.batches import Batcher, plan_batches
 from moevolve.workers.engine.columns import Columns, Layout, common_start, lay_out, pad_left
-from moevolve.workers.engine.tokenizing import Tokens
+from moevolve.workers.methods.base import Tokens
 
 CPU = torch.device("cpu")
 LAYOUTS: tuple[Layout, ...] = ("packed", "unshared", "padded")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -10,8 +11,8 @@ from torch import Tensor
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.kernels.routing_rule import NO_SCORES, RoutingRule
 from moevolve.workers.families.layout import MoELayer
-from moevolve.workers.methods.applicator import ModelParts, host_tensor
 from moevolve.workers.methods.base import Edit
+from moevolve.workers.methods.contract import ModelParts, host_tensor
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.experts import LayerExperts, OneLayer
 from moevolve.workers.methods.eep.router import EditableRouter, RoutingPlan, fold
@@ -70,9 +71,15 @@ class EepApplicator:
             experts.stand_by()
 
     def restore(self) -> None:
-        """Let all originals lie as they were loaded, now."""
+        """See `ExpertsOwner.restore`."""
         for experts in self.experts:
             experts.arrange(None)
+
+    def original_experts(self, ordinal: int) -> Mapping[str, Tensor]:
+        """See `ExpertsOwner.original_experts`."""
+        experts = self.experts[ordinal]
+        experts.arrange(None)
+        return experts.originals
 
     def plans(self, edit: EepEdit) -> list[RoutingPlan]:
         """Routing of every layer. One transfer per device and matrix kind, however many layers there are."""

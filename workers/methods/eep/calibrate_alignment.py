@@ -21,12 +21,11 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.engine.tokenizing import Tokens
 from moevolve.workers.families.layout import EXPERT_TENSORS
-from moevolve.workers.methods.base import Calibration
+from moevolve.workers.methods.base import Calibration, Tokens
+from moevolve.workers.methods.contract import Resident
 from moevolve.workers.methods.eep.alignment import encode, sources
 from moevolve.workers.methods.eep.edit import AlignmentRecipe
-from moevolve.workers.model.resident import ResidentModel
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,7 +125,7 @@ ALIGNMENT = "alignment"
 """Name of the array."""
 
 
-def calibrate_alignment(resident: ResidentModel, sequences: Sequence[Tokens], recipe: AlignmentRecipe) -> Calibration:
+def calibrate_alignment(resident: Resident, sequences: Sequence[Tokens], recipe: AlignmentRecipe) -> Calibration:
     """Align the experts of every MoE layer; the reference is the one that most tokens are sent to.
 
     Time goes with the cube of an expert's width, at worst, for each of experts x (1 + rounds) assignments per layer.
@@ -170,7 +169,7 @@ def _is_plain(experts: nn.Module) -> bool:
     return combine is None or torch.equal(combine(probe), activation(gate) * up)
 
 
-def _neurons(resident: ResidentModel, ordinal: int, inputs: Tensor, expert: int) -> Neurons:
+def _neurons(resident: Resident, ordinal: int, inputs: Tensor, expert: int) -> Neurons:
     layer = resident.layers[ordinal]
     originals = resident.original_experts(ordinal)
     gate_up, down = (originals[name][expert].to(inputs.device) for name in EXPERT_TENSORS)
@@ -179,7 +178,7 @@ def _neurons(resident: ResidentModel, ordinal: int, inputs: Tensor, expert: int)
 
 
 @torch.inference_mode()
-def _watch(resident: ResidentModel, sequences: Sequence[Tokens], sample: int) -> tuple[list[Tensor], list[Any]]:
+def _watch(resident: Resident, sequences: Sequence[Tokens], sample: int) -> tuple[list[Tensor], list[Any]]:
     """Per MoE layer: evenly spaced tokens' inputs [at most `sample`, hidden], and how often each expert was chosen."""
     stride = -(-sum(map(len, sequences)) // sample)
     layers = resident.layers
@@ -193,7 +192,6 @@ def _watch(resident: ResidentModel, sequences: Sequence[Tokens], sample: int) ->
     def count(ordinal: int, module: nn.Module, args: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
         uses[ordinal] += np.bincount(output[2].flatten().cpu().numpy(), minlength=len(uses[ordinal]))
 
-    resident.revert()
     with ExitStack() as stack:
         for ordinal, layer in enumerate(layers):
             stack.callback(layer.block.register_forward_pre_hook(partial(keep, ordinal)).remove)

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.engine.tokenizing import Tokens
 from moevolve.workers.families.layout import MoELayer
-from moevolve.workers.methods.base import Calibration
+from moevolve.workers.methods.base import Calibration, Tokens
+from moevolve.workers.methods.contract import Resident
 from moevolve.workers.methods.eep.edit import ExpertsRecipe
 from moevolve.workers.methods.eep.expert_subsets import Routed, SubsetSample, check_memory, compare_subsets
-from moevolve.workers.model.resident import ResidentModel
 
 RATIO_BINS = 1 << 16
 """Equal bins in [0, 1] that ratios of routing weights are counted in: a median is right to within 2^-17."""
@@ -37,7 +36,7 @@ class Measure(Protocol):
         ...
 
 
-def calibrate_experts(resident: ResidentModel, sequences: Sequence[Tokens], recipe: ExpertsRecipe) -> Calibration:
+def calibrate_experts(resident: Resident, sequences: Sequence[Tokens], recipe: ExpertsRecipe) -> Calibration:
     """Measure every MoE layer's experts.
 
     Returns:
@@ -75,9 +74,7 @@ def calibrate_experts(resident: ResidentModel, sequences: Sequence[Tokens], reci
     return Calibration({name: array.numpy() for name, array in arrays.items()})
 
 
-def _run(
-    resident: ResidentModel, sequences: Sequence[Tokens], watchers: Sequence[Sequence[Any]], runs: list[int]
-) -> None:
+def _run(resident: Resident, sequences: Sequence[Tokens], watchers: Sequence[Sequence[Any]], runs: list[int]) -> None:
     with ExitStack() as stack:
         for layer, measures in zip(resident.layers, watchers, strict=True):
             stack.callback(layer.gate.register_forward_hook(_tell(layer, measures, runs)).remove)

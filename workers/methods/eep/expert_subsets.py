@@ -77,7 +77,7 @@ class Routed:
 
 _CHUNK = 64
 """Tokens whose outputs of all experts are held at once."""
-_MEMORY = 4 << 30
+MEMORY = 4 << 30
 """Most bytes of inner products kept on the host, all layers together."""
 
 
@@ -147,10 +147,10 @@ def check_memory(layers: int, experts: int, tokens: int) -> None:
         UserError: its inner products take more than 4 GiB.
     """
     needed = layers * tokens * experts**2 * 4
-    if needed > _MEMORY:
+    if needed > MEMORY:
         raise UserError(
             f"genome.naee_tokens: {tokens} tokens of {layers} layers of {experts} experts take "
-            f"{needed / 2**30:.1f} GiB of the host's memory; use {tokens * _MEMORY // needed} at most"
+            f"{needed / 2**30:.1f} GiB of the host's memory; use {tokens * MEMORY // needed} at most"
         )
 
 

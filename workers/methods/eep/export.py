@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
+import copy
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.export.base import CheckpointForm, ExportSummary
-from moevolve.workers.export.native import write_native_code
-from moevolve.workers.export.state import build_model, checkpoint_form, exported_shape, loaded_parameters
-from moevolve.workers.families.layout import family_of
-from moevolve.workers.methods.base import Edit
+from moevolve.kernels.routing import POSITIVE_EPS, SUM_EPS
+from moevolve.kernels.routing_rule import RoutingRule
+from moevolve.workers.export.card import CheckpointForm, ExportSummary
+from moevolve.workers.export.native import native_config, write_native
+from moevolve.workers.export.state import filled, loaded_parameters, originals_of, unwrapped_state
+from moevolve.workers.families.layout import CORRECTION_BIAS, MoELayer, family_of
+from moevolve.workers.methods.base import Edit, IdentityEdit
+from moevolve.workers.methods.contract import ModuleUse, Resident, host_tensor
 from moevolve.workers.methods.eep.edit import EepEdit
-from moevolve.workers.model.resident import ResidentModel
+from moevolve.workers.methods.eep.router import EditableRouter
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
 
 class EepExporter:
     """See `Exporter`; also for models of experts that aren't edited."""
 
-    def form(self, resident: ResidentModel, edit: Edit) -> CheckpointForm:
+    def form(self, resident: Resident, edit: Edit) -> CheckpointForm:
         if not resident.layers:
             raise UserError("only an edited dense model can be exported; the full one is a checkpoint already")
         return checkpoint_form(edit, resident.layers[0].rule)
 
-    def summary(self, resident: ResidentModel, form: CheckpointForm) -> ExportSummary:
+    def summary(self, resident: Resident, form: CheckpointForm) -> ExportSummary:
         edit, count = resident.applied, resident.layers[0].count
-        retained, active = exported_shape(resident)
+        retained, active = _shape(resident)
         title = family_of(resident.model.config, resident.config.path).title
         rows: list[tuple[str, str]] = [("router space", edit.router_space if isinstance(edit, EepEdit) else "-")]
         if isinstance(edit, EepEdit) and edit.alignment is not None:
@@ -53,8 +59,137 @@ class EepExporter:
             rows=tuple(rows),
         )
 
-    def build(self, resident: ResidentModel, form: CheckpointForm, directory: Path) -> PreTrainedModel:
-        if form == "native":
-            retained, _ = exported_shape(resident)
-            write_native_code(directory, resident.model, resident.layers[0], retained, version("moevolve"))
-        return build_model(resident, form, directory)
+    def build(self, resident: Resident, form: CheckpointForm, directory: Path) -> PreTrainedModel:
+        source = resident.model
+        model_class = type(source) if form == "stock" else _native_class(resident, directory)
+        with torch.device("meta"):
+            model = model_class(_config(resident, form, model_class))
+        state = {name: tensor for name, tensor in unwrapped_state(source).items() if ".mlp.experts." not in name}
+        for ordinal, layer in enumerate(resident.layers):
+            prefix = f"model.layers.{layer.index}.mlp."
+            router = f"{prefix}{layer.family.router}."
+            for name, tensor in _experts(resident, ordinal).items():
+                state[f"{prefix}experts.{name}"] = tensor
+            if form == "stock":
+                for name, tensor in _router_tensors(layer).items():
+                    state[router + name] = tensor
+            else:
+                mapping = _edit(resident).router_mapping[ordinal]
+                state[f"{router}router_mapping"] = host_tensor(mapping).to(layer.router_weight.device)
+        return filled(model, state, source)
+
+
+def checkpoint_form(edit: Edit, rule: RoutingRule) -> CheckpointForm:
+    """Which form of checkpoint expresses an edit exactly.
+
+    A mapping of the logits folds into a smaller router. A one-hot mapping of the softmax does so too where the family
+    rescales the top-k, because the softmax's scale cancels, and one of sigmoids always does. Anything else needs the
+    native form.
+
+    Args:
+        edit: what was done to the model, if anything.
+        rule: how the family chooses and weighs experts.
+
+    Raises:
+        UserError: this edit has no checkpoint form.
+    """
+    if isinstance(edit, IdentityEdit):
+        return "stock"
+    assert isinstance(edit, EepEdit)
+    if edit.skip_below is not None:
+        raise UserError(
+            "dynamic skipping has no checkpoint form: no stock router skips experts; export an individual of a search "
+            "without genome.dynamic_skipping"
+        )
+    folds = edit.router_space == "logits" or (rule.one_hot_folds and bool(edit.one_hot_mapping.all()))
+    return "stock" if folds else "native"
+
+
+def _shape(resident: Resident) -> tuple[int, int]:
+    """Experts n' and active experts k of the resident model as it is edited now."""
+    edit = resident.applied
+    if isinstance(edit, EepEdit):
+        return edit.retained, edit.active
+    return resident.layers[0].count, int(resident.model.config.num_experts_per_tok)
+
+
+def _native_class(resident: Resident, directory: Path) -> type[PreTrainedModel]:
+    layer, (retained, _) = resident.layers[0], _shape(resident)
+    return write_native(
+        resident.model,
+        directory,
+        "methods/eep/native.py.jinja",
+        family_of(resident.model.config, resident.config.path).title,
+        experts=retained,
+        router_experts=layer.count,
+        sum_eps=SUM_EPS,
+        rule=layer.rule,
+        family=layer.family,
+        corrects=layer.correction_bias is not None,
+        correction=CORRECTION_BIAS,
+        positive_eps=POSITIVE_EPS,
+    )
+
+
+def _config(resident: Resident, form: CheckpointForm, model_class: type[PreTrainedModel]) -> PretrainedConfig:
+    retained, active = _shape(resident)
+    source = resident.model
+    config = native_config(source, model_class) if form == "native" else copy.deepcopy(source.config)
+    if form == "native":
+        config.router_experts = resident.layers[0].count
+        one_hot_layers = zip(resident.layers, _edit(resident).one_hot_mapping, strict=True)
+        config.one_hot_layers = [layer.index for layer, one_hot in one_hot_layers if one_hot]
+    family, groups = resident.layers[0].family, resident.layers[0].rule.groups
+    setattr(config, family.experts_field, retained)
+    config.num_experts_per_tok = active
+    if hasattr(config, "experts_per_token"):  # GPT-OSS's published configs say k under both names
+        config.experts_per_token = active
+    if groups.count == 1 and getattr(config, "n_group", None) is not None:
+        # Groups that limit nothing need not divide n'.
+        config.n_group = config.topk_group = 1
+    if getattr(config, "num_nextn_predict_layers", 0):
+        config.num_nextn_predict_layers = 0  # layers for speculative decoding are never loaded, so not exported
+    return config
+
+
+def _experts(resident: Resident, ordinal: int) -> dict[str, Tensor]:
+    """A MoE layer's n' experts as the edit has them now, in the edit's order."""
+    layer = resident.layers[ordinal]
+    plan = _router(layer).plan
+    if plan is None:
+        return originals_of(resident, ordinal)
+    tensors = {name: tensor.data for name, tensor in layer.expert_tensors().items()}
+    if plan.slots is None:
+        return tensors
+    return {name: tensor.index_select(0, plan.slots) for name, tensor in tensors.items()}
+
+
+def _router_tensors(layer: MoELayer) -> dict[str, Tensor]:
+    """A stock router's tensors: `W_RM W_G`, and `W_RM b` of the biases the family has."""
+    plan = _router(layer).plan
+    weight, bias, correction = layer.router_weight.data, layer.router_bias, layer.correction_bias
+    if plan is not None and plan.folded is not None:
+        weight, bias, correction = plan.folded, plan.folded_bias, plan.correction
+    elif plan is not None:
+        assert plan.selected is not None
+        weight, correction = weight.index_select(0, plan.selected), plan.correction
+        bias = None if bias is None else bias.index_select(0, plan.selected)
+    tensors = {"weight": weight, "bias": bias, CORRECTION_BIAS: correction}
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+
+def _router(layer: MoELayer) -> EditableRouter:
+    gate = layer.gate
+    assert isinstance(gate, EditableRouter)
+    return gate
+
+
+def _edit(resident: Resident) -> EepEdit:
+    edit = resident.applied
+    assert isinstance(edit, EepEdit)
+    return edit
+
+
+def mapped_router_use(module: Any, config: Any) -> ModuleUse:
+    """Of `MappedRouter` in `native.py.jinja`: the whole router, and the mapping where it isn't one-hot."""
+    return ModuleUse(0, module.weight.numel() + (0 if module.one_hot else module.router_mapping.numel()))

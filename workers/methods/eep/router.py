@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from moevolve.kernels.routing import route_logits, route_mapped, route_selected
 from moevolve.workers.families.layout import MoELayer
 
-Routed = tuple[Tensor, Tensor, Tensor]
+Routing = tuple[Tensor, Tensor, Tensor]
 """A router's logits [tokens, n or n'], routing weights [tokens, k], and expert indices int64 [tokens, k]."""
 
 
@@ -60,7 +60,7 @@ class EditableRouter(nn.Module):
         self.plan: RoutingPlan | None = None
         self.before_unedited: Callable[[], None] | None = None
 
-    def forward(self, hidden_states: Tensor) -> Routed:
+    def forward(self, hidden_states: Tensor) -> Routing:
         """Route tokens.
 
         Args:
@@ -73,10 +73,10 @@ class EditableRouter(nn.Module):
             return self.follow(self.plan, hidden_states)
         if self.before_unedited is not None:
             self.before_unedited()
-        routed: Routed = self.inner(hidden_states)
+        routed: Routing = self.inner(hidden_states)
         return routed
 
-    def follow(self, plan: RoutingPlan, hidden_states: Tensor) -> Routed:
+    def follow(self, plan: RoutingPlan, hidden_states: Tensor) -> Routing:
         """Route tokens [..., hidden] by a plan."""
         logits = self._logits(hidden_states, plan)
         if plan.selected is not None:

@@ -23,15 +23,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.engine.tokenizing import Tokens
 from moevolve.workers.families.dense_layout import DenseLayer
-from moevolve.workers.methods.base import Calibration
+from moevolve.workers.methods.base import Calibration, Tokens
+from moevolve.workers.methods.contract import Resident
 from moevolve.workers.methods.factorllm.balanced_kmeans import balanced_kmeans, number_by_first
 from moevolve.workers.methods.factorllm.edit import FactorLlmRecipe
 from moevolve.workers.methods.input_statistics import InputStatistics, principal_directions, watch_networks
-from moevolve.workers.model.resident import ResidentModel
 
-_MEMORY = 1 << 30
+MEMORY = 1 << 30
 """Bytes of statistics held at once; the layers are measured in as many passes as that takes."""
 
 
@@ -46,7 +45,7 @@ class _Start:
     bias: NDArray[np.float64]
 
 
-def calibrate_factorllm(resident: ResidentModel, sequences: Sequence[Tokens], recipe: FactorLlmRecipe) -> Calibration:
+def calibrate_factorllm(resident: Resident, sequences: Sequence[Tokens], recipe: FactorLlmRecipe) -> Calibration:
     """Measure the start of every network.
 
     Returns:
@@ -80,7 +79,7 @@ def calibrate_factorllm(resident: ResidentModel, sequences: Sequence[Tokens], re
     )
 
 
-def _divide(resident: ResidentModel, sequences: Sequence[Tokens], recipe: FactorLlmRecipe) -> list[NDArray[np.int64]]:
+def _divide(resident: Resident, sequences: Sequence[Tokens], recipe: FactorLlmRecipe) -> list[NDArray[np.int64]]:
     """The expert of every neuron of every network, numbered by their first neurons."""
     layers = resident.dense_layers
     if recipe.partition == "coactivation":
@@ -99,7 +98,7 @@ def _divide(resident: ResidentModel, sequences: Sequence[Tokens], recipe: Factor
     return divisions
 
 
-def _firing_profiles(resident: ResidentModel, sequences: Sequence[Tokens]) -> Iterator[NDArray[np.float32]]:
+def _firing_profiles(resident: Resident, sequences: Sequence[Tokens]) -> Iterator[NDArray[np.float32]]:
     """Per network, how often every two neurons fire on the same token, rows of unit length: float32 [width, width].
 
     A neuron fires where its contribution to the output is larger than the token's average neuron's.
@@ -122,7 +121,7 @@ def _count_firing(counts: Tensor, layer: DenseLayer, inputs: Tensor, activations
 
 
 def _measure(
-    resident: ResidentModel,
+    resident: Resident,
     sequences: Sequence[Tokens],
     recipe: FactorLlmRecipe,
     layers: Sequence[DenseLayer],
@@ -203,8 +202,8 @@ def _solve(statistics: InputStatistics, experts: NDArray[np.int64], recipe: Fact
 
 
 def _batches(layers: Sequence[DenseLayer], size: Callable[[DenseLayer], int]) -> Iterator[Sequence[DenseLayer]]:
-    """Consecutive layers whose statistics fit into `_MEMORY` together, one at least."""
-    step = max(1, _MEMORY // size(layers[0]))
+    """Consecutive layers whose statistics fit into `MEMORY` together, one at least."""
+    step = max(1, MEMORY // size(layers[0]))
     for start in range(0, len(layers), step):
         yield layers[start : start + step]
 

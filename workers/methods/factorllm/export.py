@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from moevolve.workers.export.base import CheckpointForm, ExportSummary, filled
-from moevolve.workers.export.dense import native_dense_class, placed_layers
+from moevolve.workers.export.card import CheckpointForm, ExportSummary
 from moevolve.workers.export.mixtral_form import empty_mixtral, fits_mixtral
 from moevolve.workers.export.native import native_config
+from moevolve.workers.export.state import filled
 from moevolve.workers.families.dense_layout import DenseLayer
-from moevolve.workers.methods.applicator import host_tensor
 from moevolve.workers.methods.base import Edit
+from moevolve.workers.methods.contract import ModuleUse, Resident, host_tensor
+from moevolve.workers.methods.dense import network_use, placed_layers, write_native_dense
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
-from moevolve.workers.model.resident import ResidentModel
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 class FactorLlmExporter:
     """See `Exporter`."""
 
-    def form(self, resident: ResidentModel, edit: Edit) -> CheckpointForm:
+    def form(self, resident: Resident, edit: Edit) -> CheckpointForm:
         assert isinstance(edit, FactorLlmEdit)
         same = edit.active == 1 and edit.routers == 1 and edit.output_scale == 1 and not edit.router_bias.any()
         return "stock" if same and fits_mixtral(resident) else "native"
 
-    def summary(self, resident: ResidentModel, form: CheckpointForm) -> ExportSummary:
+    def summary(self, resident: Resident, form: CheckpointForm) -> ExportSummary:
         edit, layers = _edit(resident), resident.dense_layers
         networks = sum(each.numel() for layer in layers for each in _tensors(layer).values())
         name = f"{edit.routers}R{edit.experts}E{edit.active}K"
@@ -52,13 +52,13 @@ class FactorLlmExporter:
             rows=(("division", name), ("factor on outputs", f"{edit.output_scale:g}")),
         )
 
-    def build(self, resident: ResidentModel, form: CheckpointForm, directory: Path) -> PreTrainedModel:
+    def build(self, resident: Resident, form: CheckpointForm, directory: Path) -> PreTrainedModel:
         model, state = _stock(resident) if form == "stock" else _native(resident, directory)
         shared = {name: tensor for name, tensor in resident.model.state_dict().items() if name not in state}
         return filled(model, shared | state, resident.model)
 
 
-def _stock(resident: ResidentModel) -> tuple[PreTrainedModel, dict[str, Tensor]]:
+def _stock(resident: Resident) -> tuple[PreTrainedModel, dict[str, Tensor]]:
     """A Mixtral on the meta device, and the tensors of its networks."""
     edit = _edit(resident)
     state: dict[str, Tensor] = {}
@@ -73,10 +73,10 @@ def _stock(resident: ResidentModel) -> tuple[PreTrainedModel, dict[str, Tensor]]
     return empty_mixtral(resident, edit.experts, edit.width // edit.experts), state
 
 
-def _native(resident: ResidentModel, directory: Path) -> tuple[PreTrainedModel, dict[str, Tensor]]:
+def _native(resident: Resident, directory: Path) -> tuple[PreTrainedModel, dict[str, Tensor]]:
     """The native model on the meta device, its code written, and the tensors of its networks."""
     edit, source = _edit(resident), resident.model
-    model_class = native_dense_class(
+    model_class = write_native_dense(
         resident,
         directory,
         "methods/factorllm/native.py.jinja",
@@ -116,7 +116,12 @@ def _tensors(layer: DenseLayer) -> dict[str, Tensor]:
     }
 
 
-def _edit(resident: ResidentModel) -> FactorLlmEdit:
+def _edit(resident: Resident) -> FactorLlmEdit:
     edit = resident.applied
     assert isinstance(edit, FactorLlmEdit)
     return edit
+
+
+def factorized_network_use(module: Any, config: Any) -> ModuleUse:
+    """Of `FactorizedNetwork` in `native.py.jinja`: the active experts of all."""
+    return network_use(module, config, config.factor_active, config.factor_experts)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from moevolve.workers.export.base import CheckpointForm, ExportSummary, filled
-from moevolve.workers.export.native import MODULE, import_native, native_config, native_names, render
-from moevolve.workers.export.state import loaded_parameters, originals_of, unwrapped_state
+from moevolve.workers.export.card import CheckpointForm, ExportSummary
+from moevolve.workers.export.native import native_config, write_native
+from moevolve.workers.export.state import filled, loaded_parameters, originals_of, unwrapped_state
 from moevolve.workers.families.layout import family_of
 from moevolve.workers.methods.base import Edit
+from moevolve.workers.methods.contract import ModuleUse, Resident
 from moevolve.workers.methods.nanomoe.apply import BlockMixedLinear
 from moevolve.workers.methods.nanomoe.edit import NanoMoeEdit
-from moevolve.workers.model.resident import ResidentModel
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -24,10 +23,10 @@ if TYPE_CHECKING:
 class NanoMoeExporter:
     """See `Exporter`."""
 
-    def form(self, resident: ResidentModel, edit: Edit) -> CheckpointForm:
+    def form(self, resident: Resident, edit: Edit) -> CheckpointForm:
         return "native"
 
-    def summary(self, resident: ResidentModel, form: CheckpointForm) -> ExportSummary:
+    def summary(self, resident: Resident, form: CheckpointForm) -> ExportSummary:
         edit = _edit(resident)
         title = family_of(resident.model.config, resident.config.path).title
         what = "low-rank" if edit.form.variant == "low_rank" else "block-mixed"
@@ -47,10 +46,17 @@ class NanoMoeExporter:
             ),
         )
 
-    def build(self, resident: ResidentModel, form: CheckpointForm, directory: Path) -> PreTrainedModel:
+    def build(self, resident: Resident, form: CheckpointForm, directory: Path) -> PreTrainedModel:
         source, edit = resident.model, _edit(resident)
-        _write_code(directory, resident, edit)
-        model_class = import_native(directory)
+        model_class = write_native(
+            source,
+            directory,
+            "methods/nanomoe/native.py.jinja",
+            family_of(source.config, resident.config.path).title,
+            variant=edit.form.variant,
+            blocks=edit.form.blocks,
+            rank=edit.form.rank,
+        )
         with torch.device("meta"):
             model = model_class(_config(source, model_class, edit))
         state = unwrapped_state(source)
@@ -60,13 +66,13 @@ class NanoMoeExporter:
         return filled(model, state, source)
 
 
-def _edit(resident: ResidentModel) -> NanoMoeEdit:
+def _edit(resident: Resident) -> NanoMoeEdit:
     edit = resident.applied
     assert isinstance(edit, NanoMoeEdit)
     return edit
 
 
-def _parameters_before(resident: ResidentModel, edit: NanoMoeEdit) -> int:
+def _parameters_before(resident: Resident, edit: NanoMoeEdit) -> int:
     before = loaded_parameters(resident)
     for module in resident.model.modules():
         if isinstance(module, BlockMixedLinear):
@@ -75,28 +81,17 @@ def _parameters_before(resident: ResidentModel, edit: NanoMoeEdit) -> int:
     return before
 
 
-def _write_code(directory: Path, resident: ResidentModel, edit: NanoMoeEdit) -> None:
-    config, model = resident.model.config, resident.model
-    names = native_names(config, model)
-    text = render(
-        "methods/nanomoe/native.py.jinja",
-        title=family_of(config, resident.config.path).title,
-        version=version("moevolve"),
-        config_class=type(config).__name__,
-        model_class=type(model).__name__,
-        native_config=names[0],
-        native_class=names[1],
-        native_type=names[2],
-        variant=edit.form.variant,
-        blocks=edit.form.blocks,
-        rank=edit.form.rank,
-    )
-    (directory / f"{MODULE}.py").write_text(text, encoding="utf-8")
-
-
 def _config(source: PreTrainedModel, model_class: type[PreTrainedModel], edit: NanoMoeEdit) -> PretrainedConfig:
     config = native_config(source, model_class)
     config.nanomoe_layers = list(edit.layers)
     config.nanomoe_variant = edit.form.variant
     config.nanomoe_blocks, config.nanomoe_rank = edit.form.blocks, edit.form.rank
     return config
+
+
+def block_mixed_linear_use(module: Any, config: Any) -> ModuleUse:
+    """Of `BlockMixedLinear` in `native.py.jinja`: both factors and M."""
+    mixing = 0 if module.mixing is None else module.mixing.numel()
+    if module.mixing is not None and module.mixing.dim() == 2:
+        mixing *= module.u.shape[2]  # every scalar multiplies a whole block's latent vector
+    return ModuleUse(0, module.u.numel() + module.v.numel() + mixing)

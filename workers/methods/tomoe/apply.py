@@ -13,8 +13,8 @@ from torch.utils.hooks import RemovableHandle
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.kernels.neuron_mask import ExpertMasks, choose_expert, masked_network, top_dimensions
 from moevolve.workers.families.dense_layout import DenseLayer, Replacement
-from moevolve.workers.methods.applicator import ModelParts, host_tensor
 from moevolve.workers.methods.base import Edit
+from moevolve.workers.methods.contract import ModelParts, host_tensor
 from moevolve.workers.methods.dense import check_shape, dense_layers_for, weights_of
 from moevolve.workers.methods.tomoe.edit import HEAD_FAMILIES, HeadMasks, ToMoeEdit
 

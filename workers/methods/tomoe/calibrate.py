@@ -7,8 +7,7 @@ the token's place along the principal directions of the network's inputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -18,21 +17,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.engine.tokenizing import Tokens
 from moevolve.workers.families.dense_layout import DenseLayer
-from moevolve.workers.methods.base import Calibration
-from moevolve.workers.methods.input_statistics import InputMoments, principal_directions
+from moevolve.workers.methods.base import Calibration, Tokens
+from moevolve.workers.methods.contract import Resident
+from moevolve.workers.methods.input_statistics import InputMoments, Watch, principal_directions, run_watched
 from moevolve.workers.methods.tomoe.edit import ToMoeRecipe
-from moevolve.workers.model.resident import ResidentModel
 
-_MEMORY = 1 << 30
+MEMORY = 1 << 30
 """Bytes of second moments held at once; the layers are measured in as many passes as that takes."""
 
-Watch = tuple[nn.Module, bool, Callable[[Tensor], None]]
-"""A module, whether its output is watched instead of its input, and who is told: values [tokens, size]."""
 
-
-def calibrate_tomoe(resident: ResidentModel, sequences: Sequence[Tokens], recipe: ToMoeRecipe) -> Calibration:
+def calibrate_tomoe(resident: Resident, sequences: Sequence[Tokens], recipe: ToMoeRecipe) -> Calibration:
     """Measure the start.
 
     Returns:
@@ -54,13 +49,13 @@ def calibrate_tomoe(resident: ResidentModel, sequences: Sequence[Tokens], recipe
     networks = [_Network(layer, recipe) for layer in layers]
     heads = [_Heads(layer, recipe) for layer in layers] if recipe.attention else []
     sites: list[_Site] = [*networks, *heads]
-    step = max(1, _MEMORY // (8 * layers[0].hidden ** 2))
+    step = max(1, MEMORY // (8 * layers[0].hidden ** 2))
     for start in range(0, len(sites), step):
         _find_directions(resident, sequences, sites[start : start + step], recipe.components)
     tokens = sum(len(each) for each in sequences)
     for site in sites:
         site.begin(tokens)
-    _run(resident, sequences, [watch for site in sites for watch in site.watches()])
+    run_watched(resident, sequences, [watch for site in sites for watch in site.watches()])
     arrays = {
         "network_directions": [site.directions for site in networks],
         "network_sample": [torch.cat(site.sample) for site in networks],
@@ -153,11 +148,9 @@ class _Heads(_Site):
         return (self._sums["output"] * norms).view(-1, self._head_dim).sum(dim=0)
 
 
-def _find_directions(
-    resident: ResidentModel, sequences: Sequence[Tokens], sites: Sequence[_Site], components: int
-) -> None:
+def _find_directions(resident: Resident, sequences: Sequence[Tokens], sites: Sequence[_Site], components: int) -> None:
     moments = [InputMoments(site.reads.in_features, site.reads.weight.device) for site in sites]
-    _run(resident, sequences, [(site.reads, False, each.add) for site, each in zip(sites, moments, strict=True)])
+    run_watched(resident, sequences, [(site.reads, False, each.add) for site, each in zip(sites, moments, strict=True)])
     for site, each in zip(sites, moments, strict=True):
         directions = input_directions(each.mean, each.moment, components)
         site.directions = torch.from_numpy(directions).to(site.reads.weight.device)
@@ -184,17 +177,3 @@ def input_directions(mean: NDArray[np.float64], square: NDArray[np.float64], com
     principal = principal_directions(across @ (square - np.outer(mean, mean)) @ across, components)
     size = float(np.sqrt(unit @ square @ unit))
     return np.concatenate([unit[None] / (size if size > 0 else 1.0), principal])
-
-
-@torch.inference_mode()
-def _run(resident: ResidentModel, sequences: Sequence[Tokens], watches: Sequence[Watch]) -> None:
-    """Run every sequence by itself through the unedited model."""
-    with ExitStack() as stack:
-        for module, output, take in watches:
-            if output:
-                handle = module.register_forward_hook(lambda _m, _args, out, take=take: take(out.flatten(0, -2)))
-            else:
-                handle = module.register_forward_pre_hook(lambda _m, args, take=take: take(args[0].flatten(0, -2)))
-            stack.callback(handle.remove)
-        for tokens in sequences:
-            resident.run(tokens)

@@ -13,16 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from moevolve.workers.export.base import CheckpointForm, ExportSummary, filled
-from moevolve.workers.export.dense import native_dense_class, placed_layers
+from moevolve.workers.export.card import CheckpointForm, ExportSummary
 from moevolve.workers.export.mixtral_form import empty_mixtral, fits_mixtral
 from moevolve.workers.export.native import native_config
+from moevolve.workers.export.state import filled
 from moevolve.workers.families.dense_layout import DenseLayer
-from moevolve.workers.methods.applicator import host_tensor
 from moevolve.workers.methods.base import Edit
+from moevolve.workers.methods.contract import ModuleUse, Resident, host_tensor
+from moevolve.workers.methods.dense import native_family, network_use, placed_layers, write_native_dense
 from moevolve.workers.methods.tomoe.apply import fold
 from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
-from moevolve.workers.model.resident import ResidentModel
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -35,14 +35,14 @@ _ALIGNMENT = 8
 class ToMoeExporter:
     """See `Exporter`."""
 
-    def form(self, resident: ResidentModel, edit: Edit) -> CheckpointForm:
+    def form(self, resident: Resident, edit: Edit) -> CheckpointForm:
         assert isinstance(edit, ToMoeEdit)
         whole_heads = edit.heads is None or (
             bool(edit.heads.pairs.all()) and bool((edit.heads.active == edit.heads.head_dim).all())
         )
         return "stock" if whole_heads and not _ties(edit) and fits_mixtral(resident) else "native"
 
-    def summary(self, resident: ResidentModel, form: CheckpointForm) -> ExportSummary:
+    def summary(self, resident: Resident, form: CheckpointForm) -> ExportSummary:
         edit, title = _edit(resident), resident.dense_layers[0].family.title
         widths = edit.widths
         rows = [("neurons per expert", f"{widths.min()} to {widths.max()} of {edit.width}")]
@@ -71,7 +71,7 @@ class ToMoeExporter:
             rows=tuple(rows),
         )
 
-    def build(self, resident: ResidentModel, form: CheckpointForm, directory: Path) -> PreTrainedModel:
+    def build(self, resident: Resident, form: CheckpointForm, directory: Path) -> PreTrainedModel:
         model, state = _stock(resident) if form == "stock" else _native(resident, directory)
         wanted = set(model.state_dict())
         shared = {name: tensor for name, tensor in _dense_state(resident).items() if name in wanted}
@@ -87,7 +87,7 @@ def _ties(edit: ToMoeEdit) -> bool:
     return False
 
 
-def _stock(resident: ResidentModel) -> tuple[PreTrainedModel, dict[str, Tensor]]:
+def _stock(resident: Resident) -> tuple[PreTrainedModel, dict[str, Tensor]]:
     """A Mixtral on the meta device, and the tensors of its networks."""
     edit = _edit(resident)
     width = -(-int(edit.widths.max()) // _ALIGNMENT) * _ALIGNMENT
@@ -105,10 +105,10 @@ def _stock(resident: ResidentModel) -> tuple[PreTrainedModel, dict[str, Tensor]]
     return empty_mixtral(resident, edit.experts, width), state
 
 
-def _native(resident: ResidentModel, directory: Path) -> tuple[PreTrainedModel, dict[str, Tensor]]:
+def _native(resident: Resident, directory: Path) -> tuple[PreTrainedModel, dict[str, Tensor]]:
     """The native model on the meta device, its code written, and the tensors of its masked parts."""
     edit, source = _edit(resident), resident.model
-    model_class = native_dense_class(
+    model_class = write_native_dense(
         resident,
         directory,
         "methods/tomoe/native.py.jinja",
@@ -183,7 +183,7 @@ def _config(source: PreTrainedModel, model_class: type[PreTrainedModel], edit: T
     return config
 
 
-def _dense_state(resident: ResidentModel) -> dict[str, Tensor]:
+def _dense_state(resident: Resident) -> dict[str, Tensor]:
     """The tensors of the unedited model by name: stand-ins hold none."""
     state: dict[str, Tensor] = dict(resident.model.state_dict())
     for prefix, layer in placed_layers(resident):
@@ -195,7 +195,7 @@ def _dense_state(resident: ResidentModel) -> dict[str, Tensor]:
     return state
 
 
-def _parameters(resident: ResidentModel) -> int:
+def _parameters(resident: Resident) -> int:
     """Parameters of the unedited model."""
     seen = {id(each): each.numel() for each in resident.model.parameters()}
     for layer in resident.dense_layers:
@@ -205,7 +205,17 @@ def _parameters(resident: ResidentModel) -> int:
     return sum(seen.values())
 
 
-def _edit(resident: ResidentModel) -> ToMoeEdit:
+def _edit(resident: Resident) -> ToMoeEdit:
     edit = resident.applied
     assert isinstance(edit, ToMoeEdit)
     return edit
+
+
+def masked_network_use(module: Any, config: Any) -> ModuleUse:
+    """Of `MaskedNetwork` in `native.py.jinja`: one expert's neurons of all that any has."""
+    return network_use(module, config, module.neurons.shape[1], getattr(module, native_family(config).up).out_features)
+
+
+def masked_values_use(module: Any, config: Any) -> ModuleUse:
+    """Of `MaskedValues` in `native.py.jinja`: the scores of dimensions, beside the whole projection."""
+    return ModuleUse(0, module.value_router.numel() + module.value_directions.numel(), (module.whole,))

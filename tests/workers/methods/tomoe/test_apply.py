@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.workers.config import ModelConfig
 from moevolve.workers.engine.lean import lean_blocks
-from moevolve.workers.methods.tomoe.apply import ToMoeApplicator
+from moevolve.workers.methods.tomoe.apply import MaskedNetwork
 from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
 
 Configs = Callable[..., ModelConfig]
@@ -222,9 +222,9 @@ def test_running_tokens_keeps_nothing(resident: Any, tokens: Tensor) -> None:
     model = resident("llama")
 
     def held() -> list[dict[str, Tensor]]:
-        applicator = model._applicator(ToMoeEdit)
-        assert isinstance(applicator, ToMoeApplicator)
-        parts = [vars(network) | dict(network.named_buffers()) for network in applicator.networks]
+        networks = [module for module in model.model.modules() if isinstance(module, MaskedNetwork)]
+        assert len(networks) == 3
+        parts = [vars(network) | dict(network.named_buffers()) for network in networks]
         return [{name: each.clone() for name, each in part.items() if isinstance(each, Tensor)} for part in parts]
 
     with torch.inference_mode(), model.edited(edit_of()):

@@ -99,7 +99,7 @@ def test_heads_are_measured_by_their_products_and_contributions(llama: ResidentM
 def test_measuring_in_parts_changes_nothing(
     llama: ResidentModel, found: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tomoe, "_MEMORY", 1)
+    monkeypatch.setattr(tomoe, "MEMORY", 1)
     again = calibrate_tomoe(llama, SEQUENCES, RECIPE).arrays
     assert set(again) == set(found)
     assert all(np.array_equal(again[name], found[name]) and found[name].dtype == np.float32 for name in found)

@@ -13,10 +13,8 @@ from edit_checks import logits
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.types import Example, Matching, PreparedSplit
-from moevolve.workers.config import EngineConfig, ModelConfig
-from moevolve.workers.methods.base import Calibration, CombinedRecipe, calibration_fingerprint, combined
-from moevolve.workers.methods.calibrators import calibrate
+from moevolve.workers.config import ModelConfig
+from moevolve.workers.methods.base import Calibration
 from moevolve.workers.methods.eep.alignment import Alignment, encode, in_place
 from moevolve.workers.methods.eep.calibrate_alignment import Neurons, calibrate_alignment, match, match_all
 from moevolve.workers.methods.eep.edit import AlignmentRecipe, EepEdit
@@ -158,17 +156,3 @@ def test_experts_of_other_forms_are_refused(
         monkeypatch.setattr(experts, "is_transposed", True, raising=False)
     with pytest.raises(UserError, match=r"genome.align: experts of mixtral are not plain gated networks"):
         calibrate_alignment(model, SEQUENCES, RECIPE)
-
-
-def test_recipes_combine(model_config: Configs) -> None:
-    other = AlignmentRecipe(sample=7, rounds=0, tokens=50)
-    assert combined(None, None) is None and combined(None, RECIPE) is RECIPE
-    both = combined(RECIPE, None, other)
-    assert both == CombinedRecipe((RECIPE, other)) and both.tokens == 1000
-    recipes = (RECIPE, other, both, CombinedRecipe((other, RECIPE)), CombinedRecipe((RECIPE,)))
-    assert len({calibration_fingerprint(recipe, "model", "engine", ("task",)) for recipe in recipes}) == 5
-    examples = tuple(Example(f"which is larger {a} : {b}", (a,), (a, b)) for a, b in (("a", "b"), ("fox", "dog")))
-    split = PreparedSplit("pick", "search", "rank", "mean", Matching(), 1, " ", examples)
-    model = ResidentModel.load(model_config("mixtral"))
-    parts = [calibrate(model, EngineConfig(), recipe, [split]).arrays for recipe in (RECIPE, CombinedRecipe((RECIPE,)))]
-    assert np.array_equal(parts[0]["alignment"], parts[1]["alignment"])

@@ -13,10 +13,8 @@ import torch
 from plain_experts import Token, change, plain_tokens
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.types import Example, Matching, PreparedSplit
-from moevolve.workers.config import EngineConfig, ModelConfig
+from moevolve.workers.config import ModelConfig
 from moevolve.workers.methods.base import Calibration
-from moevolve.workers.methods.calibrators import calibrate
 from moevolve.workers.methods.eep.calibrate_experts import calibrate_experts
 from moevolve.workers.methods.eep.edit import ExpertsRecipe, SubsetRecipe
 from moevolve.workers.model.resident import ResidentModel
@@ -144,16 +142,6 @@ def test_other_numbers_and_implementations_measure_the_same(
         np.testing.assert_allclose(there[name], here[name], rtol=rough, atol=rough * here[name].max())
 
 
-def test_the_cost_is_noted(resident: Callable[[str], ResidentModel]) -> None:
-    examples = tuple(Example(f"the {word} dog is", ("fox",), ()) for word in ("quick", "brown", "larger"))
-    split = PreparedSplit("t", "search", "generate", "mean", Matching(), 4, " ", examples)
-    made = calibrate(resident("mixtral"), EngineConfig(), ExpertsRecipe(("usage",), None, 11), [split])
-    made = Calibration.from_bytes(made.to_bytes())
-    assert made.tokens_run == 12, "whole prompts with their answers, until 11 tokens are reached"
-    assert made.arrays["counts"].sum() == 12 * 2 * 3
-    assert made.seconds is not None and made.seconds > 0
-
-
 def test_what_cannot_be_measured_is_refused(model_config: Callable[..., ModelConfig], resident: Any) -> None:
     with pytest.raises(UserError, match="this model is dense"):
         measured(ResidentModel.load(model_config("llama")))
@@ -162,7 +150,7 @@ def test_what_cannot_be_measured_is_refused(model_config: Callable[..., ModelCon
 
 
 def test_a_sample_that_needs_too_much_memory_is_refused(monkeypatch: pytest.MonkeyPatch, resident: Any) -> None:
-    monkeypatch.setattr("moevolve.workers.methods.eep.expert_subsets._MEMORY", 3 * 36 * 4 * 20)
+    monkeypatch.setattr("moevolve.workers.methods.eep.expert_subsets.MEMORY", 3 * 36 * 4 * 20)
     with pytest.raises(UserError, match=r"genome.naee_tokens: .*; use 20 at most"):
         measured(resident("mixtral"), subset_recipe(3))
     measured(resident("mixtral"), subset_recipe(3, sample=20))

@@ -1,0 +1,128 @@
+"""Exports of EEP edits: a stock checkpoint where that is exact, else native; both load where moevolve is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from edit_checks import Computed, Found, assert_same_elsewhere, computed
+from torch import Tensor
+
+from moevolve.evaluators.errors import UserError
+from moevolve.kernels.routing_rule import RoutingRule
+from moevolve.workers.config import ModelConfig
+from moevolve.workers.export.card import ExportCard
+from moevolve.workers.export.export import export_model
+from moevolve.workers.facts import parameters_after
+from moevolve.workers.methods.base import IdentityEdit
+from moevolve.workers.methods.eep.edit import EepEdit
+from moevolve.workers.methods.eep.export import checkpoint_form
+from moevolve.workers.model.describe import describe_model
+from moevolve.workers.model.resident import ResidentModel
+
+Configs = Callable[..., ModelConfig]
+Edits = Callable[..., EepEdit]
+Outsider = Callable[[list[Path], Tensor], Found]
+
+FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
+CARD = ExportCard(title="A small model", base_model="someone/base", base_fingerprint="f00d")
+
+
+def export_all(
+    family: str, model_config: Configs, make_edit: Edits, tokens: Tensor, folder: Path
+) -> dict[Path, Computed]:
+    """Export every kind of edit of one family: directories by name, with what the edited resident computes."""
+    resident = ResidentModel.load(model_config(family))
+    facts = describe_model(model_config(family))
+    rescales = facts.renormalise
+    cases = {
+        "prune-" + ("stock" if rescales else "native"): make_edit(family, "prune"),
+        "merged-" + ("stock" if rescales else "native"): make_edit(family, "merged", active=1),
+        "both-native": make_edit(family, "both", active=1),
+        "mixed-native": make_edit(family, "mixed"),
+        "tuned-native": make_edit(family, "both", retained=6),
+        "logits-stock": make_edit(family, "both", retained=3, active=3, space="logits"),
+        "full-stock": IdentityEdit(),
+    }
+    expected: dict[Path, Computed] = {}
+    for name, edit in cases.items():
+        directory = folder / f"{family}-{name}"
+        expected[directory] = computed(resident, edit, tokens)
+        report = export_model(resident, edit, directory, CARD)
+        assert report.form == name.split("-")[1]
+        retained = edit.retained if isinstance(edit, EepEdit) else 6
+        assert report.parameters == parameters_after(facts, retained, native=report.form == "native")
+        assert report.agreement.holds
+        assert report.agreement.positions > 50
+        assert isinstance(resident.applied, IdentityEdit)
+    return expected
+
+
+def test_exports_load_and_agree_without_moevolve(
+    model_config: Configs, make_edit: Edits, tokens: Tensor, outsider: Outsider, tmp_path: Path
+) -> None:
+    expected: dict[Path, Computed] = {}
+    for family in FAMILIES:
+        expected |= export_all(family, model_config, make_edit, tokens, tmp_path)
+    found = outsider(list(expected), tokens)
+    assert_same_elsewhere(expected, found)
+
+
+def test_a_native_export_never_loads_as_something_else(model_config: Configs, make_edit: Edits, tmp_path: Path) -> None:
+    """Without the code in the directory the mapping would be dropped silently, so loading must fail."""
+    from transformers import AutoModelForCausalLM
+
+    export_model(model_config("mixtral"), make_edit("mixtral", "both", retained=6), tmp_path / "out", CARD)
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=False)
+
+
+@pytest.mark.parametrize("settings", [{"dtype": "bfloat16"}, {"originals": "host"}])
+@pytest.mark.parametrize("kind", ["prune", "both"])
+def test_exports_from_other_residents(
+    settings: dict[str, str], kind: str, model_config: Configs, make_edit: Edits, tmp_path: Path
+) -> None:
+    from safetensors import safe_open
+
+    report = export_model(model_config("olmoe", **settings), make_edit("olmoe", kind), tmp_path / "out", CARD)
+    assert report.agreement.holds
+    with safe_open(report.directory / "model.safetensors", "pt") as file:
+        dtypes = {name: file.get_tensor(name).dtype for name in file.keys()}  # noqa: SIM118
+    for name, dtype in dtypes.items():
+        wide = name.endswith("router_mapping") or settings.get("dtype") is None
+        assert dtype == (torch.float32 if wide else torch.bfloat16), name
+
+
+@pytest.mark.parametrize("kind", ["prune", "merged"])
+def test_the_native_form_can_be_asked_for(model_config: Configs, make_edit: Edits, kind: str, tmp_path: Path) -> None:
+    edit = make_edit("mixtral", kind)
+    report = export_model(model_config("mixtral"), edit, tmp_path / "out", CARD, "native")
+    assert report.form == "native" and report.agreement.holds
+
+
+def test_forms() -> None:
+    eye = np.eye(4, dtype=np.float32)[None, :2]
+    prune, mapped, merged = EepEdit(eye, eye, 1), EepEdit(eye * 0.5, eye, 1), EepEdit(eye, eye * 0.5, 1)
+    folded = EepEdit(eye * 0.5, eye * 0.5, 1, "logits")
+    assert [checkpoint_form(edit, RoutingRule(True)) for edit in (prune, mapped, merged, folded)] == [
+        "stock",
+        "native",
+        "stock",
+        "stock",
+    ]
+    assert [checkpoint_form(edit, RoutingRule(False)) for edit in (prune, mapped, merged, folded)] == [
+        "native",
+        "native",
+        "native",
+        "stock",
+    ]
+
+
+def test_dynamic_skipping_has_no_form(make_edit: Edits) -> None:
+    edit = replace(make_edit("mixtral", "prune"), skip_below=np.full(3, 0.5, dtype=np.float32))
+    with pytest.raises(UserError, match="has no checkpoint form"):
+        checkpoint_form(edit, RoutingRule(True))

@@ -1,0 +1,88 @@
+"""Counts of what the routers of experts choose, against the same counts from the paper's definitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from usage_checks import SEQUENCES, TOKENS, check_routed, inputs_of
+
+from moevolve.workers.engine.measuring import analyse_usage
+from moevolve.workers.methods.base import IdentityEdit
+from moevolve.workers.methods.eep.edit import EepEdit
+from moevolve.workers.model.resident import ResidentModel
+
+
+def plain_routing(edit: EepEdit | None, gate: NDArray[np.float64], layer: int, rescale: bool) -> Any:
+    """The paper's routing of one token, Eq. 5: {new expert: weight}."""
+
+    def route(hidden: NDArray[np.float64]) -> dict[int, float]:
+        logits = gate @ hidden
+        if edit is not None and edit.router_space == "logits":
+            logits = edit.router_mapping[layer] @ logits
+        scores = np.exp(logits - logits.max())
+        scores /= scores.sum()
+        if edit is not None and edit.router_space == "probs":
+            scores = edit.router_mapping[layer] @ scores
+        chosen = np.argsort(-scores)[: edit.active if edit else 2]
+        total = scores[chosen].sum() if rescale else 1.0
+        return {int(i): float(scores[i] / total) for i in chosen}
+
+    return route
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe"])
+@pytest.mark.parametrize("kind", ["full", "prune", "crossed", "mapped", "both"])
+@pytest.mark.parametrize("space", ["probs", "logits"])
+def test_experts_of_moe_layers_are_counted(
+    resident: Callable[[str], ResidentModel], make_edit: Callable[..., EepEdit], family: str, kind: str, space: str
+) -> None:
+    model = resident(family)
+    edit = None if kind == "full" else make_edit(family, kind, 4, 2, space)
+    found = analyse_usage(model, edit or IdentityEdit(), SEQUENCES)
+    assert found.tokens == TOKENS and not found.mixed
+    inputs = inputs_of(model, edit or IdentityEdit())
+    assert [layer.layer for layer in found.routed] == [layer.index for layer in model.layers]
+    for position, (handle, layer) in enumerate(zip(model.layers, found.routed, strict=True)):
+        route = plain_routing(edit, handle.router_weight.double().numpy(), position, handle.renormalise)
+        check_routed(layer, [route(token) for token in inputs[handle.index].numpy()])
+        assert layer.experts == (6 if edit is None else 4)
+        expected = () if edit is None else tuple(np.abs(edit.expert_merging[position]).argmax(axis=1))
+        assert layer.origins == expected
+    assert isinstance(model.applied, IdentityEdit)
+
+
+def test_new_experts_with_the_same_weights_are_told_apart(resident: Callable[[str], ResidentModel]) -> None:
+    eye = np.eye(6, dtype=np.float32)
+    edit = EepEdit(np.stack([eye[[0, 1, 2]]] * 3), np.stack([eye[[4, 4, 5]]] * 3), 2)
+    model = resident("mixtral")
+    found = analyse_usage(model, edit, SEQUENCES)
+    inputs = inputs_of(model, edit)
+    for position, layer in enumerate(found.routed):
+        route = plain_routing(edit, model.layers[position].router_weight.double().numpy(), position, True)
+        check_routed(layer, [route(token) for token in inputs[position].numpy()])
+        assert layer.origins == (4, 4, 5) and layer.counts.sum() == 2 * TOKENS
+
+
+@pytest.mark.parametrize("kind", ["prune", "mapped"])
+def test_a_skipped_second_expert_is_not_counted(
+    resident: Callable[[str], ResidentModel], make_edit: Callable[..., EepEdit], kind: str
+) -> None:
+    model, thresholds = resident("mixtral"), np.array([0.0, 0.6, 1.0], dtype=np.float32)
+    edit = replace(make_edit("mixtral", kind, 4, 2, "logits"), skip_below=thresholds)
+    found = analyse_usage(model, edit, SEQUENCES)
+    inputs = inputs_of(model, edit)
+    for position, (handle, layer) in enumerate(zip(model.layers, found.routed, strict=True)):
+        route = plain_routing(edit, handle.router_weight.double().numpy(), position, True)
+        choices = []
+        for token in inputs[handle.index].numpy():
+            (first, large), (second, small) = route(token).items()
+            kept = small >= thresholds[position] * large
+            choices.append({first: large, second: small} if kept else {first: 1.0})
+        check_routed(layer, choices)
+    counted = [layer.counts.sum() for layer in found.routed]
+    assert counted[0] == 2 * TOKENS > counted[1] > counted[2] == TOKENS

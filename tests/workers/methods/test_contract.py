@@ -1,0 +1,279 @@
+"""What every registered method promises, on tiny models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from edit_checks import Residents, assert_close, digest, logits
+from family_samples import edit_of_kind
+from torch import Tensor
+
+from moevolve.evaluators.errors import CandidateError, UserError
+from moevolve.evaluators.types import Example, Matching, PreparedSplit
+from moevolve.workers.config import EngineConfig, ModelConfig
+from moevolve.workers.engine.measuring import analyse_usage, calibrate
+from moevolve.workers.export.card import ExportCard
+from moevolve.workers.export.export import export_model
+from moevolve.workers.export.native import import_native
+from moevolve.workers.methods.base import (
+    Calibration,
+    CalibrationRecipe,
+    Edit,
+    IdentityEdit,
+    LayeredEdit,
+    calibration_fingerprint,
+)
+from moevolve.workers.methods.contract import ExpertsOwner
+from moevolve.workers.methods.eep.edit import AlignmentRecipe, EepEdit, ExpertsRecipe
+from moevolve.workers.methods.factorllm.edit import FactorLlmEdit, FactorLlmRecipe
+from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit
+from moevolve.workers.methods.registry import METHODS, experts_owner
+from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit, ToMoeRecipe
+from moevolve.workers.model.resident import ResidentModel
+from moevolve.workers.profiling.costs import model_costs
+
+RNG = np.random.default_rng(8)
+LAYERS, HIDDEN, WIDTH, EXPERTS, HEAD_DIM = 3, 32, 48, 4, 8
+SEQUENCES = [tuple(np.random.default_rng(i).integers(3, 97, 4 + 3 * i).tolist()) for i in range(4)]
+TOKENS = sum(map(len, SEQUENCES))
+SPLIT = PreparedSplit(
+    "task",
+    "search",
+    "generate",
+    "accuracy",
+    Matching(),
+    1,
+    " ",
+    tuple(Example(f"the quick {word} fox", ("dog",), ()) for word in ("a", "b", "brown", "larger")),
+)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a method is tried with.
+
+    Attributes:
+        family: a model that its edits fit.
+        other: one that they don't.
+        edits: some of its edits; the first has a native checkpoint.
+        broken: an edit whose values are at fault.
+        recipes: one of every type that it has a calibrator for.
+        routed: layers of experts that are seen in the first edit.
+        mixed: block-mixed layers that are seen in it.
+    """
+
+    family: str
+    other: str
+    edits: tuple[Any, ...]
+    broken: Any
+    recipes: tuple[CalibrationRecipe, ...] = ()
+    routed: int = 0
+    mixed: int = 0
+
+
+def divided(seed: int = 0, bias: float = 0.0) -> FactorLlmEdit:
+    rng = np.random.default_rng(seed)
+    order = np.stack([rng.permutation(WIDTH) for _ in range(LAYERS)])
+    shape = (LAYERS, 1, EXPERTS)
+    return FactorLlmEdit(order, rng.standard_normal((*shape, HIDDEN)), np.full(shape, bias), 2, 2.0)
+
+
+def masked(seed: int = 0, score: float = 0.5) -> ToMoeEdit:
+    rng = np.random.default_rng(seed)
+    kept = np.stack([[rng.permutation(WIDTH) < width for _ in range(EXPERTS)] for width in (20, 7, 33)])
+    heads = HeadMasks(
+        rng.permuted(np.tile([True, True, False, False], (LAYERS, 1)), axis=1),
+        np.array([5, 8, 1]),
+        np.full((LAYERS, HEAD_DIM), score),
+        rng.standard_normal((LAYERS, HEAD_DIM, 2)),
+        rng.standard_normal((LAYERS, 2, HIDDEN)),
+    )
+    return ToMoeEdit(kept, rng.standard_normal((LAYERS, EXPERTS, 5)), rng.standard_normal((LAYERS, 5, HIDDEN)), heads)
+
+
+def mixed(seed: int = 0, step: float = 0.1) -> NanoMoeEdit:
+    form, names = BlockForm("II", 4, 3), ("layers.0.mlp.up_proj", "layers.2.self_attn.q_proj")
+    steps = np.random.default_rng(seed).normal(0, step, (len(names), *form.mixing_shape))
+    return NanoMoeEdit(form, names, form.unmixed + steps)
+
+
+def not_finite() -> EepEdit:
+    edit = edit_of_kind(3, 6, "both", EXPERTS, 2, "probs", 0)
+    matrices = edit.expert_merging.copy()
+    matrices[1, 2, 3] = np.nan
+    return EepEdit(edit.router_mapping, matrices, 2)
+
+
+SAMPLES: dict[type, Sample] = {
+    EepEdit: Sample(
+        "mixtral",
+        "llama",
+        tuple(edit_of_kind(3, 6, kind, EXPERTS, 2, "probs", seed) for seed, kind in enumerate(("both", "prune"))),
+        not_finite(),
+        (AlignmentRecipe(50, 1, 60), ExpertsRecipe(("ratio", "usage"), None, 60)),
+        routed=3,
+    ),
+    FactorLlmEdit: Sample(
+        "llama",
+        "mixtral",
+        (divided(), divided(1)),
+        divided(bias=np.inf),
+        (FactorLlmRecipe(EXPERTS, 2, 1, "kmeans", 2.0, True, 3, 1e-3, 60),),
+        routed=3,
+    ),
+    NanoMoeEdit: Sample("llama", "opt", (mixed(), mixed(1)), mixed(step=np.inf), mixed=2),
+    ToMoeEdit: Sample(
+        "llama", "mixtral", (masked(), masked(1)), masked(score=np.nan), (ToMoeRecipe(True, 3, 20, 60),), routed=3
+    ),
+}
+KINDS = pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.__name__)
+
+
+@KINDS
+def test_there_is_a_sample_of_everything_that_a_method_offers(kind: type) -> None:
+    sample, method = SAMPLES[kind], METHODS[kind]
+    assert method.edit is kind and all(type(edit) is kind for edit in (*sample.edits, sample.broken))
+    assert {type(recipe) for recipe in sample.recipes} == set(method.calibrators)
+    assert all(isinstance(edit, Edit) and len(edit.phenotype_hash) == 64 for edit in sample.edits)
+
+
+@KINDS
+def test_edits_change_the_model_and_are_reverted_bit_for_bit(kind: type, resident: Residents, tokens: Tensor) -> None:
+    sample = SAMPLES[kind]
+    model = resident(sample.family)
+    before, plain = digest(model), logits(model, None, tokens)
+    first, second = (logits(model, edit, tokens) for edit in sample.edits)
+    assert float((first - plain).abs().max()) > 1e-3 and float((first - second).abs().max()) > 1e-3
+    for edit in sample.edits:  # in place of each other, not of the unedited model
+        model.apply(edit)
+    model.revert()
+    assert torch.equal(logits(model, None, tokens), plain)
+    model.restore()
+    assert digest(model) == before
+    assert torch.equal(logits(model, sample.edits[0], tokens), first), "what ran before leaves no trace"
+
+
+@KINDS
+def test_a_candidates_own_fault_leaves_the_model_unedited(kind: type, resident: Residents, tokens: Tensor) -> None:
+    sample = SAMPLES[kind]
+    model = resident(sample.family)
+    plain = logits(model, None, tokens)
+    for before in (IdentityEdit(), sample.edits[0]):
+        model.apply(before)
+        with pytest.raises(CandidateError, match="finite"):
+            model.apply(sample.broken)
+        assert isinstance(model.applied, IdentityEdit)
+        assert torch.equal(logits(model, None, tokens), plain)
+
+
+@KINDS
+def test_another_model_is_refused(kind: type, resident: Residents) -> None:
+    sample = SAMPLES[kind]
+    model = resident(sample.other)
+    with pytest.raises(UserError):
+        model.apply(sample.edits[0])
+    assert isinstance(model.applied, IdentityEdit)
+
+
+@KINDS
+def test_layers_of_equal_hashes_are_told_where_an_edit_tells_its_layers_apart(
+    kind: type, resident: Residents, tokens: Tensor
+) -> None:
+    sample = SAMPLES[kind]
+    model, edit = resident(sample.family), sample.edits[0]
+    with model.edited(edit):
+        keys = model.layer_keys()
+    if isinstance(edit, LayeredEdit):
+        assert keys == edit.layer_hashes and len(set(keys)) == LAYERS
+    else:
+        assert keys is None
+    assert model.layer_keys() == ("",) * LAYERS
+
+
+@KINDS
+def test_checkpoints_compute_the_same_and_can_be_counted(
+    kind: type, model_config: Callable[..., ModelConfig], tmp_path: Path
+) -> None:
+    sample = SAMPLES[kind]
+    model = ResidentModel.load(model_config(sample.family))
+    for number, edit in enumerate(sample.edits):
+        directory = tmp_path / str(number)
+        report = export_model(model, edit, directory, ExportCard("A model", "someone/base", "f00d"))
+        assert report.agreement.holds
+        card = (directory / "README.md").read_text(encoding="utf-8")
+        assert edit.phenotype_hash in card and f"{report.parameters:,}" in card
+        if report.form == "native":
+            costs = model_costs(cast(Any, import_native(directory)).from_pretrained(directory), 10)
+            assert costs.parameters == report.parameters >= costs.active_parameters > 0
+        else:
+            assert number > 0, "the first has a native checkpoint"
+
+
+@KINDS
+def test_every_token_is_counted_when_a_model_is_watched(kind: type, resident: Residents, tokens: Tensor) -> None:
+    sample = SAMPLES[kind]
+    model = resident(sample.family)
+    plain = logits(model, None, tokens)
+    edited = logits(model, sample.edits[0], tokens)
+    found = analyse_usage(model, sample.edits[0], SEQUENCES)
+    assert (found.tokens, len(found.routed), len(found.mixed)) == (TOKENS, sample.routed, sample.mixed)
+    for layer in found.routed:
+        # Every token has as many experts as any other, in all of these.
+        assert layer.counts.sum() > 0 and layer.counts.sum() % TOKENS == 0
+        assert layer.together.trace() == layer.counts.sum()
+        assert (layer.together == layer.together.T).all()
+    assert torch.equal(logits(model, None, tokens), plain)
+    assert_close(logits(model, sample.edits[0], tokens), edited, 0.0)
+
+
+@KINDS
+def test_recipes_measure_the_same_every_time_and_change_nothing(
+    kind: type, resident: Residents, tokens: Tensor
+) -> None:
+    sample = SAMPLES[kind]
+    model = resident(sample.family)
+    before, plain = digest(model), logits(model, None, tokens)
+    for recipe in sample.recipes:
+        made, again = (calibrate(model, EngineConfig(), recipe, [SPLIT]) for _ in range(2))
+        stored = Calibration.from_bytes(made.to_bytes())
+        assert stored.tokens_run == 4 * 6, "a beginning, four words and an answer"
+        for name in set(made.arrays) - {"seconds"}:
+            assert np.array_equal(made.arrays[name], again.arrays[name])
+            assert np.array_equal(made.arrays[name], stored.arrays[name])
+        assert len(calibration_fingerprint(recipe, "model", "engine", ("task",))) == 64
+    assert torch.equal(logits(model, None, tokens), plain)
+    model.restore()
+    assert digest(model) == before
+
+
+def test_one_method_owns_the_experts(
+    model_config: Callable[..., ModelConfig], resident: Residents, tmp_path: Path
+) -> None:
+    (owner,) = [method for method in METHODS.values() if method.owns_experts]
+    assert experts_owner() is owner
+    assert {"apply", "revert", "restore", "original_experts"} <= set(dir(owner.applicator))
+    assert issubclass(cast(type, owner.applicator), ExpertsOwner)
+    hosted = ResidentModel.load(model_config("mixtral", originals="host"))
+    for ordinal, layer in enumerate(resident("mixtral").layers):
+        for name, tensor in hosted.original_experts(ordinal).items():
+            assert torch.equal(tensor, layer.expert_tensors()[name])
+    report = export_model(resident("mixtral"), IdentityEdit(), tmp_path / "out", ExportCard("As it is", "base", "f00d"))
+    assert (report.form, report.experts, report.active) == ("stock", 6, 2)
+
+
+def test_unknown_edits_are_refused_with_those_that_are_known(resident: Residents, tmp_path: Path) -> None:
+    class Strange:
+        phenotype_hash = "strange"
+
+    known = "EepEdit, FactorLlmEdit, NanoMoeEdit, ToMoeEdit"
+    with pytest.raises(UserError, match=f"edits of kind Strange are unknown; there are {known}"):
+        resident("mixtral").apply(Strange())
+    with pytest.raises(UserError, match="edits of kind Strange can't be exported; export one of EepEdit, FactorLlm"):
+        export_model(resident("mixtral"), Strange(), tmp_path / "out", ExportCard("", "", ""))
+    assert isinstance(resident("mixtral").applied, IdentityEdit)

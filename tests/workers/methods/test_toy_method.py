@@ -1,0 +1,214 @@
+"""A method that is a stranger to the workers: what it takes, and what follows from one line in the registry."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from edit_checks import Residents, assert_close, digest, logits
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from moevolve.evaluators.errors import CandidateError, UserError
+from moevolve.evaluators.types import Example, Matching, PreparedSplit
+from moevolve.workers.config import EngineConfig, ModelConfig
+from moevolve.workers.export.card import CheckpointForm, ExportCard, ExportSummary
+from moevolve.workers.export.export import export_model
+from moevolve.workers.export.state import filled
+from moevolve.workers.messages import EvaluationReply, EvaluationRequest
+from moevolve.workers.methods.base import Calibration, Edit, IdentityEdit, Tokens
+from moevolve.workers.methods.contract import Method, ModelParts, ModuleUse, Resident, UsageReaders
+from moevolve.workers.methods.registry import METHODS
+from moevolve.workers.methods.usage import UsageRequest
+from moevolve.workers.profiling.costs import matrix_flops
+from moevolve.workers.worker import EvaluationWorker
+
+SPLIT = PreparedSplit(
+    "pick",
+    "search",
+    "rank",
+    "accuracy",
+    Matching(),
+    1,
+    " ",
+    tuple(Example(f"which is larger {word} :", ("fox",), ("fox", "dog")) for word in ("a", "b", "the")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleEdit:
+    """The output of every feed-forward network times a factor."""
+
+    factor: float
+
+    @property
+    def phenotype_hash(self) -> str:
+        return hashlib.sha256(f"scale/1 {self.factor!r}".encode()).hexdigest()
+
+
+class ScaleApplicator:
+    def __init__(self, parts: ModelParts) -> None:
+        self._networks: list[nn.Module] = [layer.mlp for layer in parts.model.get_decoder().layers]
+        self._handles: list[RemovableHandle] = []
+
+    def apply(self, edit: Edit) -> None:
+        assert isinstance(edit, ScaleEdit)
+        if not np.isfinite(edit.factor):
+            raise CandidateError("the factor is not finite")
+        self.revert()
+        for network in self._networks:
+            self._handles.append(network.register_forward_hook(lambda _m, _args, out: out * edit.factor))
+
+    def revert(self) -> None:
+        while self._handles:
+            self._handles.pop().remove()
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleRecipe:
+    tokens: int
+
+
+def measure_lengths(resident: Resident, sequences: Sequence[Tokens], recipe: ScaleRecipe) -> Calibration:
+    return Calibration({"lengths": np.array([len(each) for each in sequences])})
+
+
+class FoldingExporter:
+    """Dense models only: the factor goes into the layers that close the networks."""
+
+    def form(self, resident: Resident, edit: Edit) -> CheckpointForm:
+        if not resident.dense_layers:
+            raise UserError("scaled experts have no checkpoint form")
+        return "stock"
+
+    def summary(self, resident: Resident, form: CheckpointForm) -> ExportSummary:
+        parameters = sum(each.numel() for each in resident.model.parameters())
+        return ExportSummary(0, 0, parameters, "A scaled model", "a toy", "toy", "A stock checkpoint.")
+
+    def build(self, resident: Resident, form: CheckpointForm, directory: Path) -> Any:
+        edit = resident.applied
+        assert isinstance(edit, ScaleEdit)
+        with torch.device("meta"):
+            model: Any = type(resident.model)(resident.model.config)
+        state = dict(resident.model.state_dict())
+        for name in state:
+            if name.endswith("mlp.down_proj.weight"):
+                state[name] = state[name] * edit.factor
+        return filled(model, state, resident.model)
+
+
+PLAIN = Method(edit=ScaleEdit, applicator=ScaleApplicator)
+WHOLE = Method(
+    edit=ScaleEdit,
+    applicator=ScaleApplicator,
+    exporter=FoldingExporter(),
+    calibrators={ScaleRecipe: measure_lengths},
+    usage=UsageReaders(described=lambda layer, position, edit: replace(layer, layer=90 + position)),
+    module_uses={"Strange": lambda module, config: ModuleUse(0, 7)},
+)
+
+
+Workers = Callable[[str], EvaluationWorker]
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, ScaleEdit, PLAIN)
+
+
+@pytest.fixture(scope="module")
+def worker(checkpoint: Callable[[str], Path]) -> Workers:
+    made: dict[str, EvaluationWorker] = {}
+
+    def get(family: str) -> EvaluationWorker:
+        if family not in made:
+            config = ModelConfig(str(checkpoint(family)), device="cpu")
+            made[family] = EvaluationWorker(config, EngineConfig(), reuse_bytes=1 << 20)
+        return made[family]
+
+    return get
+
+
+def score(worker: EvaluationWorker, edit: Edit) -> EvaluationReply:
+    return worker.evaluate(EvaluationRequest(edit, (SPLIT.ref,)), (SPLIT,))
+
+
+def scaled_by_hand(directory: Path, factor: float, ids: Tensor) -> Tensor:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(directory).eval()
+    for name, parameter in model.named_parameters():
+        if "down_proj" in name:
+            parameter.data *= factor
+    with torch.no_grad():
+        logits: Tensor = model(ids).logits
+    return logits
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_it_is_applied_and_reverted(family: str, worker: Workers, checkpoint: Any, tokens: Tensor) -> None:
+    model = worker(family).resident
+    before, plain = digest(model), logits(model, None, tokens)
+    assert_close(logits(model, ScaleEdit(0.5), tokens), scaled_by_hand(checkpoint(family), 0.5, tokens))
+    assert torch.equal(logits(model, IdentityEdit(), tokens), plain)
+    model.restore()
+    assert digest(model) == before
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_worker_scores_it(worker: Workers) -> None:
+    plain, same, half = (score(worker("llama"), edit) for edit in (IdentityEdit(), ScaleEdit(1.0), ScaleEdit(0.5)))
+    assert plain.failure is same.failure is half.failure is None
+    again = score(worker("llama"), IdentityEdit())
+    expected, unscaled, scaled, reverted = (each.results[0].result.gold_logprob for each in (plain, same, half, again))
+    assert unscaled == reverted == expected != scaled
+    broken = score(worker("llama"), ScaleEdit(float("nan")))
+    assert (broken.failure, broken.kind) == ("the factor is not finite", "candidate")
+
+
+@pytest.mark.usefixtures("registered")
+def test_it_is_watched(worker: Workers) -> None:
+    assert not worker("llama").analyse(UsageRequest(ScaleEdit(0.5)), SPLIT).routed
+    found = worker("mixtral").analyse(UsageRequest(ScaleEdit(0.5)), SPLIT)
+    assert [layer.layer for layer in found.routed] == [0, 1, 2]
+    assert all(layer.counts.sum() == 2 * found.tokens for layer in found.routed)
+
+
+@pytest.mark.usefixtures("registered")
+def test_what_it_does_not_offer_is_refused(worker: Workers, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="edits of kind ScaleEdit can't be exported; export one of EepEdit"):
+        export_model(worker("llama").resident, ScaleEdit(0.5), tmp_path / "out", ExportCard("", "", ""))
+    with pytest.raises(UserError, match="calibrations of kind ScaleRecipe are unknown"):
+        worker("llama").calibrate(ScaleRecipe(20), (SPLIT,))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_it_offers_is_used(
+    worker: Workers, checkpoint: Any, tokens: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(METHODS, ScaleEdit, WHOLE)
+    dense, experts = worker("llama"), worker("mixtral")
+    report = export_model(dense.resident, ScaleEdit(0.5), tmp_path / "out", ExportCard("Half", "base", "f00d"))
+    assert report.form == "stock" and report.agreement.holds
+    assert_close(scaled_by_hand(tmp_path / "out", 1.0, tokens), scaled_by_hand(checkpoint("llama"), 0.5, tokens))
+    with pytest.raises(UserError, match="scaled experts have no checkpoint form"):
+        export_model(experts.resident, ScaleEdit(0.5), tmp_path / "other", ExportCard("", "", ""))
+    made = Calibration.from_bytes(dense.calibrate(ScaleRecipe(8), (SPLIT,)))
+    assert made.arrays["lengths"].tolist() == [7, 7] and made.tokens_run == 14
+    found = experts.analyse(UsageRequest(ScaleEdit(0.5)), SPLIT)
+    assert [layer.layer for layer in found.routed] == [90, 91, 92]
+    strange = type("Strange", (nn.Module,), {})()
+    strange.matrix = nn.Parameter(torch.ones(2, 2))
+    assert matrix_flops(strange, dense.resident.model.config) == 14
+
+
+def test_without_its_line_it_is_unknown(resident: Residents) -> None:
+    with pytest.raises(UserError, match="edits of kind ScaleEdit are unknown"):
+        resident("llama").apply(ScaleEdit(0.5))

@@ -1,0 +1,140 @@
+"""What is measured of a resident model on the prompts of splits: calibrations, and how its experts are used."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.types import PreparedSplit
+from moevolve.workers.config import EngineConfig
+from moevolve.workers.engine.tokenizing import missing_bos, tokenize_split
+from moevolve.workers.methods.base import Calibration, CalibrationRecipe, CombinedRecipe, Edit, IdentityEdit, Tokens
+from moevolve.workers.methods.contract import RoutingReader, UsageReaders
+from moevolve.workers.methods.registry import calibrator_of, method_of, routing_reader
+from moevolve.workers.methods.usage import RoutedLayer, Usage
+from moevolve.workers.model.resident import ResidentModel
+
+_LAYER = re.compile(r"layers\.(\d+)\.")
+
+
+@torch.inference_mode()
+def calibrate(
+    resident: ResidentModel, engine: EngineConfig, recipe: CalibrationRecipe, splits: Sequence[PreparedSplit]
+) -> Calibration:
+    """Make a calibration and note what it cost.
+
+    Args:
+        resident: unedited.
+        engine: how prompts are tokenised and truncated.
+        recipe: what to measure.
+        splits: whose prompts and gold answers are run.
+
+    Raises:
+        UserError: unknown recipe, or the model isn't one it is for.
+    """
+    if isinstance(recipe, CombinedRecipe):
+        parts = [calibrate(resident, engine, part, splits) for part in recipe.parts]
+        arrays = {name: array for part in parts for name, array in part.arrays.items()}
+        return Calibration(arrays).with_cost(
+            sum(part.tokens_run for part in parts), sum(part.seconds for part in parts)
+        )
+    calibrator = calibrator_of(recipe)
+    sequences = token_sequences(resident, engine, splits, recipe.tokens)
+    started = time.perf_counter()
+    made = calibrator(resident, sequences, recipe)
+    return made.with_cost(sum(len(each) for each in sequences), time.perf_counter() - started)
+
+
+def token_sequences(
+    resident: ResidentModel, engine: EngineConfig, splits: Sequence[PreparedSplit], limit: int
+) -> list[Tokens]:
+    """Prompts with their gold answers, split by split in turn, whole ones until `limit` tokens are reached."""
+    bos = missing_bos(resident.model, resident.tokenizer)
+    tokenized = [tokenize_split(resident.tokenizer, split, engine, bos) for split in splits]
+    sequences: list[Tokens] = []
+    total = 0
+    for row in range(max((len(each.prompts) for each in tokenized), default=0)):
+        for each in tokenized:
+            if row < len(each.prompts) and total < limit:
+                sequences.append((*each.prompts[row], *each.golds[row]))
+                total += len(sequences[-1])
+    return sequences
+
+
+@torch.inference_mode()
+def analyse_usage(resident: ResidentModel, edit: Edit, sequences: Sequence[Tokens]) -> Usage:
+    """Run token sequences, each by itself, through a model with `edit` and count what its routers choose.
+
+    Args:
+        resident: with any edit or none; it is unedited afterwards.
+        edit: `IdentityEdit` for the model as loaded.
+        sequences: token ids.
+
+    Raises:
+        UserError: there are no tokens, or the edit doesn't fit this model.
+        CandidateError: the edit's values are at fault.
+    """
+    if not sequences:
+        raise UserError("there are no prompts to analyse")
+    with resident.edited(edit), ExitStack() as stack:
+        decoder = resident.model.get_decoder()
+        counters = _watch(decoder, stack)
+        for tokens in sequences:
+            resident.run(tokens)
+        counted = [counter.counted() for counter in counters]
+        # Nothing is to be said of a model without an edit but what was counted.
+        readers = UsageReaders() if isinstance(edit, IdentityEdit) else method_of(type(edit)).usage
+        routed = tuple(readers.described(layer, position, edit) for position, layer in enumerate(counted))
+        return Usage(sum(map(len, sequences)), routed, readers.mixed(decoder, edit))
+
+
+def _watch(decoder: nn.Module, stack: ExitStack) -> list[_Counter]:
+    """Count at every layer of experts until `stack` closes."""
+    counters: list[_Counter] = []
+    for name, module in decoder.named_modules():
+        matched, reader = _LAYER.search(f"{name}."), routing_reader(module)
+        if matched is not None and reader is not None:
+            counters.append(_Counter(int(matched[1])))
+            stack.callback(module.register_forward_hook(_counting(counters[-1], reader)).remove)
+    return counters
+
+
+def _counting(counter: _Counter, reader: RoutingReader) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+    def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        counter.add(*reader(module, args, output))
+
+    return hook
+
+
+class _Counter:
+    """Sums over tokens of one layer, on its device."""
+
+    def __init__(self, layer: int) -> None:
+        self._layer = layer
+        self._weights: Tensor | None = None
+        self._together = torch.empty(0)
+
+    def add(self, chosen: Tensor, weights: Tensor) -> None:
+        """Take in tokens: which experts they chose, 0 or 1 [tokens, E], and by what outputs are scaled, [tokens, E]."""
+        if self._weights is None:
+            experts = chosen.shape[1]
+            self._weights = torch.zeros(experts, dtype=torch.float64, device=chosen.device)
+            self._together = torch.zeros(experts, experts, dtype=torch.float64, device=chosen.device)
+        ones = chosen.double()
+        self._together += ones.t() @ ones
+        self._weights += weights.double().sum(dim=0)
+
+    def counted(self) -> RoutedLayer:
+        """What all tokens chose."""
+        assert self._weights is not None, "a layer of experts was not run"
+        together: NDArray[np.int64] = self._together.round().long().cpu().numpy()
+        return RoutedLayer(self._layer, np.diagonal(together).copy(), self._weights.cpu().numpy(), together)

@@ -1,0 +1,21 @@
+"""EEP as a method."""
+
+from __future__ import annotations
+
+from moevolve.workers.methods.contract import Method
+from moevolve.workers.methods.eep.apply import EepApplicator
+from moevolve.workers.methods.eep.calibrate_alignment import calibrate_alignment
+from moevolve.workers.methods.eep.calibrate_experts import calibrate_experts
+from moevolve.workers.methods.eep.edit import AlignmentRecipe, EepEdit, ExpertsRecipe
+from moevolve.workers.methods.eep.export import EepExporter, mapped_router_use
+from moevolve.workers.methods.eep.usage import USAGE
+
+EEP = Method(
+    edit=EepEdit,
+    applicator=EepApplicator,
+    owns_experts=True,
+    exporter=EepExporter(),
+    calibrators={AlignmentRecipe: calibrate_alignment, ExpertsRecipe: calibrate_experts},
+    usage=USAGE,
+    module_uses={"MappedRouter": mapped_router_use},
+)

@@ -1,0 +1,19 @@
+"""FactorLLM as a method."""
+
+from __future__ import annotations
+
+from moevolve.workers.methods.contract import Method
+from moevolve.workers.methods.factorllm.apply import FactorLlmApplicator
+from moevolve.workers.methods.factorllm.calibrate import calibrate_factorllm
+from moevolve.workers.methods.factorllm.edit import FactorLlmEdit, FactorLlmRecipe
+from moevolve.workers.methods.factorllm.export import FactorLlmExporter, factorized_network_use
+from moevolve.workers.methods.factorllm.usage import USAGE
+
+FACTORLLM = Method(
+    edit=FactorLlmEdit,
+    applicator=FactorLlmApplicator,
+    exporter=FactorLlmExporter(),
+    calibrators={FactorLlmRecipe: calibrate_factorllm},
+    usage=USAGE,
+    module_uses={"FactorizedNetwork": factorized_network_use},
+)

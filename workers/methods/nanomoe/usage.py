@@ -1,0 +1,41 @@
+"""How the mixing matrices of block-mixed linear layers are read when a model is watched."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from moevolve.workers.methods.contract import UsageReaders
+from moevolve.workers.methods.nanomoe.apply import BlockMixedLinear
+from moevolve.workers.methods.nanomoe.edit import NanoMoeEdit
+from moevolve.workers.methods.usage import MixedLayer
+
+
+def _mixed_layers(decoder: nn.Module, edit: NanoMoeEdit) -> tuple[MixedLayer, ...]:
+    modules = dict(decoder.named_modules())
+    layers = []
+    for name in edit.layers:
+        module = modules[name]
+        assert isinstance(module, BlockMixedLinear)
+        layers.append(MixedLayer(name, edit.form.variant, _blocks(edit.form.variant, module.mixing)))
+    return tuple(layers)
+
+
+def _blocks(variant: str, mixing: Tensor | None) -> NDArray[np.float64]:
+    """One number per block of M; see `MixedLayer`."""
+    if mixing is None:
+        return np.ones((1, 1))
+    parameters: NDArray[np.float64] = mixing.double().cpu().numpy()
+    if variant == "I":
+        return parameters
+    if variant == "II":
+        return np.sqrt((parameters**2).mean(axis=-1))
+    diagonal, alpha, beta = parameters
+    # |diag(c) + alpha beta^T|_F^2 without building it.
+    square = (diagonal**2).sum(-1) + 2 * (diagonal * alpha * beta).sum(-1)
+    square += (alpha**2).sum(-1) * (beta**2).sum(-1)
+    return np.sqrt(np.maximum(square, 0) / diagonal.shape[-1])
+
+
+USAGE = UsageReaders(mixed=_mixed_layers)

@@ -1,0 +1,85 @@
+"""All methods, one line each, and which of them is meant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from moevolve.evaluators.errors import UserError
+from moevolve.workers.methods.base import CalibrationRecipe, Edit, IdentityEdit
+from moevolve.workers.methods.contract import Calibrator, Exporter, Method, ModuleUse, RoutingReader
+from moevolve.workers.methods.eep.method import EEP
+from moevolve.workers.methods.factorllm.method import FACTORLLM
+from moevolve.workers.methods.nanomoe.method import NANOMOE
+from moevolve.workers.methods.tomoe.method import TOMOE
+
+METHODS: dict[type, Method] = {
+    method.edit: method
+    for method in (
+        EEP,
+        NANOMOE,
+        FACTORLLM,
+        TOMOE,
+    )
+}
+"""Methods by the type of edit."""
+
+
+def method_of(kind: type) -> Method:
+    """The method of a type of edits.
+
+    Raises:
+        UserError: there is none.
+    """
+    if kind not in METHODS:
+        raise UserError(f"edits of kind {kind.__name__} are unknown; there are {_names(list(METHODS))}")
+    return METHODS[kind]
+
+
+def experts_owner() -> Method:
+    """The method whose applicator takes over the experts of models that have any."""
+    return next(method for method in METHODS.values() if method.owns_experts)
+
+
+def calibrator_of(recipe: CalibrationRecipe) -> Calibrator:
+    """What makes calibrations of a recipe's type.
+
+    Raises:
+        UserError: there is nothing.
+    """
+    for method in METHODS.values():
+        if type(recipe) in method.calibrators:
+            return method.calibrators[type(recipe)]
+    raise UserError(f"calibrations of kind {type(recipe).__name__} are unknown")
+
+
+def exporter_of(edit: Edit) -> Exporter:
+    """The exporter of an edit.
+
+    Raises:
+        UserError: there is none for its kind.
+    """
+    method = experts_owner() if isinstance(edit, IdentityEdit) else METHODS.get(type(edit))
+    if method is None or method.exporter is None:
+        exported = [kind for kind, each in METHODS.items() if each.exporter is not None]
+        known = _names([*exported, IdentityEdit])
+        raise UserError(f"edits of kind {type(edit).__name__} can't be exported; export one of {known}")
+    return method.exporter
+
+
+def routing_reader(module: nn.Module) -> RoutingReader | None:
+    """What reads the choices of a router; None for modules that route nothing."""
+    found = (method.usage.routing.get(type(module)) for method in METHODS.values())
+    return next((reader for reader in found if reader is not None), None)
+
+
+def module_use(name: str) -> Callable[[Any, Any], ModuleUse] | None:
+    """What a token does with a module of a native checkpoint, by the name of its class; None for others' modules."""
+    found = (method.module_uses.get(name) for method in METHODS.values())
+    return next((use for use in found if use is not None), None)
+
+
+def _names(kinds: list[type]) -> str:
+    return ", ".join(sorted(kind.__name__ for kind in kinds))
