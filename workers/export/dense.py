@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moevolve.workers.export.native import MODULE, import_native, native_names, render
-from moevolve.workers.families.dense_layout import DenseLayer
+from moevolve.workers.families.layers import DenseLayer
 from moevolve.workers.model.resident import ResidentModel
 
 if TYPE_CHECKING:

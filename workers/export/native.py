@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from moevolve.kernels.routing import POSITIVE_EPS, SUM_EPS
-from moevolve.workers.families.layout import CORRECTION_BIAS, MoELayer, family_of
+from moevolve.workers.families.base import CORRECTION_BIAS
+from moevolve.workers.families.layers import MoELayer
+from moevolve.workers.families.registry import family_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel

@@ -13,7 +13,9 @@ from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingRule
 from moevolve.workers.export.base import CheckpointForm, filled
 from moevolve.workers.export.native import import_native, native_config
-from moevolve.workers.families.layout import CORRECTION_BIAS, FAMILIES, MoELayer
+from moevolve.workers.families.base import CORRECTION_BIAS, ExpertFamily
+from moevolve.workers.families.layers import MoELayer
+from moevolve.workers.families.registry import FAMILIES
 from moevolve.workers.methods.applicator import host_tensor
 from moevolve.workers.methods.base import Edit, IdentityEdit
 from moevolve.workers.methods.eep.edit import EepEdit
@@ -99,22 +101,15 @@ def _config(resident: ResidentModel, form: CheckpointForm, model_class: type[Pre
         config.one_hot_layers = [
             layer.index for layer, one_hot in zip(resident.layers, edit.one_hot_mapping, strict=True) if one_hot
         ]
-    family, groups = resident.layers[0].family, resident.layers[0].rule.groups
-    setattr(config, family.experts_field, retained)
-    config.num_experts_per_tok = active
-    if hasattr(config, "experts_per_token"):  # GPT-OSS's published configs say k under both names
-        config.experts_per_token = active
-    if groups.count == 1 and getattr(config, "n_group", None) is not None:
-        # Groups that limit nothing need not divide n'.
-        config.n_group = config.topk_group = 1
-    if getattr(config, "num_nextn_predict_layers", 0):
-        config.num_nextn_predict_layers = 0  # layers for speculative decoding are never loaded, so not exported
+    first = resident.layers[0]
+    first.family.resize(config, first.rule, retained, active)
     return config
 
 
 def unwrapped_state(model: PreTrainedModel) -> dict[str, Tensor]:
     """The model's state under the names its family gives: without the wrappers around routers of experts."""
-    wrapped = tuple(f".{router}.inner." for router in {family.router for family in FAMILIES.values()})
+    routers = {each.router for each in FAMILIES.values() if isinstance(each, ExpertFamily)}
+    wrapped = tuple(f".{router}.inner." for router in routers)
     state = {}
     for name, tensor in model.state_dict().items():
         for infix in wrapped:

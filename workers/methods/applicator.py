@@ -10,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from moevolve.workers.families.dense_layout import DenseLayer
-from moevolve.workers.families.layout import MoELayer
+from moevolve.workers.families.layers import DenseLayer, MoELayer
 from moevolve.workers.methods.base import Edit
 
 if TYPE_CHECKING:

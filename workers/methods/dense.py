@@ -6,7 +6,7 @@ from typing import Protocol
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.expert_ffn import NetworkWeights
-from moevolve.workers.families.dense_layout import DenseLayer
+from moevolve.workers.families.layers import DenseLayer
 from moevolve.workers.methods.applicator import ModelParts
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moevolve.workers.engine.tokenizing import Tokens
-from moevolve.workers.families.dense_layout import DenseLayer
+from moevolve.workers.families.layers import DenseLayer
 from moevolve.workers.model.resident import ResidentModel
 
 Watcher = Callable[[Tensor, Tensor], None]

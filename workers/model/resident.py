@@ -13,8 +13,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.workers.config import ModelConfig
 from moevolve.workers.engine.reuse import decoder_layers
 from moevolve.workers.engine.tokenizing import Tokens
-from moevolve.workers.families.dense_layout import DenseLayer, find_dense_layers
-from moevolve.workers.families.layout import MoELayer, find_moe_layers
+from moevolve.workers.families.layers import DenseLayer, MoELayer, find_dense_layers, find_moe_layers
 from moevolve.workers.methods.applicator import Applicator, ModelParts
 from moevolve.workers.methods.applicators import APPLICATORS
 from moevolve.workers.methods.base import Edit, IdentityEdit, LayeredEdit

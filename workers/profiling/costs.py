@@ -20,7 +20,8 @@ from torch import nn
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.export.native import NATIVE_PREFIX
-from moevolve.workers.families.dense_layout import DENSE_FAMILIES
+from moevolve.workers.families.base import DenseFamily
+from moevolve.workers.families.registry import dense_family
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -125,11 +126,18 @@ def _experts(own: dict[str, Any], active: int) -> _Use:
 def _network(module: Any, config: PretrainedConfig, working: int, of: int) -> _Use:
     """A network of which a token runs `working` of `of` equal parts, chosen by a router: rows of the layers in, and
     columns of the layer out, whose bias is always added."""
-    family = DENSE_FAMILIES[config.model_type.removeprefix(NATIVE_PREFIX)]
+    family = _family(config)
     into = [getattr(module, part) for part in (family.up, family.gate) if part is not None]
     matrices = sum(part.weight.numel() for part in (*into, getattr(module, family.down)))
     biases = sum(part.bias.numel() for part in into if part.bias is not None)
     return _Use((matrices + biases) * (of - working) // of, matrices * working // of + module.router_weight.numel())
+
+
+def _family(config: PretrainedConfig) -> DenseFamily:
+    """The dense family whose code an export brought its own for."""
+    family = dense_family(config.model_type.removeprefix(NATIVE_PREFIX))
+    assert family is not None
+    return family
 
 
 def _factorised(module: Any, config: Any) -> _Use:
@@ -137,7 +145,7 @@ def _factorised(module: Any, config: Any) -> _Use:
 
 
 def _masked(module: Any, config: Any) -> _Use:
-    family = DENSE_FAMILIES[config.model_type.removeprefix(NATIVE_PREFIX)]
+    family = _family(config)
     return _network(module, config, module.neurons.shape[1], getattr(module, family.up).out_features)
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.engine.tokenizing import Tokens
-from moevolve.workers.families.layout import EXPERT_TENSORS
+from moevolve.workers.families.base import EXPERT_TENSORS
 from moevolve.workers.methods.base import Calibration
 from moevolve.workers.methods.eep.alignment import encode, sources
 from moevolve.workers.methods.eep.edit import AlignmentRecipe

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.engine.tokenizing import Tokens
-from moevolve.workers.families.layout import MoELayer
+from moevolve.workers.families.layers import MoELayer
 from moevolve.workers.methods.base import Calibration
 from moevolve.workers.methods.eep.edit import ExpertsRecipe
 from moevolve.workers.methods.eep.expert_subsets import Routed, SubsetSample, check_memory, compare_subsets

@@ -10,7 +10,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.workers.export.base import CheckpointForm, ExportSummary
 from moevolve.workers.export.native import write_native_code
 from moevolve.workers.export.state import build_model, checkpoint_form, exported_shape, loaded_parameters
-from moevolve.workers.families.layout import family_of
+from moevolve.workers.families.registry import family_of
 from moevolve.workers.methods.base import Edit
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.model.resident import ResidentModel

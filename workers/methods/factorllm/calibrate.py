@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.engine.tokenizing import Tokens
-from moevolve.workers.families.dense_layout import DenseLayer
+from moevolve.workers.families.layers import DenseLayer
 from moevolve.workers.methods.base import Calibration
 from moevolve.workers.methods.factorllm.balanced_kmeans import balanced_kmeans, number_by_first
 from moevolve.workers.methods.factorllm.edit import FactorLlmRecipe

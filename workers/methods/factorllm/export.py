@@ -12,7 +12,7 @@ from moevolve.workers.export.base import CheckpointForm, ExportSummary, filled
 from moevolve.workers.export.dense import native_dense_class, placed_layers
 from moevolve.workers.export.mixtral_form import empty_mixtral, fits_mixtral
 from moevolve.workers.export.native import native_config
-from moevolve.workers.families.dense_layout import DenseLayer
+from moevolve.workers.families.layers import DenseLayer
 from moevolve.workers.methods.applicator import host_tensor
 from moevolve.workers.methods.base import Edit
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit

@@ -11,7 +11,7 @@ import torch
 from moevolve.workers.export.base import CheckpointForm, ExportSummary, filled
 from moevolve.workers.export.native import MODULE, import_native, native_config, native_names, render
 from moevolve.workers.export.state import loaded_parameters, originals_of, unwrapped_state
-from moevolve.workers.families.layout import family_of
+from moevolve.workers.families.registry import family_of
 from moevolve.workers.methods.base import Edit
 from moevolve.workers.methods.nanomoe.apply import BlockMixedLinear
 from moevolve.workers.methods.nanomoe.edit import NanoMoeEdit

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.engine.tokenizing import Tokens
-from moevolve.workers.families.dense_layout import DenseLayer
+from moevolve.workers.families.layers import DenseLayer
 from moevolve.workers.methods.base import Calibration
 from moevolve.workers.methods.input_statistics import InputMoments, principal_directions
 from moevolve.workers.methods.tomoe.edit import ToMoeRecipe
