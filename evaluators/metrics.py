@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.types import FitnessKind
 
 Metric = Callable[[NDArray[np.float64]], float]
 
@@ -27,16 +26,6 @@ def geometric_mean(outcomes: NDArray[np.float64]) -> float:
 
 METRICS: dict[str, Metric] = {"accuracy": mean, "geometric_mean": geometric_mean, "mean": mean}
 """`accuracy` and `mean` are one function; the name says whether outcomes are right-or-wrong or graded (F1)."""
-
-DEFAULT_METRICS: dict[FitnessKind, str] = {
-    "generate": "accuracy",
-    "rank": "accuracy",
-    "perplexity": "geometric_mean",
-    "kl": "geometric_mean",
-    "agreement": "mean",
-    "lm_eval": "mean",
-}
-"""What a task of a fitness kind is scored by unless it says otherwise."""
 
 
 def known_metric(name: str) -> str:

@@ -12,15 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Split = Literal["search", "dev", "test"]
-FitnessKind = Literal["generate", "rank", "perplexity", "kl", "agreement", "lm_eval"]
 Positions = Literal["text", "answer", "greedy"]
 SPLITS: tuple[Split, ...] = ("search", "dev", "test")
-FITNESS_KINDS: tuple[FitnessKind, ...] = ("generate", "rank", "perplexity", "kl", "agreement")
-"""Kinds a task can be given; `lm_eval` belongs to the tasks of lm-evaluation-harness alone."""
-COMPARING_KINDS: frozenset[FitnessKind] = frozenset({"kl", "agreement"})
-"""Fitness kinds that compare predictions with the unedited model's, which the engine must remember first."""
-TEXT_KINDS: frozenset[FitnessKind] = COMPARING_KINDS | {"perplexity"}
-"""Fitness kinds that read a text and compare no answers: they need no references and no choices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +22,10 @@ class Example:
 
     Attributes:
         prompt: the text given to the model, without special tokens.
-        references: accepted answers; the first is the gold answer whose log-probability is kept. May be empty for the
-            fitness kinds that need no answers (`TEXT_KINDS`); where there is one, it ends the text they read.
-        choices: the closed set of answers, for `rank` fitness and for option matching; empty for open answers.
+        references: accepted answers; the first is the gold answer whose log-probability is kept. May be empty for a
+            fitness that needs no answers; where there is one, it ends the text that such a fitness reads.
+        choices: the closed set of answers, for a fitness that reads choices and for option matching; empty for open
+            answers.
     """
 
     prompt: str
@@ -92,22 +86,21 @@ class PreparedSplit:
     Attributes:
         task: name of the task.
         split: `search` (fitness), `dev` (re-ranking) or `test` (reported, never searched on).
-        fitness: `generate` (greedy generation and template matching, the EEP paper's protocol), `rank`
-            (log-likelihood of the choices), `perplexity` (likelihood of the whole text), `kl` or `agreement`
-            (divergence of the predictions on the text from the unedited model's, and their overlap with them).
+        fitness: name of what makes a score of the model's answers; see `moevolve.evaluators.fitness`.
         metric: name of the metric that turns per-example outcomes into the score.
         matching: how an answer is compared with the references.
         max_new_tokens: greedy decoding stops after this many tokens.
         answer_prefix: text between prompt and answer when an answer is teacher-forced (usually one space).
         examples: the prompts, in their fixed order.
-        positions: for `kl` and `agreement`, whose predictions are compared: those of the whole `text`, of the gold
-            `answer`, or of the unedited model's own `greedy` answer, which takes the place of the gold one.
-        harness: for `lm_eval`, what judges the answers; else None.
+        positions: for a fitness that compares predictions with the unedited model's, which ones: those of the whole
+            `text`, of the gold `answer`, or of the unedited model's own `greedy` answer, which takes the place of the
+            gold one.
+        harness: for a fitness that lm-evaluation-harness judges, what it needs; else None.
     """
 
     task: str
     split: Split
-    fitness: FitnessKind
+    fitness: str
     metric: str
     matching: Matching
     max_new_tokens: int
@@ -137,8 +130,8 @@ class SplitResult:
 
     Attributes:
         score: the metric over all examples, in [0, 1].
-        gold_logprob: mean over examples, in nats, <= 0: the gold answer's log-probability per token; for `perplexity`
-            the whole text's; for `kl` the negative divergence; for `agreement` its logarithm.
+        gold_logprob: mean over examples, in nats, <= 0: the gold answer's log-probability per token, or what the
+            fitness has in its place; see `moevolve.evaluators.fitness.base.Fitness.outcomes`.
         outcomes: float32 [examples], each example's contribution in [0, 1].
         seconds: it took on a worker.
         spared: share of the layers' work on prompts, in [0, 1], that earlier candidates' hidden states made needless.

@@ -21,8 +21,8 @@ class ModelConfig:
         originals: where the original experts stay for merging: on the `device`, or in pinned `host` memory when the
             device has room for the retained experts only.
         experts_implementation: `transformers` experts backend (`grouped_mm`, `batched_mm`, `eager`).
-        attn_implementation: `transformers` attention backend (`sdpa`, `eager` ...); GPT-OSS, whose attention has no
-            sdpa form, runs `eager` in its place.
+        attn_implementation: `transformers` attention backend (`sdpa`, `eager` ...); a family whose attention has no
+            sdpa form runs `eager` in its place.
         trust_remote_code: whether modelling code in the checkpoint may run.
     """
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from moevolve.evaluators.errors import CandidateError
+from moevolve.evaluators.fitness.registry import FITNESSES
 from moevolve.evaluators.fitness.runner import run_split
-from moevolve.evaluators.types import COMPARING_KINDS, PreparedSplit, SplitResult
+from moevolve.evaluators.types import PreparedSplit, SplitResult
 from moevolve.workers.config import ALL_SHORTCUTS, EngineConfig, ModelConfig, Shortcuts
 from moevolve.workers.engine.engine import GenerationEngine, configure_runtime
 from moevolve.workers.engine.measuring import analyse_usage, calibrate, token_sequences
@@ -78,9 +79,9 @@ class EvaluationWorker:
     def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
         """Apply the edit, score every split in order, revert.
 
-        Splits of a fitness that compares (`COMPARING_KINDS`) that this worker hasn't seen are run through the unedited
-        model first. What the candidate itself raises becomes the reply's `failure`, beside the results of the splits
-        before it; the resident model is reverted either way.
+        Splits of a fitness that compares, if this worker hasn't seen them, are run through the unedited model first.
+        What the candidate itself raises becomes the reply's `failure`, beside the results of the splits before it; the
+        resident model is reverted either way.
 
         Raises:
             WorkerFault: the worker is at fault, and may not be used again.
@@ -135,7 +136,7 @@ class EvaluationWorker:
         """Let the engine keep what the unedited model predicts, where candidates are compared with it."""
         self._resident.revert()
         for split in splits:
-            if split.fitness in COMPARING_KINDS:
+            if FITNESSES[split.fitness].compares:
                 self._engine.remember(split)
 
     def _score(self, split: PreparedSplit) -> SplitResult:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.fitness.lm_eval import LmEval
 from moevolve.evaluators.harness.files import (
     PREFIX,
     describe,
@@ -88,7 +89,7 @@ def harness_task(name: str) -> TaskConfig:
             "choices": "choices" if config.output_type == "multiple_choice" else (),
             "matching": {"stop": until},
             "metric": "mean",
-            "fitness": "lm_eval",
+            "fitness": LmEval.name,
             "max_new_tokens": length,
             "answer_prefix": "" if text else config.target_delimiter,
         },
@@ -160,7 +161,7 @@ def _prepare(
         documents=tuple(texts),
         contexts=tuple(contexts),
     )
-    return task.prepared(split, tuple(examples), judged if task.fitness == "lm_eval" else None)
+    return task.prepared(split, tuple(examples), judged if task.fitness == LmEval.name else None)
 
 
 def _contexts(task: Any, document: dict[str, Any], row: int) -> tuple[str, ...]:

@@ -9,19 +9,11 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.fitness.base import Fitness
+from moevolve.evaluators.fitness.registry import DEFAULT_FITNESS, FITNESSES, known_fitness, task_fitnesses
 from moevolve.evaluators.matching import MATCHERS, known_matcher
-from moevolve.evaluators.metrics import DEFAULT_METRICS, known_metric
-from moevolve.evaluators.types import (
-    COMPARING_KINDS,
-    TEXT_KINDS,
-    Example,
-    FitnessKind,
-    HarnessTask,
-    Matching,
-    Positions,
-    PreparedSplit,
-    Split,
-)
+from moevolve.evaluators.metrics import known_metric
+from moevolve.evaluators.types import Example, HarnessTask, Matching, Positions, PreparedSplit, Split
 from moevolve.evaluators.yaml_files import explain_validation
 
 Count = Annotated[int, Field(ge=1)]
@@ -149,16 +141,14 @@ class TaskConfig(TaskSection):
         references: more accepted answers: a list of templates, or one Jinja2 expression whose value is a list.
         choices: the closed set of answers, given like `references`.
         matching: how generated text is compared.
-        metric: what turns per-example outcomes into the score; None for the one that belongs to the fitness,
-            `geometric_mean` for `perplexity` and `kl`, `mean` for `agreement`, else `accuracy`.
-        fitness: `generate`, `rank`, `perplexity`, `kl` or `agreement`; see
-            `moevolve.evaluators.fitness.runner.run_split`.
-            The last three read the prompt, with the answer behind it if there is one, as one text, and need neither
-            answer nor choices.
-        positions: whose predictions `kl` and `agreement` compare: those of the whole `text`, of the gold `answer`, or
-            of the full model's own `greedy` answer (up to `max_new_tokens`, the end token or a stop string), which
-            replaces the gold one. None for the `answer` where the task has one, and otherwise for what belongs to the
-            fitness: `text` for `kl`, `greedy` for `agreement`.
+        metric: what turns per-example outcomes into the score; None for the one that belongs to the fitness.
+        fitness: what the outcomes are: a name in `moevolve.evaluators.fitness.registry.FITNESSES`, where each says
+            which answers or choices it needs. One that reads texts reads the prompt, with the answer behind it if there
+            is one.
+        positions: for a fitness that compares with the full model, whose predictions: those of the whole `text`, of the
+            gold `answer`, or of the full model's own `greedy` answer (up to `max_new_tokens`, the end token or a stop
+            string), which replaces the gold one. None for the `answer` where the task has one, and otherwise for what
+            belongs to the fitness.
         max_new_tokens: greedy decoding stops after this many tokens.
         answer_prefix: text between prompt and answer when an answer is teacher-forced.
     """
@@ -175,7 +165,7 @@ class TaskConfig(TaskSection):
     choices: str | tuple[str, ...] = ()
     matching: MatchingConfig = MatchingConfig()
     metric: str | None = None
-    fitness: FitnessKind = "generate"
+    fitness: str = DEFAULT_FITNESS
     positions: Positions | None = None
     max_new_tokens: Count = 16
     answer_prefix: str = " "
@@ -194,20 +184,25 @@ class TaskConfig(TaskSection):
     def _known(cls, value: str | None) -> str | None:
         return None if value is None else known_metric(value)
 
+    @field_validator("fitness", mode="before")
+    @classmethod
+    def _known_fitness(cls, value: object) -> str:
+        return known_fitness(value)
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if (self.source.lm_eval is None and self.fitness == "lm_eval") or (
-            self.source.lm_eval is not None and self.fitness == "generate"
-        ):
+        kind = self.kind
+        if kind.uses_matching if self.source.lm_eval is not None else kind.reads == "harness":
+            *others, last = (f"@{name}" for name in task_fitnesses() if not FITNESSES[name].uses_matching)
             raise ValueError("a task of lm-evaluation-harness is judged by it, and no other task is: name it "
-                             "`lm_eval:TASK`; @rank, @perplexity, @kl and @agreement may follow")  # fmt: skip
-        if not self.labelled and self.fitness not in TEXT_KINDS:
+                             f"`lm_eval:TASK`; {', '.join(others)} and {last} may follow")  # fmt: skip
+        if not self.labelled and kind.needs_references:
             raise ValueError("give `answer` (a template) or `references` (a list), or both")
         if self.compared == "answer" and not self.labelled:
             raise ValueError("positions `answer` needs `answer` or `references`; without them say `greedy` or `text`")
-        if self.fitness == "rank" and not self.choices:
-            raise ValueError("fitness `rank` compares the likelihood of choices: give `choices`")
-        if MATCHERS[self.matching.kind].needs_choices and self.fitness == "generate" and not self.choices:
+        if kind.reads == "choices" and not self.choices:
+            raise ValueError(f"fitness `{self.fitness}` compares the likelihood of choices: give `choices`")
+        if MATCHERS[self.matching.kind].needs_choices and kind.uses_matching and not self.choices:
             raise ValueError(f"matching kind `{self.matching.kind}` looks for one of the choices: give `choices`")
         if self.source.files is None:
             for split, selection in self.splits.items():
@@ -227,9 +222,14 @@ class TaskConfig(TaskSection):
         return self._origin or f"task {self.name}"
 
     @property
+    def kind(self) -> Fitness:
+        """Its fitness."""
+        return FITNESSES[self.fitness]
+
+    @property
     def scored_by(self) -> str:
         """The metric: its own, or the one that belongs to the fitness."""
-        return self.metric or DEFAULT_METRICS[self.fitness]
+        return self.metric or self.kind.metric
 
     @property
     def labelled(self) -> bool:
@@ -239,13 +239,11 @@ class TaskConfig(TaskSection):
     @property
     def compared(self) -> Positions:
         """Whose predictions are compared: its own `positions`, or what belongs to the fitness."""
-        if self.fitness not in COMPARING_KINDS:
+        if not self.kind.compares:
             return "text"
         if self.positions is not None:
             return self.positions
-        if self.labelled:
-            return "answer"
-        return "greedy" if self.fitness == "agreement" else "text"
+        return "answer" if self.labelled else self.kind.positions
 
     def prepared(
         self, split: Split, examples: tuple[Example, ...], harness: HarnessTask | None = None
@@ -298,18 +296,19 @@ class TaskConfig(TaskSection):
                 raise UserError(f"{self.origin}: there is no `{split}` split; it has: {', '.join(splits)}")
         return self._changed(splits=splits)
 
-    def with_fitness(self, fitness: FitnessKind) -> TaskConfig:
+    def with_fitness(self, fitness: str) -> TaskConfig:
         """The same data and prompts under another fitness, as a task of its own, `NAME@FITNESS`.
 
         The metric stays if it suits the fitness as well; otherwise it becomes the one that belongs to it. A task of
-        running text is read as that by `agreement` too, rather than continued.
+        running text is read as that by every fitness that compares, rather than continued.
 
         Raises:
             UserError: the task lacks what the fitness needs.
         """
-        suits = DEFAULT_METRICS[fitness] == DEFAULT_METRICS[self.fitness]
+        suits = FITNESSES[fitness].metric == self.kind.metric
         changes = {"name": f"{self.name}@{fitness}", "fitness": fitness, "metric": self.metric if suits else None}
-        if self.fitness in ("perplexity", "kl") and not self.labelled and self.positions is None:
+        whole = self.kind.reads == "texts" and self.kind.positions == "text"
+        if whole and not self.labelled and self.positions is None:
             changes["positions"] = "text"
         return self._changed(**changes)
 

@@ -7,12 +7,11 @@ from collections.abc import Iterable
 from functools import cache
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.matching import make_matcher
 from moevolve.evaluators.tasks.config import TaskConfig
 from moevolve.evaluators.tasks.datasets import Table, load_table
 from moevolve.evaluators.tasks.selection import check_disjoint, select_rows
 from moevolve.evaluators.tasks.templates import ExampleTemplate
-from moevolve.evaluators.types import SPLITS, TEXT_KINDS, Example, PreparedSplit, Split
+from moevolve.evaluators.types import SPLITS, Example, PreparedSplit, Split
 
 _LOG = logging.getLogger(__name__)
 
@@ -70,12 +69,7 @@ def _prepare(task: TaskConfig, split: Split, table: Table, template: ExampleTemp
 
 
 def _checked(task: TaskConfig, example: Example, place: str) -> Example:
-    problem = None
-    if task.fitness == "rank":
-        if len(set(example.choices)) < max(2, len(example.choices)):
-            problem = f"ranking needs at least two different choices, got {list(example.choices)}"
-    elif task.fitness not in TEXT_KINDS:
-        problem = make_matcher(task.matching.build()).problem(example)
+    problem = task.kind.problem(example, task.matching.build())
     if problem:
         raise UserError(f"{task.origin}: {place}: {problem}")
     return example

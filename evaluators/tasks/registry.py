@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.fitness.registry import task_fitnesses
 from moevolve.evaluators.harness.files import PREFIX
 from moevolve.evaluators.tasks.config import TaskConfig
-from moevolve.evaluators.types import FITNESS_KINDS
 from moevolve.evaluators.yaml_files import read_yaml
 
 FOLDERS_VARIABLE = "MOEVOLVE_TASKS"
@@ -64,12 +64,10 @@ def load_task(name: str | Path, folders: Sequence[Path | str] = ()) -> TaskConfi
     task = _load(base, folders)
     if not fitness:
         return task
-    for kind in FITNESS_KINDS:
-        if fitness == f"@{kind}":
-            return task.with_fitness(kind)
-    raise UserError(
-        f"task {name}: unknown fitness `{fitness[1:]}`; after the @ stands one of: {', '.join(FITNESS_KINDS)}"
-    )
+    kind, known = fitness[1:], task_fitnesses()
+    if kind not in known:
+        raise UserError(f"task {name}: unknown fitness `{kind}`; after the @ stands one of: {', '.join(known)}")
+    return task.with_fitness(kind)
 
 
 def _load(name: str, folders: Sequence[Path | str]) -> TaskConfig:

@@ -12,7 +12,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.tasks.config import TaskConfig
 from moevolve.evaluators.tasks.selection import value_key
-from moevolve.evaluators.types import TEXT_KINDS, Example
+from moevolve.evaluators.types import Example
 
 Row = dict[str, Any]
 
@@ -100,7 +100,7 @@ class ExampleTemplate:
         if self._answer is not None:
             references = (self._run("answer", self._answer, variables, place), *references)
         references = tuple(dict.fromkeys(references))
-        if not references and self._task.fitness in TEXT_KINDS:
+        if not references and not self._task.kind.needs_references:
             return Example(prompt=prompt, references=())
         if not references or not references[0].strip():
             raise UserError(f"{self._task.origin}: {place}: the gold answer is empty")

@@ -7,6 +7,7 @@ from math import ceil, comb
 from typing import Any
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.fitness.registry import FITNESSES
 from moevolve.evaluators.tasks.config import TaskConfig
 from moevolve.evaluators.tasks.prepare import prepare_split
 from moevolve.evaluators.tasks.registry import load_task
@@ -100,7 +101,7 @@ class WorkloadReader:
 
     def _work(self, section: TaskSection, split: Split, fitness: Any) -> SplitWork | None:
         task = load_task(section.name)
-        if task.fitness == "lm_eval":
+        if task.kind.reads == "harness":
             raise UserError(f"task {section.name}: tasks of lm-evaluation-harness can't be planned; use another task")
         if fitness is not None:
             if task.fitness == fitness:
@@ -128,7 +129,9 @@ class WorkloadReader:
 
         prompts = (tokens(example.prompt) + 1 for example in prepared.examples)
         golds = (tokens(example.references[0]) if example.references else 0 for example in prepared.examples)
-        drafts = tuple(max(gold - 1, 0) if prepared.fitness == "generate" else gold for gold in golds)
+        drafts = tuple(
+            max(gold - 1, 0) if FITNESSES[prepared.fitness].reads == "generation" else gold for gold in golds
+        )
         made = SplitTokens.of_lengths(
             prepared.fitness,
             [prompt if limit is None else min(prompt, limit) for prompt in prompts],
@@ -159,7 +162,7 @@ def _given(task: TaskConfig, split: Split, given: Prompts) -> SplitTokens:
     if count is None:
         raise UserError(f"task {task.name}: its file doesn't say how many examples `{split}` has; give --examples")
     new = given.new_tokens or task.max_new_tokens
-    answer = 0 if task.fitness == "generate" else new
+    answer = 0 if task.kind.reads == "generation" else new
     return SplitTokens.of_lengths(
         task.fitness,
         (given.prompt_tokens,) * count,

@@ -11,7 +11,7 @@ from typing import Any
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.tasks.prepare import prepare_split
 from moevolve.evaluators.tasks.registry import load_task
-from moevolve.evaluators.types import FitnessKind, PreparedSplit, Split
+from moevolve.evaluators.types import PreparedSplit, Split
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import ModelSection, RunConfig, StoredConfig, TaskSection
 from moevolve.search.genomes.base import GenomeSpace
@@ -250,7 +250,7 @@ def _run(
         pool.close()
 
 
-def _prepare(section: TaskSection, split: Split, fitness: FitnessKind | None = None) -> PreparedSplit:
+def _prepare(section: TaskSection, split: Split, fitness: str | None = None) -> PreparedSplit:
     """One split of a task, under another fitness if one is given and isn't the task's own."""
     task = load_task(section.name)
     counts: Any = {name: count for name, count in section.counts.items() if name == split}

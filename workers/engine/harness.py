@@ -3,22 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from lm_eval.api.model import TemplateLM
 from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.fitness.engine import Decided, Generation
 from moevolve.evaluators.harness.judge import HarnessJudge
 from moevolve.evaluators.types import PreparedSplit
+from moevolve.workers.config import EngineConfig
+from moevolve.workers.engine.choices import Scored
 from moevolve.workers.engine.tokenizing import encode_text, truncate
 from moevolve.workers.methods.base import Tokens
 
 if TYPE_CHECKING:
-    from moevolve.workers.engine.engine import GenerationEngine
+    from transformers import PreTrainedTokenizerBase
 
 TokenRequest = tuple[tuple[str, str], list[int], list[int]]
+
+
+class AnsweringEngine(Protocol):
+    """What is asked of an engine here; `moevolve.workers.engine.engine.GenerationEngine` has it.
+
+    Attributes:
+        tokenizer: the model's.
+        bos: the token that prompts begin with, where the tokenizer doesn't add it.
+        config: how prompts are truncated.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    bos: int | None
+    config: EngineConfig
+
+    def generate(self, split: PreparedSplit, decided: Decided) -> Generation:
+        """Greedy answers."""
+        ...
+
+    def continuations(self, prompts: Sequence[Tokens], choices: Sequence[Sequence[Tokens]]) -> list[Scored]:
+        """Summed log-probabilities of continuations."""
+        ...
 
 
 class ResidentLM(TemplateLM):
@@ -32,7 +57,7 @@ class ResidentLM(TemplateLM):
         split: whose prompts are answered.
     """
 
-    def __init__(self, engine: GenerationEngine, split: PreparedSplit) -> None:
+    def __init__(self, engine: AnsweringEngine, split: PreparedSplit) -> None:
         super().__init__()
         self._engine = engine
         self._split = split
@@ -104,7 +129,7 @@ class HarnessRun:
         UserError: lm-eval can't judge the split here; see `HarnessJudge`.
     """
 
-    def __init__(self, engine: GenerationEngine, split: PreparedSplit) -> None:
+    def __init__(self, engine: AnsweringEngine, split: PreparedSplit) -> None:
         self._judge = HarnessJudge(split)
         self._model = ResidentLM(engine, split)
         self._gold = self._judge.gold_requests()

@@ -173,7 +173,7 @@ def whole_texts(split: PreparedSplit, tokenized: TokenizedSplit) -> list[Tokens]
 
 
 def compared_spans(split: PreparedSplit, tokenized: TokenizedSplit, greedy: Sequence[Tokens]) -> list[Span]:
-    """Texts whose predictions `kl` and `agreement` compare, and at how many of their positions.
+    """Texts whose predictions are compared with the unedited model's, and at how many of their positions.
 
     Args:
         split: whose `positions` say which.

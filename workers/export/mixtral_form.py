@@ -16,7 +16,6 @@ from moevolve.workers.methods.contract import Resident
 if TYPE_CHECKING:
     from transformers import MixtralForCausalLM
 
-_LIKE = ("llama", "mistral")
 _SHARED_SETTINGS = (
     "vocab_size",
     "hidden_size",
@@ -38,15 +37,15 @@ _SHARED_SETTINGS = (
     "rope_parameters",
     "dtype",
 )
-"""Settings of a Llama or Mistral that mean the same in a Mixtral."""
+"""Settings of families that become Mixtrals that mean the same in one."""
 
 
 def fits_mixtral(resident: Resident) -> bool:
     """Whether the model, with top-1 experts in the place of its networks and routers in float32, can be a Mixtral."""
-    config = resident.model.config
+    config, family = resident.model.config, resident.dense_layers[0].family
     plain = not (getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False))
     # Routers are float32; a Mixtral's has the dtype of the model.
-    return config.model_type in _LIKE and plain and resident.model.dtype == torch.float32
+    return family.becomes_mixtral and plain and resident.model.dtype == torch.float32
 
 
 def empty_mixtral(resident: Resident, experts: int, width: int) -> MixtralForCausalLM:

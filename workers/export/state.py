@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from moevolve.workers.families.layout import FAMILIES
+from moevolve.workers.families.base import ExpertFamily
+from moevolve.workers.families.registry import FAMILIES
 from moevolve.workers.methods.contract import Resident
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ def filled(model: PreTrainedModel, state: dict[str, Tensor], source: PreTrainedM
 
 def unwrapped_state(model: PreTrainedModel) -> dict[str, Tensor]:
     """The model's state under the names its family gives: without the wrappers around routers of experts."""
-    wrapped = tuple(f".{router}.inner." for router in {family.router for family in FAMILIES.values()})
+    routers = {each.router for each in FAMILIES.values() if isinstance(each, ExpertFamily)}
+    wrapped = tuple(f".{router}.inner." for router in routers)
     state = {}
     for name, tensor in model.state_dict().items():
         for infix in wrapped:

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from moevolve.workers.config import ModelConfig
 from moevolve.workers.export.card import CheckpointForm, ExportSummary
-from moevolve.workers.families.dense_layout import DenseLayer
-from moevolve.workers.families.layout import MoELayer
+from moevolve.workers.families.layers import DenseLayer, MoELayer
 from moevolve.workers.methods.base import Calibration, Edit, Tokens
 from moevolve.workers.methods.usage import MixedLayer, RoutedLayer
 

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.expert_ffn import NetworkWeights
 from moevolve.workers.export.native import NATIVE_PREFIX, write_native
-from moevolve.workers.families.dense_layout import DENSE_FAMILIES, DenseFamily, DenseLayer
+from moevolve.workers.families.base import DenseFamily
+from moevolve.workers.families.layers import DenseLayer
+from moevolve.workers.families.registry import dense_family
 from moevolve.workers.methods.contract import ModelParts, ModuleUse, Resident
 
 if TYPE_CHECKING:
@@ -106,7 +108,9 @@ def placed_layers(resident: Resident) -> list[tuple[str, DenseLayer]]:
 
 def native_family(config: PretrainedConfig) -> DenseFamily:
     """The family that the modelling code of a native checkpoint builds on."""
-    return DENSE_FAMILIES[config.model_type.removeprefix(NATIVE_PREFIX)]
+    family = dense_family(config.model_type.removeprefix(NATIVE_PREFIX))
+    assert family is not None
+    return family
 
 
 def network_use(module: Any, config: PretrainedConfig, working: int, of: int) -> ModuleUse:

@@ -16,7 +16,7 @@ from moevolve.workers.model.fingerprint import model_fingerprint
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-    from moevolve.workers.families.layout import MoELayer
+    from moevolve.workers.families.layers import MoELayer
 
 
 def describe_model(config: ModelConfig) -> ModelFacts:
@@ -40,7 +40,7 @@ def meta_model(config: ModelConfig) -> PreTrainedModel:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from moevolve.workers.families.layout import family_of
+    from moevolve.workers.families.registry import family_of
     from moevolve.workers.model.loading import DTYPES, load_config, packed_format
 
     settings = load_config(config)
@@ -59,8 +59,8 @@ def describe_config(model: PreTrainedModel, config: ModelConfig) -> ModelFacts:
         model: from `meta_model`.
         config: what it was made from.
     """
-    from moevolve.workers.families.dense_layout import find_linears
-    from moevolve.workers.families.layout import family_of, find_moe_layers
+    from moevolve.workers.families.layers import find_linears, find_moe_layers
+    from moevolve.workers.families.registry import family_of
     from moevolve.workers.model.loading import packed_format
 
     settings = model.config
@@ -128,7 +128,7 @@ def _notes(model: PreTrainedModel, layers: tuple[MoELayer, ...]) -> tuple[str, .
 
 
 def _dense_facts(model: PreTrainedModel, settings: PretrainedConfig) -> DenseFacts | None:
-    from moevolve.workers.families.dense_layout import find_dense_layers
+    from moevolve.workers.families.layers import find_dense_layers
 
     layers = find_dense_layers(model)
     if not layers:

@@ -10,8 +10,7 @@ import torch
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.config import ModelConfig
-from moevolve.workers.families.dense_layout import DENSE_FAMILIES
-from moevolve.workers.families.layout import FAMILIES
+from moevolve.workers.families.registry import FAMILIES, dense_family
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -77,7 +76,7 @@ def _hub_arguments(config: ModelConfig) -> dict[str, Any]:
 
 def experts_arguments(implementation: str, model_type: str) -> dict[str, Any]:
     """The argument that sets the experts backend; dense families don't take it."""
-    return {} if model_type in DENSE_FAMILIES else {"experts_implementation": implementation}
+    return {} if dense_family(model_type) else {"experts_implementation": implementation}
 
 
 def attention(implementation: str, model_type: str) -> str:

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.config import ModelConfig
-from moevolve.workers.families.dense_layout import DenseLayer, find_dense_layers
-from moevolve.workers.families.layout import MoELayer, find_moe_layers
+from moevolve.workers.families.layers import DenseLayer, MoELayer, find_dense_layers, find_moe_layers
 from moevolve.workers.methods.base import Edit, IdentityEdit, LayeredEdit, Tokens
 from moevolve.workers.methods.contract import Applicator, ExpertsOwner, ModelParts
 from moevolve.workers.methods.registry import experts_owner, method_of

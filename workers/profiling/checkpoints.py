@@ -14,7 +14,7 @@ from moevolve.workers.config import ModelConfig
 from moevolve.workers.export.card import ExportCard
 from moevolve.workers.export.export import export_model
 from moevolve.workers.export.native import NATIVE_PREFIX
-from moevolve.workers.families.layout import family_of
+from moevolve.workers.families.registry import family_of
 from moevolve.workers.methods.base import Edit
 from moevolve.workers.model.loading import load_config
 from moevolve.workers.model.resident import ResidentModel

@@ -87,7 +87,7 @@ def outline_model(config: ModelConfig) -> ModelOutline:
     Raises:
         UserError: the config can't be read, or the family isn't supported or has matrices that no rule counts.
     """
-    from moevolve.workers.families.layout import find_moe_layers
+    from moevolve.workers.families.layers import find_moe_layers
     from moevolve.workers.model.describe import describe_config, meta_model
     from moevolve.workers.profiling.costs import matrix_flops
 
@@ -120,7 +120,7 @@ def outline_model(config: ModelConfig) -> ModelOutline:
 
 
 def _weight_bytes(model: PreTrainedModel) -> int:
-    from moevolve.workers.families.layout import CORRECTION_BIAS
+    from moevolve.workers.families.base import CORRECTION_BIAS
 
     parameters = sum(each.nbytes for each in model.parameters())
     # Loading keeps correction biases in float32, whatever the dtype.
@@ -129,7 +129,7 @@ def _weight_bytes(model: PreTrainedModel) -> int:
 
 
 def _layer(layer: nn.Module, model: PreTrainedModel) -> LayerOutline:
-    from moevolve.workers.families.layout import FAMILIES
+    from moevolve.workers.families.registry import expert_family
     from moevolve.workers.profiling.costs import matrix_flops
 
     config: Any = model.config
@@ -137,7 +137,7 @@ def _layer(layer: nn.Module, model: PreTrainedModel) -> LayerOutline:
     if block is None:
         return LayerOutline(total, 0, 0, 0)
     within = matrix_flops(block, config)
-    family = FAMILIES.get(config.model_type)
+    family = expert_family(config.model_type)
     if family is None or not hasattr(block, "experts"):
         return LayerOutline(total - within, within, 0, 0)
     experts = matrix_flops(block.experts, config)

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.matching import make_matcher
-from moevolve.evaluators.types import COMPARING_KINDS, FitnessKind, Positions, PreparedSplit
+from moevolve.evaluators.fitness.base import Fitness
+from moevolve.evaluators.fitness.registry import FITNESSES
+from moevolve.evaluators.types import Positions, PreparedSplit
 from moevolve.workers.config import EngineConfig, ModelConfig
 from moevolve.workers.engine.batches import Batch, Batcher
 from moevolve.workers.engine.choices import asked_sequences
@@ -37,16 +38,16 @@ class SplitTokens:
     """The prompts and answers of a split as tokens.
 
     Attributes:
-        fitness: how they are scored.
+        fitness: name of how they are scored.
         prompts: per example.
-        answers: per example: with `generate` the gold answer's tokens that are fed along; with fitness kinds that read
-            a text, the tokens behind the prompt.
-        choices: per example every choice; read by `rank` only.
-        max_new_tokens: most that `generate` generates.
-        positions: what `kl` and `agreement` compare.
+        answers: per example: for a fitness that reads generations the gold answer's tokens that are fed along; for one
+            that reads texts, the tokens behind the prompt.
+        choices: per example every choice; read by a fitness that reads choices only.
+        max_new_tokens: most that are generated.
+        positions: what a fitness that compares reads.
     """
 
-    fitness: FitnessKind
+    fitness: str
     prompts: tuple[Tokens, ...] = field(repr=False)
     answers: tuple[Tokens, ...] = field(repr=False)
     choices: tuple[tuple[Tokens, ...], ...] = field(repr=False)
@@ -56,7 +57,7 @@ class SplitTokens:
     @classmethod
     def of_lengths(
         cls,
-        fitness: FitnessKind,
+        fitness: str,
         prompts: Sequence[int],
         answers: Sequence[int],
         choices: Sequence[Sequence[int]],
@@ -161,20 +162,17 @@ class PromptMeter:
 
 
 def _answers(tokenizer: PreTrainedTokenizerBase, split: PreparedSplit, tokenized: TokenizedSplit) -> tuple[Tokens, ...]:
-    if split.fitness != "generate":
-        greedy = split.fitness in COMPARING_KINDS and split.positions == "greedy"
+    fitness = FITNESSES[split.fitness]
+    if fitness.reads != "generation":
+        greedy = fitness.compares and split.positions == "greedy"
         return tuple((0,) * split.max_new_tokens if greedy else gold for gold in tokenized.golds)
-    matcher = make_matcher(split.matching)
 
     def text(tokens: Tokens) -> str:
         decoded = tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         assert isinstance(decoded, str)
         return decoded
 
-    def decided(example: int, answer: str) -> bool:
-        return matcher.decided(answer, split.examples[example])
-
-    lengths = draft_lengths(tokenized.golds, split.max_new_tokens, decided, text)
+    lengths = draft_lengths(tokenized.golds, split.max_new_tokens, fitness.decided(split), text)
     return tuple(gold[:length] for gold, length in zip(tokenized.golds, lengths, strict=True))
 
 
@@ -186,13 +184,21 @@ def passes_of(split: SplitTokens, batch_tokens: int, layout: Layout = "packed", 
         batch_tokens: `engine.batch_tokens`.
         layout: how the model lets sequences lie.
         caches: whether the model's cache can be gone on from; else prompts run again for decoding.
+
+    Raises:
+        ValueError: the fitness asks for what can't be planned.
     """
     batcher = Batcher(layout, batch_tokens, torch.device("cpu"))
-    if split.fitness == "generate":
-        return _generating(split, batcher, caches)
-    if split.fitness == "rank":
-        return Passes(tuple(_ranking(split, batcher)))
-    return Passes(tuple(_reading(split, batcher)))
+    fitness = FITNESSES[split.fitness]
+    match fitness.reads:
+        case "generation":
+            return _generating(split, batcher, caches)
+        case "choices":
+            return Passes(tuple(_ranking(split, batcher)))
+        case "texts":
+            return Passes(tuple(_reading(split, fitness, batcher)))
+        case "harness":
+            raise ValueError(f"passes of {split.fitness} can't be planned")
 
 
 def _generating(split: SplitTokens, batcher: Batcher, caches: bool) -> Passes:
@@ -232,9 +238,9 @@ def _ranking(split: SplitTokens, batcher: Batcher) -> Iterator[Pass]:
         yield _first(batch, read, read, read)
 
 
-def _reading(split: SplitTokens, batcher: Batcher) -> Iterator[Pass]:
+def _reading(split: SplitTokens, fitness: Fitness, batcher: Batcher) -> Iterator[Pass]:
     """Texts: the logits of what is read, those of the unedited model again where predictions are compared."""
-    compares = split.fitness in COMPARING_KINDS
+    compares = fitness.compares
     whole = not compares or split.positions == "text"
     texts = [(*prompt, *answer)[:-1] for prompt, answer in zip(split.prompts, split.answers, strict=True)]
     counts = [len(text) if whole else len(answer) for text, answer in zip(texts, split.answers, strict=True)]

@@ -20,8 +20,9 @@ from moevolve.search.genomes.sections import ToMoeSection
 from moevolve.search.genomes.tomoe.budget import WidthBudget
 from moevolve.search.genomes.tomoe.genome import ARRAYS, HEADER, MAGIC, SEEDS, ToMoeGenome
 from moevolve.workers.facts import DenseFacts, ModelFacts
+from moevolve.workers.families.registry import maskable_types
 from moevolve.workers.methods.base import Calibration
-from moevolve.workers.methods.tomoe.edit import HEAD_FAMILIES, ToMoeRecipe
+from moevolve.workers.methods.tomoe.edit import ToMoeRecipe
 
 _SAMPLE = 512
 """Calibration tokens on which coverage and balance are estimated."""
@@ -60,9 +61,10 @@ class ToMoeSpace:
             raise UserError(
                 f"genome.kind: tomoe needs dense feed-forward networks of a supported family, not {facts.family}"
             )
-        if section.attention and (facts.family not in HEAD_FAMILIES or dense.rotary_dim != dense.head_dim):
+        maskable = maskable_types()
+        if section.attention and (facts.family not in maskable or dense.rotary_dim != dense.head_dim):
             raise UserError(
-                f"genome.attention: heads of {facts.family} can't be masked, only those of {', '.join(HEAD_FAMILIES)} "
+                f"genome.attention: heads of {facts.family} can't be masked, only those of {', '.join(maskable)} "
                 "with rotary embedding of whole heads; set attention: false"
             )
         if section.components >= dense.hidden:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from moevolve.evaluators.errors import CandidateError
 from moevolve.evaluators.fitness.engine import Decided, Generation
 from moevolve.evaluators.fitness.runner import run_split
-from moevolve.evaluators.types import Example, FitnessKind, Matching, PreparedSplit
+from moevolve.evaluators.types import Example, Matching, PreparedSplit
 
 SPLIT = PreparedSplit(
     task="t",
@@ -84,7 +84,7 @@ def test_ranking_takes_the_likeliest_choice_and_the_first_of_equals() -> None:
 
 
 @pytest.mark.parametrize("fitness", ["perplexity", "kl"])
-def test_texts_score_the_exponential_of_their_mean(fitness: FitnessKind) -> None:
+def test_texts_score_the_exponential_of_their_mean(fitness: str) -> None:
     split = replace(SPLIT, fitness=fitness, metric="geometric_mean")
     result = run_split(ScriptedEngine(texts=(-1.0, -2.0, -3.0, -0.0)), split)
     np.testing.assert_allclose(result.outcomes, np.exp([-1, -2, -3, 0]), rtol=1e-6)

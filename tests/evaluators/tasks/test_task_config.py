@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.tasks.prepare import prepare_splits
 from moevolve.evaluators.tasks.registry import load_task
-from moevolve.evaluators.types import FitnessKind, HarnessTask
+from moevolve.evaluators.types import HarnessTask
 
 WriteTask = Callable[..., Path]
 
@@ -100,7 +100,7 @@ def test_tasks_are_frozen(write_task: WriteTask) -> None:
 
 
 @pytest.mark.parametrize("fitness", ["perplexity", "kl"])
-def test_texts_need_neither_answers_nor_choices(write_task: WriteTask, fitness: FitnessKind) -> None:
+def test_texts_need_neither_answers_nor_choices(write_task: WriteTask, fitness: str) -> None:
     task = load_task(
         write_task(fitness=fitness, prompt="{{ text }}", answer=None, choices=None, labels=None, matching=None)
     )

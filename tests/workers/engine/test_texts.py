@@ -15,7 +15,7 @@ from torch import Tensor
 
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.fitness.runner import run_split
-from moevolve.evaluators.types import Example, FitnessKind, Matching, PreparedSplit
+from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.workers.config import EngineConfig, ModelConfig, Shortcuts
 from moevolve.workers.engine import texts as texts_module
 from moevolve.workers.engine.engine import GenerationEngine
@@ -38,7 +38,7 @@ def some_texts(count: int = 12) -> list[list[int]]:
     return [rng.integers(4, 97, size=int(rng.integers(2, 21))).tolist() for _ in range(count)]
 
 
-def split_of(texts: list[list[int]], fitness: FitnessKind = "perplexity") -> PreparedSplit:
+def split_of(texts: list[list[int]], fitness: str = "perplexity") -> PreparedSplit:
     """Every second text has its last two tokens as an answer (if any is left for the prompt)."""
     examples = []
     for i, ids in enumerate(texts):
@@ -156,7 +156,7 @@ def test_agreements_are_overlaps_of_two_models_side_by_side(
 @pytest.mark.parametrize("batch_tokens", [1, 60, 4096])
 @pytest.mark.parametrize("fitness", ["kl", "agreement"])
 def test_only_the_positions_that_predict_the_answer_count(
-    model: PreTrainedModel, engine_of: Engines, fitness: FitnessKind, batch_tokens: int
+    model: PreTrainedModel, engine_of: Engines, fitness: str, batch_tokens: int
 ) -> None:
     texts = [text for text in some_texts(30) if len(text) > 3]
     heads, tails = [text[:-2] for text in texts], [text[-2:] for text in texts]

@@ -18,7 +18,7 @@ from moevolve.workers.config import ModelConfig
 from moevolve.workers.export.card import ExportCard
 from moevolve.workers.export.export import export_model
 from moevolve.workers.facts import active_parameters, parameters_after
-from moevolve.workers.families.layout import find_moe_layers
+from moevolve.workers.families.layers import find_moe_layers
 from moevolve.workers.methods.base import IdentityEdit
 from moevolve.workers.model.describe import describe_model
 from moevolve.workers.model.loading import load_model

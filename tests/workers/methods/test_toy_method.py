@@ -167,7 +167,8 @@ def test_a_worker_scores_it(worker: Workers) -> None:
     plain, same, half = (score(worker("llama"), edit) for edit in (IdentityEdit(), ScaleEdit(1.0), ScaleEdit(0.5)))
     assert plain.failure is same.failure is half.failure is None
     again = score(worker("llama"), IdentityEdit())
-    expected, unscaled, scaled, reverted = (each.results[0].result.gold_logprob for each in (plain, same, half, again))
+    replies = (plain, same, half, again)
+    expected, unscaled, scaled, reverted = (each.results[SPLIT.fingerprint].gold_logprob for each in replies)
     assert unscaled == reverted == expected != scaled
     broken = score(worker("llama"), ScaleEdit(float("nan")))
     assert (broken.failure, broken.kind) == ("the factor is not finite", "candidate")

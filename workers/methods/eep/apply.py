@@ -10,7 +10,7 @@ from torch import Tensor
 
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.kernels.routing_rule import NO_SCORES, RoutingRule
-from moevolve.workers.families.layout import MoELayer
+from moevolve.workers.families.layers import MoELayer
 from moevolve.workers.methods.base import Edit
 from moevolve.workers.methods.contract import ModelParts, host_tensor
 from moevolve.workers.methods.eep.edit import EepEdit

@@ -21,7 +21,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.families.layout import EXPERT_TENSORS
+from moevolve.workers.families.base import EXPERT_TENSORS
 from moevolve.workers.methods.base import Calibration, Tokens
 from moevolve.workers.methods.contract import Resident
 from moevolve.workers.methods.eep.alignment import encode, sources

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.families.layout import MoELayer
+from moevolve.workers.families.layers import MoELayer
 from moevolve.workers.methods.base import Calibration, Tokens
 from moevolve.workers.methods.contract import Resident
 from moevolve.workers.methods.eep.edit import ExpertsRecipe

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing import route_selected
-from moevolve.workers.families.layout import MoELayer
+from moevolve.workers.families.layers import MoELayer
 from moevolve.workers.methods.eep.edit import SubsetRecipe
 
 _ROWS = 4096

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.expert_merge import merge_experts
-from moevolve.workers.families.layout import EXPERT_TENSORS, MoELayer
+from moevolve.workers.families.base import EXPERT_TENSORS
+from moevolve.workers.families.layers import MoELayer
 from moevolve.workers.methods.eep.alignment import Alignment, in_place, sources, step
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -15,7 +15,9 @@ from moevolve.kernels.routing_rule import RoutingRule
 from moevolve.workers.export.card import CheckpointForm, ExportSummary
 from moevolve.workers.export.native import native_config, write_native
 from moevolve.workers.export.state import filled, loaded_parameters, originals_of, unwrapped_state
-from moevolve.workers.families.layout import CORRECTION_BIAS, MoELayer, family_of
+from moevolve.workers.families.base import CORRECTION_BIAS
+from moevolve.workers.families.layers import MoELayer
+from moevolve.workers.families.registry import family_of
 from moevolve.workers.methods.base import Edit, IdentityEdit
 from moevolve.workers.methods.contract import ModuleUse, Resident, host_tensor
 from moevolve.workers.methods.eep.edit import EepEdit
@@ -139,16 +141,8 @@ def _config(resident: Resident, form: CheckpointForm, model_class: type[PreTrain
         config.router_experts = resident.layers[0].count
         one_hot_layers = zip(resident.layers, _edit(resident).one_hot_mapping, strict=True)
         config.one_hot_layers = [layer.index for layer, one_hot in one_hot_layers if one_hot]
-    family, groups = resident.layers[0].family, resident.layers[0].rule.groups
-    setattr(config, family.experts_field, retained)
-    config.num_experts_per_tok = active
-    if hasattr(config, "experts_per_token"):  # GPT-OSS's published configs say k under both names
-        config.experts_per_token = active
-    if groups.count == 1 and getattr(config, "n_group", None) is not None:
-        # Groups that limit nothing need not divide n'.
-        config.n_group = config.topk_group = 1
-    if getattr(config, "num_nextn_predict_layers", 0):
-        config.num_nextn_predict_layers = 0  # layers for speculative decoding are never loaded, so not exported
+    first = resident.layers[0]
+    first.family.resize(config, first.rule, retained, active)
     return config
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from moevolve.kernels.routing import route_logits, route_mapped, route_selected
-from moevolve.workers.families.layout import MoELayer
+from moevolve.workers.families.layers import MoELayer
 
 Routing = tuple[Tensor, Tensor, Tensor]
 """A router's logits [tokens, n or n'], routing weights [tokens, k], and expert indices int64 [tokens, k]."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from moevolve.evaluators.errors import CandidateError
 from moevolve.kernels.expert_ffn import choose_experts, expert_ffn
-from moevolve.workers.families.dense_layout import DenseLayer, Replacement
+from moevolve.workers.families.layers import DenseLayer, Replacement
 from moevolve.workers.methods.base import Edit
 from moevolve.workers.methods.contract import ModelParts, host_tensor
 from moevolve.workers.methods.dense import check_shape, dense_layers_for, weights_of

@@ -12,7 +12,7 @@ from moevolve.workers.export.card import CheckpointForm, ExportSummary
 from moevolve.workers.export.mixtral_form import empty_mixtral, fits_mixtral
 from moevolve.workers.export.native import native_config
 from moevolve.workers.export.state import filled
-from moevolve.workers.families.dense_layout import DenseLayer
+from moevolve.workers.families.layers import DenseLayer
 from moevolve.workers.methods.base import Edit
 from moevolve.workers.methods.contract import ModuleUse, Resident, host_tensor
 from moevolve.workers.methods.dense import network_use, placed_layers, write_native_dense

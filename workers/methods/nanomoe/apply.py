@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.kernels.block_mix import block_mix
-from moevolve.workers.families.dense_layout import find_linears
+from moevolve.workers.families.layers import find_linears
 from moevolve.workers.methods.base import Edit
 from moevolve.workers.methods.contract import ModelParts, host_tensor
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit

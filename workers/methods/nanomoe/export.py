@@ -10,7 +10,7 @@ import torch
 from moevolve.workers.export.card import CheckpointForm, ExportSummary
 from moevolve.workers.export.native import native_config, write_native
 from moevolve.workers.export.state import filled, loaded_parameters, originals_of, unwrapped_state
-from moevolve.workers.families.layout import family_of
+from moevolve.workers.families.registry import family_of
 from moevolve.workers.methods.base import Edit
 from moevolve.workers.methods.contract import ModuleUse, Resident
 from moevolve.workers.methods.nanomoe.apply import BlockMixedLinear

@@ -12,11 +12,11 @@ from torch.utils.hooks import RemovableHandle
 
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.kernels.neuron_mask import ExpertMasks, choose_expert, masked_network, top_dimensions
-from moevolve.workers.families.dense_layout import DenseLayer, Replacement
+from moevolve.workers.families.layers import DenseLayer, Replacement
 from moevolve.workers.methods.base import Edit
 from moevolve.workers.methods.contract import ModelParts, host_tensor
 from moevolve.workers.methods.dense import check_shape, dense_layers_for, weights_of
-from moevolve.workers.methods.tomoe.edit import HEAD_FAMILIES, HeadMasks, ToMoeEdit
+from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
 
 
 class MaskedNetwork(nn.Module):
@@ -103,7 +103,6 @@ class ToMoeApplicator:
             UserError: the model has no dense feed-forward networks.
         """
         self._layers = layers = dense_layers_for("ToMoE", parts)
-        self._model_type = str(parts.model.config.model_type)
         self._replacements = tuple(Replacement(layer) for layer in layers)
         self.networks = tuple(MaskedNetwork(layer).eval() for layer in layers)
         self._heads: list[_MaskedHeads] = []
@@ -138,8 +137,9 @@ class ToMoeApplicator:
             raise CandidateError("an entry of a router or of a head's scores is not finite")
 
     def _check_heads(self, heads: HeadMasks) -> None:
-        if self._model_type not in HEAD_FAMILIES:
-            raise UserError(f"heads of model type {self._model_type!r} can't be masked; set genome.attention: false")
+        family = self._layers[0].family
+        if not family.masks_heads:
+            raise UserError(f"heads of model type {family.model_type!r} can't be masked; set genome.attention: false")
         head_dim = getattr(self._layers[0].attention, "head_dim", None)
         if (heads.head_dim, heads.directions.shape[2]) != (head_dim, self._layers[0].hidden):
             raise UserError(

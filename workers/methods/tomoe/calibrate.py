@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.families.dense_layout import DenseLayer
+from moevolve.workers.families.layers import DenseLayer
 from moevolve.workers.methods.base import Calibration, Tokens
 from moevolve.workers.methods.contract import Resident
 from moevolve.workers.methods.input_statistics import InputMoments, Watch, principal_directions, run_watched

@@ -34,11 +34,6 @@ class ToMoeRecipe:
     tokens: int
 
 
-HEAD_FAMILIES = ("llama", "mistral", "qwen2")
-"""Model types whose heads can be masked: rotary embedding turns dimensions i and i + head_dim / 2 of a whole head, and
-nothing but it stands between the query and key projections and the attention."""
-
-
 @dataclass(frozen=True)
 class HeadMasks:
     """Masks on the dimensions of attention heads, shared by all heads of a layer.

@@ -16,7 +16,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.workers.config import EngineConfig, ModelConfig
 from moevolve.workers.engine.measuring import calibrate
-from moevolve.workers.families.dense_layout import DenseLayer
+from moevolve.workers.families.layers import DenseLayer
 from moevolve.workers.methods.base import Calibration, Tokens
 from moevolve.workers.methods.factorllm import calibrate as factorllm
 from moevolve.workers.methods.factorllm.balanced_kmeans import number_by_first

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.workers.config import ModelConfig
-from moevolve.workers.families.dense_layout import find_linears
+from moevolve.workers.families.layers import find_linears
 from moevolve.workers.methods.base import IdentityEdit
 from moevolve.workers.methods.nanomoe.apply import BlockMixedLinear
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit, Variant

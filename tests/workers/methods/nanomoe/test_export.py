@@ -14,7 +14,7 @@ from torch import Tensor
 from moevolve.workers.config import ModelConfig
 from moevolve.workers.export.card import ExportCard
 from moevolve.workers.export.export import export_model
-from moevolve.workers.families.dense_layout import find_linears
+from moevolve.workers.families.layers import find_linears
 from moevolve.workers.methods.base import IdentityEdit
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit, Variant
 from moevolve.workers.model.describe import describe_model

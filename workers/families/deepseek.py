@@ -1,25 +1,20 @@
-"""How the routers of each supported mixture-of-experts family choose and weigh experts."""
+"""DeepSeek-V2 and -V3, and GLM-4-MoE, which routes like DeepSeek-V3.
+
+Sources: DeepSeek-V2 (arXiv 2405.04434), Sec. 2.2.2; DeepSeek-V3 (arXiv 2412.19437), Sec. 2.1.2; as `transformers` runs
+them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
-
-from torch import nn
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
+from moevolve.workers.families.base import ExpertFamily, MakesRule
 
 if TYPE_CHECKING:
+    from torch import nn
     from transformers import PretrainedConfig
-
-MakesRule = Callable[[nn.Module, "PretrainedConfig"], RoutingRule]
-"""From a router and its model's config."""
-
-
-def softmax_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
-    """Softmax over all experts, then the top-k, rescaled unless the config says otherwise."""
-    return RoutingRule(renormalise=bool(getattr(router, "norm_topk_prob", True)))
 
 
 def deepseek_v2_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
@@ -51,12 +46,32 @@ def deepseek_v3_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule
     )
 
 
-def gpt_oss_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
-    """The top-k of the logits, and the softmax of those."""
-    return RoutingRule(renormalise=True, scores="softmax_of_chosen")
-
-
 def _groups(config: PretrainedConfig, best: int) -> RoutingGroups:
     """A limit that lets a token choose from every group is none: the config's groups count as one then."""
     count, chosen = int(config.n_group or 1), int(config.topk_group or 1)
     return RoutingGroups(count, chosen, best) if chosen < count else RoutingGroups(best=best)
+
+
+def _also_resize(config: PretrainedConfig, rule: RoutingRule, active: int) -> None:
+    if rule.groups.count == 1 and getattr(config, "n_group", None) is not None:
+        # Groups that limit nothing need not divide n'.
+        config.n_group = config.topk_group = 1
+    if getattr(config, "num_nextn_predict_layers", 0):
+        config.num_nextn_predict_layers = 0  # layers for speculative decoding are never loaded, so not exported
+
+
+def _deepseek(model_type: str, title: str, rule: MakesRule) -> ExpertFamily:
+    return ExpertFamily(
+        model_type,
+        title,
+        casts_weights=False,
+        rule=rule,
+        experts_field="n_routed_experts",
+        float32_router=True,
+        also_resize=_also_resize,
+    )
+
+
+DEEPSEEK_V2 = _deepseek("deepseek_v2", "DeepSeek-V2", deepseek_v2_rule)
+DEEPSEEK_V3 = _deepseek("deepseek_v3", "DeepSeek-V3", deepseek_v3_rule)
+GLM4_MOE = _deepseek("glm4_moe", "GLM-4-MoE", deepseek_v3_rule)

@@ -1,0 +1,24 @@
+"""`perplexity`: how likely the model finds whole texts."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from moevolve.evaluators.fitness.base import Fitness, Floats, require_all
+from moevolve.evaluators.fitness.engine import Engine
+from moevolve.evaluators.types import PreparedSplit
+
+
+class Perplexity(Fitness):
+    """The geometric mean of its outcomes is the reciprocal of the perplexity in which every example counts the same,
+    however long."""
+
+    name = "perplexity"
+    metric = "geometric_mean"
+    reads = "texts"
+    needs_references = False
+
+    def outcomes(self, engine: Engine, split: PreparedSplit) -> tuple[Floats, Floats]:
+        """See `Fitness.outcomes`: exp(mean log-probability per token) of the texts, and its logarithm."""
+        logprobs = require_all(engine.text_logprobs(split), split)
+        return np.exp(logprobs), logprobs

@@ -1,0 +1,94 @@
+"""What every kind of fitness has to keep, whichever there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from moevolve.evaluators.fitness.base import Reading
+from moevolve.evaluators.fitness.engine import Decided, Generation
+from moevolve.evaluators.fitness.registry import DEFAULT_FITNESS, FITNESSES, known_fitness, task_fitnesses
+from moevolve.evaluators.fitness.runner import run_split
+from moevolve.evaluators.metrics import METRICS
+from moevolve.evaluators.tasks.prepare import prepare_split
+from moevolve.evaluators.tasks.registry import load_task
+from moevolve.evaluators.types import PreparedSplit
+
+WriteTask = Callable[..., Path]
+
+
+class EvenEngine:
+    """Answers every example alike, and says how it was read."""
+
+    def __init__(self, examples: int) -> None:
+        self.examples = examples
+        self.read = ""
+
+    def generate(self, split: PreparedSplit, decided: Decided) -> Generation:
+        self.read = "generation"
+        return Generation(("A",) * self.examples, np.full(self.examples, -0.5))
+
+    def rank(self, split: PreparedSplit) -> tuple[NDArray[np.float64], ...]:
+        self.read = "choices"
+        return tuple(np.array([-0.5, -1.0]) for _ in range(self.examples))
+
+    def text_logprobs(self, split: PreparedSplit) -> NDArray[np.float64]:
+        self.read = "texts"
+        return np.full(self.examples, -0.5)
+
+    def remember(self, split: PreparedSplit) -> None:
+        raise AssertionError("the model is edited by now")
+
+    def divergences(self, split: PreparedSplit) -> NDArray[np.float64]:
+        self.read = "texts"
+        return np.full(self.examples, 0.5)
+
+    def agreements(self, split: PreparedSplit) -> NDArray[np.float64]:
+        self.read = "texts"
+        return np.full(self.examples, 0.5)
+
+    def judged(self, split: PreparedSplit) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        self.read = "harness"
+        return np.full(self.examples, 0.5), np.full(self.examples, -0.5)
+
+
+@pytest.mark.parametrize("name", list(FITNESSES))
+def test_what_it_says_of_itself_fits_together(name: str) -> None:
+    fitness = FITNESSES[name]
+    assert fitness.name == name == known_fitness(name)
+    assert fitness.metric in METRICS
+    assert fitness.reads in get_args(Reading)
+    assert fitness.reads == "texts" or not fitness.compares, "texts are what is remembered"
+    assert fitness.reads == "generation" or not fitness.uses_matching
+    assert fitness.reads != "choices" or fitness.needs_references
+
+
+def test_those_that_tasks_can_be_given() -> None:
+    assert DEFAULT_FITNESS in task_fitnesses()
+    assert set(FITNESSES) - set(task_fitnesses()) == {"lm_eval"}
+
+
+@pytest.mark.parametrize("name", task_fitnesses())
+def test_it_reads_the_engine_as_it_says(name: str, write_task: WriteTask) -> None:
+    split = prepare_split(load_task(f"{write_task()}@{name}"), "search")
+    engine = EvenEngine(len(split.examples))
+    result = run_split(engine, split)
+    assert engine.read == FITNESSES[name].reads
+    assert result.outcomes.shape == (len(split.examples),)
+    assert 0 <= result.outcomes.min() <= result.outcomes.max() <= 1
+    assert 0 <= result.score <= 1 and np.isfinite(result.gold_logprob)
+    with pytest.raises(ValueError, match=rf"small@{name}/search"):
+        run_split(EvenEngine(len(split.examples) - 1), split)
+
+
+@pytest.mark.parametrize("name", task_fitnesses())
+def test_decoding_may_stop_at_a_stop_string(name: str, write_task: WriteTask) -> None:
+    split = prepare_split(load_task(f"{write_task()}@{name}"), "search")
+    decided = FITNESSES[name].decided(split)
+    assert decided(0, "whatever\n")
+    assert not decided(0, "")

@@ -1,0 +1,190 @@
+"""A fitness that the product doesn't know, registered with one line, works wherever one is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from typer.testing import CliRunner
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.fitness.base import Fitness, Floats
+from moevolve.evaluators.fitness.engine import Engine
+from moevolve.evaluators.fitness.registry import FITNESSES
+from moevolve.evaluators.tasks.prepare import prepare_split
+from moevolve.evaluators.tasks.registry import load_task
+from moevolve.evaluators.types import PreparedSplit
+from moevolve.search.cli.app import app
+from moevolve.workers.config import EngineConfig, ModelConfig
+from moevolve.workers.messages import EvaluationRequest
+from moevolve.workers.methods.base import IdentityEdit
+from moevolve.workers.methods.eep.edit import EepEdit
+from moevolve.workers.profiling.passes import PromptMeter, passes_of
+from moevolve.workers.worker import EvaluationWorker
+
+WORDS = ("red", "blue", "green", "cat", "dog", "bird", "is", "the", "a", "which")
+NEW_TOKENS = 6
+STOP = "dog"
+LAYERS, EXPERTS = 2, 4
+
+
+def brevity_of(answer: str) -> float:
+    return 1 / (1 + len(answer.split(STOP)[0].split()))
+
+
+class Brevity(Fitness):
+    """Shorter greedy answers score higher; nobody needs to know the right ones."""
+
+    name = "brevity"
+    metric = "mean"
+    reads = "generation"
+    needs_references = False
+    tie_break = "logarithm"
+
+    def outcomes(self, engine: Engine, split: PreparedSplit) -> tuple[Floats, Floats]:
+        texts = engine.generate(split, self.decided(split)).texts
+        outcomes = np.array([brevity_of(text) for text in texts])
+        return outcomes, np.log(outcomes)
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FITNESSES, Brevity.name, Brevity())
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of a tiny random Mixtral."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import MixtralConfig, MixtralForCausalLM, PreTrainedTokenizerFast
+
+    directory = tmp_path_factory.mktemp("model")
+    names = ["<pad>", "<s>", "</s>", "<unk>", *WORDS]
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(names)}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    PreTrainedTokenizerFast(tokenizer_object=words, **special).save_pretrained(directory)
+    config = MixtralConfig(
+        vocab_size=len(names),
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_local_experts=EXPERTS,
+        max_position_embeddings=64,
+        initializer_range=0.5,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        MixtralForCausalLM(config).save_pretrained(directory)
+    return directory
+
+
+WriteTask = Callable[..., Path]
+
+
+@pytest.fixture
+def write_prompts(write_task: WriteTask) -> WriteTask:
+    """Writes a task of prompts alone, with changes."""
+    rows = [{"text": " ".join(WORDS[(3 * i + j) % len(WORDS)] for j in range(1 + i % 4))} for i in range(12)]
+    plain = {"prompt": "{{ text }}", "labels": None, "answer": None, "choices": None, "matching": {"stop": [STOP]}}
+
+    def write(stem: str = "prompts", **changes: object) -> Path:
+        return write_task(stem, rows, **(plain | {"max_new_tokens": NEW_TOKENS} | changes))
+
+    return write
+
+
+def pruning(seed: int) -> EepEdit:
+    """Two of the four experts of every layer."""
+    rng = np.random.default_rng(seed)
+    kept = np.stack([np.eye(EXPERTS, dtype=np.float32)[rng.permutation(EXPERTS)[:2]] for _ in range(LAYERS)])
+    return EepEdit(kept, kept, 2)
+
+
+def test_tasks_name_it(write_prompts: WriteTask, write_task: WriteTask) -> None:
+    task = load_task(write_prompts(fitness="brevity"))
+    assert (task.fitness, task.scored_by, task.labelled, task.compared) == ("brevity", "mean", False, "text")
+    split = prepare_split(task, "search")
+    assert (split.fitness, split.metric, len(split.examples)) == ("brevity", "mean", 4)
+    labelled = load_task(f"{write_task()}@brevity")
+    assert (labelled.name, labelled.scored_by) == ("small@brevity", "mean")
+    assert prepare_split(labelled, "dev").examples[0].references
+
+
+def test_it_is_listed_among_those_there_are(write_prompts: WriteTask) -> None:
+    with pytest.raises(UserError, match=r"unknown fitness `short`; .*: generate, .*, agreement, brevity$"):
+        load_task(f"{write_prompts(fitness='brevity')}@short")
+    with pytest.raises(UserError, match=r"field fitness: input should be 'generate', .* 'lm_eval' or 'brevity'"):
+        load_task(write_prompts(fitness="short"))
+    with pytest.raises(UserError, match="give `answer`"):
+        load_task(f"{write_prompts(fitness='brevity')}@rank")
+
+
+def test_a_worker_scores_it(write_prompts: WriteTask, model: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    split = prepare_split(load_task(write_prompts(fitness="brevity")), "test")
+    worker = EvaluationWorker(ModelConfig(str(model), device="cpu"), EngineConfig(batch_tokens=24))
+    plain, tokenizer = AutoModelForCausalLM.from_pretrained(model).eval(), AutoTokenizer.from_pretrained(model)
+    expected = []
+    for example in split.examples:
+        ids = torch.tensor([[1, *tokenizer(example.prompt)["input_ids"]]])
+        made = plain.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False)
+        expected.append(brevity_of(tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True)))
+    reply = worker.evaluate(EvaluationRequest("t", IdentityEdit(), (split.fingerprint,)), (split,))
+    assert reply.failure is None
+    (found,) = reply.results
+    np.testing.assert_allclose(found.result.outcomes, expected, rtol=1e-6)
+    assert found.result.score == pytest.approx(np.mean(expected))
+    assert found.result.gold_logprob == pytest.approx(np.mean(np.log(expected)))
+    assert len(set(expected)) > 1
+    scores = set()
+    for seed in range(4):
+        reply = worker.evaluate(EvaluationRequest("t", pruning(seed), (split.fingerprint,)), (split,))
+        scores.add(reply.results[0].result.score)
+    assert len(scores) > 1
+
+
+def test_what_is_not_finite_is_the_candidates_fault_in_its_words(
+    write_prompts: WriteTask, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    split = prepare_split(load_task(write_prompts(fitness="brevity")), "search")
+    worker = EvaluationWorker(ModelConfig(str(model), device="cpu"), EngineConfig())
+    monkeypatch.setattr(Brevity, "outcomes", lambda self, engine, split: (np.ones(4), np.array([0, 0, -np.inf, 0])))
+    reply = worker.evaluate(EvaluationRequest("t", IdentityEdit(), (split.fingerprint,)), (split,))
+    assert reply.failure == "prompts/search: logarithm of example 2 is -inf (1 of 4 not finite)"
+    assert reply.kind == "candidate"
+
+
+def test_its_passes_are_planned(write_prompts: WriteTask, model: Path, tmp_path: Path) -> None:
+    task = write_prompts(fitness="brevity")
+    split = prepare_split(load_task(task), "search")
+    tokens = PromptMeter(ModelConfig(str(model), device="cpu"), EngineConfig()).tokens(split)
+    planned = passes_of(tokens, 4096, "unshared")
+    prompts = [1 + len(example.prompt.split()) for example in split.examples]
+    assert sum(one.tokens for one in planned.sure) == sum(prompts)
+    assert [(one.tokens, one.steps) for one in planned.decoding] == [(len(prompts), NEW_TOKENS - 1)]
+
+    run = {
+        "name": "brief",
+        "model": {"path": str(model), "device": "cpu"},
+        "tasks": [str(task)],
+        "genome": {"experts": 2, "groups": 1},
+        "phases": [{"kind": "prune", "evaluations": 4, "initial": 4}],
+    }
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(run))
+    for given in ((), ("--prompt-tokens", "9", "--examples", "5")):
+        done = CliRunner().invoke(app, ["plan", str(tmp_path / "run.yaml"), "--gpu", "h100", "--json", *given])
+        assert done.exit_code == 0, done.output
+        splits = json.loads(done.stdout)["splits"]
+        assert {(one["task"], one["split"]) for one in splits} == {("prompts", s) for s in ("search", "dev", "test")}
