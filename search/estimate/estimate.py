@@ -1,4 +1,4 @@
-"""A search's plan, put together: from a configuration to what the command prints. No weights are loaded."""
+"""The estimate of a search, put together: from a configuration to all that `plan` prints. No weights are loaded."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from typing import Any
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.models import shipped_models
 from moevolve.search.config.run import RunConfig
+from moevolve.search.estimate.candidates import ModelSize, PhaseCount, model_sizes, phase_counts
 from moevolve.search.estimate.devices import GPU_UTILISATION, Device, Utilisation
 from moevolve.search.estimate.memory import WorkerMemory, worker_memory
-from moevolve.search.estimate.sizes import ModelSize, model_sizes
 from moevolve.search.estimate.timing import NOTHING, Placement, Range, edit_seconds, evaluation_flops
-from moevolve.search.estimate.work import ModelWork, candidate_work, full_work
-from moevolve.search.estimate.workload import PhaseCount, Prompts, SplitWork, WorkloadReader, phase_counts
-from moevolve.search.genomes.base import GenomeSpace
-from moevolve.search.genomes.registry import make_space
+from moevolve.search.estimate.workload import Prompts, SplitWork, WorkloadReader
+from moevolve.search.genomes.costs import ModelWork, full_work
+from moevolve.search.genomes.registry import costs_of, make_space
 from moevolve.search.strategies.phased import make_schedule
 from moevolve.workers.profiling.outline import ModelOutline
 
@@ -30,8 +29,8 @@ DEVICE, HOST = "device", "host"
 
 
 @dataclass(frozen=True, slots=True)
-class PlanRequest:
-    """What is to be planned.
+class EstimateRequest:
+    """What is to be estimated.
 
     Attributes:
         config: the run; its model's weights needn't be there.
@@ -79,7 +78,7 @@ class DeviceEstimate:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanReport:
+class Estimate:
     """All that is known before a search runs.
 
     Attributes:
@@ -105,10 +104,10 @@ class PlanReport:
     devices: tuple[DeviceEstimate, ...]
 
 
-class Planner:
-    """Plans one run."""
+class _Estimator:
+    """Estimates one run."""
 
-    def __init__(self, request: PlanRequest, outline: ModelOutline) -> None:
+    def __init__(self, request: EstimateRequest, outline: ModelOutline) -> None:
         """Check the run against its model, and find what it evaluates.
 
         Raises:
@@ -118,15 +117,13 @@ class Planner:
         config = request.config
         if config.model.originals == HOST and config.model.device_map is not None:
             raise UserError("model.originals: host and model.device_map exclude each other; use one of them")
-        self._space: GenomeSpace[Any] = make_space(config.genome, outline.facts, config.phases)
+        self._costs = costs_of(make_space(config.genome, outline.facts, config.phases), outline)
         reader = WorkloadReader(config, outline, request.prompts)
         self._search = reader.splits("search")
         self._dev = reader.splits("dev") if config.final.rerank else ()
         self._test = (*reader.splits("test"), *reader.held_out()) if config.final.test else ()
-        self._counts = phase_counts(config, self._space)
-        self._works: dict[str, ModelWork] = {
-            phase.kind: candidate_work(outline, self._space, phase.kind) for phase in config.phases
-        }
+        self._counts = phase_counts(config, self._costs)
+        self._works: dict[str, ModelWork] = {phase.kind: self._costs.work(phase.kind) for phase in config.phases}
         self._full = full_work(outline)
         self._busy = min(config.workers.count, make_schedule(config).in_flight)
         self._check_positions()
@@ -136,28 +133,28 @@ class Planner:
         """All that is evaluated."""
         return (*self._search, *self._dev, *self._test)
 
-    def report(self) -> PlanReport:
+    def estimate(self) -> Estimate:
         """Everything, with an estimate for every device asked for."""
         config, request = self._config, self._request
         on_gpu = bool(request.gpus) or not request.cpu
         passes = [one for split in self.splits for one in (*split.passes.sure, *split.passes.decoding)]
         memory = {
-            where: worker_memory(config, self._outline, self._space, passes, on_gpu, where == HOST)
+            where: worker_memory(config, self._outline, self._costs, passes, on_gpu, where == HOST)
             for where in ((DEVICE, HOST) if self._outline.experts_bytes else (DEVICE,))
         }
         placements = [self._on_gpu(gpu) for gpu in request.gpus]
         if request.cpu:
             placements.append(self._on_cpu())
-        return PlanReport(
+        return Estimate(
             config,
             self._outline,
-            model_sizes(self._outline, self._space, self._full, self._works),
+            model_sizes(self._outline, self._costs, self._works),
             memory,
             self.splits,
             tuple((kind, evaluation_flops(work, self._search)) for kind, work in self._works.items()),
             self._counts,
             self._final,
-            tuple(self._estimate(placement, memory) for placement in placements),
+            tuple(self._on_device(placement, memory) for placement in placements),
         )
 
     @property
@@ -166,7 +163,7 @@ class Planner:
         starts = 1 if any(count.kind == "tune" for count in self._counts) else 0
         return section.rerank, (2 + starts + section.random_draws if section.test else 0)
 
-    def _estimate(self, placement: Placement, memory: Mapping[str, WorkerMemory]) -> DeviceEstimate:
+    def _on_device(self, placement: Placement, memory: Mapping[str, WorkerMemory]) -> DeviceEstimate:
         phases = tuple(self._phase(placement, count.kind) for count in self._counts)
         searched, individuals = NOTHING, 0
         for count, phase in zip(self._counts, phases, strict=True):
@@ -181,7 +178,7 @@ class Planner:
         return DeviceEstimate(placement, fits, phases, scoring, rate, hours)
 
     def _phase(self, placement: Placement, kind: str) -> PhaseEstimate:
-        edit = edit_seconds(placement, self._outline, self._space, kind, self._config.model.originals)
+        edit = edit_seconds(placement, self._costs, kind, self._config.model.originals)
         return PhaseEstimate(kind, edit, placement.evaluation(self._works[kind], self._search))
 
     def _ending(self, placement: Placement, last: PhaseEstimate) -> Range:
@@ -232,8 +229,8 @@ def _whole(phase: PhaseEstimate) -> Range:
     return phase.scoring + Range(edit, edit)
 
 
-def plan(request: PlanRequest) -> PlanReport:
-    """Plan a run.
+def estimate(request: EstimateRequest) -> Estimate:
+    """Estimate a run.
 
     Raises:
         UserError: the configuration asks for what can't be had; the message names the field.
@@ -249,4 +246,4 @@ def plan(request: PlanRequest) -> PlanReport:
         raise UserError(
             f"{error}; --model takes a folder with a config.json, or one of {', '.join(shipped_models())}"
         ) from error
-    return Planner(request, outline).report()
+    return _Estimator(request, outline).estimate()

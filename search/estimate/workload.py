@@ -1,9 +1,9 @@
-"""What is evaluated how often: prompts as tokens, passes over them, and a search's evaluations."""
+"""What is evaluated: prompts as tokens, and passes over them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import ceil, comb
+from math import ceil
 from typing import Any
 
 from moevolve.evaluators.errors import UserError
@@ -12,9 +12,6 @@ from moevolve.evaluators.tasks.prepare import prepare_split
 from moevolve.evaluators.tasks.registry import load_task
 from moevolve.evaluators.types import PreparedSplit, Split
 from moevolve.search.config.run import RunConfig, TaskSection
-from moevolve.search.genomes.base import GenomeSpace
-from moevolve.search.genomes.eep.space import EepSpace
-from moevolve.search.genomes.nanomoe.space import NanoMoeSpace
 from moevolve.workers.profiling.outline import ModelOutline
 from moevolve.workers.profiling.passes import Passes, PromptMeter, SplitTokens, passes_of
 
@@ -56,15 +53,6 @@ class SplitWork:
     tokens: int
     source: str
     passes: Passes = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseCount:
-    """How many evaluations a phase has at most: repeated candidates are looked up."""
-
-    kind: str
-    individuals: int
-    different: int
 
 
 class WorkloadReader:
@@ -168,18 +156,3 @@ def _given(task: TaskConfig, split: Split, given: Prompts) -> SplitTokens:
         new,
         task.compared,
     )
-
-
-def phase_counts(config: RunConfig, space: GenomeSpace[Any]) -> tuple[PhaseCount, ...]:
-    """Individuals of every phase, and how many different ones there can be."""
-    counts = []
-    for phase in config.phases:
-        different = phase.evaluations
-        if isinstance(space, EepSpace) and phase.kind == "prune":
-            subsets = space.subsets
-            size, kept = subsets.experts // subsets.parts, subsets.retained // subsets.parts
-            different = min(different, comb(size, kept) ** (subsets.parts * space.groups))
-        elif isinstance(space, NanoMoeSpace) and space.form.variant == "low_rank":
-            different = 1
-        counts.append(PhaseCount(phase.kind, phase.evaluations, different))
-    return tuple(counts)

@@ -12,7 +12,7 @@ from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
 from moevolve.search.config.phases import MergePhase, PrunePhase, TunePhase
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.eep.space import EepSpace
-from moevolve.search.genomes.sections import EepSection
+from moevolve.search.genomes.eep.section import EepSection
 from moevolve.store.records import HistoryRow, IndividualStatus
 from moevolve.workers.facts import DenseFacts, LinearFacts, ModelFacts
 from moevolve.workers.methods.eep.edit import RouterSpace

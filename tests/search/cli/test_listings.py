@@ -8,7 +8,8 @@ from typing import Any, get_args
 import pytest
 from store_samples import evaluation, fitness, individual, search, split
 
-from moevolve.search.genomes.sections import SECTIONS, AnyGenomeSection, parts_of
+from moevolve.search.genomes.registry import KINDS
+from moevolve.search.genomes.registry import parts_of
 from moevolve.store.repository import Store
 
 

@@ -25,7 +25,7 @@ from moevolve.search.config.models import find_model, shipped_models
 from moevolve.search.estimate.sizes import model_sizes
 from moevolve.search.estimate.work import candidate_work, full_work
 from moevolve.search.genomes.registry import make_space
-from moevolve.search.genomes.sections import GenomeSection
+from moevolve.search.genomes.registry import AnyGenomeSection
 from moevolve.workers.config import EngineConfig, ModelConfig
 from moevolve.workers.engine.columns import Layout
 from moevolve.workers.engine.engine import GenerationEngine
@@ -51,7 +51,7 @@ def test_configs_of_all_published_models_are_there() -> None:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_shipped_configs_have_the_published_parameters(name: str) -> None:
     outline = outline_model(ModelConfig(find_model(name), dtype="bfloat16"))
-    space = make_space(TypeAdapter(GenomeSection).validate_python({"experts": outline.facts.experts}), outline.facts)
+    space = make_space(TypeAdapter(AnyGenomeSection).validate_python({"experts": outline.facts.experts}), outline.facts)
     full = model_sizes(outline, space, full_work(outline), {})[0]
     assert full.parameters is not None
     assert full.parameters / 1e9 == pytest.approx(PUBLISHED[name][0], rel=0.005)
@@ -120,7 +120,7 @@ def test_passes_and_operations_are_those_of_the_engine(
     assert outline.layout == "packed"
     tokens = PromptMeter(resident.config, ENGINE).tokens(split)
     planned = passes_of(tokens, ENGINE.batch_tokens, layout, outline.caches)
-    section: Any = TypeAdapter(GenomeSection).validate_python({"experts": 2, "groups": 2})
+    section: Any = TypeAdapter(AnyGenomeSection).validate_python({"experts": 2, "groups": 2})
     space = make_space(section, outline.facts)
     edit = space.sample(np.random.default_rng(1), PRUNE).genome.express()
     engine = GenerationEngine(resident.model, resident.tokenizer, ENGINE)
@@ -198,7 +198,7 @@ def test_candidates_are_as_large_and_take_as_much_as_their_exports(tiny: Any, tm
     model = write_model(tiny, family, tmp_path / "model")
     exported = export_sample(tiny, model, genome, tmp_path / "export", merge=case == "eep")
     outline = outline_model(ModelConfig(str(model)))
-    space = make_space(TypeAdapter(GenomeSection).validate_python(genome), outline.facts)
+    space = make_space(TypeAdapter(AnyGenomeSection).validate_python(genome), outline.facts)
     kind = "merge" if case == "eep" else "tune"
     work = candidate_work(outline, space, kind)
     costs = model_costs(load_plainly(exported.directory), 1)

@@ -18,7 +18,7 @@ from moevolve.search.genomes.factorllm.genome import FactorLlmGenome
 from moevolve.search.genomes.factorllm.space import FactorLlmSpace
 from moevolve.search.genomes.operators.subsets import balanced_swaps
 from moevolve.search.genomes.registry import make_space
-from moevolve.search.genomes.sections import FactorLlmSection
+from moevolve.search.genomes.factorllm.section import FactorLlmSection
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
 
 seeds = st.integers(0, 2**32 - 1)

@@ -22,8 +22,9 @@ from moevolve.search.config.phases import PhaseConfig
 from moevolve.search.genomes.base import Genome, GenomeSpace, Offspring
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.factorllm.genome import FactorLlmGenome
-from moevolve.search.genomes.nanomoe.space import NanoMoeGenome, NanoMoeSpace
-from moevolve.search.genomes.sections import NanoMoeSection
+from moevolve.search.genomes.nanomoe.genome import NanoMoeGenome
+from moevolve.search.genomes.nanomoe.space import NanoMoeSpace
+from moevolve.search.genomes.nanomoe.section import NanoMoeSection
 from moevolve.search.genomes.tomoe.genome import ToMoeGenome
 from moevolve.workers.facts import ModelFacts
 from moevolve.workers.methods.base import Calibration, Edit

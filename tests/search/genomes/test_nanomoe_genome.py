@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from search_samples import TUNE, dense_model, few, mixtral
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.genomes.nanomoe.space import NanoMoeGenome, NanoMoeSpace
+from moevolve.search.genomes.nanomoe.genome import NanoMoeGenome
+from moevolve.search.genomes.nanomoe.space import NanoMoeSpace
 from moevolve.search.genomes.registry import make_space
-from moevolve.search.genomes.sections import NanoMoeSection
+from moevolve.search.genomes.nanomoe.section import NanoMoeSection
 from moevolve.workers.facts import ModelFacts
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit, Variant
 

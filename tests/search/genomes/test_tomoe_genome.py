@@ -14,7 +14,7 @@ from search_samples import TUNE, dense_model, few, many, mixtral
 from tomoe_samples import SAMPLE, tomoe_space
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.genomes.sections import ToMoeSection
+from moevolve.search.genomes.tomoe.section import ToMoeSection
 from moevolve.search.genomes.tomoe.budget import WidthBudget
 from moevolve.search.genomes.tomoe.genome import SEEDS, ToMoeGenome
 from moevolve.search.genomes.tomoe.projection import Projection, standardised, terms_of, top

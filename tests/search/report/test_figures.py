@@ -13,8 +13,9 @@ from search_samples import HISTORY, continuous, dense_model, eep_space, history_
 from moevolve.evaluators.errors import UserError
 from moevolve.search.figures import course, dense, lineage, matrices, usage
 from moevolve.search.figures.style import BLUE, INK, drawing, save, to_svg
-from moevolve.search.genomes.nanomoe.space import NanoMoeGenome, NanoMoeSpace
-from moevolve.search.genomes.sections import NanoMoeSection
+from moevolve.search.genomes.nanomoe.genome import NanoMoeGenome
+from moevolve.search.genomes.nanomoe.space import NanoMoeSpace
+from moevolve.search.genomes.nanomoe.section import NanoMoeSection
 from moevolve.store.costs import IndividualSize
 from moevolve.store.records import LineageGraph, LineageNode
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
