@@ -16,8 +16,7 @@ from search_samples import MERGE, PRUNE, TUNE
 from moevolve.evaluators.tasks.prepare import prepare_split
 from moevolve.evaluators.tasks.registry import load_task
 from moevolve.search.genomes.base import Description
-from moevolve.search.genomes.registry import make_space
-from moevolve.search.genomes.registry import AnyGenomeSection
+from moevolve.search.genomes.registry import AnyGenomeSection, make_space
 from moevolve.workers.config import EngineConfig, ModelConfig
 from moevolve.workers.export.card import ExportCard
 from moevolve.workers.export.export import export_model
