@@ -6,7 +6,7 @@ torch and transformers are imported where they are needed, so that listings on t
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.config import ModelConfig
