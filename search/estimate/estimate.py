@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,14 @@ from typing import Any
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.models import shipped_models
 from moevolve.search.config.run import RunConfig
-from moevolve.search.estimate.candidates import ModelSize, PhaseCount, model_sizes, phase_counts
 from moevolve.search.estimate.devices import GPU_UTILISATION, Device, Utilisation
 from moevolve.search.estimate.memory import WorkerMemory, worker_memory
 from moevolve.search.estimate.timing import NOTHING, Placement, Range, edit_seconds, evaluation_flops
-from moevolve.search.estimate.workload import Prompts, SplitWork, WorkloadReader
-from moevolve.search.genomes.costs import ModelWork, full_work
+from moevolve.search.estimate.workload import PhaseCount, Prompts, SplitWork, WorkloadReader, phase_counts
+from moevolve.search.genomes.costs import GenomeCosts, ModelWork, full_work
 from moevolve.search.genomes.registry import costs_of, make_space
 from moevolve.search.strategies.phased import make_schedule
+from moevolve.workers.facts import active_parameters
 from moevolve.workers.profiling.outline import ModelOutline
 
 CPU_UTILISATION = Utilisation(compute=0.4, memory=1.0, link=1.0)
@@ -45,6 +45,27 @@ class EstimateRequest:
     cpu: bool = False
     prompts: Prompts | None = None
     utilisation: Utilisation = GPU_UTILISATION
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """The full model, or the model that a phase's candidates describe.
+
+    Attributes:
+        title: `full model`, or the phase's kind.
+        experts: per MoE layer; 0 without any.
+        active: per token.
+        parameters: in all; None where candidates differ.
+        active_parameters: that a token passes through; where candidates differ, in the start.
+        token_flops: operations per token as the worker runs it, attention between positions left out.
+    """
+
+    title: str
+    experts: int
+    active: int
+    parameters: int | None
+    active_parameters: int
+    token_flops: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +248,15 @@ def _all(split: SplitWork) -> Sequence[Any]:
 def _whole(phase: PhaseEstimate) -> Range:
     edit = phase.edit or 0.0
     return phase.scoring + Range(edit, edit)
+
+
+def model_sizes(outline: ModelOutline, costs: GenomeCosts, phases: Iterable[str]) -> tuple[ModelSize, ...]:
+    """The full model, then a candidate of every kind of phase."""
+    facts = outline.facts
+    active = active_parameters(facts, facts.experts, facts.active)
+    flops = full_work(outline).token_flops
+    full = ModelSize("full model", facts.experts, facts.active, facts.parameters, active, flops)
+    return full, *(ModelSize(kind, *costs.counts(kind), costs.work(kind).token_flops) for kind in phases)
 
 
 def estimate(request: EstimateRequest) -> Estimate:

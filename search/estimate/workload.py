@@ -1,4 +1,4 @@
-"""What is evaluated: prompts as tokens, and passes over them."""
+"""What is evaluated how often: prompts as tokens, passes over them, and a search's evaluations."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from moevolve.evaluators.tasks.prepare import prepare_split
 from moevolve.evaluators.tasks.registry import load_task
 from moevolve.evaluators.types import PreparedSplit, Split
 from moevolve.search.config.run import RunConfig, TaskSection
+from moevolve.search.genomes.costs import GenomeCosts
 from moevolve.workers.profiling.outline import ModelOutline
 from moevolve.workers.profiling.passes import Passes, PromptMeter, SplitTokens, passes_of
 
@@ -156,3 +157,22 @@ def _given(task: TaskConfig, split: Split, given: Prompts) -> SplitTokens:
         new,
         task.compared,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseCount:
+    """How many evaluations a phase has at most: repeated candidates are looked up."""
+
+    kind: str
+    individuals: int
+    different: int
+
+
+def phase_counts(config: RunConfig, costs: GenomeCosts) -> tuple[PhaseCount, ...]:
+    """Individuals of every phase, and how many different ones there can be."""
+    counts = []
+    for phase in config.phases:
+        different = costs.different(phase.kind)
+        most = phase.evaluations if different is None else min(phase.evaluations, different)
+        counts.append(PhaseCount(phase.kind, phase.evaluations, most))
+    return tuple(counts)

@@ -41,9 +41,9 @@ DEFAULT = "eep"
 
 def _of_its_kind(value: Any, as_base: ValidatorFunctionWrapHandler) -> GenomeSection:
     """Plain settings as the section of the kind that they name."""
-    if isinstance(value, GenomeSection) or not isinstance(value, dict):
-        found: GenomeSection = as_base(value)
-        return found
+    if not isinstance(value, dict):
+        section: GenomeSection = as_base(value)
+        return section
     settings = {"kind": DEFAULT} | value
     name = settings["kind"]
     if not isinstance(name, str) or name not in KINDS:

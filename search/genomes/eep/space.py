@@ -20,8 +20,7 @@ from moevolve.search.genomes.base import Description, Offspring
 from moevolve.search.genomes.eep.genome import HEADER, MAGIC, EepGenome
 from moevolve.search.genomes.eep.section import EepSection
 from moevolve.search.genomes.eep.subsets import Subsets
-from moevolve.search.genomes.operators.layers import select_groups
-from moevolve.search.genomes.operators.matrices import gaussian_noise, matrix_crossover, normalise_rows
+from moevolve.search.genomes.operators import gaussian_noise, matrix_crossover, normalise_rows, select_groups
 from moevolve.workers.facts import ModelFacts, active_parameters, parameters_after
 from moevolve.workers.methods.base import Calibration, CalibrationRecipe, combined
 from moevolve.workers.methods.eep.alignment import Alignment

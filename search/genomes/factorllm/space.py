@@ -14,9 +14,7 @@ from moevolve.search.config.phases import PhaseConfig, TunePhase
 from moevolve.search.genomes.base import Description, Offspring
 from moevolve.search.genomes.factorllm.genome import ARRAYS, HEADER, MAGIC, FactorLlmGenome
 from moevolve.search.genomes.factorllm.section import FactorLlmSection
-from moevolve.search.genomes.operators.layers import layer_crossover, select_groups
-from moevolve.search.genomes.operators.matrices import gaussian_noise
-from moevolve.search.genomes.operators.subsets import balanced_swaps
+from moevolve.search.genomes.operators import balanced_swaps, gaussian_noise, layer_crossover, select_groups
 from moevolve.workers.facts import DenseFacts, ModelFacts
 from moevolve.workers.methods.base import Calibration
 from moevolve.workers.methods.factorllm.edit import FactorLlmRecipe

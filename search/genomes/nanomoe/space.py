@@ -17,8 +17,7 @@ from moevolve.search.config.phases import PhaseConfig, TunePhase
 from moevolve.search.genomes.base import Description, Offspring
 from moevolve.search.genomes.nanomoe.genome import NanoMoeGenome
 from moevolve.search.genomes.nanomoe.section import NanoMoeSection
-from moevolve.search.genomes.operators.layers import layer_crossover, select_groups
-from moevolve.search.genomes.operators.matrices import gaussian_noise
+from moevolve.search.genomes.operators import gaussian_noise, layer_crossover, select_groups
 from moevolve.workers.facts import LinearFacts, ModelFacts, active_parameters
 from moevolve.workers.methods.base import Calibration
 from moevolve.workers.methods.nanomoe.edit import BlockForm

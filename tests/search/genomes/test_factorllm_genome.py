@@ -19,7 +19,7 @@ from moevolve.search.genomes.costs import full_work
 from moevolve.search.genomes.factorllm.genome import FactorLlmGenome
 from moevolve.search.genomes.factorllm.section import FactorLlmSection
 from moevolve.search.genomes.factorllm.space import FactorLlmSpace
-from moevolve.search.genomes.operators.subsets import balanced_swaps
+from moevolve.search.genomes.operators import balanced_swaps
 from moevolve.search.genomes.registry import costs_of, make_space
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
 
