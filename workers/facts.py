@@ -63,7 +63,6 @@ class ModelFacts:
         notes: particularities, for people.
         dense: its dense feed-forward networks; None for a family where they aren't known.
         linears: its linear layers within decoder layers, in order of depth.
-        embedding_parameters: of `parameters`, those that are only looked up.
         routing: how its routers choose and weigh; None is short for softmax and top-k.
     """
 
@@ -80,7 +79,6 @@ class ModelFacts:
     notes: tuple[str, ...] = field(default=())
     dense: DenseFacts | None = None
     linears: tuple[LinearFacts, ...] = field(default=(), repr=False)
-    embedding_parameters: int = 0
     routing: RoutingRule | None = None
 
     @property

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from moevolve.search.cli._console import millions, output, print_table
 
 if TYPE_CHECKING:
-    from moevolve.search.estimate.estimate import DeviceEstimate, PlanReport
+    from moevolve.search.estimate.estimate import DeviceEstimate, Estimate
     from moevolve.search.estimate.measured import Comparison
     from moevolve.search.estimate.timing import Range
 
@@ -43,7 +43,7 @@ def operations_text(flops: float) -> str:
     return f"{flops / 1e6:,.2f} M"
 
 
-def plan_json(report: PlanReport, comparisons: Sequence[Comparison]) -> dict[str, Any]:
+def plan_json(report: Estimate, comparisons: Sequence[Comparison]) -> dict[str, Any]:
     """The plan as plain values; ranges are `{least, most}`, memory is in bytes, times are in seconds."""
     facts, ranked_tested = report.outline.facts, report.final
     return {
@@ -106,7 +106,7 @@ def _device_json(estimate: DeviceEstimate) -> dict[str, Any]:
     }
 
 
-def print_plan(report: PlanReport, comparisons: Sequence[Comparison]) -> None:
+def print_plan(report: Estimate, comparisons: Sequence[Comparison]) -> None:
     """Tables of sizes, memory, work and time, what was measured, and what all of it rests on."""
     config, facts = report.config, report.outline.facts
     print_table(
@@ -133,7 +133,7 @@ def print_plan(report: PlanReport, comparisons: Sequence[Comparison]) -> None:
         output.print(f"- {note}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _print_memory(report: PlanReport) -> None:
+def _print_memory(report: Estimate) -> None:
     columns = [("memory of a worker", False)]
     for where in report.memory:
         named = "" if len(report.memory) == 1 else f"\noriginals: {where}"
@@ -151,7 +151,7 @@ def _two(item: Any) -> tuple[str, str]:
     return bytes_text(item.device), bytes_text(item.host)
 
 
-def _print_work(report: PlanReport) -> None:
+def _print_work(report: Estimate) -> None:
     print_table(
         None,
         [("evaluated on", False), ("split", False), ("prompts", True), ("tokens", True), ("lengths", False)],
@@ -166,7 +166,7 @@ def _print_work(report: PlanReport) -> None:
         )
 
 
-def _print_devices(report: PlanReport) -> None:
+def _print_devices(report: Estimate) -> None:
     originals = report.config.model.originals
     rows = []
     for estimate in report.devices:
@@ -220,7 +220,7 @@ def _print_comparisons(comparisons: Sequence[Comparison]) -> None:
     )
 
 
-def notes(report: PlanReport) -> list[str]:
+def notes(report: Estimate) -> list[str]:
     """What the numbers rest on, and what they leave out."""
     counts = ", ".join(f"{c.individuals} {c.kind} (at most {c.different} different)" for c in report.counts)
     ranked, tested = report.final
@@ -269,7 +269,7 @@ def _edit(seconds: float | None) -> str:
     return " + ?" if seconds is None else f" + {seconds_text(seconds)}"
 
 
-def print_summary(reports: Sequence[PlanReport]) -> None:
+def print_summary(reports: Sequence[Estimate]) -> None:
     """Sizes, one worker's memory with original experts on the device and on the host, and times on every device."""
     first = reports[0]
     columns = [("model", False), ("parameters\nactive", True), ("kept", True), ("candidate\nactive", True)]
@@ -286,7 +286,7 @@ def print_summary(reports: Sequence[PlanReport]) -> None:
         output.print(f"- {note}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _row(report: PlanReport) -> list[str]:
+def _row(report: Estimate) -> list[str]:
     full, candidate = report.sizes[0], report.sizes[-1]
     here, there = report.memory["device"], report.memory.get("host")
     cells = [

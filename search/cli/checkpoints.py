@@ -95,7 +95,7 @@ def export(
 
     A target that ends in .pth gets the EEP authors' coefficient file instead.
     """
-    from moevolve.search.genomes.sections import parts_of
+    from moevolve.search.genomes.registry import parts_of
     from moevolve.search.service.export import export_coefficients, export_individual
     from moevolve.store.repository import Store
 

@@ -17,7 +17,7 @@ from moevolve.search.cli._console import (
     print_table,
 )
 from moevolve.search.cli.listing_json import best_json, individual_json, search_json
-from moevolve.search.genomes.sections import SECTIONS, parts_of
+from moevolve.search.genomes.registry import KINDS, counted, parts_of
 from moevolve.store.lineage import to_dot
 from moevolve.store.records import IndividualDetail, IndividualRecord, LineageGraph
 from moevolve.store.repository import Store
@@ -88,7 +88,7 @@ def best(
         ("search", True),
         ("dev", True),
         ("test", True),
-        (parts_of({row.genome_kind for row in found} or SECTIONS), True),
+        (parts_of({row.genome_kind for row in found} or KINDS), True),
         ("active", True),
         ("parameters", True),
         ("genome", False),
@@ -212,11 +212,7 @@ def _status(one: IndividualRecord) -> str:
 def _shape(detail: IndividualDetail) -> tuple[str, str]:
     """What the numbers of experts stand for depends on the kind of genome."""
     record, kind = detail.individual, detail.search.genome_kind
-    if kind == "nanomoe":
-        return parts_of([kind]), f"{record.experts} of inputs and of outputs per layer"
-    if kind == "eep":
-        return parts_of([kind]), f"{record.experts} retained, {record.active} active"
-    return parts_of([kind]), f"{record.experts} per network, {record.active} active"
+    return parts_of([kind]), counted(kind, record.experts, record.active)
 
 
 def _print_lineage(graph: LineageGraph) -> None:

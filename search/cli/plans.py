@@ -18,7 +18,7 @@ from moevolve.search.config.files import load_run_config
 if TYPE_CHECKING:
     from moevolve.search.config.run import RunConfig
     from moevolve.search.estimate.devices import Device, Utilisation
-    from moevolve.search.estimate.estimate import PlanReport
+    from moevolve.search.estimate.estimate import Estimate
     from moevolve.search.estimate.measured import Comparison
     from moevolve.search.estimate.workload import Prompts
 
@@ -74,12 +74,11 @@ def plan(
     gpus, cpu = _devices(runs[0], gpu, device == "cpu")
     prompts, assumed = _prompts(prompt_tokens, new_tokens, examples), _utilisation(utilisation)
 
-    from moevolve.search.estimate.estimate import PlanRequest
-    from moevolve.search.estimate.estimate import plan as make_plan
+    from moevolve.search.estimate.estimate import EstimateRequest, estimate
 
     if measured is not None and len(runs) > 1:
         raise UserError("--measured goes with one model, the one that the search was launched with")
-    reports = [make_plan(PlanRequest(settings, gpus, cpu, prompts, assumed)) for settings in runs]
+    reports = [estimate(EstimateRequest(settings, gpus, cpu, prompts, assumed)) for settings in runs]
     comparisons = () if measured is None else _compare(reports[0], store, measured)
     if as_json:
         found = [plan_json(report, comparisons) for report in reports]
@@ -145,7 +144,7 @@ def _utilisation(compute: float | None) -> Utilisation:
     return replace(GPU_UTILISATION, compute=compute)
 
 
-def _compare(report: PlanReport, store: str, search: str) -> tuple[Comparison, ...]:
+def _compare(report: Estimate, store: str, search: str) -> tuple[Comparison, ...]:
     from moevolve.search.estimate.measured import compare
     from moevolve.store.repository import Store
 

@@ -23,7 +23,7 @@ from moevolve.search.config.files import (
 )
 from moevolve.search.config.run import RunConfig
 from moevolve.search.config.section import Section
-from moevolve.search.genomes.eep.baselines.registry import BASELINES
+from moevolve.search.genomes.registry import DEFAULT, KINDS, baselines_of
 
 BASELINE = "baseline"
 """Key of a method that is a one-shot baseline instead of a search."""
@@ -142,15 +142,28 @@ def _cells(section: ComparisonSection, path: Path) -> Iterator[Cell]:
         if sections is not None:
             data["tasks"] = copy.deepcopy(sections)
         where = f"{path}: {' / '.join(label for label in (task, budget, method) if label)}"
-        baseline = own.get(BASELINE)
-        for settings in (shared, {} if baseline is None else _one_shot(str(baseline), data, where), own):
+        baseline, kind = own.get(BASELINE), _kind(own, shared, data)
+        # An unknown kind is refused with the rest.
+        one_shot = {} if baseline is None or kind not in KINDS else _one_shot(str(baseline), kind, data, where)
+        for settings in (shared, one_shot, own):
             for key in (key for key in settings if key != BASELINE):
                 set_path(data, key, copy.deepcopy(settings[key]), where)
         resolve_paths(data, path.parent)
         yield Cell(task, budget, method, baseline is not None, parse_run_config(data, where))
 
 
-def _one_shot(name: str, data: Mapping[str, Any], where: str) -> Overrides:
+def _kind(*settings: Mapping[str, Any]) -> str:
+    """The genome kind that settings name, those that rule first."""
+    for each in settings:
+        genome = each.get("genome")
+        if "genome.kind" in each:
+            return str(each["genome.kind"])
+        if isinstance(genome, dict):
+            return str(genome.get("kind", DEFAULT))
+    return DEFAULT
+
+
+def _one_shot(name: str, kind: str, data: Mapping[str, Any], where: str) -> Overrides:
     """The settings of a search that is one individual: what the baseline gives; random ones are as many as drawn.
 
     It is scored on `dev`, which says which baseline is the best one, unless the base ranks nothing there.
@@ -161,10 +174,10 @@ def _one_shot(name: str, data: Mapping[str, Any], where: str) -> Overrides:
         draws = final.get("random_draws") or 20
         phase: dict[str, Any] = {"kind": "prune", "evaluations": draws, "initial": draws}
         return {"phases": [phase], "strategy": "evolution", "final.rerank": 0, "final.random_draws": draws}
-    if name not in BASELINES:
-        raise UserError(f"{where}: baseline: {name} is unknown; there are random, {', '.join(BASELINES)}")
-    kind = BASELINES[name].phases[0]
-    phase = {"kind": kind, "evaluations": 1, "initial": 1, "init": [name]}
+    known = baselines_of(kind, f"{where}: baseline: {name}", "use another method")
+    if name not in known:
+        raise UserError(f"{where}: baseline: {name} is unknown; there are random, {', '.join(known)}")
+    phase = {"kind": known[name].phases[0], "evaluations": 1, "initial": 1, "init": [name]}
     rerank = 0 if final.get("rerank") == 0 else 1
     return {"phases": [phase], "strategy": "evolution", "final.rerank": rerank, "final.random_draws": 0}
 

@@ -112,7 +112,7 @@ class PrunePhase(PhaseBase):
         evaluations: individuals of the phase, the initial ones included.
         strategy: for this phase, if not the search's.
         initial: individuals at the start: the baselines of `init`, then random ones.
-        init: names of baselines (`moevolve.search.baselines`), and `random`, which fills the rest in any case.
+        init: names of baselines of the genome kind, and `random`, which fills the rest in any case.
         crossover_rate: probability that a child has two parents.
         group_rate: probability that mutation touches a group (at least one is).
         row_rate: probability that a retained expert of a touched group is replaced.

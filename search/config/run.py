@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from moevolve.evaluators.types import Split
 from moevolve.search.config.phases import EvolutionSection, Phase, StrategySection
 from moevolve.search.config.section import Section
-from moevolve.search.genomes.sections import GenomeSection
+from moevolve.search.genomes.registry import AnyGenomeSection
 from moevolve.workers import config as worker_config
 
 
@@ -126,7 +126,7 @@ class StoredConfig(Section):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     model: ModelSection
-    genome: GenomeSection
+    genome: AnyGenomeSection
     engine: EngineSection = EngineSection()
 
     def canonical_json(self) -> str:

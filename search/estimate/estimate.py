@@ -1,9 +1,9 @@
-"""A search's plan, put together: from a configuration to what the command prints. No weights are loaded."""
+"""The estimate of a search, put together: from a configuration to all that `plan` prints. No weights are loaded."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,12 @@ from moevolve.search.config.models import shipped_models
 from moevolve.search.config.run import RunConfig
 from moevolve.search.estimate.devices import GPU_UTILISATION, Device, Utilisation
 from moevolve.search.estimate.memory import WorkerMemory, worker_memory
-from moevolve.search.estimate.sizes import ModelSize, model_sizes
 from moevolve.search.estimate.timing import NOTHING, Placement, Range, edit_seconds, evaluation_flops
-from moevolve.search.estimate.work import ModelWork, candidate_work, full_work
 from moevolve.search.estimate.workload import PhaseCount, Prompts, SplitWork, WorkloadReader, phase_counts
-from moevolve.search.genomes.base import GenomeSpace
-from moevolve.search.genomes.registry import make_space
+from moevolve.search.genomes.costs import GenomeCosts, ModelWork, full_work
+from moevolve.search.genomes.registry import costs_of, make_space
 from moevolve.search.loop.schedule import make_schedule
+from moevolve.workers.facts import active_parameters
 from moevolve.workers.profiling.outline import ModelOutline
 
 CPU_UTILISATION = Utilisation(compute=0.4, memory=1.0, link=1.0)
@@ -30,8 +29,8 @@ DEVICE, HOST = "device", "host"
 
 
 @dataclass(frozen=True, slots=True)
-class PlanRequest:
-    """What is to be planned.
+class EstimateRequest:
+    """What is to be estimated.
 
     Attributes:
         config: the run; its model's weights needn't be there.
@@ -46,6 +45,27 @@ class PlanRequest:
     cpu: bool = False
     prompts: Prompts | None = None
     utilisation: Utilisation = GPU_UTILISATION
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """The full model, or the model that a phase's candidates describe.
+
+    Attributes:
+        title: `full model`, or the phase's kind.
+        experts: per MoE layer; 0 without any.
+        active: per token.
+        parameters: in all; None where candidates differ.
+        active_parameters: that a token passes through; where candidates differ, in the start.
+        token_flops: operations per token as the worker runs it, attention between positions left out.
+    """
+
+    title: str
+    experts: int
+    active: int
+    parameters: int | None
+    active_parameters: int
+    token_flops: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +99,7 @@ class DeviceEstimate:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanReport:
+class Estimate:
     """All that is known before a search runs.
 
     Attributes:
@@ -105,10 +125,10 @@ class PlanReport:
     devices: tuple[DeviceEstimate, ...]
 
 
-class Planner:
-    """Plans one run."""
+class _Estimator:
+    """Estimates one run."""
 
-    def __init__(self, request: PlanRequest, outline: ModelOutline) -> None:
+    def __init__(self, request: EstimateRequest, outline: ModelOutline) -> None:
         """Check the run against its model, and find what it evaluates.
 
         Raises:
@@ -118,15 +138,13 @@ class Planner:
         config = request.config
         if config.model.originals == HOST and config.model.device_map is not None:
             raise UserError("model.originals: host and model.device_map exclude each other; use one of them")
-        self._space: GenomeSpace[Any] = make_space(config.genome, outline.facts, config.phases)
+        self._costs = costs_of(make_space(config.genome, outline.facts, config.phases), outline)
         reader = WorkloadReader(config, outline, request.prompts)
         self._search = reader.splits("search")
         self._dev = reader.splits("dev") if config.final.rerank else ()
         self._test = (*reader.splits("test"), *reader.held_out()) if config.final.test else ()
-        self._counts = phase_counts(config, self._space)
-        self._works: dict[str, ModelWork] = {
-            phase.kind: candidate_work(outline, self._space, phase.kind) for phase in config.phases
-        }
+        self._counts = phase_counts(config, self._costs)
+        self._works: dict[str, ModelWork] = {phase.kind: self._costs.work(phase.kind) for phase in config.phases}
         self._full = full_work(outline)
         self._busy = min(config.workers.count, make_schedule(config).in_flight)
         self._check_positions()
@@ -136,28 +154,28 @@ class Planner:
         """All that is evaluated."""
         return (*self._search, *self._dev, *self._test)
 
-    def report(self) -> PlanReport:
+    def estimate(self) -> Estimate:
         """Everything, with an estimate for every device asked for."""
         config, request = self._config, self._request
         on_gpu = bool(request.gpus) or not request.cpu
         passes = [one for split in self.splits for one in (*split.passes.sure, *split.passes.decoding)]
         memory = {
-            where: worker_memory(config, self._outline, self._space, passes, on_gpu, where == HOST)
+            where: worker_memory(config, self._outline, self._costs, passes, on_gpu, where == HOST)
             for where in ((DEVICE, HOST) if self._outline.experts_bytes else (DEVICE,))
         }
         placements = [self._on_gpu(gpu) for gpu in request.gpus]
         if request.cpu:
             placements.append(self._on_cpu())
-        return PlanReport(
+        return Estimate(
             config,
             self._outline,
-            model_sizes(self._outline, self._space, self._full, self._works),
+            model_sizes(self._outline, self._costs, self._works),
             memory,
             self.splits,
             tuple((kind, evaluation_flops(work, self._search)) for kind, work in self._works.items()),
             self._counts,
             self._final,
-            tuple(self._estimate(placement, memory) for placement in placements),
+            tuple(self._on_device(placement, memory) for placement in placements),
         )
 
     @property
@@ -166,7 +184,7 @@ class Planner:
         starts = 1 if any(count.kind == "tune" for count in self._counts) else 0
         return section.rerank, (2 + starts + section.random_draws if section.test else 0)
 
-    def _estimate(self, placement: Placement, memory: Mapping[str, WorkerMemory]) -> DeviceEstimate:
+    def _on_device(self, placement: Placement, memory: Mapping[str, WorkerMemory]) -> DeviceEstimate:
         phases = tuple(self._phase(placement, count.kind) for count in self._counts)
         searched, individuals = NOTHING, 0
         for count, phase in zip(self._counts, phases, strict=True):
@@ -181,7 +199,7 @@ class Planner:
         return DeviceEstimate(placement, fits, phases, scoring, rate, hours)
 
     def _phase(self, placement: Placement, kind: str) -> PhaseEstimate:
-        edit = edit_seconds(placement, self._outline, self._space, kind, self._config.model.originals)
+        edit = edit_seconds(placement, self._costs, kind, self._config.model.originals)
         return PhaseEstimate(kind, edit, placement.evaluation(self._works[kind], self._search))
 
     def _ending(self, placement: Placement, last: PhaseEstimate) -> Range:
@@ -232,8 +250,17 @@ def _whole(phase: PhaseEstimate) -> Range:
     return phase.scoring + Range(edit, edit)
 
 
-def plan(request: PlanRequest) -> PlanReport:
-    """Plan a run.
+def model_sizes(outline: ModelOutline, costs: GenomeCosts, phases: Iterable[str]) -> tuple[ModelSize, ...]:
+    """The full model, then a candidate of every kind of phase."""
+    facts = outline.facts
+    active = active_parameters(facts, facts.experts, facts.active)
+    flops = full_work(outline).token_flops
+    full = ModelSize("full model", facts.experts, facts.active, facts.parameters, active, flops)
+    return full, *(ModelSize(kind, *costs.counts(kind), costs.work(kind).token_flops) for kind in phases)
+
+
+def estimate(request: EstimateRequest) -> Estimate:
+    """Estimate a run.
 
     Raises:
         UserError: the configuration asks for what can't be had; the message names the field.
@@ -249,4 +276,4 @@ def plan(request: PlanRequest) -> PlanReport:
         raise UserError(
             f"{error}; --model takes a folder with a config.json, or one of {', '.join(shipped_models())}"
         ) from error
-    return Planner(request, outline).report()
+    return _Estimator(request, outline).estimate()

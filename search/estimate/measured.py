@@ -1,4 +1,4 @@
-"""A plan beside what a search that ran took: evaluations' seconds as its workers measured them."""
+"""An estimate beside what a search that ran took: evaluations' seconds as its workers measured them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig
-from moevolve.search.estimate.estimate import DeviceEstimate, PlanReport
+from moevolve.search.estimate.estimate import DeviceEstimate, Estimate
 from moevolve.search.estimate.timing import Range
 from moevolve.store.repository import Store
 
@@ -32,21 +32,21 @@ class Comparison:
 
     @property
     def ratio(self) -> Range:
-        """Measured / estimated: above 1 the plan was too hopeful."""
+        """Measured / estimated: above 1 the estimate was too hopeful."""
         return Range(self.measured / self.estimated.most, self.measured / self.estimated.least)
 
 
-def compare(report: PlanReport, store: Store, search: str) -> tuple[Comparison, ...]:
-    """Set a search's evaluations beside the plan's.
+def compare(report: Estimate, store: Store, search: str) -> tuple[Comparison, ...]:
+    """Set a search's evaluations beside an estimate's.
 
     Args:
-        report: the plan of the configuration that the search was launched with.
+        report: the estimate of the configuration that the search was launched with.
         store: where it is.
         search: its name.
 
     Raises:
         StoreError: no such search.
-        UserError: it has other settings than the plan, or has evaluated nothing itself.
+        UserError: it has other settings than the estimate, or has evaluated nothing itself.
     """
     record = store.search(search)
     stored = parse_stored_config(record.config)
@@ -69,6 +69,6 @@ def compare(report: PlanReport, store: Store, search: str) -> tuple[Comparison, 
     return tuple(found)
 
 
-def _estimated(report: PlanReport, device: DeviceEstimate, task: str, split: str) -> Range | None:
+def _estimated(report: Estimate, device: DeviceEstimate, task: str, split: str) -> Range | None:
     pairs = zip(report.splits, device.scoring, strict=True)
     return next((seconds for one, seconds in pairs if (one.task, one.split) == (task, split)), None)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from moevolve.search.config.run import RunConfig
-from moevolve.search.genomes.base import GenomeSpace
-from moevolve.search.genomes.eep.space import EepSpace
+from moevolve.search.genomes.costs import GenomeCosts
 from moevolve.workers.profiling.outline import ModelOutline
 from moevolve.workers.profiling.passes import Pass
 
@@ -47,7 +45,7 @@ class WorkerMemory:
 
 
 def worker_memory(
-    config: RunConfig, outline: ModelOutline, space: GenomeSpace[Any], passes: Iterable[Pass], on_gpu: bool, host: bool
+    config: RunConfig, outline: ModelOutline, costs: GenomeCosts, passes: Iterable[Pass], on_gpu: bool, host: bool
 ) -> WorkerMemory:
     """Memory of a worker of a search.
 
@@ -57,7 +55,7 @@ def worker_memory(
     Args:
         config: the run.
         outline: its model.
-        space: its genomes.
+        costs: of its candidates.
         passes: all that are run.
         on_gpu: whether the device has memory of its own.
         host: whether original experts stay on the host, whatever the run says.
@@ -66,7 +64,8 @@ def worker_memory(
     items = [MemoryItem("weights outside of experts", outline.weight_bytes - experts, 0)]
     if experts:
         items.append(_original(outline, host, on_gpu))
-        items.append(MemoryItem("buffers for candidates' experts", _buffers(config, outline, space, host), 0))
+        buffers = costs.buffer_bytes([phase.kind for phase in config.phases], host)
+        items.append(MemoryItem("buffers for candidates' experts", buffers, 0))
         # The unedited model runs on one layer's originals at a time where they stay on the host.
         shown = experts // len(outline.facts.moe_layers) if host else 0
         items.append(MemoryItem("one layer's original experts", shown, 0))
@@ -75,13 +74,6 @@ def worker_memory(
     items.append(MemoryItem("activations and logits of a batch (estimate)", _activations(outline, passes), 0))
     loading = outline.weight_bytes if on_gpu and config.model.device_map is None else 0
     return WorkerMemory(tuple(items), loading)
-
-
-def _buffers(config: RunConfig, outline: ModelOutline, space: GenomeSpace[Any], host: bool) -> int:
-    """Copies of retained experts where the originals are on the host, merged ones where there are any."""
-    if not isinstance(space, EepSpace) or not (host or any(phase.kind == "merge" for phase in config.phases)):
-        return 0
-    return outline.experts_bytes * space.retained // space.experts
 
 
 def _original(outline: ModelOutline, host: bool, on_gpu: bool) -> MemoryItem:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from moevolve.search.estimate.devices import Device, Utilisation
 from moevolve.search.estimate.memory import WorkerMemory
-from moevolve.search.estimate.work import ModelWork
 from moevolve.search.estimate.workload import SplitWork
-from moevolve.search.genomes.base import GenomeSpace
-from moevolve.search.genomes.eep.space import EepSpace
-from moevolve.workers.profiling.outline import ModelOutline
+from moevolve.search.genomes.costs import GenomeCosts, ModelWork
 from moevolve.workers.profiling.passes import Pass
 
 
@@ -81,22 +77,17 @@ def evaluation_flops(work: ModelWork, splits: Sequence[SplitWork]) -> Range:
     return Range(sure, sure + sum(work.flops(one) for split in splits for one in split.passes.decoding))
 
 
-def edit_seconds(
-    placement: Placement, outline: ModelOutline, space: GenomeSpace[Any], phase: str, originals: str
-) -> float | None:
-    """Making a candidate of the resident model; None where nobody knows beforehand (dense models).
+def edit_seconds(placement: Placement, costs: GenomeCosts, phase: str, originals: str) -> float | None:
+    """Making a candidate of the resident model; None where nobody knows beforehand.
 
-    Originals on the device: pruning moves nothing, merging reads n experts and writes n'. Originals on the host:
-    pruning brings n' experts over, merging all n of them, and writes n'.
+    Originals on the device: what is read of them and what is written go through its memory. Originals on the host:
+    they come over the link, where there is one, and what is computed of them is written then.
     """
-    if not isinstance(space, EepSpace):
+    moved = costs.edit_traffic(phase, originals == "host")
+    if moved is None:
         return None
-    device, utilisation, experts = placement.device, placement.utilisation, outline.experts_bytes
-    kept = experts * space.retained / space.experts
+    device, utilisation = placement.device, placement.utilisation
     bandwidth = device.bandwidth * utilisation.memory * placement.share
-    if originals == "device":
-        return (experts + kept) / bandwidth if phase == "merge" else 0.0
-    moved = experts if phase == "merge" else kept
-    if not device.link:
-        return (moved + kept) / bandwidth
-    return moved / (device.link * utilisation.link) + (kept / bandwidth if phase == "merge" else 0.0)
+    if originals == "device" or not device.link:
+        return (moved.read + moved.written) / bandwidth
+    return moved.read / (device.link * utilisation.link) + (0 if moved.copied else moved.written / bandwidth)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import ceil, comb
+from math import ceil
 from typing import Any
 
 from moevolve.evaluators.errors import UserError
@@ -13,9 +13,7 @@ from moevolve.evaluators.tasks.prepare import prepare_split
 from moevolve.evaluators.tasks.registry import load_task
 from moevolve.evaluators.types import PreparedSplit, Split
 from moevolve.search.config.run import RunConfig, TaskSection
-from moevolve.search.genomes.base import GenomeSpace
-from moevolve.search.genomes.eep.space import EepSpace
-from moevolve.search.genomes.nanomoe.space import NanoMoeSpace
+from moevolve.search.genomes.costs import GenomeCosts
 from moevolve.workers.profiling.outline import ModelOutline
 from moevolve.workers.profiling.passes import Passes, PromptMeter, SplitTokens, passes_of
 
@@ -57,15 +55,6 @@ class SplitWork:
     tokens: int
     source: str
     passes: Passes = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseCount:
-    """How many evaluations a phase has at most: repeated candidates are looked up."""
-
-    kind: str
-    individuals: int
-    different: int
 
 
 class WorkloadReader:
@@ -173,16 +162,20 @@ def _given(task: TaskConfig, split: Split, given: Prompts) -> SplitTokens:
     )
 
 
-def phase_counts(config: RunConfig, space: GenomeSpace[Any]) -> tuple[PhaseCount, ...]:
+@dataclass(frozen=True, slots=True)
+class PhaseCount:
+    """How many evaluations a phase has at most: repeated candidates are looked up."""
+
+    kind: str
+    individuals: int
+    different: int
+
+
+def phase_counts(config: RunConfig, costs: GenomeCosts) -> tuple[PhaseCount, ...]:
     """Individuals of every phase, and how many different ones there can be."""
     counts = []
     for phase in config.phases:
-        different = phase.evaluations
-        if isinstance(space, EepSpace) and phase.kind == "prune":
-            subsets = space.subsets
-            size, kept = subsets.experts // subsets.parts, subsets.retained // subsets.parts
-            different = min(different, comb(size, kept) ** (subsets.parts * space.groups))
-        elif isinstance(space, NanoMoeSpace) and space.form.variant == "low_rank":
-            different = 1
-        counts.append(PhaseCount(phase.kind, phase.evaluations, different))
+        different = costs.different(phase.kind)
+        most = phase.evaluations if different is None else min(phase.evaluations, different)
+        counts.append(PhaseCount(phase.kind, phase.evaluations, most))
     return tuple(counts)

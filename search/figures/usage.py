@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.search.figures.dense import blocks_figure
-from moevolve.search.figures.matrices import spread
+from moevolve.search.figures.heatmaps import blocks_figure, spread
 from moevolve.search.figures.style import BLUE, GREY, ORANGE, SEQUENTIAL, drawing, scale_below
 from moevolve.workers.methods.usage import MixedLayer, RoutedLayer, Usage
 

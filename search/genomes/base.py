@@ -1,20 +1,47 @@
-"""The contract of genome kinds. One property-based suite (tests/search/test_genome_contract.py) runs over all of them.
+"""The contract of genome kinds: what a folder here holds, and what `search.genomes.registry` has one line for.
 
 A genome is arrays and nothing of torch; it is bred in the driver and *expresses* to an edit, which is all that a worker
-sees.
+sees. A kind is its settings (`GenomeSection`), the space of its genomes for a model (`GenomeSpace`), what candidates
+cost before there are any (`GenomeCosts`, in `search.genomes.costs`), how they are drawn (`GenomeFigures`) and the
+baselines that its searches can begin with (`Baseline`): `GenomeKind` holds them together. One suite
+(tests/search/genomes/test_genome_contract.py) runs over all kinds.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.search.config.phases import PhaseConfig
+from moevolve.search.config.section import Section
+from moevolve.search.genomes.costs import GenomeCosts
+from moevolve.workers.facts import ModelFacts
 from moevolve.workers.methods.base import Calibration, CalibrationRecipe, Edit
+
+if TYPE_CHECKING:
+    from moevolve.search.figures.style import Figure
+    from moevolve.workers.profiling.outline import ModelOutline
+
+
+class GenomeSection(Section):
+    """The `genome` section of a configuration; a class per kind, whose field `kind` has the kind's name as its type.
+
+    Attributes:
+        random_title: what the kind's random individuals are, in a final table.
+        parts: what a listing counts of an individual.
+        counted: how many there are, for people; `experts` and `active` are as in `Description`.
+    """
+
+    random_title: ClassVar[str] = "random genomes"
+    parts: ClassVar[str] = "experts"
+    counted: ClassVar[str] = "{experts} per network, {active} active"
+    kind: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +53,6 @@ class Description:
         active: of these, per token.
         parameters: parameters of the model that the edit describes.
         active_parameters: of these, used per token.
-        flops: floating-point operations per token in linear layers, a multiply and an add counting two.
         parameters_full: parameters of the unedited model.
         summary: one line for listings.
         penalty: what the search takes off the candidate's score; re-ranking and tests do not.
@@ -36,7 +62,6 @@ class Description:
     active: int
     parameters: int
     active_parameters: int
-    flops: int
     parameters_full: int
     summary: str
     penalty: float = 0.0
@@ -44,6 +69,11 @@ class Description:
 
 class Genome(Protocol):
     """One candidate's searched parameters; immutable."""
+
+    @property
+    def space(self) -> GenomeSpace[Any]:
+        """The space it belongs to."""
+        ...
 
     def to_bytes(self) -> bytes:
         """Serialise; the space's `from_bytes` gives back an equal genome."""
@@ -93,6 +123,11 @@ class GenomeSpace(Protocol[G]):
     """
 
     @property
+    def kind(self) -> str:
+        """Name of the genome kind."""
+        ...
+
+    @property
     def phase_kinds(self) -> tuple[str, ...]:
         """Kinds of phases this space knows how to breed in."""
         ...
@@ -137,3 +172,81 @@ class GenomeSpace(Protocol[G]):
     def describe(self, genome: G) -> Description:
         """What the genome costs."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """A one-shot method: an individual that a phase can begin with, and that searches are compared with.
+
+    Attributes:
+        make: its individual, in a calibrated space.
+        phases: kinds of phases that it can begin.
+    """
+
+    make: Callable[[Any], Offspring[Any]]
+    phases: tuple[str, ...]
+
+    def fault(self, space: Any) -> str | None:
+        """Why it can't be had in a space, as a sentence that its name begins; None if it can."""
+        return None
+
+
+class GenomeFigures(ABC, Generic[G]):
+    """How a kind's genomes are drawn. Matplotlib is imported when something is, not before.
+
+    Attributes:
+        subject: what is drawn of an individual: `matrices`.
+        weights: what the routing weights of its experts are, for the heading of an analysis; None leaves them out.
+    """
+
+    subject: ClassVar[str]
+    weights: ClassVar[str | None] = None
+
+    def draws(self, genome: G, start: G | None) -> bool:
+        """Whether there is something to draw.
+
+        Args:
+            genome: whose parameters.
+            start: the genome that its search started from, if its kind has a start.
+        """
+        return True
+
+    @abstractmethod
+    def page(self, genome: G, start: G | None) -> tuple[Figure, str]:
+        """A figure for a narrow page, and what is to be seen on it, in whole sentences; only for what `draws`."""
+
+    @abstractmethod
+    def draw(self, figure: Any, genome: G, start: G | None, label: str) -> None:
+        """Draw on a wide part of a figure; only what `draws`.
+
+        Args:
+            figure: a figure or a part of one.
+            genome: whose parameters.
+            start: the genome that its search started from, if its kind has a start.
+            label: how to name the individual.
+        """
+
+    def width(self, genome: G) -> float:
+        """Inches that `draw` needs; 0 takes what there is."""
+        return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class GenomeKind:
+    """One kind of genomes, whole.
+
+    Attributes:
+        section: its settings.
+        make_space: makes the space of a section for a model; the last argument has the phases of the search, which may
+            begin with baselines that something must be measured for. A space with a recipe is yet to be calibrated.
+            Raises UserError where the section asks for what the model can't give.
+        costs: what candidates of a space cost, for a model's outline.
+        figures: how its genomes are drawn.
+        baselines: one-shot methods by name; all but `random`, which is any space's `sample`.
+    """
+
+    section: type[GenomeSection]
+    make_space: Callable[[Any, ModelFacts, Sequence[PhaseConfig]], GenomeSpace[Any]]
+    costs: Callable[[Any, ModelOutline], GenomeCosts]
+    figures: GenomeFigures[Any]
+    baselines: Mapping[str, Baseline] = field(default_factory=dict)

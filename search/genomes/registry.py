@@ -1,38 +1,63 @@
-"""Genome kinds by the type of their configuration."""
+"""Genome kinds by name, and what is looked up by it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
+from pydantic import SerializeAsAny, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic_core import PydanticKnownError
+
+from moevolve.evaluators.errors import UserError
 from moevolve.search.config.phases import PhaseConfig
-from moevolve.search.genomes.base import GenomeSpace
-from moevolve.search.genomes.eep.baselines.registry import experts_recipe
-from moevolve.search.genomes.eep.space import EepSpace
-from moevolve.search.genomes.factorllm.space import FactorLlmSpace
-from moevolve.search.genomes.nanomoe.space import NanoMoeSpace
-from moevolve.search.genomes.sections import (
-    AnyGenomeSection,
-    EepSection,
-    FactorLlmSection,
-    NanoMoeSection,
-    ToMoeSection,
+from moevolve.search.genomes.base import (
+    Baseline,
+    Genome,
+    GenomeFigures,
+    GenomeKind,
+    GenomeSection,
+    GenomeSpace,
+    Offspring,
 )
-from moevolve.search.genomes.tomoe.space import ToMoeSpace
+from moevolve.search.genomes.costs import GenomeCosts
+from moevolve.search.genomes.eep.kind import EEP
+from moevolve.search.genomes.factorllm.kind import FACTORLLM
+from moevolve.search.genomes.nanomoe.kind import NANOMOE
+from moevolve.search.genomes.tomoe.kind import TOMOE
 from moevolve.workers.facts import ModelFacts
-from moevolve.workers.methods.base import combined
 
-SPACES: dict[type, Callable[[Any, ModelFacts], GenomeSpace[Any]]] = {
-    NanoMoeSection: NanoMoeSpace.of,
-    EepSection: EepSpace.of,
-    FactorLlmSection: FactorLlmSpace.of,
-    ToMoeSection: ToMoeSpace.of,
+if TYPE_CHECKING:
+    from moevolve.workers.profiling.outline import ModelOutline
+
+KINDS: dict[str, GenomeKind] = {
+    "eep": EEP,
+    "factorllm": FACTORLLM,
+    "tomoe": TOMOE,
+    "nanomoe": NANOMOE,
 }
-"""What makes the space of a `genome` section for a model."""
+DEFAULT = "eep"
+"""The kind of a section that says none."""
 
 
-def make_space(section: AnyGenomeSection, facts: ModelFacts, phases: Sequence[PhaseConfig] = ()) -> GenomeSpace[Any]:
+def _of_its_kind(value: Any, as_base: ValidatorFunctionWrapHandler) -> GenomeSection:
+    """Plain settings as the section of the kind that they name."""
+    if not isinstance(value, dict):
+        section: GenomeSection = as_base(value)
+        return section
+    settings = {"kind": DEFAULT} | value
+    name = settings["kind"]
+    if not isinstance(name, str) or name not in KINDS:
+        known = ", ".join(f"'{each}'" for each in KINDS)
+        context = {"discriminator": "'kind'", "tag": str(name), "expected_tags": known}
+        raise PydanticKnownError("union_tag_invalid", context)
+    return KINDS[name].section.model_validate(settings)
+
+
+AnyGenomeSection = Annotated[SerializeAsAny[GenomeSection], WrapValidator(_of_its_kind)]
+"""The field of a configuration that takes the section of any kind."""
+
+
+def make_space(section: GenomeSection, facts: ModelFacts, phases: Sequence[PhaseConfig] = ()) -> GenomeSpace[Any]:
     """The space of a configuration's `genome` section for a model; one with a recipe is yet to be calibrated.
 
     Args:
@@ -43,7 +68,68 @@ def make_space(section: AnyGenomeSection, facts: ModelFacts, phases: Sequence[Ph
     Raises:
         UserError: the section asks for what the model can't give.
     """
-    space = SPACES[type(section)](section, facts)
-    if isinstance(space, EepSpace) and isinstance(section, EepSection):
-        return replace(space, recipe=combined(experts_recipe(space, section, phases), space.recipe))
-    return space
+    return KINDS[section.kind].make_space(section, facts, phases)
+
+
+def costs_of(space: GenomeSpace[Any], outline: ModelOutline) -> GenomeCosts[Any]:
+    """What the candidates of a space cost."""
+    return KINDS[space.kind].costs(space, outline)
+
+
+def figures_for(genome: Genome) -> GenomeFigures[Any]:
+    """How a genome is drawn."""
+    return KINDS[genome.space.kind].figures
+
+
+def weights_of(kind: str) -> str | None:
+    """What the routing weights of a kind's experts are, for the heading of an analysis; None leaves them out."""
+    return KINDS[kind].figures.weights if kind in KINDS else None
+
+
+def parts_of(kinds: Iterable[str]) -> str:
+    """What individuals of some kinds consist of, as a heading: "experts", "blocks", or "experts or blocks"."""
+    asked = set(kinds)
+    return " or ".join(dict.fromkeys(kind.section.parts for name, kind in KINDS.items() if name in asked))
+
+
+def counted(kind: str, experts: int, active: int) -> str:
+    """How many of these parts an individual has, in words; `experts` and `active` are as in `Description`."""
+    return KINDS[kind].section.counted.format(experts=experts, active=active)
+
+
+def baselines_of(kind: str, where: str, instead: str) -> Mapping[str, Baseline]:
+    """The one-shot baselines of a kind; `where` heads the error message, `instead` ends it.
+
+    Raises:
+        UserError: it has none.
+    """
+    found = KINDS[kind].baselines
+    if not found:
+        having = " and ".join(name for name, each in KINDS.items() if each.baselines)
+        raise UserError(f"{where}: baselines are for genome kind {having}; {instead}")
+    return found
+
+
+def check_baselines(phases: Sequence[PhaseConfig], space: GenomeSpace[Any]) -> None:
+    """Refuse names in `init` that mean nothing for their phase.
+
+    Raises:
+        UserError: an unknown name, one that doesn't suit the phase or the genome kind; the message names the field.
+    """
+    for position, phase in enumerate(phases):
+        for name in phase.baselines:
+            where = f"phases.{position}.init: {name}"
+            known = baselines_of(space.kind, where, "leave init out")
+            suited = ["random", *(each for each, baseline in known.items() if phase.kind in baseline.phases)]
+            if name not in known:
+                raise UserError(f"{where} is unknown; a {phase.kind} phase can begin with {', '.join(suited)}")
+            if name not in suited:
+                raise UserError(f"{where} can't begin a {phase.kind} phase; use {', '.join(suited)}")
+            fault = known[name].fault(space)
+            if fault is not None:
+                raise UserError(f"{where} {fault}; use another")
+
+
+def baseline_offspring(name: str, space: GenomeSpace[Any]) -> Offspring[Any]:
+    """The individual of a baseline in a calibrated space."""
+    return KINDS[space.kind].baselines[name].make(space)

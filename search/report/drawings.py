@@ -6,14 +6,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from moevolve.search.figures.course import course_figure, size_figure
-from moevolve.search.figures.dense import division_figure, mixing_figure, widths_figure
 from moevolve.search.figures.lineage import lineage_figure
-from moevolve.search.figures.matrices import MAX_ROWS, eep_figure
 from moevolve.search.figures.style import to_svg
-from moevolve.search.genomes.eep.genome import EepGenome
-from moevolve.search.genomes.factorllm.genome import FactorLlmGenome
-from moevolve.search.genomes.nanomoe.space import NanoMoeGenome
-from moevolve.search.genomes.tomoe.genome import ToMoeGenome
+from moevolve.search.genomes.registry import figures_for
 from moevolve.search.report.contents import Contents
 from moevolve.search.service.analyse import Analysis, figures_of
 
@@ -81,29 +76,14 @@ def _sizes(contents: Contents) -> Drawing:
 
 def _searched(contents: Contents) -> Drawing | None:
     """What was searched, of the best individual."""
-    subject, start = contents.subject, contents.start
-    genome = None if subject is None else subject.genome
-    if isinstance(genome, EepGenome):
-        caption = "Rows are new experts: how much of each original expert's routing weight and weights they take."
-        caption += _left_out(genome.space.groups, MAX_ROWS, "groups of layers")
-        return _drawing("matrices", f"Matrices of {_best(contents)}", caption, eep_figure(genome))
-    if isinstance(genome, NanoMoeGenome) and genome.mixing.size:
-        caption = "How far the search moved each block of the mixing matrices from where it started."
-        caption += _left_out(len(genome.space.layers), 3 * MAX_ROWS, "linear layers")
-        return _drawing("matrices", f"Mixing matrices of {_best(contents)}", caption, mixing_figure(genome))
-    if isinstance(genome, ToMoeGenome):
-        caption = "Neurons that one expert keeps in each layer, and that any expert keeps."
-        return _drawing("matrices", f"Widths of {_best(contents)}", caption, widths_figure(genome.express()))
-    if isinstance(genome, FactorLlmGenome) and isinstance(start, FactorLlmGenome):
-        caption = "Neurons that each expert has in common with the experts that the search started from."
-        caption += _left_out(genome.space.dense.layers, 2 * MAX_ROWS, "layers")
-        figure = division_figure(genome.express(), start.express())
-        return _drawing("matrices", f"Division of {_best(contents)}", caption, figure)
-    return None
-
-
-def _left_out(count: int, shown: int, what: str) -> str:
-    return "" if count <= shown else f" {shown} of {count} {what} are shown."
+    genome = None if contents.subject is None else contents.subject.genome
+    if genome is None:
+        return None
+    figures = figures_for(genome)
+    if not figures.draws(genome, contents.start):
+        return None
+    figure, caption = figures.page(genome, contents.start)
+    return _drawing("matrices", f"{figures.subject.capitalize()} of {_best(contents)}", caption, figure)
 
 
 def _experts(analysis: Analysis) -> list[Drawing]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.types import Split
+from moevolve.search.genomes.registry import weights_of
 from moevolve.search.loop.scores import FULL
 from moevolve.search.service.evaluate import find_subject, prepared_split
 from moevolve.store.repository import Store
@@ -105,7 +106,7 @@ def figures_of(analysis: Analysis) -> dict[str, tuple[Figure, str]]:
             "Share of the tokens that chose each expert, in every layer"
             + ("; grey experts are gone." if before else "."),
         )
-        weights = {"eep": "routing weights", "tomoe": "router's softmax"}.get(analysis.kind)
+        weights = weights_of(analysis.kind)
         found["activations"] = (
             draw.bars_figure(before, after, weights),
             "How many tokens chose each expert"

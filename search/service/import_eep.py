@@ -14,8 +14,8 @@ from moevolve.search.config.run import EngineSection, ModelSection, StoredConfig
 from moevolve.search.genomes.base import Offspring
 from moevolve.search.genomes.eep.coefficients import group_layers, read_coefficients
 from moevolve.search.genomes.eep.genome import EepGenome
+from moevolve.search.genomes.eep.section import EepSection
 from moevolve.search.genomes.eep.space import EepSpace
-from moevolve.search.genomes.sections import EepSection
 from moevolve.search.loop.driver import individual_record
 from moevolve.search.service.launch import pinned, search_record
 from moevolve.search.service.weights import facts_with_or_without, where_model

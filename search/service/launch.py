@@ -15,8 +15,7 @@ from moevolve.evaluators.types import PreparedSplit, Split
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import ModelSection, RunConfig, StoredConfig, TaskSection
 from moevolve.search.genomes.base import GenomeSpace
-from moevolve.search.genomes.eep.baselines.registry import check_baselines
-from moevolve.search.genomes.registry import make_space
+from moevolve.search.genomes.registry import check_baselines, make_space
 from moevolve.search.loop.driver import Driver, Progress
 from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.final import Finaliser

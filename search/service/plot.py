@@ -7,14 +7,13 @@ from pathlib import Path
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.figures.course import draw_course
-from moevolve.search.figures.dense import draw_dense, draws
-from moevolve.search.figures.matrices import draw_eep_matrices, spread
 from moevolve.search.figures.style import check_format, drawing
 from moevolve.search.genomes.base import Genome
-from moevolve.search.genomes.eep.genome import EepGenome
+from moevolve.search.genomes.registry import figures_for
 from moevolve.store.records import IndividualRecord
 
-_MAX_GROUPS = 8
+_WIDTH = 8.0
+"""Inches, unless the genome needs more."""
 
 
 def plot_search(
@@ -41,22 +40,20 @@ def plot_search(
         UserError: nothing was evaluated yet and there is no genome to draw, the suffix names no known format, or the
             file can't be written.
     """
-    columns = len(spread(genome.space.groups, _MAX_GROUPS)) if isinstance(genome, EepGenome) else 0
     above = any(row.fitness is not None for row in history)
-    below = genome is not None and (columns > 0 or draws(genome, start))
-    if not above and not below:
+    drawn = genome if genome is not None and figures_for(genome).draws(genome, start) else None
+    if not above and drawn is None:
         raise UserError(f"{title}: no evaluated individual to plot yet")
-    heights = [4.0] * above + [3.6] * below
-    with drawing(sum(heights), max(8.0, 2.0 * columns)) as figure:
+    heights = [4.0] * above + [3.6] * (drawn is not None)
+    width = _WIDTH if drawn is None else max(_WIDTH, figures_for(drawn).width(drawn))
+    with drawing(sum(heights), width) as figure:
         check_format(figure, path)
         figure.suptitle(title)
         parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
         if above:
             draw_course(parts[0].subplots(), history, full)
-        if isinstance(genome, EepGenome):
-            draw_eep_matrices(parts[-1], genome, genome_label)
-        elif genome is not None and below:
-            draw_dense(parts[-1], genome, start, genome_label)
+        if drawn is not None:
+            figures_for(drawn).draw(parts[-1], drawn, start, genome_label)
         try:
             figure.savefig(path, dpi=150)
         except OSError as error:

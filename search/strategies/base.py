@@ -9,7 +9,7 @@ import numpy as np
 
 from moevolve.search.config.phases import PhaseConfig
 from moevolve.search.genomes.base import GenomeSpace, Offspring
-from moevolve.search.genomes.eep.baselines.registry import baseline_offspring
+from moevolve.search.genomes.registry import baseline_offspring
 from moevolve.store.records import IndividualRecord
 
 

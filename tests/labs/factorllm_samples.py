@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from search_samples import dense_model
 
+from moevolve.search.genomes.factorllm.section import FactorLlmSection
 from moevolve.search.genomes.factorllm.space import FactorLlmSpace
-from moevolve.search.genomes.sections import FactorLlmSection
 from moevolve.workers.facts import ModelFacts
 from moevolve.workers.methods.base import Calibration
 

@@ -16,8 +16,7 @@ from search_samples import MERGE, PRUNE, TUNE
 from moevolve.evaluators.tasks.prepare import prepare_split
 from moevolve.evaluators.tasks.registry import load_task
 from moevolve.search.genomes.base import Description
-from moevolve.search.genomes.registry import make_space
-from moevolve.search.genomes.sections import GenomeSection
+from moevolve.search.genomes.registry import AnyGenomeSection, make_space
 from moevolve.workers.config import EngineConfig, ModelConfig
 from moevolve.workers.export.card import ExportCard
 from moevolve.workers.export.export import export_model
@@ -76,7 +75,7 @@ def export_sample(tiny: Any, model: Path, genome: dict[str, Any], directory: Pat
     """Export a random individual of a `genome` section; with `merge`, a mutated one of EEP's merge phase."""
     config = ModelConfig(str(model), device="cpu")
     facts = describe_model(config)
-    space = make_space(TypeAdapter(GenomeSection).validate_python(genome), facts)
+    space = make_space(TypeAdapter(AnyGenomeSection).validate_python(genome), facts)
     if space.recipe is not None:
         splits = (prepare_split(load_task(str(tiny.task)), "search"),)
         made = EvaluationWorker(config, EngineConfig()).calibrate(space.recipe, splits)

@@ -11,8 +11,8 @@ from hypothesis import settings
 from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
 from moevolve.search.config.phases import MergePhase, PrunePhase, TunePhase
 from moevolve.search.genomes.eep.genome import EepGenome
+from moevolve.search.genomes.eep.section import EepSection
 from moevolve.search.genomes.eep.space import EepSpace
-from moevolve.search.genomes.sections import EepSection
 from moevolve.store.records import IndividualRecord, IndividualStatus
 from moevolve.workers.facts import DenseFacts, LinearFacts, ModelFacts
 from moevolve.workers.methods.eep.edit import RouterSpace
@@ -89,7 +89,6 @@ def dense_model(
         dtype_bytes=4,
         dense=DenseFacts(layers, hidden, width, gated, bias, heads, kept, head_dim, head_dim if gated else 0),
         linears=linears,
-        embedding_parameters=vocabulary * hidden,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from search_samples import dense_model
 
-from moevolve.search.genomes.sections import ToMoeSection
+from moevolve.search.genomes.tomoe.section import ToMoeSection
 from moevolve.search.genomes.tomoe.space import ToMoeSpace
 from moevolve.workers.facts import ModelFacts
 from moevolve.workers.methods.base import Calibration

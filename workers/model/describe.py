@@ -6,7 +6,7 @@ torch and transformers are imported where they are needed, so that listings on t
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.config import ModelConfig
@@ -68,8 +68,6 @@ def describe_config(model: PreTrainedModel, config: ModelConfig) -> ModelFacts:
     packed = packed_format(settings, config.path)
     layers = find_moe_layers(model, config.path)
     first = layers[0] if layers else None
-    embeddings: Any = model.get_input_embeddings()
-    tied = model.get_output_embeddings().weight is embeddings.weight
     return ModelFacts(
         family=family.model_type,
         fingerprint="",
@@ -88,7 +86,6 @@ def describe_config(model: PreTrainedModel, config: ModelConfig) -> ModelFacts:
             LinearFacts(name, module.out_features, module.in_features, module.bias is not None)
             for name, module in find_linears(model).items()
         ),
-        embedding_parameters=0 if tied else embeddings.weight.numel(),
         routing=first.rule if first else None,
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +18,9 @@ from moevolve.kernels.routing_rule import NO_SCORES
 from moevolve.search.config.phases import MergePhase, PhaseConfig, PrunePhase
 from moevolve.search.genomes.base import Description, Offspring
 from moevolve.search.genomes.eep.genome import HEADER, MAGIC, EepGenome
+from moevolve.search.genomes.eep.section import EepSection
 from moevolve.search.genomes.eep.subsets import Subsets
-from moevolve.search.genomes.operators.layers import select_groups
-from moevolve.search.genomes.operators.matrices import gaussian_noise, matrix_crossover, normalise_rows
-from moevolve.search.genomes.sections import EepSection
+from moevolve.search.genomes.operators import gaussian_noise, matrix_crossover, normalise_rows, select_groups
 from moevolve.workers.facts import ModelFacts, active_parameters, parameters_after
 from moevolve.workers.methods.base import Calibration, CalibrationRecipe, combined
 from moevolve.workers.methods.eep.alignment import Alignment
@@ -48,6 +48,7 @@ class EepSpace:
         calibration: what was measured.
     """
 
+    kind: ClassVar[str] = "eep"
     experts: int
     retained: int
     active: int
@@ -116,20 +117,20 @@ class EepSpace:
         return replace(self, calibration=calibration)
 
     @property
+    def measured(self) -> dict[str, NDArray[Any]]:
+        """The calibration's arrays."""
+        assert self.calibration is not None, "the space has to be calibrated before this is known"
+        return dict(self.calibration.arrays)
+
+    @property
     def skip_below(self) -> NDArray[np.float32] | None:
         """Thresholds of dynamic skipping, float32 [layers]; None without."""
-        if not self.dynamic_skipping:
-            return None
-        assert self.calibration is not None, "the space is not calibrated"
-        return self.calibration.arrays["ratio"]
+        return self.measured["ratio"] if self.dynamic_skipping else None
 
     @cached_property
     def alignment(self) -> Alignment | None:
         """How experts' neurons lie that are merged; None where they stay as they are."""
-        if not self.align:
-            return None
-        assert self.calibration is not None, "the space has to be calibrated before genomes are expressed in it"
-        return Alignment(self.calibration.arrays["alignment"])
+        return Alignment(self.measured["alignment"]) if self.align else None
 
     def start(self, phase: PhaseConfig) -> None:
         return None
@@ -204,19 +205,29 @@ class EepSpace:
                 summary += ", aligned"
         if self.dynamic_skipping:
             summary += ", the second of 2 skipped at times"
-        # A mapping that isn't folded into a smaller router stands beside the whole one.
-        folds = self.router_space == "logits" or (self.facts.rule.one_hot_folds and genome.one_hot_mapping)
-        folds = folds or genome.is_identity
-        used = active_parameters(self.facts, self.retained, self.active, native=not folds)
+        parameters, used = self.parameters(genome.one_hot_mapping, genome.is_identity)
         return Description(
             experts=self.retained,
             active=self.active,
-            parameters=parameters_after(self.facts, self.retained, native=not folds),
+            parameters=parameters,
             active_parameters=used,
-            flops=2 * (used - self.facts.embedding_parameters),
             parameters_full=self.facts.parameters,
             summary=summary,
         )
+
+    def parameters(self, one_hot: bool, identity: bool = False) -> tuple[int, int]:
+        """Parameters of a candidate's model, and of these what a token passes through.
+
+        A mapping that isn't folded into a smaller router stands beside the whole one.
+
+        Args:
+            one_hot: whether every row of its router mapping is one-hot.
+            identity: whether it is the unedited model.
+        """
+        folds = self.router_space == "logits" or (self.facts.rule.one_hot_folds and one_hot) or identity
+        sizes = self.facts, self.retained
+        used = active_parameters(*sizes, self.active, native=not folds)
+        return parameters_after(*sizes, native=not folds), used
 
     def _summary_of_pruning(self, genome: EepGenome) -> str:
         """The retained experts of every group, one digit each; only their number where that gets long."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +13,8 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.config.phases import PhaseConfig, TunePhase
 from moevolve.search.genomes.base import Description, Offspring
 from moevolve.search.genomes.factorllm.genome import ARRAYS, HEADER, MAGIC, FactorLlmGenome
-from moevolve.search.genomes.operators.layers import layer_crossover, select_groups
-from moevolve.search.genomes.operators.matrices import gaussian_noise
-from moevolve.search.genomes.operators.subsets import balanced_swaps
-from moevolve.search.genomes.sections import FactorLlmSection
+from moevolve.search.genomes.factorllm.section import FactorLlmSection
+from moevolve.search.genomes.operators import balanced_swaps, gaussian_noise, layer_crossover, select_groups
 from moevolve.workers.facts import DenseFacts, ModelFacts
 from moevolve.workers.methods.base import Calibration
 from moevolve.workers.methods.factorllm.edit import FactorLlmRecipe
@@ -36,6 +34,7 @@ class FactorLlmSpace:
         calibration: the start; None as long as it isn't measured.
     """
 
+    kind: ClassVar[str] = "factorllm"
     section: FactorLlmSection
     facts: ModelFacts = field(repr=False)
     dense: DenseFacts = field(repr=False)
@@ -209,23 +208,30 @@ class FactorLlmSpace:
         With several routers they are upper bounds: those that disagree leave experts out.
         """
         dense = self.dense
-        matrices = 3 if dense.gated else 2
-        network = matrices * dense.hidden * dense.width
-        neurons = network + (matrices - 1) * dense.width * dense.bias
-        router = self.routers * self.n * (dense.hidden + self.section.router_bias)
-        parameters = self.facts.parameters + dense.layers * router
-        used = parameters - dense.layers * neurons * (self.n - self.active) // self.n
+        network = (3 if dense.gated else 2) * dense.hidden * dense.width
         share = self.active / self.n + self.routers * self.n * dense.hidden / network
         started = int(genome.anchored.sum())
         return Description(
             experts=self.n,
             active=self.active,
-            parameters=parameters,
-            active_parameters=used,
-            flops=2 * (used - self.facts.embedding_parameters),
+            parameters=self.parameters,
+            active_parameters=self.active_parameters,
             parameters_full=self.facts.parameters,
             summary=f"{self.name}, {share:.1%} of the FFN FLOPs, closed-form routers in {started} of {dense.layers}",
         )
+
+    @property
+    def parameters(self) -> int:
+        """Of the model with its routers."""
+        router = self.routers * self.n * (self.dense.hidden + self.section.router_bias)
+        return self.facts.parameters + self.dense.layers * router
+
+    @property
+    def active_parameters(self) -> int:
+        """Of these, what a token passes through: all but the neurons of the experts not chosen."""
+        dense, matrices = self.dense, 3 if self.dense.gated else 2
+        neurons = dense.width * (matrices * dense.hidden + (matrices - 1) * dense.bias)
+        return self.parameters - dense.layers * neurons * (self.n - self.active) // self.n
 
     @property
     def name(self) -> str:

@@ -1,8 +1,4 @@
-"""The NanoMoE genome: the mixing matrix M of every chosen linear layer.
-
-Source: NanoMoE, Sec. 3. U and V are no part of it: a worker derives them from the layer's weight and M. What is stored
-is relative to the M that the layer's fit gives (see `NanoMoeSection.fit`): without a fit, M's parameters themselves.
-"""
+"""The space of NanoMoE genomes: their start, random ones, breeding, and what they cost."""
 
 from __future__ import annotations
 
@@ -11,6 +7,7 @@ import struct
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,62 +15,18 @@ from numpy.typing import NDArray
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.phases import PhaseConfig, TunePhase
 from moevolve.search.genomes.base import Description, Offspring
-from moevolve.search.genomes.operators.layers import layer_crossover, select_groups
-from moevolve.search.genomes.operators.matrices import gaussian_noise
-from moevolve.search.genomes.sections import NanoMoeSection
+from moevolve.search.genomes.nanomoe.genome import NanoMoeGenome
+from moevolve.search.genomes.nanomoe.section import NanoMoeSection
+from moevolve.search.genomes.operators import gaussian_noise, layer_crossover, select_groups
 from moevolve.workers.facts import LinearFacts, ModelFacts, active_parameters
 from moevolve.workers.methods.base import Calibration
-from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit
+from moevolve.workers.methods.nanomoe.edit import BlockForm
 
 _HEADER = struct.Struct("<4sBHHH4s")
 _MAGIC = b"NMX1"
 _VARIANTS = ("I", "II", "III", "low_rank")
 _STEP = 0.1
 """Step for which the rank-one parts' unit is chosen: as large in norm as the same step of the diagonals' entries."""
-
-
-@dataclass(frozen=True)
-class NanoMoeGenome:
-    """One candidate.
-
-    Attributes:
-        space: the space it belongs to.
-        mixing: float32 [layers, *form.mixing_shape], read-only; see `NanoMoeEdit`.
-    """
-
-    space: NanoMoeSpace = field(repr=False, compare=False)
-    mixing: NDArray[np.float32] = field(repr=False)
-
-    def __post_init__(self) -> None:
-        # Adding zero turns -0.0 into 0.0: equal parameters have equal bytes.
-        mixing = np.array(self.mixing, dtype=np.float32) + np.float32(0)
-        if mixing.shape != self.space.shape:
-            raise ValueError(f"mixing has shape {mixing.shape}, the space has {self.space.shape}")
-        mixing.flags.writeable = False
-        object.__setattr__(self, "mixing", mixing)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, NanoMoeGenome) and self.to_bytes() == other.to_bytes()
-
-    def __hash__(self) -> int:
-        return hash(self.to_bytes())
-
-    def to_bytes(self) -> bytes:
-        """Magic, variant, K, r, layers (uint16 each) and a digest of their names, then M as little-endian float32."""
-        return self.space.header + self.mixing.astype("<f4").tobytes()
-
-    @cached_property
-    def content_hash(self) -> str:
-        return hashlib.sha256(self.to_bytes()).hexdigest()
-
-    def express(self) -> NanoMoeEdit:
-        """The layers' names beside their parameters."""
-        return self._edit
-
-    @cached_property
-    def _edit(self) -> NanoMoeEdit:
-        space = self.space
-        return NanoMoeEdit(space.form, tuple(each.name for each in space.layers), self.mixing, space.fit, space.refine)
 
 
 @dataclass(frozen=True)
@@ -88,6 +41,7 @@ class NanoMoeSpace:
         facts: the model, for accounting.
     """
 
+    kind: ClassVar[str] = "nanomoe"
     form: BlockForm
     layers: tuple[LinearFacts, ...] = field(repr=False)
     fit: int
@@ -184,23 +138,34 @@ class NanoMoeSpace:
         return NanoMoeGenome(self, (vector.reshape(self.shape) * self._units).astype(np.float32))
 
     def describe(self, genome: NanoMoeGenome) -> Description:
-        form, facts = self.form, self.facts
-        dense = sum(each.outputs * each.inputs for each in self.layers)
-        saved = dense - sum(form.parameters(each.outputs, each.inputs) for each in self.layers)
-        full_active = active_parameters(facts, facts.experts, facts.active)
-        flops = 2 * (full_active - facts.embedding_parameters - dense)
-        flops += sum(form.flops(each.outputs, each.inputs) for each in self.layers)
+        form = self.form
         away = float(np.abs(genome.mixing - self._unmixed).mean()) if genome.mixing.size else 0.0
         blocks = "" if form.variant == "low_rank" else f" K={form.blocks}"
         return Description(
             experts=form.blocks,
             active=form.blocks,
-            parameters=facts.parameters - saved,
-            active_parameters=full_active - saved,
-            flops=flops,
-            parameters_full=facts.parameters,
+            parameters=self.parameters,
+            active_parameters=self.active_parameters,
+            parameters_full=self.facts.parameters,
             summary=f"{form.variant}{blocks} r={form.rank} on {len(self.layers)} layers, mean |dM| {away:.3f}",
         )
+
+    @property
+    def parameters(self) -> int:
+        """Of the model with its factored layers."""
+        return self.facts.parameters - self._saved
+
+    @property
+    def active_parameters(self) -> int:
+        """Of these, what a token passes through."""
+        facts = self.facts
+        return active_parameters(facts, facts.experts, facts.active) - self._saved
+
+    @cached_property
+    def _saved(self) -> int:
+        """Parameters that the factors are fewer than the chosen layers' weights."""
+        sizes = [(each.outputs, each.inputs) for each in self.layers]
+        return sum(outputs * inputs - self.form.parameters(outputs, inputs) for outputs, inputs in sizes)
 
     @cached_property
     def _unmixed(self) -> NDArray[np.float32]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations, product
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.phases import PhaseConfig, TunePhase
 from moevolve.search.genomes.base import Description, Offspring
-from moevolve.search.genomes.operators.layers import layer_crossover, select_groups
-from moevolve.search.genomes.operators.matrices import gaussian_noise
-from moevolve.search.genomes.sections import ToMoeSection
+from moevolve.search.genomes.operators import gaussian_noise, layer_crossover, select_groups
 from moevolve.search.genomes.tomoe.budget import WidthBudget
 from moevolve.search.genomes.tomoe.genome import ARRAYS, HEADER, MAGIC, SEEDS, ToMoeGenome
+from moevolve.search.genomes.tomoe.section import ToMoeSection
 from moevolve.workers.facts import DenseFacts, ModelFacts
 from moevolve.workers.families.registry import maskable_types
 from moevolve.workers.methods.base import Calibration
@@ -42,6 +41,7 @@ class ToMoeSpace:
         calibration: the start; None as long as it isn't measured.
     """
 
+    kind: ClassVar[str] = "tomoe"
     section: ToMoeSection
     facts: ModelFacts = field(repr=False)
     dense: DenseFacts = field(repr=False)
@@ -192,7 +192,6 @@ class ToMoeSpace:
             active=1,
             parameters=used + int((terms.unions - widths[:, 0]).sum()) * self.budget.costs[0],
             active_parameters=used,
-            flops=2 * (used - self.facts.embedding_parameters),
             parameters_full=self.facts.parameters,
             summary=(
                 f"{self.section.experts} experts of {narrow} to {wide} neurons, budget {self.section.budget:.0%}, "
@@ -200,6 +199,11 @@ class ToMoeSpace:
             ),
             penalty=self.section.coverage * terms.union_term + self.section.balance * terms.balance_term,
         )
+
+    @property
+    def even_widths(self) -> NDArray[np.int64]:
+        """The same share of everything: widths of the start, [layers, 1 or 3]; all candidates' sum up alike."""
+        return self.budget.widths(np.zeros(self.shapes["shares"], dtype=np.float32))
 
     def active_parameters(self, widths: NDArray[np.int64]) -> int:
         """What a token runs at widths [layers, 1 or 3]: all but neurons and pairs beyond them, and routers."""

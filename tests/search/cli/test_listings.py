@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from store_samples import evaluation, fitness, individual, search, split
 
-from moevolve.search.genomes.sections import SECTIONS, AnyGenomeSection, parts_of
+from moevolve.search.genomes.registry import KINDS, parts_of
 from moevolve.store.repository import Store
 
 
@@ -17,7 +17,7 @@ def store(tmp_path: Path) -> str:
     """Of one evaluated individual of every kind, each of a phenotype of its own."""
     url = f"sqlite:///{tmp_path / 'kinds.db'}"
     with Store.open(url) as opened:
-        for place, kind in enumerate(SECTIONS):
+        for place, kind in enumerate(KINDS):
             opened.create_search(search(f"a-{kind}", genome_kind=kind), [split()])
             opened.record(f"id-a-{kind}", [individual(0, phenotype=place)], [evaluation(place, 0.5)], [fitness(0, 0.5)])
     return url
@@ -30,7 +30,7 @@ def heading(in_process: Any, *arguments: str) -> str:
 
 
 def test_best_counts_what_there_is(store: str, in_process: Any) -> None:
-    for kind in SECTIONS:
+    for kind in KINDS:
         shown = heading(in_process, "best", "--store", store, "--search", f"a-{kind}")
         assert ("experts" in shown, "blocks" in shown) == (kind != "nanomoe", kind == "nanomoe")
     assert "experts or blocks" in heading(in_process, "best", "--store", store)
@@ -40,8 +40,3 @@ def test_parts_are_named_once() -> None:
     assert parts_of(["tomoe", "eep"]) == "experts"
     assert parts_of(["nanomoe", "eep"]) == "experts or blocks"
     assert parts_of(["nanomoe"]) == "blocks"
-
-
-def test_every_kind_is_known() -> None:
-    assert set(SECTIONS.values()) == set(get_args(AnyGenomeSection))
-    assert all(get_args(section.model_fields["kind"].annotation) == (kind,) for kind, section in SECTIONS.items())

@@ -22,7 +22,7 @@ from moevolve.evaluators.tasks.registry import load_task
 from moevolve.search.cli._plan_output import plan_json
 from moevolve.search.cli.app import app
 from moevolve.search.config.files import load_run_config, parse_run_config
-from moevolve.search.estimate.estimate import PlanRequest, plan
+from moevolve.search.estimate.estimate import EstimateRequest, estimate
 from moevolve.search.estimate.measured import compare
 from moevolve.search.genomes.registry import make_space
 from moevolve.store.errors import StoreError
@@ -84,7 +84,7 @@ def test_a_table_for_this_machine_with_what_was_measured(in_process: Any, all_ki
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_is_set_beside_what_was_measured(all_kinds: str, tmp_path: Path, kind: str) -> None:
     data = yaml.safe_load(stored_run(all_kinds, kind, tmp_path).read_text())
-    report = plan(PlanRequest(parse_run_config(data, kind), cpu=True))
+    report = estimate(EstimateRequest(parse_run_config(data, kind), cpu=True))
     with Store.open(all_kinds) as store:
         found = compare(report, store, kind)
         costs = store.costs(store.search(kind)).splits
@@ -102,7 +102,7 @@ def test_every_kind_is_set_beside_what_was_measured(all_kinds: str, tmp_path: Pa
 
 def test_the_estimate_for_the_demo_is_near_what_an_evaluation_takes() -> None:
     config = load_run_config(RUNS / "demo.yaml")
-    report = plan(PlanRequest(config, cpu=True))
+    report = estimate(EstimateRequest(config, cpu=True))
     model, engine = config.model.to_worker(), config.engine.to_worker()
     space = make_space(config.genome, report.outline.facts)
     split = prepare_split(load_task("demo-span").with_counts(config.tasks[0].counts), "search")
@@ -121,7 +121,7 @@ def test_the_estimate_for_the_demo_is_near_what_an_evaluation_takes() -> None:
 
 def test_a_search_with_other_settings_is_not_compared(all_kinds: str, tmp_path: Path) -> None:
     data = yaml.safe_load(stored_run(all_kinds, "eep", tmp_path).read_text())
-    report = plan(PlanRequest(parse_run_config(data | {"seed": 99}, "eep"), cpu=True))
+    report = estimate(EstimateRequest(parse_run_config(data | {"seed": 99}, "eep"), cpu=True))
     with Store.open(all_kinds) as store:
         with pytest.raises(UserError, match="other settings"):
             compare(report, store, "eep")

@@ -115,6 +115,14 @@ def test_the_base_may_be_a_run_of_its_own(tiny: Any, tmp_path: Path) -> None:
             {"methods": {"a": {"baseline": "repa"}}},
             "2 of 4 / a: baseline: repa is unknown; there are random, frequency",
         ),
+        (
+            {"methods": {"a": {"baseline": "reap", "genome.kind": "nanomoe"}}},
+            "2 of 4 / a: baseline: reap: baselines are for genome kind eep; use another method",
+        ),
+        (
+            {"methods": {"a": {"baseline": "reap", "genome.kind": "moe"}}},
+            "2 of 4 / a: genome: moe is unknown; there are eep, factorllm, tomoe, nanomoe",
+        ),
         ({"base": "nowhere.yaml"}, "nowhere.yaml: no such file"),
     ],
 )

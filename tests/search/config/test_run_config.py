@@ -14,7 +14,10 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import apply_override, load_run_config, parse_stored_config
 from moevolve.search.config.phases import MergePhase, PrunePhase, TopKParents
 from moevolve.search.config.run import EngineSection, ModelSection, RunConfig, StoredConfig
-from moevolve.search.genomes.sections import EepSection, FactorLlmSection, NanoMoeSection, ToMoeSection
+from moevolve.search.genomes.eep.section import EepSection
+from moevolve.search.genomes.factorllm.section import FactorLlmSection
+from moevolve.search.genomes.nanomoe.section import NanoMoeSection
+from moevolve.search.genomes.tomoe.section import ToMoeSection
 
 PLAIN: dict[str, Any] = {
     "name": "rte-4",

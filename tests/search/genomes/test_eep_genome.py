@@ -10,9 +10,9 @@ from search_samples import MERGE, PRUNE, continuous, eep_space, few, mixtral
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.eep.genome import EepGenome
+from moevolve.search.genomes.eep.section import EepSection
 from moevolve.search.genomes.eep.space import EepSpace
 from moevolve.search.genomes.registry import make_space
-from moevolve.search.genomes.sections import EepSection
 from moevolve.workers.methods.eep.edit import EepEdit
 
 seeds = st.integers(0, 2**32 - 1)

@@ -10,15 +10,17 @@ from factorllm_samples import factorllm_space
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from outline_samples import outline_of
 from pydantic import ValidationError
 from search_samples import TUNE, dense_model, few, mixtral
 
 from moevolve.evaluators.errors import UserError
+from moevolve.search.genomes.costs import full_work
 from moevolve.search.genomes.factorllm.genome import FactorLlmGenome
+from moevolve.search.genomes.factorllm.section import FactorLlmSection
 from moevolve.search.genomes.factorllm.space import FactorLlmSpace
-from moevolve.search.genomes.operators.subsets import balanced_swaps
-from moevolve.search.genomes.registry import make_space
-from moevolve.search.genomes.sections import FactorLlmSection
+from moevolve.search.genomes.operators import balanced_swaps
+from moevolve.search.genomes.registry import costs_of, make_space
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
 
 seeds = st.integers(0, 2**32 - 1)
@@ -178,7 +180,9 @@ def test_costs_are_the_papers(gated: bool) -> None:
     idle = matrices * 16 * 12 + (0 if gated else 12)
     assert cost.parameters == facts.parameters + 4 * router
     assert cost.active_parameters == cost.parameters - 4 * idle
-    assert cost.flops == 2 * (cost.active_parameters - facts.embedding_parameters)
+    outline = outline_of(facts)
+    saved = full_work(outline).token_flops - costs_of(space, outline).work("tune").token_flops
+    assert saved == 4 * (2 * matrices * 16 * 12 - 2 * 4 * 16)
     assert (cost.experts, cost.active, cost.parameters_full) == (4, 2, facts.parameters)
     share = 100 * (0.5 + 4 * 16 / (matrices * 16 * 24))
     assert cost.summary == f"1R4E2K, {share:.1f}% of the FFN FLOPs, closed-form routers in 4 of 4"

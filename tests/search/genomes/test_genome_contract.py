@@ -1,13 +1,14 @@
 """The contract of genome kinds (`moevolve.search.genomes.base`), the same tests over all of them.
 
-A new kind adds an entry to `KINDS`; what only it promises is tested in a file of its own.
+A new kind adds an entry to `SAMPLES`; what only it promises is tested in a file of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, dataclass, replace
-from typing import Any
+from typing import Any, get_args
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -15,23 +16,28 @@ from factorllm_samples import factorllm_space
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from outline_samples import outline_of
 from search_samples import MERGE, PRUNE, TUNE, continuous, deepseek, dense_model, eep_space, few, gpt_oss
 from tomoe_samples import tomoe_space
 
 from moevolve.search.config.phases import PhaseConfig
+from moevolve.search.figures.style import drawing, to_svg
 from moevolve.search.genomes.base import Genome, GenomeSpace, Offspring
+from moevolve.search.genomes.costs import full_work
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.factorllm.genome import FactorLlmGenome
-from moevolve.search.genomes.nanomoe.space import NanoMoeGenome, NanoMoeSpace
-from moevolve.search.genomes.sections import NanoMoeSection
+from moevolve.search.genomes.nanomoe.genome import NanoMoeGenome
+from moevolve.search.genomes.nanomoe.section import NanoMoeSection
+from moevolve.search.genomes.nanomoe.space import NanoMoeSpace
+from moevolve.search.genomes.registry import KINDS, costs_of, figures_for
 from moevolve.search.genomes.tomoe.genome import ToMoeGenome
 from moevolve.workers.facts import ModelFacts
 from moevolve.workers.methods.base import Calibration, Edit
 
 
 @dataclass(frozen=True)
-class Kind:
-    """One kind of genome in one space.
+class Sample:
+    """A kind of genome in one space.
 
     Attributes:
         space: the space.
@@ -76,9 +82,9 @@ def _check_eep(genome: EepGenome, phase: PhaseConfig) -> None:
         assert (per_part == space.retained // space.subsets.parts).all(), "routing groups keep unequal numbers"
 
 
-def _eep(retained: int, groups: Any, **model: Any) -> Kind:
+def _eep(retained: int, groups: Any, **model: Any) -> Sample:
     space = eep_space(retained, groups, **model)
-    return Kind(
+    return Sample(
         space,
         (PRUNE, MERGE),
         lambda genome: (genome.router_mapping, genome.expert_merging),
@@ -88,7 +94,7 @@ def _eep(retained: int, groups: Any, **model: Any) -> Kind:
     )
 
 
-def _aligned_eep(retained: int, groups: Any, layers: int, experts: int) -> Kind:
+def _aligned_eep(retained: int, groups: Any, layers: int, experts: int) -> Sample:
     rng = np.random.default_rng(7)
     codes = np.stack([[rng.permutation(5) for _ in range(experts)] for _ in range(layers)]).astype(np.int16)
     kind = _eep(retained, groups, layers=layers, experts=experts, align="hungarian")
@@ -114,9 +120,9 @@ def _check_factorllm(genome: FactorLlmGenome, phase: PhaseConfig) -> None:
     assert genome.express().finite
 
 
-def _factorllm(facts: ModelFacts, **settings: Any) -> Kind:
+def _factorllm(facts: ModelFacts, **settings: Any) -> Sample:
     space = factorllm_space(facts, **settings)
-    return Kind(
+    return Sample(
         space,
         (TUNE,),
         lambda genome: (genome.experts, genome.anchored, genome.coordinates, genome.biases),
@@ -131,9 +137,9 @@ def _check_nanomoe(genome: NanoMoeGenome, phase: PhaseConfig) -> None:
     assert genome.mixing.dtype == np.float32 and np.isfinite(genome.mixing).all()
 
 
-def _nanomoe(**section: Any) -> Kind:
+def _nanomoe(**section: Any) -> Sample:
     space = NanoMoeSpace.of(NanoMoeSection(kind="nanomoe", **section), dense_model())
-    return Kind(space, (TUNE,), lambda genome: (genome.mixing,), lambda genome, rng: genome, _check_nanomoe)
+    return Sample(space, (TUNE,), lambda genome: (genome.mixing,), lambda genome, rng: genome, _check_nanomoe)
 
 
 def _permute_tomoe(genome: ToMoeGenome, rng: np.random.Generator) -> ToMoeGenome:
@@ -151,9 +157,9 @@ def _check_tomoe(genome: ToMoeGenome, phase: PhaseConfig) -> None:
     assert 0 <= budget.total - budget.spent(genome.widths) < budget.costs[0]
 
 
-def _tomoe(facts: ModelFacts, **settings: Any) -> Kind:
+def _tomoe(facts: ModelFacts, **settings: Any) -> Sample:
     space = tomoe_space(facts, **settings)
-    return Kind(
+    return Sample(
         space,
         (TUNE,),
         lambda genome: (genome.shares, genome.latents, genome.routers, genome.heads, genome.seeds),
@@ -163,7 +169,7 @@ def _tomoe(facts: ModelFacts, **settings: Any) -> Kind:
     )
 
 
-KINDS = {
+SAMPLES = {
     "eep": _eep(4, 4),
     "eep-one-expert": _eep(1, 2, layers=4, experts=8),
     "eep-tuning": _eep(8, "per_layer", layers=3, active=1),
@@ -184,13 +190,15 @@ KINDS = {
     "tomoe-whole": _tomoe(dense_model(layers=1), experts=1, budget=1.0, components=0),
     "factorllm-whole": _factorllm(dense_model(layers=1), experts=2, active=2, components=0, router_bias=False),
 }
-PHASED = [pytest.param(kind, phase, id=f"{name}-{phase.kind}") for name, kind in KINDS.items() for phase in kind.phases]
-kinds = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+PHASED = [
+    pytest.param(kind, phase, id=f"{name}-{phase.kind}") for name, kind in SAMPLES.items() for phase in kind.phases
+]
+kinds = pytest.mark.parametrize("kind", SAMPLES.values(), ids=SAMPLES.keys())
 phased = pytest.mark.parametrize(("kind", "phase"), PHASED)
 seeds = st.integers(0, 2**32 - 1)
 
 
-def grown(kind: Kind, phase: PhaseConfig, seed: int, steps: int = 2) -> Any:
+def grown(kind: Sample, phase: PhaseConfig, seed: int, steps: int = 2) -> Any:
     """A genome of `phase` as a search would come to it: sampled, then bred through the phases before it."""
     rng = np.random.default_rng(seed)
     genome = kind.space.sample(rng, kind.phases[0]).genome
@@ -203,7 +211,7 @@ def grown(kind: Kind, phase: PhaseConfig, seed: int, steps: int = 2) -> Any:
 @phased
 @few
 @given(seed=seeds)
-def test_samples_are_valid_and_have_no_parents(kind: Kind, phase: PhaseConfig, seed: int) -> None:
+def test_samples_are_valid_and_have_no_parents(kind: Sample, phase: PhaseConfig, seed: int) -> None:
     offspring = kind.space.sample(np.random.default_rng(seed), phase)
     kind.check(offspring.genome, phase)
     assert offspring.parents == ()
@@ -213,7 +221,9 @@ def test_samples_are_valid_and_have_no_parents(kind: Kind, phase: PhaseConfig, s
 @phased
 @few
 @given(seed=seeds, parents=st.integers(1, 2))
-def test_children_are_valid_and_name_the_parents_used(kind: Kind, phase: PhaseConfig, seed: int, parents: int) -> None:
+def test_children_are_valid_and_name_the_parents_used(
+    kind: Sample, phase: PhaseConfig, seed: int, parents: int
+) -> None:
     given_parents = tuple(grown(kind, phase, seed + position) for position in range(parents))
     before = [parent.to_bytes() for parent in given_parents]
     offspring = kind.space.breed(np.random.default_rng(seed), phase, given_parents)
@@ -223,7 +233,7 @@ def test_children_are_valid_and_name_the_parents_used(kind: Kind, phase: PhaseCo
 
 
 @phased
-def test_the_crossover_rate_decides_on_the_second_parent(kind: Kind, phase: PhaseConfig) -> None:
+def test_the_crossover_rate_decides_on_the_second_parent(kind: Sample, phase: PhaseConfig) -> None:
     pair = grown(kind, phase, 1), grown(kind, phase, 2)
     for rate, expected in ((0.0, (0,)), (1.0, (0, 1))):
         changed = phase.model_copy(update={"crossover_rate": rate})
@@ -234,7 +244,7 @@ def test_the_crossover_rate_decides_on_the_second_parent(kind: Kind, phase: Phas
 @phased
 @few
 @given(seed=seeds)
-def test_breeding_is_a_function_of_generator_and_parents(kind: Kind, phase: PhaseConfig, seed: int) -> None:
+def test_breeding_is_a_function_of_generator_and_parents(kind: Sample, phase: PhaseConfig, seed: int) -> None:
     def breed(copies: bool) -> tuple[Offspring[Any], Offspring[Any]]:
         rng = np.random.default_rng(seed)
         sample = kind.space.sample(rng, phase)
@@ -249,7 +259,7 @@ def test_breeding_is_a_function_of_generator_and_parents(kind: Kind, phase: Phas
 @phased
 @few
 @given(seed=seeds)
-def test_bytes_give_back_an_equal_genome(kind: Kind, phase: PhaseConfig, seed: int) -> None:
+def test_bytes_give_back_an_equal_genome(kind: Sample, phase: PhaseConfig, seed: int) -> None:
     genome = grown(kind, phase, seed)
     copy = kind.space.from_bytes(genome.to_bytes())
     assert copy == genome and hash(copy) == hash(genome)
@@ -261,7 +271,7 @@ def test_bytes_give_back_an_equal_genome(kind: Kind, phase: PhaseConfig, seed: i
 @kinds
 @few
 @given(data=st.data())
-def test_other_bytes_are_refused(kind: Kind, data: st.DataObject) -> None:
+def test_other_bytes_are_refused(kind: Sample, data: st.DataObject) -> None:
     whole = kind.space.sample(np.random.default_rng(0), kind.phases[0]).genome.to_bytes()
     cut = whole[: data.draw(st.integers(0, len(whole) - 1), label="cut")]
     longer = whole + data.draw(st.binary(min_size=1, max_size=16), label="appended")
@@ -272,8 +282,8 @@ def test_other_bytes_are_refused(kind: Kind, data: st.DataObject) -> None:
 
 
 @kinds
-def test_bytes_of_another_space_are_refused(kind: Kind) -> None:
-    others = [other for other in KINDS.values() if other is not kind]
+def test_bytes_of_another_space_are_refused(kind: Sample) -> None:
+    others = [other for other in SAMPLES.values() if other is not kind]
     for other in others:
         foreign = other.space.sample(np.random.default_rng(0), other.phases[0]).genome
         with pytest.raises(ValueError, match=r"genome|shape"):
@@ -284,7 +294,7 @@ def test_bytes_of_another_space_are_refused(kind: Kind) -> None:
 @few
 @given(seed=seeds)
 def test_order_of_interchangeable_parts_changes_neither_hash_nor_edit(
-    kind: Kind, phase: PhaseConfig, seed: int
+    kind: Sample, phase: PhaseConfig, seed: int
 ) -> None:
     genome = grown(kind, phase, seed)
     other = kind.permuted(genome, np.random.default_rng(seed))
@@ -293,7 +303,7 @@ def test_order_of_interchangeable_parts_changes_neither_hash_nor_edit(
 
 
 @phased
-def test_hashes_differ_exactly_where_edits_do(kind: Kind, phase: PhaseConfig) -> None:
+def test_hashes_differ_exactly_where_edits_do(kind: Sample, phase: PhaseConfig) -> None:
     genomes = [grown(kind, phase, seed, steps) for seed in range(6) for steps in range(4)]
     by_content = {genome.content_hash: genome.express().phenotype_hash for genome in genomes}
     assert all(by_content[genome.content_hash] == genome.express().phenotype_hash for genome in genomes)
@@ -305,7 +315,7 @@ def test_hashes_differ_exactly_where_edits_do(kind: Kind, phase: PhaseConfig) ->
 @phased
 @few
 @given(seed=seeds)
-def test_flattening_is_undone_on_genomes_of_the_phase(kind: Kind, phase: PhaseConfig, seed: int) -> None:
+def test_flattening_is_undone_on_genomes_of_the_phase(kind: Sample, phase: PhaseConfig, seed: int) -> None:
     genome = grown(kind, phase, seed)
     vector = kind.space.flatten(genome, phase)
     assert vector.dtype == np.float64 and vector.ndim == 1
@@ -315,7 +325,7 @@ def test_flattening_is_undone_on_genomes_of_the_phase(kind: Kind, phase: PhaseCo
 @phased
 @few
 @given(seed=seeds)
-def test_any_point_is_a_genome(kind: Kind, phase: PhaseConfig, seed: int) -> None:
+def test_any_point_is_a_genome(kind: Sample, phase: PhaseConfig, seed: int) -> None:
     dimension = kind.space.flatten(grown(kind, phase, 0), phase).size
     genome = kind.space.unflatten(np.random.default_rng(seed).standard_normal(dimension), phase)
     kind.check(genome, phase)
@@ -325,7 +335,7 @@ def test_any_point_is_a_genome(kind: Kind, phase: PhaseConfig, seed: int) -> Non
 @phased
 @few
 @given(seed=seeds)
-def test_descriptions_add_up(kind: Kind, phase: PhaseConfig, seed: int) -> None:
+def test_descriptions_add_up(kind: Sample, phase: PhaseConfig, seed: int) -> None:
     description = kind.space.describe(grown(kind, phase, seed))
     assert 1 <= description.active <= description.experts
     assert 0 < description.active_parameters <= description.parameters
@@ -333,8 +343,79 @@ def test_descriptions_add_up(kind: Kind, phase: PhaseConfig, seed: int) -> None:
     assert description.summary and description.summary.isprintable() and len(description.summary) <= 120
 
 
+def start_of(kind: Sample) -> Any:
+    """The method's own start, None where it has none."""
+    offspring = kind.space.start(kind.phases[0])
+    return None if offspring is None else offspring.genome
+
+
 @phased
-def test_genomes_and_edits_are_immutable(kind: Kind, phase: PhaseConfig) -> None:
+def test_costs_agree_with_descriptions(kind: Sample, phase: PhaseConfig) -> None:
+    outline = outline_of(kind.space.facts)  # type: ignore[attr-defined]
+    costs, genome = costs_of(kind.space, outline), start_of(kind)
+    described = kind.space.describe(grown(kind, phase, 1) if genome is None else genome)
+    experts, active, parameters, active_parameters = costs.counts(phase.kind)
+    assert (experts, active) == (described.experts, described.active)
+    assert parameters in (None, described.parameters)
+    assert active_parameters == described.active_parameters
+    full, work = full_work(outline), costs.work(phase.kind)
+    assert len(work.layers) == len(full.layers) and (work.output, work.pair) == (full.output, full.pair)
+    assert 0 < work.token_flops <= full.token_flops + 2 * kind.added
+    assert (work.retained == 0) == (work.active == 0) and work.active <= work.retained
+
+
+@phased
+def test_there_are_no_more_candidates_than_costs_say(kind: Sample, phase: PhaseConfig) -> None:
+    most = costs_of(kind.space, outline_of(kind.space.facts)).different(phase.kind)  # type: ignore[attr-defined]
+    drawn = {grown(kind, phase, seed, steps=3).express().phenotype_hash for seed in range(12)}
+    assert most is None or len(drawn) <= most
+    assert most != 1 or len(drawn) == 1
+
+
+@phased
+def test_edits_move_no_more_than_there_is(kind: Sample, phase: PhaseConfig) -> None:
+    outline = outline_of(kind.space.facts)  # type: ignore[attr-defined]
+    costs, phases = costs_of(kind.space, outline), [each.kind for each in kind.phases]
+    for host in (False, True):
+        assert 0 <= costs.buffer_bytes(phases, host) <= outline.experts_bytes
+        moved = costs.edit_traffic(phase.kind, host)
+        if moved is not None:
+            assert 0 <= moved.read <= outline.experts_bytes
+            assert moved.written in (0, costs.buffer_bytes(phases, host))
+            assert not moved.copied or moved.read == moved.written
+
+
+@phased
+def test_genomes_are_drawn(kind: Sample, phase: PhaseConfig) -> None:
+    start, genome = start_of(kind), grown(kind, phase, 2)
+    figures = figures_for(genome)
+    assert figures is KINDS[kind.space.kind].figures
+    if not figures.draws(genome, start):
+        assert kind.space.flatten(genome, phase).size == 0, "what was searched is not to be seen"
+        return
+    figure, caption = figures.page(genome, start)
+    assert ElementTree.fromstring(to_svg(figure, "genome", caption)).tag.endswith("svg")
+    assert caption.endswith(".") and "\n" not in caption
+    with drawing(3.6, max(8.0, figures.width(genome))) as wide:
+        figures.draw(wide, genome, start, "demo:4")
+        assert wide.get_suptitle().startswith(f"{figures.subject} of demo:4")
+        assert any(axes.has_data() for axes in wide.axes)
+
+
+def test_every_registered_kind_is_tested() -> None:
+    assert {kind.space.kind for kind in SAMPLES.values()} == set(KINDS)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_section_is_known_by_its_kind(name: str) -> None:
+    section = KINDS[name].section
+    assert get_args(section.model_fields["kind"].annotation) == (name,)
+    assert section.random_title and section.parts
+    assert section.counted.format(experts=4, active=2).isprintable()
+
+
+@phased
+def test_genomes_and_edits_are_immutable(kind: Sample, phase: PhaseConfig) -> None:
     genome = grown(kind, phase, 3)
     for array in kind.arrays(genome):
         with pytest.raises(ValueError, match="read-only"):

@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from outline_samples import outline_of
 from search_samples import TUNE, dense_model, few, mixtral
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.genomes.nanomoe.space import NanoMoeGenome, NanoMoeSpace
-from moevolve.search.genomes.registry import make_space
-from moevolve.search.genomes.sections import NanoMoeSection
+from moevolve.search.genomes.costs import full_work
+from moevolve.search.genomes.nanomoe.genome import NanoMoeGenome
+from moevolve.search.genomes.nanomoe.section import NanoMoeSection
+from moevolve.search.genomes.nanomoe.space import NanoMoeSpace
+from moevolve.search.genomes.registry import costs_of, make_space
 from moevolve.workers.facts import ModelFacts
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit, Variant
 
@@ -84,7 +87,8 @@ def test_costs_are_exact(variant: Variant, facts: ModelFacts) -> None:
     assert found.parameters_full == facts.parameters
     passes = {"low_rank": 0, "I": 1, "II": 1, "III": 3}[variant]
     replaced = count * 2 * (16 * 24 - (16 + 24) * 4 - passes * 4 * 4)
-    assert found.flops == 2 * (facts.parameters - facts.embedding_parameters) - replaced
+    outline = outline_of(facts)
+    assert costs_of(space, outline).work("tune").token_flops == full_work(outline).token_flops - replaced
     assert f"{count} layers" in found.summary and found.summary.startswith(variant)
 
 

@@ -12,9 +12,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from search_samples import few
 
-from moevolve.search.genomes.operators.layers import select_groups
-from moevolve.search.genomes.operators.matrices import gaussian_noise, matrix_crossover, normalise_rows
-from moevolve.search.genomes.operators.subsets import balanced_swaps, random_subset, replace_experts, subset_crossover
+from moevolve.search.genomes.operators import (
+    balanced_swaps,
+    gaussian_noise,
+    matrix_crossover,
+    normalise_rows,
+    random_subset,
+    replace_experts,
+    select_groups,
+    subset_crossover,
+)
 
 seeds = st.integers(0, 2**32 - 1)
 rates = st.floats(0, 1)

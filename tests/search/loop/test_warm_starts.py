@@ -15,9 +15,9 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.phases import MergePhase, PrunePhase, TunePhase
 from moevolve.search.config.run import RunConfig
-from moevolve.search.genomes.eep.baselines.registry import check_baselines
-from moevolve.search.genomes.registry import make_space
-from moevolve.search.genomes.sections import EepSection, FactorLlmSection
+from moevolve.search.genomes.eep.section import EepSection
+from moevolve.search.genomes.factorllm.section import FactorLlmSection
+from moevolve.search.genomes.registry import check_baselines, make_space
 from moevolve.search.service.calibration import calibrated_setup
 from moevolve.search.service.evaluate import find_subject
 from moevolve.search.service.launch import register, set_up, set_up_stored

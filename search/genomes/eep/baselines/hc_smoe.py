@@ -22,16 +22,15 @@ from moevolve.search.genomes.base import Offspring
 from moevolve.search.genomes.eep.baselines.scores import group_shares
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.eep.space import EepSpace
-from moevolve.workers.methods.base import Calibration
 
 
-def hc_smoe(space: EepSpace, calibration: Calibration) -> Offspring[EepGenome]:
+def hc_smoe(space: EepSpace) -> Offspring[EepGenome]:
     """The merging genome of n' clusters per group, from `output_distances` and `counts`."""
-    distances = calibration.arrays["output_distances"].astype(np.float64)
+    distances = space.measured["output_distances"].astype(np.float64)
     owners = np.array(space.layer_groups)
     totals = distances.sum(axis=(1, 2), keepdims=True)
     squares = (distances / np.where(totals > 0, totals, 1.0)) ** 2
-    weights = group_shares(calibration.arrays["counts"], space.layer_groups)
+    weights = group_shares(space.measured["counts"], space.layer_groups)
     mapping = np.zeros((space.groups, space.retained, space.experts), dtype=np.float32)
     merging = np.zeros_like(mapping)
     for group in range(space.groups):

@@ -18,15 +18,14 @@ import numpy as np
 from moevolve.search.genomes.base import Offspring
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.eep.space import EepSpace
-from moevolve.workers.methods.base import Calibration
 
 
-def naee(space: EepSpace, calibration: Calibration) -> Offspring[EepGenome]:
+def naee(space: EepSpace) -> Offspring[EepGenome]:
     """The pruning genome of the best subset per group, from `subset_discrepancy` or else `subset_kept`."""
     choices = comb(space.experts, space.retained)
-    found = calibration.arrays.get("subset_discrepancy")
+    found = space.measured.get("subset_discrepancy")
     if found is None:
-        kept = calibration.arrays["subset_kept"]
+        kept = space.measured["subset_kept"]
         return Offspring(space.from_kept(kept), "naee", (), f"naee, greedy: {choices} subsets are above the limit")
     subsets = np.array(list(combinations(range(space.experts), space.retained)), dtype=np.int64)
     owners = np.array(space.layer_groups)

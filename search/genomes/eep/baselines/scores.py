@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from moevolve.search.genomes.base import Offspring
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.eep.space import EepSpace
-from moevolve.workers.methods.base import Calibration
 
 
 def group_shares(scores: NDArray[np.floating | np.integer], layer_groups: Sequence[int]) -> NDArray[np.float64]:
@@ -30,19 +29,19 @@ def group_shares(scores: NDArray[np.floating | np.integer], layer_groups: Sequen
     return np.stack([shares[owners == group].mean(axis=0) for group in range(owners.max() + 1)])
 
 
-def frequency(space: EepSpace, calibration: Calibration) -> Offspring[EepGenome]:
+def frequency(space: EepSpace) -> Offspring[EepGenome]:
     """The pruning genome of the most frequent experts, from `counts`."""
-    shares = group_shares(calibration.arrays["counts"], space.layer_groups)
+    shares = group_shares(space.measured["counts"], space.layer_groups)
     return Offspring(space.from_kept(space.subsets.best(shares)), "frequency", ())
 
 
-def soft_activation(space: EepSpace, calibration: Calibration) -> Offspring[EepGenome]:
+def soft_activation(space: EepSpace) -> Offspring[EepGenome]:
     """The pruning genome of the experts with most routing weight, from `soft_activation`."""
-    shares = group_shares(calibration.arrays["soft_activation"], space.layer_groups)
+    shares = group_shares(space.measured["soft_activation"], space.layer_groups)
     return Offspring(space.from_kept(space.subsets.best(shares)), "soft_activation", ())
 
 
-def reap(space: EepSpace, calibration: Calibration) -> Offspring[EepGenome]:
+def reap(space: EepSpace) -> Offspring[EepGenome]:
     """The pruning genome of the most salient experts, from `saliency`."""
-    shares = group_shares(calibration.arrays["saliency"], space.layer_groups)
+    shares = group_shares(space.measured["saliency"], space.layer_groups)
     return Offspring(space.from_kept(space.subsets.best(shares)), "reap", ())

@@ -1,4 +1,5 @@
-"""Operators on subsets of experts and on divisions into groups of equal size."""
+"""Evolutionary operators on plain arrays, each with the generator it draws from passed in: on layers or groups of them,
+on continuous matrices, on subsets of experts and on divisions into groups of equal size."""
 
 from __future__ import annotations
 
@@ -6,6 +7,51 @@ from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+Label = TypeVar("Label", bound=np.integer)
+
+
+def layer_crossover(rng: np.random.Generator, layers: int) -> NDArray[np.bool_]:
+    """Which layers come from the second parent: bool [layers], each with probability one half."""
+    return rng.random(layers) < 0.5
+
+
+def select_groups(rng: np.random.Generator, groups: int, rate: float) -> NDArray[np.int64]:
+    """Indices (int64, increasing) of the groups chosen, each with probability `rate`; one at random if none was."""
+    chosen = np.flatnonzero(rng.random(groups) < rate)
+    if chosen.size == 0:
+        chosen = np.array([rng.integers(groups)])
+    return chosen.astype(np.int64)
+
+
+def gaussian_noise(
+    rng: np.random.Generator, matrix: NDArray[np.float32], rate: float, sigma: float
+) -> NDArray[np.float32]:
+    """Add N(0, sigma^2) to each entry of `matrix` (float32 [n', n]) with probability `rate`."""
+    noise = rng.standard_normal(matrix.shape) * sigma
+    return (matrix + np.where(rng.random(matrix.shape) < rate, noise, 0.0)).astype(np.float32)
+
+
+def matrix_crossover(
+    rng: np.random.Generator, first: NDArray[np.float32], second: NDArray[np.float32], whole_rate: float = 0.5
+) -> NDArray[np.float32]:
+    """Combine two matrices of equal shape.
+
+    Args:
+        first: float32 [n', n].
+        second: float32 [n', n].
+        whole_rate: probability of taking one parent's matrix whole (either with equal probability) rather than choosing
+            every entry from either parent.
+    """
+    if rng.random() < whole_rate:
+        return (first if rng.random() < 0.5 else second).copy()
+    return np.where(rng.random(first.shape) < 0.5, first, second)
+
+
+def normalise_rows(matrix: NDArray[np.float32], smallest: float = 1e-3) -> NDArray[np.float32]:
+    """Divide every row of `matrix` (float32 [n', n]) by its sum; rows whose sum is below `smallest` in size stay."""
+    sums = matrix.sum(axis=1, keepdims=True)
+    return (matrix / np.where(np.abs(sums) < smallest, 1.0, sums)).astype(np.float32)
 
 
 def random_subset(rng: np.random.Generator, groups: int, experts: int, retained: int) -> NDArray[np.int64]:
@@ -61,9 +107,6 @@ def subset_crossover(
     either = np.setxor1d(first, second)
     drawn = rng.choice(either, size=first.size - common.size, replace=False)
     return np.sort(np.concatenate([common, drawn])).astype(np.int64)
-
-
-Label = TypeVar("Label", bound=np.integer)
 
 
 def balanced_swaps(rng: np.random.Generator, labels: NDArray[Label], rate: float) -> NDArray[Label]:

@@ -22,10 +22,8 @@ from moevolve.evaluators.tasks.prepare import prepare_split
 from moevolve.evaluators.tasks.registry import load_task
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.models import find_model, shipped_models
-from moevolve.search.estimate.sizes import model_sizes
-from moevolve.search.estimate.work import candidate_work, full_work
-from moevolve.search.genomes.registry import make_space
-from moevolve.search.genomes.sections import GenomeSection
+from moevolve.search.estimate.estimate import model_sizes
+from moevolve.search.genomes.registry import AnyGenomeSection, costs_of, make_space
 from moevolve.workers.config import EngineConfig, ModelConfig
 from moevolve.workers.engine.columns import Layout
 from moevolve.workers.engine.engine import GenerationEngine
@@ -51,8 +49,8 @@ def test_configs_of_all_published_models_are_there() -> None:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_shipped_configs_have_the_published_parameters(name: str) -> None:
     outline = outline_model(ModelConfig(find_model(name), dtype="bfloat16"))
-    space = make_space(TypeAdapter(GenomeSection).validate_python({"experts": outline.facts.experts}), outline.facts)
-    full = model_sizes(outline, space, full_work(outline), {})[0]
+    space = make_space(TypeAdapter(AnyGenomeSection).validate_python({"experts": outline.facts.experts}), outline.facts)
+    full = model_sizes(outline, costs_of(space, outline), ())[0]
     assert full.parameters is not None
     assert full.parameters / 1e9 == pytest.approx(PUBLISHED[name][0], rel=0.005)
     assert full.active_parameters / 1e9 == pytest.approx(PUBLISHED[name][1], rel=0.02)
@@ -120,7 +118,7 @@ def test_passes_and_operations_are_those_of_the_engine(
     assert outline.layout == "packed"
     tokens = PromptMeter(resident.config, ENGINE).tokens(split)
     planned = passes_of(tokens, ENGINE.batch_tokens, layout, outline.caches)
-    section: Any = TypeAdapter(GenomeSection).validate_python({"experts": 2, "groups": 2})
+    section: Any = TypeAdapter(AnyGenomeSection).validate_python({"experts": 2, "groups": 2})
     space = make_space(section, outline.facts)
     edit = space.sample(np.random.default_rng(1), PRUNE).genome.express()
     engine = GenerationEngine(resident.model, resident.tokenizer, ENGINE)
@@ -135,7 +133,7 @@ def test_passes_and_operations_are_those_of_the_engine(
     if fitness == "generate":
         planned = passes_of(replace(tokens, answers=_drafts(tokens)), ENGINE.batch_tokens, layout, outline.caches)
     assert [(one.tokens, one.cached) for one in planned.sure] == seen.passes
-    work = candidate_work(outline, space, "prune")
+    work = costs_of(space, outline).work("prune")
     assert sum(work.flops(one) for one in planned.sure) == counter.get_total_flops() - rotary
 
 
@@ -198,12 +196,11 @@ def test_candidates_are_as_large_and_take_as_much_as_their_exports(tiny: Any, tm
     model = write_model(tiny, family, tmp_path / "model")
     exported = export_sample(tiny, model, genome, tmp_path / "export", merge=case == "eep")
     outline = outline_model(ModelConfig(str(model)))
-    space = make_space(TypeAdapter(GenomeSection).validate_python(genome), outline.facts)
+    space = make_space(TypeAdapter(AnyGenomeSection).validate_python(genome), outline.facts)
     kind = "merge" if case == "eep" else "tune"
-    work = candidate_work(outline, space, kind)
     costs = model_costs(load_plainly(exported.directory), 1)
-    assert work.token_flops == costs.linear_flops
-    _, size = model_sizes(outline, space, full_work(outline), {kind: work})
+    _, size = model_sizes(outline, costs_of(space, outline), [kind])
+    assert size.token_flops == costs.linear_flops
     assert size.active_parameters == costs.active_parameters
     assert size.parameters is None if case == "tomoe" else size.parameters == costs.parameters
 
@@ -211,6 +208,5 @@ def test_candidates_are_as_large_and_take_as_much_as_their_exports(tiny: Any, tm
 def test_masked_values_are_counted_as_the_genome_counts_them(tiny: Any, tmp_path: Path) -> None:
     outline = outline_model(ModelConfig(str(write_model(tiny, "llama", tmp_path / "model"))))
     space = tomoe_space(outline.facts)
-    full = full_work(outline)
-    _, size = model_sizes(outline, space, full, {"tune": candidate_work(outline, space, "tune")})
+    _, size = model_sizes(outline, costs_of(space, outline), ["tune"])
     assert size.active_parameters == space.describe(space.start(TUNE).genome).active_parameters

@@ -9,16 +9,12 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from search_samples import HISTORY, continuous, dense_model, eep_space, history_row
+from search_samples import HISTORY, history_row
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.figures import course, dense, lineage, matrices, usage
+from moevolve.search.figures import course, heatmaps, lineage, usage
 from moevolve.search.figures.style import BLUE, INK, drawing, save, to_svg
-from moevolve.search.genomes.nanomoe.space import NanoMoeGenome, NanoMoeSpace
-from moevolve.search.genomes.sections import NanoMoeSection
 from moevolve.store.records import LineageGraph, LineageNode
-from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
-from moevolve.workers.methods.tomoe.edit import ToMoeEdit
 from moevolve.workers.methods.usage import MixedLayer, RoutedLayer, Usage
 
 
@@ -95,62 +91,7 @@ def test_the_lineage_has_all_ancestors_and_edges() -> None:
 
 @pytest.mark.parametrize(("count", "limit", "picked"), [(3, 6, [0, 1, 2]), (32, 4, [0, 10, 21, 31]), (1, 4, [0])])
 def test_panels_are_spread_over_all_layers(count: int, limit: int, picked: list[int]) -> None:
-    assert matrices.spread(count, limit).tolist() == picked
-
-
-def test_eep_matrices_are_drawn_about_zero() -> None:
-    genome = continuous(eep_space(4, 3))
-    figure = matrices.eep_figure(genome)
-    panels = [axes for axes in figure.axes if axes.images]
-    mapping, merging = genome.canonical
-    assert len(panels) == 6
-    for panel, expected in zip(panels, (m[g] for g in range(3) for m in (mapping, merging)), strict=True):
-        (image,) = panel.images
-        assert np.array_equal(image.get_array(), expected)
-        low, high = image.get_clim()
-        assert low == -high == -max(1.0, np.abs(mapping).max(), np.abs(merging).max())
-    names = [panel.get_ylabel().split("\n")[0] for panel in panels]
-    assert names == ["layers 0-10", "", "layers 11-21", "", "layers 22-31", ""]
-
-
-@pytest.mark.parametrize("variant", ["I", "II", "III"])
-def test_changes_of_mixing_are_measured_from_the_start(variant: Any) -> None:
-    space = NanoMoeSpace.of(NanoMoeSection(kind="nanomoe", variant=variant, blocks=2, rank=3), dense_model())
-    start = np.broadcast_to(space.form.unmixed, space.shape)
-    assert not dense.mixing_change(NanoMoeGenome(space, start)).any()
-    moved = start.copy()
-    if variant == "I":
-        moved[1, 0, 1] -= 0.5
-    elif variant == "II":
-        moved[1, 0, 1] += [3, 0, 4]
-    else:
-        moved[1, :, 0, 1, 0] += [3, 0, 4]
-    change = dense.mixing_change(NanoMoeGenome(space, moved))
-    assert change.shape == (len(space.layers), 2, 2)
-    size = {"I": -0.5, "II": 5 / np.sqrt(3), "III": 5 / 3}[variant]
-    assert change[1, 0, 1] == pytest.approx(size) and np.count_nonzero(change) == 1
-    images = [axes.images[0] for axes in dense.mixing_figure(NanoMoeGenome(space, moved)).axes if axes.images]
-    assert images[1].get_clim() == pytest.approx((-0.5, 0.5) if variant == "I" else (0, size))
-
-
-def test_neurons_in_common_are_counted() -> None:
-    zeros: Any = np.zeros((1, 1, 2, 3)), np.zeros((1, 1, 2))
-    start = FactorLlmEdit(np.array([[0, 1, 2, 3]]), *zeros, 1)
-    now = FactorLlmEdit(np.array([[0, 2, 1, 3]]), *zeros, 1)
-    assert dense.neurons_moved(start, start).tolist() == [[[2, 0], [0, 2]]]
-    assert dense.neurons_moved(now, start).tolist() == [[[1, 1], [1, 1]]]
-    (image,) = dense.division_figure(now, start).axes[0].images
-    assert image.get_array().tolist() == [[1, 1], [1, 1]] and image.get_clim() == (0, 2)
-
-
-def test_widths_stand_in_front_of_unions() -> None:
-    kept = np.zeros((2, 2, 8), dtype=bool)
-    kept[0, 0, :3] = kept[0, 1, 2:5] = kept[1, :, :6] = True
-    edit = ToMoeEdit(kept, np.zeros((2, 2, 1)), np.zeros((2, 1, 4)))
-    axes = dense.widths_figure(edit).axes[0]
-    heights = [[bar.get_height() for bar in bars] for bars in axes.containers]
-    assert heights == [[5, 6], [3, 6]]
-    assert {y for _, y in line(axes, "whole network")} == {8}
+    assert heatmaps.spread(count, limit).tolist() == picked
 
 
 def routed(layer: int, counts: list[int], origins: tuple[int, ...] = ()) -> RoutedLayer:

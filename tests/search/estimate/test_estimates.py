@@ -13,12 +13,12 @@ from moevolve.search.config.files import load_run_config
 from moevolve.search.config.models import find_model
 from moevolve.search.config.run import RunConfig
 from moevolve.search.estimate.devices import GPU_UTILISATION, GPUS, Device, find_gpus
-from moevolve.search.estimate.estimate import PlanRequest, plan
+from moevolve.search.estimate.estimate import EstimateRequest, estimate
 from moevolve.search.estimate.memory import worker_memory
 from moevolve.search.estimate.timing import Placement, edit_seconds
-from moevolve.search.estimate.work import ModelWork, full_work
 from moevolve.search.estimate.workload import Prompts, phase_counts
-from moevolve.search.genomes.registry import make_space
+from moevolve.search.genomes.costs import ModelWork, full_work
+from moevolve.search.genomes.registry import costs_of, make_space
 from moevolve.workers.config import EngineConfig, ModelConfig
 from moevolve.workers.model.resident import ResidentModel
 from moevolve.workers.profiling.machine_rates import measure_machine
@@ -41,7 +41,7 @@ def lab_config(name: str, **changes: Any) -> RunConfig:
 
 
 def report(config: RunConfig, *gpus: Device, examples: int = 256) -> Any:
-    return plan(PlanRequest(config, gpus or (GPUS["h100"],), prompts=Prompts(160, 8, examples)))
+    return estimate(EstimateRequest(config, gpus or (GPUS["h100"],), prompts=Prompts(160, 8, examples)))
 
 
 def test_memory_of_a_mixtral_with_originals_here_and_there() -> None:
@@ -93,7 +93,7 @@ def test_hours_scale_with_workers_and_evaluations() -> None:
 def test_subsets_bound_how_many_pruning_candidates_differ() -> None:
     config = lab_config("mixtral-8x7b")
     outline = outline_model(config.model.to_worker())
-    counts = phase_counts(config, make_space(config.genome, outline.facts))
+    counts = phase_counts(config, costs_of(make_space(config.genome, outline.facts), outline))
     assert [(each.individuals, each.different) for each in counts] == [(200, 70), (100, 100)]
 
 
@@ -121,8 +121,8 @@ def test_a_pass_is_bound_by_operations_or_by_memory() -> None:
 def test_edits_read_what_they_move() -> None:
     config = lab_config("mixtral-8x7b")
     outline = outline_model(config.model.to_worker())
-    space, experts = make_space(config.genome, outline.facts), outline.experts_bytes
-    ask = lambda phase, originals: edit_seconds(placement(), outline, space, phase, originals)  # noqa: E731
+    costs, experts = costs_of(make_space(config.genome, outline.facts), outline), outline.experts_bytes
+    ask = lambda phase, originals: edit_seconds(placement(), costs, phase, originals)  # noqa: E731
     assert ask("prune", "device") == 0
     assert ask("merge", "device") == pytest.approx(1.5 * experts / (0.6 * 3350e9))
     assert ask("prune", "host") == pytest.approx(0.5 * experts / (0.8 * 64e9))
@@ -132,7 +132,7 @@ def test_edits_read_what_they_move() -> None:
 def test_prompts_longer_than_the_model_are_refused() -> None:
     config = lab_config("qwen1.5-moe-a2.7b")
     with pytest.raises(UserError, match=r"boolq.*9007 tokens.*8192 positions"):
-        plan(PlanRequest(config, (GPUS["h100"],), prompts=Prompts(9000, 8, 10)))
+        estimate(EstimateRequest(config, (GPUS["h100"],), prompts=Prompts(9000, 8, 10)))
 
 
 def test_what_no_worker_could_load_is_not_planned() -> None:
@@ -166,7 +166,8 @@ def test_worker_memory_of_a_tiny_model_is_what_is_loaded(tiny: Any, tmp_path: Pa
     resident = ResidentModel.load(ModelConfig(str(tiny.model), device="cpu"))
     config = load_run_config(tiny.write_run(tmp_path / "run.yaml", "memory"))
     outline = outline_model(config.model.to_worker())
-    found = worker_memory(config, outline, make_space(config.genome, outline.facts), (), on_gpu=False, host=False)
+    costs = costs_of(make_space(config.genome, outline.facts), outline)
+    found = worker_memory(config, outline, costs, (), on_gpu=False, host=False)
     loaded = sum(each.nbytes for each in (*resident.model.parameters(), *resident.model.buffers()))
     assert sum(item.device for item in found.items[:2]) == loaded
     assert found.items[2].device == outline.experts_bytes * 2 // outline.facts.experts

@@ -1,0 +1,90 @@
+"""EEP's matrices as heat maps (paper: Fig. 8)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moevolve.search.figures.heatmaps import MAX_ROWS, left_out, spread, ticks
+from moevolve.search.figures.style import DIVERGING, drawing, scale_below
+from moevolve.search.genomes.base import GenomeFigures
+from moevolve.search.genomes.eep.genome import EepGenome
+
+if TYPE_CHECKING:
+    from moevolve.search.figures.style import Figure
+
+_MAX_GROUPS = 8
+"""Groups of layers beside each other on a wide page."""
+_GROUP_WIDTH = 2.0
+"""Inches that each of them needs."""
+
+
+class EepFigures(GenomeFigures[EepGenome]):
+    """Router mapping and expert merging, group by group."""
+
+    subject = "matrices"
+    weights = "routing weights"
+
+    def page(self, genome: EepGenome, start: EepGenome | None) -> tuple[Figure, str]:
+        """One row per group of layers, router mapping to the left of expert merging."""
+        caption = "Rows are new experts: how much of each original expert's routing weight and weights they take."
+        return eep_figure(genome), caption + left_out(genome.space.groups, MAX_ROWS, "groups of layers")
+
+    def draw(self, figure: Any, genome: EepGenome, start: EepGenome | None, label: str) -> None:
+        """Router mapping above, expert merging below, one column per group of layers."""
+        mapping, merging = genome.canonical
+        picked = spread(genome.space.groups, _MAX_GROUPS)
+        some = f" ({len(picked)} of {genome.space.groups} groups)" if len(picked) < genome.space.groups else ""
+        figure.suptitle(f"{self.subject} of {label}{some}", fontsize="medium")
+        grid = figure.subplots(2, len(picked), squeeze=False, sharex=True, sharey=True)
+        for row, (matrices, name) in enumerate(((mapping, "router mapping"), (merging, "expert merging"))):
+            grid[row, 0].set_ylabel(f"{name}\nnew expert", fontsize="small")
+            for axes, group in zip(grid[row], picked, strict=True):
+                image = _coefficients(axes, matrices[group], _limit(mapping, merging))
+        for axes, group in zip(grid[0], picked, strict=True):
+            axes.set_title(_layers_of(genome, int(group)), fontsize="small")
+        for axes in grid[1]:
+            axes.set_xlabel("original expert", fontsize="small")
+            ticks(axes, genome.space.experts, genome.space.retained)
+        figure.colorbar(image, ax=grid.ravel().tolist(), shrink=0.8, label="coefficient")
+
+    def width(self, genome: EepGenome) -> float:
+        return _GROUP_WIDTH * min(genome.space.groups, _MAX_GROUPS)
+
+
+def eep_figure(genome: EepGenome) -> Figure:
+    """The matrices on a narrow page."""
+    mapping, merging = genome.canonical
+    picked = spread(genome.space.groups, MAX_ROWS)
+    share = min(1.0, genome.space.retained / genome.space.experts)
+    with drawing(0.9 + len(picked) * (0.55 + 1.55 * share)) as figure:
+        grid = figure.subplots(len(picked), 2, squeeze=False, sharex=True, sharey=True)
+        for row, group in zip(grid, picked, strict=True):
+            for axes, matrices in zip(row, (mapping, merging), strict=True):
+                image = _coefficients(axes, matrices[group], _limit(mapping, merging))
+                ticks(axes, genome.space.experts, genome.space.retained)
+            row[0].set_ylabel(f"{_layers_of(genome, int(group))}\nnew expert")
+        for axes, name in zip(grid[0], ("router mapping", "expert merging"), strict=True):
+            axes.set_title(name)
+        for axes in grid[-1]:
+            axes.set_xlabel("original expert")
+        scale_below(figure, image, grid, "coefficient")
+        return figure
+
+
+def _coefficients(axes: Any, matrix: NDArray[Any], limit: float) -> Any:
+    return axes.imshow(matrix, cmap=DIVERGING, vmin=-limit, vmax=limit, aspect="auto", interpolation="none")
+
+
+def _limit(*arrays: NDArray[Any]) -> float:
+    """Of the scale, the same on both sides of zero."""
+    return float(max(1.0, *(np.abs(array).max() for array in arrays)))
+
+
+def _layers_of(genome: EepGenome, group: int) -> str:
+    """The decoder layers of a group."""
+    layers = genome.space.facts.moe_layers
+    members = [layer for layer, owner in zip(layers, genome.space.layer_groups, strict=True) if owner == group]
+    return f"layer {members[0]}" if len(members) == 1 else f"layers {members[0]}-{members[-1]}"

@@ -1,0 +1,46 @@
+"""The `genome` section of EEP searches."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from moevolve.search.genomes.base import GenomeSection
+
+
+class EepSection(GenomeSection):
+    """The EEP genome: a router mapping and an expert merging matrix per group of layers.
+
+    Attributes:
+        experts: retained experts n' per MoE layer; as many in every routing group, in families that have such.
+        active: experts per token k; None keeps the model's (but at most what a token can choose from).
+        groups: layers share coefficients within a group: a number of equal contiguous groups, or `per_layer`.
+        router_space: `probs` (the paper) or `logits`.
+        dynamic_skipping: every candidate skips a token's second expert where its routing weight is below the layer's
+            median ratio to the first's (NAEE, arXiv 2402.14800, Sec. 3.3), measured on the unedited model; needs k = 2.
+        calibration_tokens: tokens of the search prompts that baselines and dynamic skipping are measured on.
+        naee_tokens: of these, most that baseline `naee` compares subsets of experts on.
+        naee_subsets: most subsets that `naee` tries in full; beyond, it drops experts one by one.
+        align: `none` (the paper), or `hungarian`: merge experts whose hidden neurons have been matched with each other
+            before.
+    """
+
+    random_title: ClassVar[str] = "random pruning"
+    counted: ClassVar[str] = "{experts} retained, {active} active"
+    kind: Literal["eep"] = "eep"
+    experts: int = Field(ge=1)
+    active: int | None = Field(None, ge=1)
+    groups: Annotated[int, Field(ge=1)] | Literal["per_layer"] = 4
+    router_space: Literal["probs", "logits"] = "probs"
+    dynamic_skipping: bool = False
+    calibration_tokens: int = Field(8192, ge=1)
+    naee_tokens: int = Field(1024, ge=1)
+    naee_subsets: int = Field(5000, ge=0)
+    align: Literal["none", "hungarian"] = "none"
+
+    @model_validator(mode="after")
+    def _active_within_experts(self) -> Self:
+        if self.active is not None and self.active > self.experts:
+            raise ValueError(f"active {self.active} is more than the {self.experts} retained experts")
+        return self

@@ -1,0 +1,75 @@
+"""Where the neurons of a divided network's experts were at the start of the search."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moevolve.search.figures.heatmaps import MAX_ROWS, WIDE, label_edges, left_out, panels, spread, ticks
+from moevolve.search.figures.style import SEQUENTIAL, drawing, scale_below
+from moevolve.search.genomes.base import GenomeFigures
+from moevolve.search.genomes.factorllm.genome import FactorLlmGenome
+from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
+
+if TYPE_CHECKING:
+    from moevolve.search.figures.style import Figure
+
+_IN_COMMON = "neurons in common"
+
+
+class FactorLlmFigures(GenomeFigures[FactorLlmGenome]):
+    """A division beside the one that the search started from; nothing without that."""
+
+    subject = "division"
+
+    def draws(self, genome: FactorLlmGenome, start: FactorLlmGenome | None) -> bool:
+        return start is not None
+
+    def page(self, genome: FactorLlmGenome, start: FactorLlmGenome | None) -> tuple[Figure, str]:
+        assert start is not None
+        caption = "Neurons that each expert has in common with the experts that the search started from."
+        caption += left_out(genome.space.dense.layers, 2 * MAX_ROWS, "layers")
+        return division_figure(genome.express(), start.express()), caption
+
+    def draw(self, figure: Any, genome: FactorLlmGenome, start: FactorLlmGenome | None, label: str) -> None:
+        assert start is not None
+        edit = genome.express()
+        figure.suptitle(f"{self.subject} of {label}", fontsize="medium")
+        columns = min(edit.layers, WIDE)
+        rows = min(2, -(-edit.layers // columns))
+        image, grid = _draw(figure, edit, start.express(), columns, rows)
+        figure.colorbar(image, ax=grid.ravel().tolist(), shrink=0.8, label=_IN_COMMON)
+
+
+def neurons_moved(edit: FactorLlmEdit, start: FactorLlmEdit) -> NDArray[np.int64]:
+    """Neurons of each expert of `edit` by the expert of `start` that they were in, int64 [layers, N, N]."""
+    width = edit.width // edit.experts
+    owner = np.argsort(start.order, axis=1) // width
+    there = np.take_along_axis(owner, edit.order.astype(np.int64), axis=1).reshape(edit.layers, edit.experts, width)
+    counts: NDArray[np.int64] = (there[..., None] == np.arange(edit.experts)).sum(axis=2)
+    return counts
+
+
+def division_figure(edit: FactorLlmEdit, start: FactorLlmEdit) -> Figure:
+    """The division on a narrow page."""
+    rows = -(-min(edit.layers, 2 * MAX_ROWS) // 2)
+    with drawing(0.85 + 2.0 * rows, squares=True) as figure:
+        image, grid = _draw(figure, edit, start, 2, rows)
+        scale_below(figure, image, grid, _IN_COMMON)
+        return figure
+
+
+def _draw(figure: Any, edit: FactorLlmEdit, start: FactorLlmEdit, columns: int, rows: int) -> tuple[Any, Any]:
+    """Panels, layer by layer; gives an image for the scale, and the panels."""
+    moved = neurons_moved(edit, start)
+    picked = spread(len(moved), columns * rows)
+    grid = panels(figure, rows, columns, len(picked))
+    for axes, layer in zip(grid.ravel(), picked, strict=False):
+        vmax = edit.width // edit.experts
+        image = axes.imshow(moved[layer], cmap=SEQUENTIAL, vmin=0, vmax=vmax, interpolation="none")
+        axes.set_title(f"layer {layer}", fontsize=8)
+        ticks(axes, edit.experts, edit.experts)
+    label_edges(grid, "expert at the start", "expert now")
+    return image, grid

@@ -1,0 +1,61 @@
+"""How far NanoMoE's mixing matrices are from where their search started."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moevolve.search.figures.heatmaps import MAX_ROWS, WIDE, blocks_figure, draw_blocks, left_out
+from moevolve.search.genomes.base import GenomeFigures
+from moevolve.search.genomes.nanomoe.genome import NanoMoeGenome
+
+if TYPE_CHECKING:
+    from moevolve.search.figures.style import Figure
+
+
+class NanoMoeFigures(GenomeFigures[NanoMoeGenome]):
+    """One number per block, layer by layer; plain low rank has none."""
+
+    subject = "mixing matrices"
+
+    def draws(self, genome: NanoMoeGenome, start: NanoMoeGenome | None) -> bool:
+        return bool(genome.mixing.size)
+
+    def page(self, genome: NanoMoeGenome, start: NanoMoeGenome | None) -> tuple[Figure, str]:
+        caption = "How far the search moved each block of the mixing matrices from where it started."
+        return mixing_figure(genome), caption + left_out(len(genome.space.layers), 3 * MAX_ROWS, "linear layers")
+
+    def draw(self, figure: Any, genome: NanoMoeGenome, start: NanoMoeGenome | None, label: str) -> None:
+        names, blocks, neutral, what = _mixing(genome)
+        figure.suptitle(f"{self.subject} of {label}", fontsize="medium")
+        columns = min(len(blocks), WIDE)
+        image, grid = draw_blocks(figure, names, blocks, neutral, columns, min(2, -(-len(blocks) // columns)))
+        figure.colorbar(image, ax=grid.ravel().tolist(), shrink=0.8, label=what)
+
+
+def mixing_change(genome: NanoMoeGenome) -> NDArray[np.float64]:
+    """How far each block of M is from where the search started, [layers, K, K]: signed in variant I, else the root mean
+    square over the block's parameters."""
+    change = genome.mixing.astype(np.float64) - genome.space.form.unmixed
+    if genome.space.form.variant == "I":
+        return change
+    if genome.space.form.variant == "III":
+        change = np.moveaxis(change, 1, -1)
+        change = change.reshape(*change.shape[:3], -1)
+    size: NDArray[np.float64] = np.sqrt((change**2).mean(axis=-1))
+    return size
+
+
+def mixing_figure(genome: NanoMoeGenome) -> Figure:
+    """The searched change of the mixing matrices, layer by layer."""
+    return blocks_figure(*_mixing(genome))
+
+
+def _mixing(genome: NanoMoeGenome) -> tuple[list[str], NDArray[np.float64], float | None, str]:
+    """What `blocks_figure` takes."""
+    names = [layer.name for layer in genome.space.layers]
+    if genome.space.form.variant == "I":
+        return names, mixing_change(genome), 0.0, "change of the mixing coefficient"
+    return names, mixing_change(genome), None, "root mean square change of the block"

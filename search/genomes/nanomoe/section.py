@@ -1,0 +1,37 @@
+"""The `genome` section of NanoMoE searches."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from moevolve.search.genomes.base import GenomeSection
+
+
+class NanoMoeSection(GenomeSection):
+    """The NanoMoE genome: chosen linear layers as blockdiag(U) M blockdiag(V), M searched.
+
+    Attributes:
+        variant: form of the mixing matrix's blocks: `I` scalars, `II` diagonals, `III` diagonals plus rank one;
+            `low_rank` is plain U V, a baseline with nothing to search.
+        blocks: K blocks of inputs and of outputs; it divides both. `low_rank` has none.
+        rank: r, columns of every block of U and rows of every block of V.
+        layers: which linear layers: a shell pattern on names such as `layers.0.mlp.up_proj`.
+        fit: rounds of least squares that fit U, V and M together to a layer's weight before the search, whose start
+            that is then; 0 starts at plain low rank, where M's blocks are all the identity.
+        refine: rounds of alternating least squares on U and V, given a candidate's M: they bring a layer back to its
+            weight, whatever M is, and so undo much of what the search finds. On the dense demo model 60 evaluations
+            gained 0.006 with one round and 0.037 with none, in exp(-KL).
+    """
+
+    random_title: ClassVar[str] = "random mixing"
+    parts: ClassVar[str] = "blocks"
+    counted: ClassVar[str] = "{experts} of inputs and of outputs per layer"
+    kind: Literal["nanomoe"]
+    variant: Literal["I", "II", "III", "low_rank"] = "I"
+    blocks: int = Field(4, ge=1, le=1024)
+    rank: int = Field(ge=1, le=65535)
+    layers: str = "*.mlp.*"
+    fit: int = Field(0, ge=0)
+    refine: int = Field(0, ge=0)

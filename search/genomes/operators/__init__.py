@@ -1,1 +1,0 @@
-"""Evolutionary operators on plain arrays, each with the generator it draws from passed in."""

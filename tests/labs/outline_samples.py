@@ -1,0 +1,49 @@
+"""Outlines of models that are facts alone, for what is counted before anything is loaded."""
+
+from __future__ import annotations
+
+from moevolve.workers.facts import ModelFacts
+from moevolve.workers.profiling.outline import LayerOutline, ModelOutline
+
+VOCABULARY, HIDDEN = 50, 4096
+
+
+def outline_of(facts: ModelFacts) -> ModelOutline:
+    """A model's outline: of dense ones the linear layers by name, of the others experts and routers alone."""
+    expert = facts.expert_parameters * facts.dtype_bytes
+    hidden = facts.dense.hidden if facts.dense else HIDDEN
+    layers = _dense_layers(facts) if facts.dense else _moe_layers(facts)
+    return ModelOutline(
+        facts=facts,
+        layers=layers,
+        output_flops=2 * VOCABULARY * hidden,
+        attention_flops=4 * hidden * len(layers),
+        weight_bytes=facts.parameters * facts.dtype_bytes,
+        expert_bytes=tuple((facts.experts * expert,) for _ in facts.moe_layers),
+        cache_bytes=2 * hidden * facts.dtype_bytes * len(layers),
+        caches=True,
+        layout="packed",
+        hidden=hidden,
+        vocabulary=VOCABULARY,
+        intermediate=facts.dense.width if facts.dense else facts.expert_parameters // (3 * hidden),
+        positions=4096,
+    )
+
+
+def _moe_layers(facts: ModelFacts) -> tuple[LayerOutline, ...]:
+    router = 2 * facts.router_parameters_per_expert * facts.experts
+    return tuple(LayerOutline(0, 0, router, 2 * facts.expert_parameters) for _ in facts.moe_layers)
+
+
+def _dense_layers(facts: ModelFacts) -> tuple[LayerOutline, ...]:
+    assert facts.dense is not None
+    found = []
+    for layer in range(facts.dense.layers):
+        outside = block = 0
+        for linear in facts.linears:
+            _, index, name = linear.name.split(".", 2)
+            if int(index) == layer:
+                flops = 2 * linear.outputs * linear.inputs
+                outside, block = (outside, block + flops) if name.startswith("mlp.") else (outside + flops, block)
+        found.append(LayerOutline(outside, block, 0, 0))
+    return tuple(found)

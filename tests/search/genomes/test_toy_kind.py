@@ -1,0 +1,244 @@
+"""A genome kind that the package doesn't have: defined here, registered by one line, and at home everywhere.
+
+It keeps a run of neighbouring experts in every layer, of which only the first one is searched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from pydantic import Field
+from report_lab import finished
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.config.files import load_run_config, parse_stored_config
+from moevolve.search.config.phases import PhaseConfig
+from moevolve.search.config.run import RunConfig
+from moevolve.search.estimate.devices import GPUS
+from moevolve.search.estimate.estimate import EstimateRequest, estimate
+from moevolve.search.estimate.workload import Prompts
+from moevolve.search.figures.style import drawing
+from moevolve.search.genomes.base import Baseline, Description, GenomeFigures, GenomeKind, GenomeSection, Offspring
+from moevolve.search.genomes.costs import GenomeCosts, ModelWork, full_work
+from moevolve.search.genomes.registry import KINDS
+from moevolve.search.service.evaluate import find_subject
+from moevolve.store.repository import Store
+from moevolve.workers.facts import ModelFacts, active_parameters, parameters_after
+from moevolve.workers.methods.base import Calibration
+from moevolve.workers.methods.eep.edit import EepEdit
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class RunsSection(GenomeSection):
+    random_title: ClassVar[str] = "random runs"
+    parts: ClassVar[str] = "neighbours"
+    counted: ClassVar[str] = "{experts} in a row, {active} at work"
+    kind: Literal["runs"]
+    length: int = Field(2, ge=1)
+
+
+@dataclass(frozen=True)
+class RunsGenome:
+    """The first expert that each layer keeps: [layers]."""
+
+    space: RunsSpace = field(repr=False, compare=False)
+    firsts: tuple[int, ...]
+
+    def to_bytes(self) -> bytes:
+        return bytes(self.firsts)
+
+    @property
+    def content_hash(self) -> str:
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
+    def express(self) -> EepEdit:
+        space = self.space
+        kept = np.array(self.firsts)[:, None] + np.arange(space.length)
+        matrices = np.eye(space.facts.experts, dtype=np.float32)[kept]
+        return EepEdit(matrices, matrices, min(space.facts.active, space.length), "probs")
+
+
+@dataclass(frozen=True)
+class RunsSpace:
+    kind: ClassVar[str] = "runs"
+    length: int
+    facts: ModelFacts = field(repr=False)
+    phase_kinds: ClassVar[tuple[str, ...]] = ("prune",)
+    recipe: ClassVar[None] = None
+
+    @property
+    def starts(self) -> int:
+        return self.facts.experts - self.length + 1
+
+    def calibrated(self, calibration: Calibration) -> RunsSpace:
+        return self
+
+    def start(self, phase: PhaseConfig) -> None:
+        return None
+
+    def sample(self, rng: np.random.Generator, phase: PhaseConfig) -> Offspring[RunsGenome]:
+        return Offspring(self._genome(rng.integers(self.starts, size=len(self.facts.moe_layers))), "random", ())
+
+    def breed(
+        self, rng: np.random.Generator, phase: PhaseConfig, parents: tuple[RunsGenome, ...]
+    ) -> Offspring[RunsGenome]:
+        firsts = list(parents[0].firsts)
+        firsts[rng.integers(len(firsts))] = int(rng.integers(self.starts))
+        return Offspring(self._genome(firsts), "mutation", (0,))
+
+    def from_bytes(self, data: bytes) -> RunsGenome:
+        return self._genome(list(data))
+
+    def flatten(self, genome: RunsGenome, phase: PhaseConfig) -> NDArray[np.float64]:
+        return np.array(genome.firsts, dtype=np.float64)
+
+    def unflatten(self, vector: NDArray[np.float64], phase: PhaseConfig) -> RunsGenome:
+        return self._genome(np.clip(np.rint(vector), 0, self.starts - 1))
+
+    def describe(self, genome: RunsGenome) -> Description:
+        active = min(self.facts.active, self.length)
+        return Description(
+            experts=self.length,
+            active=active,
+            parameters=parameters_after(self.facts, self.length),
+            active_parameters=active_parameters(self.facts, self.length, active),
+            parameters_full=self.facts.parameters,
+            summary="from " + " ".join(map(str, genome.firsts)),
+        )
+
+    def _genome(self, firsts: Any) -> RunsGenome:
+        return RunsGenome(self, tuple(int(first) for first in firsts))
+
+
+class RunsCosts(GenomeCosts[RunsSpace]):
+    def work(self, phase: str) -> ModelWork:
+        return full_work(self.outline)
+
+    def counts(self, phase: str) -> tuple[int, int, int, int]:
+        found = self.space.describe(self.space._genome([0] * len(self.space.facts.moe_layers)))
+        return found.experts, found.active, found.parameters, found.active_parameters
+
+    def different(self, phase: str) -> int:
+        return int(self.space.starts ** len(self.space.facts.moe_layers))
+
+
+class RunsFigures(GenomeFigures[RunsGenome]):
+    subject = "runs"
+    weights = "weights of neighbours"
+
+    def page(self, genome: RunsGenome, start: RunsGenome | None) -> tuple[Figure, str]:
+        with drawing(2.0) as figure:
+            figure.subplots().bar(range(len(genome.firsts)), genome.firsts)
+            return figure, "The first neighbour that each layer keeps."
+
+    def draw(self, figure: Any, genome: RunsGenome, start: RunsGenome | None, label: str) -> None:
+        figure.suptitle(f"{self.subject} of {label}")
+        figure.subplots().bar(range(len(genome.firsts)), genome.firsts)
+
+
+def _make_space(section: RunsSection, facts: ModelFacts, phases: Any) -> RunsSpace:
+    if section.length > facts.experts:
+        raise UserError(f"genome.length: {section.length} is more than the model's {facts.experts} experts")
+    return RunsSpace(section.length, facts)
+
+
+def _leftmost(space: RunsSpace) -> Offspring[RunsGenome]:
+    return Offspring(space._genome([0] * len(space.facts.moe_layers)), "leftmost", ())
+
+
+RUNS = GenomeKind(RunsSection, _make_space, RunsCosts, RunsFigures(), {"leftmost": Baseline(_leftmost, ("prune",))})
+PHASES = [{"kind": "prune", "evaluations": 14, "initial": 4, "init": ["leftmost"]}]
+
+
+@pytest.fixture
+def make_run(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunConfig]:
+    """A run of the kind, which is registered."""
+    monkeypatch.setitem(KINDS, "runs", RUNS)
+
+    def make(**changes: Any) -> RunConfig:
+        settings = {"genome": {"kind": "runs"}, "phases": PHASES, "engine": {}} | changes
+        return load_run_config(tiny.write_run(tmp_path / "run.yaml", "toy", **settings))
+
+    return make
+
+
+def test_a_configuration_takes_it(make_run: Callable[..., RunConfig]) -> None:
+    config = make_run(genome={"kind": "runs", "length": 3})
+    assert isinstance(config.genome, RunsSection) and config.genome.length == 3
+    assert json.loads(config.canonical_json())["genome"] == {"kind": "runs", "length": 3}
+    assert parse_stored_config(config.canonical_json()) == config
+    assert config.config_hash != make_run().config_hash
+    for genome, finding in (
+        ({"kind": "runs", "lenght": 3}, "genome.lenght: unknown key"),
+        ({"kind": "runs", "length": 0}, "genome.length: Input should be greater than or equal to 1"),
+        ({"kind": "rums"}, "genome: rums is unknown; there are eep, factorllm, tomoe, nanomoe, runs"),
+    ):
+        with pytest.raises(UserError, match=finding):
+            make_run(genome=genome)
+
+
+@pytest.mark.parametrize("strategy", ["evolution", "nevergrad:OnePlusOne"])
+def test_it_is_searched_listed_and_drawn(
+    make_run: Callable[..., RunConfig], tiny: Any, in_process: Any, tmp_path: Path, strategy: str
+) -> None:
+    config, url = make_run(strategy=strategy, window=1), f"sqlite:///{tmp_path / 'toy.db'}"
+    with Store.open(url) as store:
+        finished(store, config)
+        rows = store.history(store.search("toy").id)
+        assert [row.operator for row in rows[:4]] == ["leftmost", "random", "random", "random"]
+        assert len(rows) == 14 and all(row.status == "ok" for row in rows)
+        genome = find_subject(store, "toy:0").genome
+        assert isinstance(genome, RunsGenome) and genome.firsts == (0, 0, 0, 0)
+
+    def shown(*arguments: str) -> str:
+        done = in_process(*arguments, "--store", url)
+        assert done.returncode == 0, done.stderr
+        return str(done.stdout)
+
+    assert "neighbours" in shown("best") and "runs" in shown("searches")
+    text = shown("show", "toy:0")
+    assert "runs: from 0 0 0 0" in text and "2 in a row, 2 at work" in text
+    picture, page = tmp_path / "toy.svg", tmp_path / "toy.html"
+    shown("plot", "toy", "-o", str(picture))
+    assert "runs of toy:" in picture.read_text()
+    shown("analyse", "toy:0", "--task", str(tiny.task), "-o", str(tmp_path / "analysis"))
+    shown("report", "toy", "-o", str(page), "--analysis", str(tmp_path / "analysis"))
+    for part in ("Runs of toy:", "The first neighbour that each layer keeps.", "weights of neighbours summed over"):
+        assert part in page.read_text()
+
+
+def test_it_is_estimated(make_run: Callable[..., RunConfig]) -> None:
+    config = make_run(phases=[{"kind": "prune", "evaluations": 400, "initial": 4}])
+    found = estimate(EstimateRequest(config, (GPUS["h100"],), prompts=Prompts(20, 4, 10)))
+    full, candidate = found.sizes
+    assert (candidate.title, candidate.experts, candidate.active) == ("prune", 2, 2)
+    assert candidate.parameters is not None and full.parameters is not None
+    assert candidate.parameters < full.parameters
+    assert [(each.individuals, each.different) for each in found.counts] == [(400, 81)]
+    assert found.devices[0].phases[0].edit is None and found.memory["device"].items[2].device == 0
+
+
+def test_baselines_are_its_own(make_run: Callable[..., RunConfig], tmp_path: Path) -> None:
+    with Store.open(f"sqlite:///{tmp_path / 'none.db'}") as store, pytest.raises(UserError) as caught:
+        finished(store, make_run(phases=[PHASES[0] | {"init": ["reap"]}]))
+    assert str(caught.value) == "phases.0.init: reap is unknown; a prune phase can begin with random, leftmost"
+    with Store.open(f"sqlite:///{tmp_path / 'none.db'}") as store, pytest.raises(UserError) as caught:
+        finished(store, make_run(genome={"kind": "nanomoe", "rank": 2, "layers": "*_proj"}))
+    message = "phases.0.init: leftmost: baselines are for genome kind eep and runs; leave init out"
+    assert str(caught.value) == message
+
+
+def test_nobody_knows_it_unless_it_is_registered(tiny: Any, tmp_path: Path) -> None:
+    run = tiny.write_run(tmp_path / "run.yaml", "toy", genome={"kind": "runs"})
+    with pytest.raises(UserError, match=r"genome: runs is unknown; there are eep, factorllm, tomoe, nanomoe$"):
+        load_run_config(run)
