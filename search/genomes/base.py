@@ -12,7 +12,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import numpy as np
@@ -85,14 +84,14 @@ class Genome(Protocol):
         ...
 
     def express(self) -> Edit:
-        """The edit this genome stands for."""
+        """The edit this genome stands for; made once, and kept: it is asked for again and again."""
         ...
 
 
 G = TypeVar("G", bound=Genome)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Offspring(Generic[G]):
     """A new genome and how it came about.
 
@@ -108,11 +107,6 @@ class Offspring(Generic[G]):
     operator: str
     parents: tuple[int, ...]
     note: str = ""
-
-    @cached_property
-    def edit(self) -> Edit:
-        """What the genome expresses to, made once."""
-        return self.genome.express()
 
 
 class GenomeSpace(Protocol[G]):

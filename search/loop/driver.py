@@ -193,7 +193,7 @@ class Driver:
         for record, offspring, description in batch:
             self._pending[record.index] = record, description.penalty
             self._waiting[record.phenotype_hash].append(record.index)
-            requests.append(request_of(offspring.edit, description, self._splits))
+            requests.append(request_of(offspring.genome.express(), description, self._splits))
         self._take(self._cache.request(requests))
 
     def _take(self, settled: list[Settled]) -> None:
@@ -281,7 +281,7 @@ def individual_record(
         operator=offspring.operator,
         genome=offspring.genome.to_bytes(),
         content_hash=offspring.genome.content_hash,
-        phenotype_hash=offspring.edit.phenotype_hash,
+        phenotype_hash=offspring.genome.express().phenotype_hash,
         experts=description.experts,
         active=description.active,
         parameters=description.parameters,

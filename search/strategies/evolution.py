@@ -56,7 +56,7 @@ class Evolution:
         pool = () if initial else self._pool(start)
         for draw in range(_DRAWS):
             offspring = self._bred(rng, pool) if pool else self._sampled(rng, draw)
-            if offspring.edit.phenotype_hash not in taken:
+            if offspring.genome.express().phenotype_hash not in taken:
                 break
         return offspring
 

@@ -141,17 +141,17 @@ def test_a_worker_scores_it(write_prompts: WriteTask, model: Path) -> None:
         ids = torch.tensor([[1, *tokenizer(example.prompt)["input_ids"]]])
         made = plain.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False)
         expected.append(brevity_of(tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True)))
-    reply = worker.evaluate(EvaluationRequest("t", IdentityEdit(), (split.fingerprint,)), (split,))
+    reply = worker.evaluate(EvaluationRequest(IdentityEdit(), (split.ref,)), (split,))
     assert reply.failure is None
-    (found,) = reply.results
-    np.testing.assert_allclose(found.result.outcomes, expected, rtol=1e-6)
-    assert found.result.score == pytest.approx(np.mean(expected))
-    assert found.result.gold_logprob == pytest.approx(np.mean(np.log(expected)))
+    (found,) = reply.results.values()
+    np.testing.assert_allclose(found.outcomes, expected, rtol=1e-6)
+    assert found.score == pytest.approx(np.mean(expected))
+    assert found.gold_logprob == pytest.approx(np.mean(np.log(expected)))
     assert len(set(expected)) > 1
     scores = set()
     for seed in range(4):
-        reply = worker.evaluate(EvaluationRequest("t", pruning(seed), (split.fingerprint,)), (split,))
-        scores.add(reply.results[0].result.score)
+        reply = worker.evaluate(EvaluationRequest(pruning(seed), (split.ref,)), (split,))
+        scores.add(reply.results[split.fingerprint].score)
     assert len(scores) > 1
 
 
@@ -161,7 +161,7 @@ def test_what_is_not_finite_is_the_candidates_fault_in_its_words(
     split = prepare_split(load_task(write_prompts(fitness="brevity")), "search")
     worker = EvaluationWorker(ModelConfig(str(model), device="cpu"), EngineConfig())
     monkeypatch.setattr(Brevity, "outcomes", lambda self, engine, split: (np.ones(4), np.array([0, 0, -np.inf, 0])))
-    reply = worker.evaluate(EvaluationRequest("t", IdentityEdit(), (split.fingerprint,)), (split,))
+    reply = worker.evaluate(EvaluationRequest(IdentityEdit(), (split.ref,)), (split,))
     assert reply.failure == "prompts/search: logarithm of example 2 is -inf (1 of 4 not finite)"
     assert reply.kind == "candidate"
 

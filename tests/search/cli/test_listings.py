@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_samples import evaluation, fitness, individual, search, split
+from store_samples import decided, evaluation, individual, search, split
 
 from moevolve.search.genomes.registry import KINDS, parts_of
 from moevolve.store.repository import Store
@@ -19,7 +19,7 @@ def store(tmp_path: Path) -> str:
     with Store.open(url) as opened:
         for place, kind in enumerate(KINDS):
             opened.create_search(search(f"a-{kind}", genome_kind=kind), [split()])
-            opened.record(f"id-a-{kind}", [individual(0, phenotype=place)], [evaluation(place, 0.5)], [fitness(0, 0.5)])
+            opened.record(f"id-a-{kind}", [decided(individual(0, phenotype=place), 0.5)], [evaluation(place, 0.5)])
     return url
 
 

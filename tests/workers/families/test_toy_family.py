@@ -242,13 +242,13 @@ def test_a_worker_scores_it(toy: Configs) -> None:
     split = PreparedSplit("words", "search", "rank", "accuracy", Matching(), 1, " ", examples)
     worker = EvaluationWorker(toy("toy_moe"), EngineConfig())
     for kind in ("prune", "merged"):
-        reply = worker.evaluate(EvaluationRequest("t", edit_of(kind), (split.fingerprint,)), (split,))
+        reply = worker.evaluate(EvaluationRequest(edit_of(kind), (split.ref,)), (split,))
         assert reply.failure is None
         expected = []
         for ids in words:
             last = plain_logits(toy("toy_moe"), edit_of(kind), torch.tensor([[1, *ids]]))[0, -1]
             expected.append(last.double().log_softmax(dim=-1))
-        result = reply.results[0].result
+        result = reply.results[split.fingerprint]
         assert result.gold_logprob == pytest.approx(np.mean([float(row[20]) for row in expected]), abs=1e-5)
         assert result.outcomes.tolist() == [float(row[20] >= row[21]) for row in expected]
 
