@@ -20,7 +20,8 @@ from moevolve.search.figures.lineage import main_line
 from moevolve.search.genomes.base import Genome
 from moevolve.search.loop.standings import Contestant, Scorer, Standings, standings
 from moevolve.search.service.analyse import Analysis
-from moevolve.search.service.evaluate import Subject, find_subject, full_fitness, start_of
+from moevolve.search.service.evaluate import full_fitness
+from moevolve.search.service.subject import Subject, find_subject, start_of
 from moevolve.store.costs import IndividualSize, SearchCosts
 from moevolve.store.records import HistoryRow, LineageGraph, LineageNode, SearchRecord
 from moevolve.store.repository import Store

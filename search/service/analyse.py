@@ -12,7 +12,9 @@ import numpy as np
 
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.types import Split
-from moevolve.search.service.evaluate import FULL, find_subject, prepared_split
+from moevolve.search.service.data import as_data
+from moevolve.search.service.evaluate import prepared_split
+from moevolve.search.service.subject import FULL, find_subject
 from moevolve.store.repository import Store
 from moevolve.workers.methods.base import IdentityEdit
 from moevolve.workers.methods.usage import MixedLayer, RoutedLayer, Usage, UsageRequest
@@ -148,8 +150,8 @@ def write_analysis(analysis: Analysis, folder: Path) -> list[Path]:
     return written
 
 
-def as_data(analysis: Analysis) -> dict[str, Any]:
-    """An analysis as plain data for JSON."""
+@as_data.register
+def _(analysis: Analysis) -> dict[str, Any]:
     names = ("ref", "search_id", "kind", "task", "split", "task_fingerprint")
     data: dict[str, Any] = {"format": FORMAT} | {name: getattr(analysis, name) for name in names}
     data["before"] = None if analysis.before is None else _usage_data(analysis.before)

@@ -9,7 +9,8 @@ from pathlib import Path
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.eep.coefficients import write_coefficients
 from moevolve.search.genomes.eep.genome import EepGenome
-from moevolve.search.service.evaluate import FULL, find_subject, interval, with_outcomes
+from moevolve.search.service.evaluate import interval, with_outcomes
+from moevolve.search.service.subject import FULL, find_subject
 from moevolve.store.records import ExportRecord, IndividualDetail
 from moevolve.store.repository import Store
 from moevolve.workers.export.base import CheckpointForm
