@@ -79,8 +79,8 @@ if TYPE_CHECKING:
     from moevolve.search.pools.base import PoolError as PoolError
     from moevolve.search.service.analyse import Analysis as Analysis
     from moevolve.search.service.evaluate import Evaluation as Evaluation
-    from moevolve.search.service.execute import Observer as Observer
     from moevolve.search.service.import_eep import Imported as Imported
+    from moevolve.search.service.observer import Observer as Observer
     from moevolve.store.errors import StoreError as StoreError
     from moevolve.store.records import BestRow as BestRow
     from moevolve.store.records import IndividualDetail as IndividualDetail
@@ -102,7 +102,7 @@ _HOMES = {
     "Imported": "search.service.import_eep",
     "IndividualDetail": "store.records",
     "LineageGraph": "store.records",
-    "Observer": "search.service.execute",
+    "Observer": "search.service.observer",
     "PlanReport": "search.estimate.estimate",
     "PoolError": "search.pools.base",
     "ProfileError": "workers.profiling.run",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from moevolve.search.estimate.estimate import PlanReport
     from moevolve.search.estimate.measured import Comparison as MeasuredEstimate
     from moevolve.search.loop.standings import Standings
-    from moevolve.search.service.execute import Observer
+    from moevolve.search.service.observer import Observer
     from moevolve.store.repository import Store
 
 
@@ -65,11 +65,14 @@ def launch(
         'demo:691'
     """
     from moevolve.search.config.files import as_run_config
-    from moevolve.search.service import launch as service
-    from moevolve.search.service.execute import Observer
 
     changes = given_lines({"store": url_of(store), "name": name, "workers.address": address})
     settings = as_run_config(config, (*override_lines(overrides), *changes))
+
+    # Not sooner: what is wrong in a configuration is said at once, without waiting for torch and Ray.
+    from moevolve.search.service import launch as service
+    from moevolve.search.service.observer import Observer
+
     setup = service.set_up_new(settings)
     source = "this configuration" if not isinstance(config, str | Path) else str(config)
     with store_of(settings.store if store is None else store, create=True) as opened:
@@ -99,7 +102,7 @@ def resume(
         PoolError: no worker can be had; try again.
     """
     from moevolve.search.service import resume as service
-    from moevolve.search.service.execute import Observer
+    from moevolve.search.service.observer import Observer
 
     with store_of(store) as opened:
         changes = _resumed(opened, overrides, address)
@@ -122,7 +125,7 @@ def retry(
         How the search ended; None if there is nothing to retry.
     """
     from moevolve.search.service import retry as service
-    from moevolve.search.service.execute import Observer
+    from moevolve.search.service.observer import Observer
 
     with store_of(store) as opened:
         changes = _resumed(opened, overrides, address)
@@ -168,7 +171,7 @@ def compare(
     """
     from moevolve.search.compare.rows import comparison_rows
     from moevolve.search.compare.run import run_comparison
-    from moevolve.search.service.execute import Observer
+    from moevolve.search.service.observer import Observer
 
     read = load_comparison(comparison) if isinstance(comparison, str | Path) else comparison
     with store_of(read.store, create=True) as opened:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from moevolve.search.config.files import parse_stored_config
-from moevolve.search.config.run import RunConfig
-from moevolve.search.loop.driver import Driver, Progress
+from moevolve.search.loop.driver import Driver
 from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.final import Finaliser
 from moevolve.search.loop.setup import SearchSetup
@@ -16,29 +14,13 @@ from moevolve.search.loop.standings import Standings, standings
 from moevolve.search.pools.base import Pool
 from moevolve.search.pools.ray_pool import RayPool, calibrate_on_ray
 from moevolve.search.service.calibration import Calibrate, calibrated_setup
+from moevolve.search.service.observer import Observer
 from moevolve.search.service.set_up import splits_beside
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.repository import Store
 from moevolve.workers.config import engine_fingerprint
 
 PoolFactory = Callable[[SearchSetup], Pool]
-
-
-@dataclass(frozen=True, slots=True)
-class Observer:
-    """What a search tells whoever watches it.
-
-    Attributes:
-        on_begin: the configuration of a search that is in the store and runs from now on.
-        on_note: a line worth keeping (what a retry takes back).
-        on_stage: a line about what happens now (loading, re-ranking ...).
-        on_progress: where the population stands.
-    """
-
-    on_begin: Callable[[RunConfig], None] = lambda _: None
-    on_note: Callable[[str], None] = lambda _: None
-    on_stage: Callable[[str], None] = lambda _: None
-    on_progress: Callable[[Progress], None] = lambda _: None
 
 
 def ray_pool(setup: SearchSetup) -> RayPool:

@@ -10,7 +10,8 @@ from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig, StoredConfig
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.loop.standings import Standings
-from moevolve.search.service.execute import Observer, execute
+from moevolve.search.service.execute import execute
+from moevolve.search.service.observer import Observer
 from moevolve.search.service.resume import set_up_stored
 from moevolve.search.service.set_up import set_up, splits_beside
 from moevolve.store.errors import NameTakenError

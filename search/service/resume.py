@@ -9,7 +9,8 @@ from moevolve.search.config.files import changed_config, parse_stored_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.loop.standings import Standings
-from moevolve.search.service.execute import Observer, execute
+from moevolve.search.service.execute import execute
+from moevolve.search.service.observer import Observer
 from moevolve.search.service.set_up import set_up
 from moevolve.search.service.weights import check_checkpoint
 from moevolve.store.repository import Store

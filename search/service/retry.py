@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.loop.standings import Standings
-from moevolve.search.service.execute import Observer, execute
+from moevolve.search.service.execute import execute
+from moevolve.search.service.observer import Observer
 from moevolve.search.service.resume import changed_setup
 from moevolve.store.repository import Store
 

@@ -13,8 +13,9 @@ from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.base import Pool
 from moevolve.search.pools.local import LocalPool
 from moevolve.search.service.calibration import calibrated_setup
-from moevolve.search.service.execute import Observer, execute
+from moevolve.search.service.execute import execute
 from moevolve.search.service.launch import register, set_up_new
+from moevolve.search.service.observer import Observer
 from moevolve.store.repository import Store
 from moevolve.workers.worker import EvaluationWorker
 

@@ -14,7 +14,8 @@ from killing import Driver, Forked, count, kill_at, last_worker, start, wait_for
 from report_lab import finished, local_pool
 
 from moevolve.search.config.files import load_run_config
-from moevolve.search.service.execute import Observer, execute
+from moevolve.search.service.execute import execute
+from moevolve.search.service.observer import Observer
 from moevolve.search.service.resume import set_up_stored
 from moevolve.store.repository import Store
 

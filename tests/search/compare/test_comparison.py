@@ -21,7 +21,7 @@ from moevolve.search.compare.significance import Outcomes
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.loop.standings import BEST_LABEL, FULL_LABEL, Score
 from moevolve.search.pools.local import LocalPool
-from moevolve.search.service.execute import Observer
+from moevolve.search.service.observer import Observer
 from moevolve.store.repository import Store
 from moevolve.workers.methods.base import IdentityEdit
 from moevolve.workers.worker import EvaluationWorker
