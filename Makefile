@@ -44,10 +44,12 @@ $(STAMP): pyproject.toml
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	@touch $(INSTALLED) $@
 
-# mypy does not follow the import hook of an editable install: links lay the folders out as the package they are.
-.mypy_src:
-	@mkdir -p $@/moevolve
-	@for folder in search workers evaluators store kernels; do ln -sfn ../../$$folder $@/moevolve/$$folder; done
+# mypy does not follow the import hook of an editable install, and setuptools' strict mode, which it would follow, makes
+# trees of links that lack every file added since: these links lay the folders out as the package they are.
+.mypy_src: $(wildcard search/api/*)
+	@rm -rf $@ && mkdir -p $@/moevolve
+	@for path in search workers evaluators store kernels search/api/*.py search/api/py.typed; do \
+		ln -sfn ../../$$path $@/moevolve/$$(basename $$path); done
 
 clean:
 	rm -rf .demo .mypy_src .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

@@ -3,3 +3,7 @@
 
 class StoreError(Exception):
     """The store can't do what was asked. The message is one line: what was wrong, where, and what to do about it."""
+
+
+class NameTakenError(StoreError):
+    """There is a search of this name already."""

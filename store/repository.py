@@ -11,7 +11,7 @@ from sqlalchemy import Engine, delete, func, select, update
 from moevolve.store import queries
 from moevolve.store import tables as models
 from moevolve.store.costs import SearchCosts, read_costs
-from moevolve.store.errors import StoreError
+from moevolve.store.errors import NameTakenError, StoreError
 from moevolve.store.lineage import find_individual, find_search, lineage
 from moevolve.store.queries import (
     context_ids,
@@ -64,9 +64,10 @@ class Store:
     A `Store` may be used from several threads. Use it as a context manager, or call `close()`.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        """For `open`; the engine's database is a store at the current schema."""
+    def __init__(self, engine: Engine, url: str) -> None:
+        """For `open`; the engine's database, at `url`, is a store at the current schema."""
         self._engine = engine
+        self.url = url
         self._contexts: dict[ContextKey, int] = {}
 
     @classmethod
@@ -86,7 +87,7 @@ class Store:
         except BaseException:
             engine.dispose()
             raise
-        return cls(engine)
+        return cls(engine, url)
 
     def close(self) -> None:
         """Gives back all connections. Closing twice is harmless."""
@@ -104,7 +105,9 @@ class Store:
         """Adds a search with its task splits.
 
         Raises:
-            StoreError: the id or the name is taken (also crosswise), or the name is empty or has a `:` in it.
+            NameTakenError: the name is taken.
+            StoreError: the id is taken, or either is that of another search crosswise; or the name is empty or has a
+                `:` in it.
         """
         now = utc_now()
         if not search.id or not search.name.strip() or ":" in search.name + search.id:
@@ -117,7 +120,8 @@ class Store:
             taken = models.searches.c.id.in_(both) | models.searches.c.name.in_(both)
             other = connection.execute(select(models.searches).where(taken)).first()
             if other is not None:
-                raise StoreError(
+                kind = NameTakenError if other.name == search.name else StoreError
+                raise kind(
                     f"there is a search {other.name!r} (id {other.id}) already; resume it or choose another name"
                 )
             insert_all(connection, models.searches, [row])

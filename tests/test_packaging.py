@@ -15,20 +15,24 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PARTS = ("configs", "evaluators", "kernels", "search", "store", "workers")
+SURFACE = Path("search", "api")
+"""The folder that is the package `moevolve` itself."""
 TOP_LEVEL = {*PARTS, "tests", "pyproject.toml", "README.md", "Makefile"}
 
 
 def folders_on_disk() -> set[str]:
     """Packages: the parts, and the folders below them with an `__init__.py`."""
-    below = {path.parent.relative_to(ROOT) for part in PARTS for path in (ROOT / part).rglob("__init__.py")}
-    return {".".join(("moevolve", *folder.parts)) for folder in below} | {f"moevolve.{part}" for part in PARTS}
+    below = {path.parent.relative_to(ROOT) for part in PARTS for path in (ROOT / part).rglob("__init__.py")} - {SURFACE}
+    names = {".".join(("moevolve", *folder.parts)) for folder in below}
+    return {"moevolve", *names, *(f"moevolve.{part}" for part in PARTS)}
 
 
 def files_on_disk() -> set[str]:
-    """What a wheel must hold of the parts: every file."""
+    """What a wheel must hold: every file of the parts, in its place."""
     found = {path for part in PARTS for path in (ROOT / part).rglob("*") if path.is_file()}
     kept = {path for path in found if "__pycache__" not in path.parts and not path.name.startswith(".")}
-    return {path.relative_to(ROOT).as_posix() for path in kept}
+    surface = ROOT / SURFACE
+    return {path.relative_to(surface if path.is_relative_to(surface) else ROOT).as_posix() for path in kept}
 
 
 def settings() -> dict[str, object]:
@@ -45,12 +49,13 @@ def test_every_package_is_listed() -> None:
 
 def test_every_folder_with_modules_is_a_package() -> None:
     with_modules = {path.parent for part in PARTS for path in (ROOT / part).rglob("*.py")}
-    names = {".".join(("moevolve", *folder.relative_to(ROOT).parts)) for folder in with_modules}
+    names = {".".join(("moevolve", *folder.relative_to(ROOT).parts)) for folder in with_modules - {ROOT / SURFACE}}
     assert names <= folders_on_disk()
 
 
 def test_every_part_is_mapped_to_its_folder() -> None:
-    assert settings()["package-dir"] == {f"moevolve.{part}": part for part in PARTS}
+    surface = {"moevolve": SURFACE.as_posix()}
+    assert settings()["package-dir"] == surface | {f"moevolve.{part}": part for part in PARTS}
 
 
 @pytest.mark.skipif(shutil.which("git") is None or not (ROOT / ".git").exists(), reason="not a git checkout")
@@ -73,13 +78,16 @@ def run(program: str, folder: Path, path: Path | None = None) -> str:
     return done.stdout.strip()
 
 
+WHOSE = (
+    "import importlib.util as u\n"
+    f"specs = [u.find_spec(name) for name in {PARTS!r}]\n"
+    "print(*[p for s in specs if s for p in [s.origin or '', *(s.submodule_search_locations or [])]], sep='\\n')"
+)
+"""Prints where the parts' bare names are found."""
+
+
 def test_bare_names_are_not_ours(tmp_path: Path) -> None:
-    program = (
-        "import importlib.util as u\n"
-        f"specs = [u.find_spec(name) for name in {PARTS!r}]\n"
-        "print(*[p for s in specs if s for p in [s.origin or '', *(s.submodule_search_locations or [])]], sep='\\n')"
-    )
-    assert str(ROOT) not in run(program, tmp_path)
+    assert str(ROOT) not in run(WHOSE, tmp_path)
 
 
 def test_a_package_called_kernels_is_found_even_from_the_checkout(tmp_path: Path) -> None:
@@ -90,21 +98,33 @@ def test_a_package_called_kernels_is_found_even_from_the_checkout(tmp_path: Path
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Names in a wheel built from a copy of the checkout, so that no stale build folder gets into it."""
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the checkout, so that no stale build folder gets into what is built of it."""
     if importlib.util.find_spec("setuptools") is None or importlib.util.find_spec("pip") is None:
         pytest.skip("setuptools and pip are needed to build a wheel here")
-    folder = tmp_path_factory.mktemp("wheel")
-    copy = folder / "checkout"
+    copy = tmp_path_factory.mktemp("wheel") / "checkout"
     copy.mkdir()
     for part in PARTS:
         shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, copy / name)
-    command = ["pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-q", "-w", str(folder), str(copy)]
+    return copy
+
+
+@pytest.fixture(scope="module")
+def built(checkout: Path) -> Path:
+    """The wheel."""
+    folder = checkout.parent
+    command = ["pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-q", "-w", str(folder), "./checkout"]
     done = subprocess.run([sys.executable, "-m", *command], cwd=folder, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    (built,) = folder.glob("*.whl")
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> list[str]:
+    """Names in the wheel."""
     with zipfile.ZipFile(built) as archive:
         return archive.namelist()
 
@@ -125,3 +145,73 @@ def test_what_runs_need_is_in_the_wheel(wheel: list[str]) -> None:
     assert "moevolve/store/migrations/env.py" in wheel
     assert any(name.startswith("moevolve/store/migrations/versions/") for name in wheel)
     assert any(name.endswith(".jinja") for name in wheel)
+
+
+@pytest.fixture(scope="module")
+def installed(built: Path) -> Path:
+    """A folder into which the wheel is unpacked."""
+    folder = built.parent / "installed"
+    with zipfile.ZipFile(built) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def editable(checkout: Path) -> Path:
+    """A folder into which the copy of the checkout is installed editable."""
+    program = "import sys, setuptools.build_meta as backend; print(backend.build_editable(sys.argv[1]))"
+    folder = checkout.parent / "editable"
+    folder.mkdir()
+    command = [sys.executable, "-W", "ignore", "-c", program, str(folder)]
+    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+def run_installed(folder: Path, program: str) -> list[str]:
+    """What a program prints where moevolve is installed in `folder` alone; dependencies are those of this process."""
+    begin = (
+        "import site, sys\n"
+        f"sys.path.insert(0, {str(folder)!r}); site.addsitedir({str(folder)!r})\n"
+        f"sys.path += {[path for path in sys.path if path.endswith('site-packages')]!r}\n"
+    )
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    # Without `site` this process's own install of moevolve isn't found.
+    command = [sys.executable, "-S", "-c", begin + program]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+USE = (
+    "import moevolve, moevolve.kernels.routing as kernel, moevolve.search.cli.app as app\n"
+    "print(moevolve.__file__, kernel.__file__, app.__file__)\n"
+    "print(moevolve.UserError.__module__, [task.name for task in moevolve.tasks()].count('boolq'))\n"
+    "try:\n    import moevolve.search.api\nexcept ImportError as error:\n    print(type(error).__name__)\n"
+)
+
+
+def test_the_wheel_works_installed(installed: Path) -> None:
+    surface, kernel, app, module, tasks, refused = run_installed(installed, USE)
+    assert Path(surface) == installed / "moevolve" / "__init__.py"
+    assert Path(kernel) == installed / "moevolve" / "kernels" / "routing.py"
+    assert Path(app) == installed / "moevolve" / "search" / "cli" / "app.py"
+    assert (module, tasks) == ("moevolve.evaluators.errors", "1")
+    assert refused == "ModuleNotFoundError"
+
+
+def test_an_editable_install_works(editable: Path, checkout: Path) -> None:
+    surface, kernel, app, module, tasks, refused = run_installed(editable, USE)
+    assert Path(surface) == checkout / SURFACE / "__init__.py"
+    assert Path(kernel) == checkout / "kernels" / "routing.py"
+    assert Path(app) == checkout / "search" / "cli" / "app.py"
+    assert (module, tasks) == ("moevolve.evaluators.errors", "1")
+    assert refused == "ImportError", "it would be a second copy of the package"
+
+
+def test_bare_names_are_not_ours_in_an_editable_install_either(editable: Path, checkout: Path) -> None:
+    found = run_installed(editable, f"import moevolve\n{WHOSE}")
+    assert not [path for path in found if path.startswith(str(checkout))]

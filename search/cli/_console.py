@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, is_dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
+
+import moevolve
 
 _PIPE_WIDTH = 140
 
@@ -27,23 +28,10 @@ def _console(*, stderr: bool = False) -> Console:
 output = _console()
 errors = _console(stderr=True)
 
-StoreOption = Annotated[
-    str,
-    typer.Option("--store", envvar="MOEVOLVE_STORE", help="SQLAlchemy URL of the store.", show_envvar=True),
-]
-ModelOption = Annotated[
-    str | None,
-    typer.Option(
-        "--model", metavar="PATH", help="The search's checkpoint (folder or hub id), if it isn't where the store says."
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-DEFAULT_STORE = "sqlite:///moevolve.db"
-
 
 def print_json(value: Any) -> None:
-    """Plain JSON on stdout, one document."""
-    typer.echo(json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False))
+    """A record, or plain data, as JSON on stdout, one document."""
+    typer.echo(json.dumps(moevolve.as_data(value), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def print_table(
@@ -79,18 +67,6 @@ def percent(score: float | None) -> str:
 def millions(parameters: int) -> str:
     """A parameter count in M or B."""
     return f"{parameters / 1e9:.2f} B" if parameters >= 1e9 else f"{parameters / 1e6:.2f} M"
-
-
-def _plain(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return _plain(asdict(value))
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if value is None or isinstance(value, str | int | float | bool):
-        return value
-    return str(value)
 
 
 _INTERRUPTED = 130

@@ -1,4 +1,4 @@
-"""What `plan` prints: one plan in tables, several models in one table, or JSON."""
+"""What `plan` prints: one plan in tables, or several models in one table."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from moevolve.search.cli._console import millions, output, print_table
+from moevolve.search.service.estimate import bytes_text, notes
 
 if TYPE_CHECKING:
-    from moevolve.search.estimate.estimate import DeviceEstimate, Estimate
+    from moevolve.search.estimate.estimate import Estimate
     from moevolve.search.estimate.measured import Comparison
     from moevolve.search.estimate.timing import Range
 
@@ -30,80 +31,11 @@ def hours_text(value: float) -> str:
     return f"{value:.2f}" if value < 1 else f"{value:,.1f}"
 
 
-def bytes_text(size: int) -> str:
-    if not size:
-        return "-"
-    return f"{size / 2**30:,.1f} GiB" if size >= 2**30 else f"{size / 2**20:,.1f} MiB"
-
-
 def operations_text(flops: float) -> str:
     for unit, name in ((1e15, "P"), (1e12, "T"), (1e9, "G")):
         if flops >= unit:
             return f"{flops / unit:,.2f} {name}"
     return f"{flops / 1e6:,.2f} M"
-
-
-def plan_json(report: Estimate, comparisons: Sequence[Comparison]) -> dict[str, Any]:
-    """The plan as plain values; ranges are `{least, most}`, memory is in bytes, times are in seconds."""
-    facts, ranked_tested = report.outline.facts, report.final
-    return {
-        "name": report.config.name,
-        "model": report.config.model.path,
-        "family": facts.family,
-        "dtype": report.config.model.dtype,
-        "sizes": report.sizes,
-        "memory": {
-            where: {
-                "items": memory.items,
-                "device_bytes": memory.device,
-                "host_bytes": memory.host,
-                "loading_host_bytes": memory.loading,
-            }
-            for where, memory in report.memory.items()
-        },
-        "originals": report.config.model.originals,
-        "splits": [
-            {"task": s.task, "split": s.split, "examples": s.examples, "tokens": s.tokens, "source": s.source}
-            for s in report.splits
-        ],
-        "evaluation_flops": dict(report.flops),
-        "phases": report.counts,
-        "final": {"ranked": ranked_tested[0], "tested": ranked_tested[1]},
-        "devices": [_device_json(device) for device in report.devices],
-        "measured": [
-            {
-                "device": c.device,
-                "task": c.task,
-                "split": c.split,
-                "evaluations": c.evaluations,
-                "measured_seconds": c.measured,
-                "estimated_seconds": c.estimated,
-                "ratio": c.ratio,
-            }
-            for c in comparisons
-        ],
-        "notes": notes(report),
-    }
-
-
-def _device_json(estimate: DeviceEstimate) -> dict[str, Any]:
-    placement = estimate.placement
-    return {
-        "name": placement.device.name,
-        "title": placement.device.title,
-        "workers": placement.workers,
-        "share": placement.share,
-        "flops_per_second": placement.device.flops(placement.dtype),
-        "bytes_per_second": placement.device.bandwidth,
-        "link_bytes_per_second": placement.device.link,
-        "layer_seconds": placement.device.layer_seconds,
-        "memory_bytes": placement.memory or None,
-        "utilisation": placement.utilisation,
-        "fits": estimate.fits,
-        "phases": estimate.phases,
-        "evaluations_per_second": estimate.rate,
-        "hours": estimate.hours,
-    }
 
 
 def print_plan(report: Estimate, comparisons: Sequence[Comparison]) -> None:
@@ -218,51 +150,6 @@ def _print_comparisons(comparisons: Sequence[Comparison]) -> None:
             for c in comparisons
         ],
     )
-
-
-def notes(report: Estimate) -> list[str]:
-    """What the numbers rest on, and what they leave out."""
-    counts = ", ".join(f"{c.individuals} {c.kind} (at most {c.different} different)" for c in report.counts)
-    ranked, tested = report.final
-    found = [
-        f"evaluations: {counts}, then {ranked} on dev and {tested} on test; a candidate that repeats another is looked "
-        "up, how many do is not known beforehand",
-        "ranges: from no answer decoded beyond what the pass over the gold answers shows, to every answer decoded to "
-        "its last token",
-    ]
-    for estimate in report.devices:
-        placement, device, used = estimate.placement, estimate.placement.device, estimate.placement.utilisation
-        if device.memory:
-            found.append(
-                f"{device.name} ({device.title}): assumed are {used.compute:.0%} of "
-                f"{device.flops(placement.dtype) / 1e12:.4g} TFLOP/s, {used.memory:.0%} of "
-                f"{device.bandwidth / 1e9:,.0f} GB/s, {used.link:.0%} of {device.link / 1e9:.0f} GB/s from the host, "
-                f"{1e3 * device.layer_seconds:.1f} ms per layer and pass at least"
-            )
-        else:
-            found.append(
-                f"cpu: measured just now with {device.title.split(', ')[-1]}: {device.half_flops / 1e9:.1f} GFLOP/s, "
-                f"copying {device.bandwidth / 1e9:.1f} GB/s, {1e3 * device.layer_seconds:.2f} ms per layer; passes are "
-                f"assumed to get {used.compute:.0%} of the first"
-            )
-    if any(phase.edit is None for estimate in report.devices for phase in estimate.phases):
-        found.append(
-            f"making a {report.config.genome.kind} candidate of the resident model takes time that isn't counted"
-        )
-    busy = min((estimate.placement.workers for estimate in report.devices), default=report.config.workers.count)
-    if busy < report.config.workers.count:
-        found.append(
-            f"the run's window, or this machine's cores, keep {busy:g} of {report.config.workers.count} workers busy"
-        )
-    if any(not estimate.placement.device.memory for estimate in report.devices):
-        found.append("on a CPU, device and host are the same memory")
-    used_host = report.memory.get(report.config.model.originals)
-    if used_host is not None and used_host.loading:
-        found.append(f"loading takes {bytes_text(used_host.loading)} of host memory for a while, in every worker")
-    found.append(
-        "not counted: calibration, loading, the CUDA context and the allocator's spare room, and hidden states reused"
-    )
-    return found
 
 
 def _edit(seconds: float | None) -> str:

@@ -24,7 +24,7 @@ _Found = Sequence[dict[tuple[str, Split], EvaluationRecord]]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ComparisonRow:
     """One contestant at one budget on one search task (or several in one fitness).
 
     Attributes:
@@ -74,9 +74,9 @@ class Row:
         return self.score("test") or self.score("search")
 
 
-def comparison_rows(outcomes: Sequence[Outcome], store: Store) -> list[Row]:
+def comparison_rows(outcomes: Sequence[Outcome], store: Store) -> list[ComparisonRow]:
     """Rows in the order of the comparison's cells, each (task, budget) begun by the full model."""
-    rows: list[Row] = []
+    rows: list[ComparisonRow] = []
     for (task, budget), group in groupby(outcomes, key=lambda each: (each.cell.task, each.cell.budget)):
         here = list(group)
         seeds = tuple(dict.fromkeys(each.cell.config.seed for each in here))
@@ -87,7 +87,7 @@ def comparison_rows(outcomes: Sequence[Outcome], store: Store) -> list[Row]:
     return rows
 
 
-def _full(outcomes: Sequence[Outcome], seeds: tuple[int, ...], store: Store) -> list[Row]:
+def _full(outcomes: Sequence[Outcome], seeds: tuple[int, ...], store: Store) -> list[ComparisonRow]:
     """The unedited model; every search scored the same one, so the first that got so far will do."""
     for outcome, report in _reported(outcomes):
         row = replace(_row([(outcome, report.full)], (outcome.cell.config.seed,), store), method=FULL_LABEL)
@@ -101,7 +101,7 @@ def _reported(outcomes: Sequence[Outcome]) -> Iterator[tuple[Outcome, Standings]
     return ((each, each.report) for each in outcomes if each.report is not None)
 
 
-def _method(outcomes: Sequence[Outcome], seeds: tuple[int, ...], store: Store) -> list[Row]:
+def _method(outcomes: Sequence[Outcome], seeds: tuple[int, ...], store: Store) -> list[ComparisonRow]:
     """A method's contestants over its seeds: random draws and its own start where they were scored, and the best."""
     rows = []
     cell = outcomes[0].cell
@@ -113,14 +113,14 @@ def _method(outcomes: Sequence[Outcome], seeds: tuple[int, ...], store: Store) -
             rows.append(_row(held, seeds, store))
     failures = [f"seed {each.cell.config.seed}: {each.failure}" for each in outcomes if each.failure is not None]
     if failures:
-        empty = Row("", "", cell.method, BEST_LABEL, cell.baseline, failure="; ".join(failures))
+        empty = ComparisonRow("", "", cell.method, BEST_LABEL, cell.baseline, failure="; ".join(failures))
         best = next((row for row in rows if row.contestant == BEST_LABEL), empty)
         said = dict.fromkeys(each for each in (best.failure, empty.failure) if each is not None)
         rows = [row for row in rows if row is not best] + [replace(best, failure="; ".join(said))]
     return rows
 
 
-def _row(held: _Held, seeds: tuple[int, ...], store: Store) -> Row:
+def _row(held: _Held, seeds: tuple[int, ...], store: Store) -> ComparisonRow:
     cell, first = held[0][0].cell, held[0][1]
     found = [_evaluations(outcome, contestant, store) for outcome, contestant in held]
     scores: list[Score] = []
@@ -131,7 +131,7 @@ def _row(held: _Held, seeds: tuple[int, ...], store: Store) -> Row:
             outcomes = () if first.draws else _outcomes(held, found, split, seeds)
             scores += _measured(held, split, outcomes)
     costs = [_cost(outcome, contestant, store) for outcome, contestant in held]
-    return Row(
+    return ComparisonRow(
         task="",
         budget="",
         method=cell.method,
@@ -225,7 +225,7 @@ def _outcomes(held: _Held, found: _Found, split: Split, seeds: tuple[int, ...]) 
     return tuple(pieces)
 
 
-def with_tests(rows: list[Row]) -> list[Row]:
+def with_tests(rows: list[ComparisonRow]) -> list[ComparisonRow]:
     """The rows of one (task, budget) with their paired tests; `test` has no say in which baseline is the best."""
     full = next((row for row in rows if row.method == FULL_LABEL), None)
     baselines = [row for row in rows if row.baseline and row.outcomes]
@@ -244,7 +244,7 @@ def with_tests(rows: list[Row]) -> list[Row]:
     ]
 
 
-def _against(row: Row, other: Row | None) -> Significance | None:
+def _against(row: ComparisonRow, other: ComparisonRow | None) -> Significance | None:
     if other is None or other is row or not row.outcomes or not other.outcomes:
         return None
     found = paired_test(row.outcomes, other.outcomes)

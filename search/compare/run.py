@@ -15,7 +15,10 @@ from moevolve.search.loop.standings import Standings
 from moevolve.search.pools.base import Pool
 from moevolve.search.pools.ray_pool import calibrate_on_ray
 from moevolve.search.service.calibration import Calibrate
-from moevolve.search.service.launch import Observer, execute, ray_pool, register, set_up_new, set_up_stored
+from moevolve.search.service.execute import execute, ray_pool
+from moevolve.search.service.launch import register, set_up_new
+from moevolve.search.service.observer import Observer
+from moevolve.search.service.resume import set_up_stored
 from moevolve.store.errors import StoreError
 from moevolve.store.records import SearchRecord
 from moevolve.store.repository import Store
@@ -48,7 +51,7 @@ class SharedWorkers:
         return _Lent(self, setup)
 
     def pool(self, setup: SearchSetup) -> GrowingPool:
-        """The pool, with the plan's model loaded and its task splits known."""
+        """The pool, with the setup's model loaded and its task splits known."""
         wanted = setup.config.model.to_worker(), setup.config.engine.to_worker()
         if self._pool is not None and self._loaded != wanted:
             self.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,34 @@ def parse_stored_config(text: str) -> StoredConfig:
     if config.model_dump(mode="json") != data:
         raise UserError(f"{where}: settings are missing that this version of moevolve has; another one stored it")
     return config
+
+
+def as_run_config(source: RunConfig | Path | str, overrides: Sequence[str]) -> RunConfig:
+    """A configuration that was read already, or the path of a YAML file, with `a.b=c` overrides applied.
+
+    Raises:
+        UserError: as `load_run_config`.
+    """
+    if isinstance(source, RunConfig):
+        return changed_config(source, overrides, f"configuration of search {source.name}")
+    return load_run_config(Path(source), tuple(overrides))
+
+
+def changed_config(config: RunConfig, overrides: Sequence[str], where: str) -> RunConfig:
+    """A configuration with `a.b=c` overrides applied, checked again; `where` heads the error message.
+
+    Raises:
+        UserError: an override isn't `KEY=VALUE`, or gives an unknown key or a bad value; the message names the field.
+    """
+    data: dict[str, Any] = config.model_dump(mode="json")
+    for override in overrides:
+        apply_override(data, override)
+    return parse_run_config(data, where)
+
+
+def as_override(key: str, value: Any) -> str:
+    """The override that sets plain data, text among it, whatever else YAML would read in that."""
+    return f"{key}={json.dumps(value)}"
 
 
 def apply_override(data: dict[str, Any], override: str) -> None:

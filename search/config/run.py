@@ -8,7 +8,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from moevolve.evaluators.types import Split
+from moevolve.evaluators.tasks.config import TaskConfig
+from moevolve.evaluators.tasks.registry import load_task
+from moevolve.evaluators.types import PreparedSplit, Split
 from moevolve.search.config.phases import EvolutionSection, Phase, StrategySection
 from moevolve.search.config.section import Section
 from moevolve.search.genomes.registry import AnyGenomeSection
@@ -64,6 +66,26 @@ class TaskSection(Section):
     name: str
     weight: float = Field(1.0, gt=0)
     counts: dict[Split, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+
+    def task(self, split: Split) -> TaskConfig:
+        """The task, with this section's number of examples of one split.
+
+        Raises:
+            UserError: no such task, its file is wrong, or it has no such split to count.
+        """
+        task = load_task(self.name)
+        return task.with_counts({split: self.counts[split]}) if split in self.counts else task
+
+    def prepared(self, split: Split, fitness: str | None = None) -> PreparedSplit:
+        """One split of the task, under another fitness if one is given and isn't the task's own.
+
+        Raises:
+            UserError: as `task`, or the split's data can't be had or rendered.
+        """
+        from moevolve.evaluators.tasks.prepare import prepare_split  # not sooner: it loads `datasets`
+
+        task = self.task(split)
+        return prepare_split(task if fitness in (None, task.fitness) else task.with_fitness(fitness), split)
 
 
 class WorkersSection(Section):

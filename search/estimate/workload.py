@@ -10,7 +10,6 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.fitness.registry import FITNESSES
 from moevolve.evaluators.tasks.config import TaskConfig
 from moevolve.evaluators.tasks.prepare import prepare_split
-from moevolve.evaluators.tasks.registry import load_task
 from moevolve.evaluators.types import PreparedSplit, Split
 from moevolve.search.config.run import RunConfig, TaskSection
 from moevolve.search.genomes.costs import GenomeCosts
@@ -89,15 +88,13 @@ class WorkloadReader:
         return tuple(work for work in found if work is not None)
 
     def _work(self, section: TaskSection, split: Split, fitness: Any) -> SplitWork | None:
-        task = load_task(section.name)
+        task = section.task(split)
         if task.kind.reads == "harness":
             raise UserError(f"task {section.name}: tasks of lm-evaluation-harness can't be planned; use another task")
         if fitness is not None:
             if task.fitness == fitness:
                 return None  # it is its own tie-breaker
             task = task.with_fitness(fitness)
-        counts: Any = {name: count for name, count in section.counts.items() if name == split}
-        task = task.with_counts(counts) if counts else task
         if self._given is not None:
             tokens, source = _given(task, split, self._given), "given"
         else:

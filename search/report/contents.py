@@ -21,7 +21,7 @@ from moevolve.search.genomes.base import Genome
 from moevolve.search.loop.scores import full_fitness
 from moevolve.search.loop.standings import Contestant, Scorer, Standings, standings
 from moevolve.search.service.analyse import Analysis
-from moevolve.search.service.evaluate import Subject, find_subject, start_of
+from moevolve.search.service.subject import Subject, find_subject, start_of
 from moevolve.store.costs import SearchCosts
 from moevolve.store.records import IndividualRecord, LineageGraph, LineageNode, SearchRecord
 from moevolve.store.repository import Store

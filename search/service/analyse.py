@@ -14,7 +14,9 @@ from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.types import Split
 from moevolve.search.genomes.registry import weights_of
 from moevolve.search.loop.scores import FULL
-from moevolve.search.service.evaluate import find_subject, prepared_split
+from moevolve.search.service.data import as_data
+from moevolve.search.service.evaluate import prepared_split
+from moevolve.search.service.subject import find_subject
 from moevolve.store.repository import Store
 from moevolve.workers.methods.base import IdentityEdit
 from moevolve.workers.methods.usage import MixedLayer, RoutedLayer, Usage, UsageRequest
@@ -150,8 +152,8 @@ def write_analysis(analysis: Analysis, folder: Path) -> list[Path]:
     return written
 
 
-def as_data(analysis: Analysis) -> dict[str, Any]:
-    """An analysis as plain data for JSON."""
+@as_data.register
+def _(analysis: Analysis) -> dict[str, Any]:
     names = ("ref", "search_id", "kind", "task", "split", "task_fingerprint")
     data: dict[str, Any] = {"format": FORMAT} | {name: getattr(analysis, name) for name in names}
     data["before"] = None if analysis.before is None else _usage_data(analysis.before)

@@ -1,100 +1,75 @@
-"""A stored individual brought back with its genome and its model, and scored on any task."""
+"""Scoring a stored individual, or a search's full model, on any task."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.tasks.prepare import prepare_split
 from moevolve.evaluators.tasks.registry import load_task
 from moevolve.evaluators.types import PreparedSplit, Split
-from moevolve.search.config.files import parse_stored_config
-from moevolve.search.config.run import RunConfig, StoredConfig
-from moevolve.search.genomes.base import Genome, GenomeSpace
-from moevolve.search.genomes.registry import make_space
+from moevolve.search.config.run import RunConfig, StoredConfig, TaskSection
 from moevolve.search.loop.evaluation_cache import EvaluationCache
-from moevolve.search.loop.scores import FULL, with_outcomes
-from moevolve.search.service.calibration import calibrated_space
-from moevolve.search.service.weights import bound_facts, shapes, where_model
-from moevolve.store.records import EvaluationRecord, IndividualDetail, IndividualRecord, SearchRecord
+from moevolve.search.loop.scores import interval, with_outcomes
+from moevolve.search.service.data import as_data
+from moevolve.search.service.subject import Subject, find_subject
+from moevolve.store.records import EvaluationRecord
 from moevolve.store.repository import Store
 from moevolve.workers.config import engine_fingerprint
-from moevolve.workers.facts import ModelFacts
 from moevolve.workers.messages import EvaluationRequest
-from moevolve.workers.methods.base import Edit, IdentityEdit
 
 
-@dataclass(frozen=True)
-class Subject:
-    """What an evaluation or an export is about: an individual, or the full model of a search.
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What a subject scored on one split of a task.
 
     Attributes:
-        search: the search it belongs to.
-        config: the search's stored configuration.
-        facts: its model.
-        space: its genomes.
-        detail: the individual; None for the full model.
-        genome: its genome; None for the full model.
+        ref: the subject: `SEARCH:INDEX`, or `full`.
+        record: as the store has it, with its per-example outcomes.
     """
 
-    search: SearchRecord
-    config: StoredConfig = field(repr=False)
-    facts: ModelFacts = field(repr=False)
-    space: GenomeSpace[Any] = field(repr=False)
-    detail: IndividualDetail | None
-    genome: Genome | None = field(repr=False)
+    ref: str
+    record: EvaluationRecord = field(repr=False)
 
     @property
-    def edit(self) -> Edit:
-        return IdentityEdit() if self.genome is None else self.genome.express()
+    def score(self) -> float | None:
+        """In [0, 1]; None for a candidate that failed."""
+        return self.record.score
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95 % confidence interval of the score; None for a candidate that failed."""
+        return None if self.record.score is None else interval(self.record)
 
 
-def find_subject(
-    store: Store, reference: str, search: str | None = None, model: str | None = None, weights: bool = True
-) -> Subject:
-    """Look up `SEARCH:INDEX`, or `full` (of `search`, or of the store's only search).
+@as_data.register
+def _(found: Evaluation) -> dict[str, Any]:
+    record = found.record
+    return {
+        "id": found.ref,
+        "task": record.task,
+        "split": record.split,
+        "score": record.score,
+        "interval": as_data(found.interval),
+        "gold_logprob": record.gold_logprob,
+        "examples": record.examples_seen,
+        "failure": record.failure,
+        "seconds": record.seconds,
+    }
 
-    Args:
-        store: where to.
-        reference: what to look up.
-        search: whose full model.
-        model: where the weights are now (folder or hub id), if not where the store says.
-        weights: whether they are needed. Then they must be the search's, and if it was imported without any, it is
-            about these from now on. If not, the model's config is all that is read.
+
+def evaluate(
+    store: Store, reference: str, task: str, split: Split, search: str | None = None, model: str | None = None
+) -> Evaluation:
+    """Score an individual, or the full model, on one split of a task in this process; the result is stored.
+
+    `reference`, `search` and `model` are as `find_subject` has them.
 
     Raises:
         StoreError: no such individual or search.
-        UserError: `full` without saying of which search; the model isn't there any more, or isn't the same.
+        UserError: unknown task, or it has no such split; as `find_subject`.
     """
-    detail = None if reference == FULL else store.individual(reference)
-    record = _search_of_full(store, search) if detail is None else detail.search
-    config = _at(parse_stored_config(record.config), record.model_path if model is None else where_model(model))
-    if weights:
-        facts = bound_facts(store, record, config.model)
-        if not record.is_bound:
-            record = store.search(record.id)
-            detail = None if detail is None else replace(detail, search=record)
-    else:
-        facts = replace(shapes(config.model.to_worker()), fingerprint=record.model_fingerprint)
-    phases = config.phases if isinstance(config, RunConfig) else ()
-    space = make_space(config.genome, facts, phases)
-    space = calibrated_space(space, config, store, record.id, facts.fingerprint)
-    genome = None if detail is None else space.from_bytes(detail.individual.genome)
-    return Subject(record, config, facts, space, detail, genome)
-
-
-def _at(config: StoredConfig, path: str) -> StoredConfig:
-    """The configuration with its model elsewhere."""
-    if path == config.model.path:
-        return config
-    return config.model_copy(update={"model": config.model.model_copy(update={"path": path, "revision": None})})
-
-
-def start_of(subject: Subject, history: Sequence[IndividualRecord]) -> Genome | None:
-    """The genome that a subject's search started from; None where its kind has no start of its own."""
-    return subject.space.from_bytes(history[0].genome) if history and history[0].operator == "start" else None
+    subject = find_subject(store, reference, search, model)
+    return Evaluation(reference, evaluate_subject(store, subject, task, split))
 
 
 def evaluate_subject(store: Store, subject: Subject, task: str, split: Split) -> EvaluationRecord:
@@ -121,15 +96,4 @@ def prepared_split(config: StoredConfig, name: str, split: Split) -> PreparedSpl
     """The split as the search's configuration has it, or as the task file says for another task."""
     sections = config.tasks if isinstance(config, RunConfig) else ()
     section = next((item for item in sections if name in (item.name, load_task(item.name).name)), None)
-    task = load_task(name if section is None else section.name)
-    counts = {} if section is None else {key: count for key, count in section.counts.items() if key == split}
-    return prepare_split(task.with_counts(counts) if counts else task, split)
-
-
-def _search_of_full(store: Store, search: str | None) -> SearchRecord:
-    if search is not None:
-        return store.search(search)
-    found = store.searches()
-    if len(found) != 1:
-        raise UserError(f"full: the store has {len(found)} searches; say whose full model with --search NAME")
-    return found[0].search
+    return (TaskSection(name=name) if section is None else section).prepared(split)

@@ -10,7 +10,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.eep.coefficients import write_coefficients
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.loop.scores import FULL, interval, with_outcomes
-from moevolve.search.service.evaluate import find_subject
+from moevolve.search.service.subject import find_subject
 from moevolve.store.records import ExportRecord, IndividualDetail
 from moevolve.store.repository import Store
 from moevolve.workers.export.card import CheckpointForm, ExportCard, ExportReport, ExportScore

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.eep.section import EepSection
 from moevolve.search.genomes.eep.space import EepSpace
 from moevolve.search.loop.driver import individual_record
-from moevolve.search.service.launch import pinned, search_record
+from moevolve.search.service.launch import search_record
+from moevolve.search.service.set_up import pinned
 from moevolve.search.service.weights import facts_with_or_without, where_model
 from moevolve.store.records import new_search_id
 from moevolve.store.repository import Store
@@ -44,7 +46,7 @@ class _Ready:
 
 
 def import_files(
-    files: Sequence[Path], experts_of: str, active: int | None, router_space: RouterSpace, store_url: str
+    files: Sequence[Path], experts_of: str, active: int | None, router_space: RouterSpace, store: Store | str
 ) -> list[Imported]:
     """Read every file first, then store them all; a bad file leaves the store untouched.
 
@@ -54,7 +56,7 @@ def import_files(
             or run configuration that names the model.
         active: experts per token; None keeps the model's, at most n'.
         router_space: how the router mappings are meant; the authors' are of the probabilities.
-        store_url: where to.
+        store: where to: an open store, or the URL of one, which is made if need be.
 
     Weights aren't needed; whatever needs them later says which they are (`weights`).
 
@@ -66,13 +68,13 @@ def import_files(
     model = pinned(model)
     facts = facts_with_or_without(model)
     ready = [_read(path, model, engine, facts, active, router_space) for path in files]
-    with Store.open(store_url) as store:
-        taken = {summary.search.name for summary in store.searches()}
+    with Store.open(store) if isinstance(store, str) else nullcontext(store) as opened:
+        taken = {summary.search.name for summary in opened.searches()}
         for item in ready:
             if item.config.name in taken:
                 raise UserError(f"{item.path}: search {item.config.name} exists in the store already")
             taken.add(item.config.name)
-        return [_store(store, item, facts) for item in ready]
+        return [_store(opened, item, facts) for item in ready]
 
 
 def _model_of(experts_of: str) -> tuple[ModelSection, EngineSection]:

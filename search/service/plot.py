@@ -6,11 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from moevolve.evaluators.errors import UserError
+from moevolve.search.config.files import parse_stored_config
+from moevolve.search.config.run import RunConfig
 from moevolve.search.figures.course import draw_course
 from moevolve.search.figures.style import check_format, drawing
 from moevolve.search.genomes.base import Genome
 from moevolve.search.genomes.registry import figures_for
+from moevolve.search.loop.scores import full_fitness
+from moevolve.search.loop.standings import standings
+from moevolve.search.service.subject import find_subject, start_of
 from moevolve.store.records import IndividualRecord
+from moevolve.store.repository import Store
 
 _WIDTH = 8.0
 """Inches, unless the genome needs more."""
@@ -58,3 +64,19 @@ def plot_search(
             figure.savefig(path, dpi=150)
         except OSError as error:
             raise UserError(f"{path}: can't be written: {error.strerror or error}") from error
+
+
+def plot_stored(store: Store, search: str, path: Path, individual: str | None = None) -> None:
+    """Draw a stored search, and one of its individuals: `individual`, or its best.
+
+    Raises:
+        UserError: as `plot_search`, or the model's config can't be read.
+        StoreError: no such search or individual.
+    """
+    record = store.search(search)
+    history = store.history(record.id)
+    imported = None if isinstance(parse_stored_config(record.config), RunConfig) else f"{record.name}:0"
+    reference = individual or imported or standings(store, record, history).winner
+    subject = None if reference is None else find_subject(store, reference, weights=False)
+    genome, start = (None, None) if subject is None else (subject.genome, start_of(subject, history))
+    plot_search(path, record.name, history, full_fitness(store, record), genome, reference or "", start)

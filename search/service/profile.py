@@ -7,15 +7,17 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.loop.scores import FULL
-from moevolve.search.service.evaluate import Subject, find_subject
+from moevolve.search.service.data import as_data
+from moevolve.search.service.subject import Subject, find_subject
 from moevolve.store.repository import Store
 from moevolve.workers.config import ModelConfig
 from moevolve.workers.profiling.checkpoints import check_folder, position_limit
 from moevolve.workers.profiling.messages import Device, Dtype, ProfiledModel, ProfileSettings
-from moevolve.workers.profiling.report import ProfileReport
+from moevolve.workers.profiling.report import BatchProfile, ModelProfile, ProfileReport
 from moevolve.workers.profiling.run import ProfileError, profile_models
 
 _INDIVIDUAL = re.compile(r"[A-Za-z0-9._-]+:\d+")
@@ -166,3 +168,65 @@ def _stored_models(subjects: dict[str, Subject], full: ModelConfig, scratch: Pat
 def _placed(model: ProfiledModel, device: Device) -> ProfiledModel:
     # A device map is for GPUs.
     return replace(model, device_map=None) if device == "cpu" else model
+
+
+@as_data.register
+def _(report: ProfileReport) -> dict[str, Any]:
+    reference = report.reference
+    ran = reference.load
+    return {
+        "device": ran.device,
+        "device_name": ran.device_name,
+        "threads": ran.threads,
+        "settings": as_data(report.settings),
+        "context": report.settings.prompt_tokens,
+        "memory": report.peak_memory,
+        "reference": reference.label,
+        "notes": as_data(report.notes),
+        "models": [_model_json(model, reference) for model in report.models],
+    }
+
+
+def _model_json(model: ModelProfile, reference: ModelProfile) -> dict[str, Any]:
+    load, other = model.load, reference.load
+    pairs = zip(model.batches, reference.batches, strict=True)
+    return {
+        "id": model.label,
+        "model_type": load.model_type,
+        "dtype": load.dtype,
+        "attention": load.attention,
+        "experts": load.experts,
+        "parameters": load.parameters,
+        "active_parameters": load.active_parameters,
+        "weight_bytes": load.weight_bytes,
+        "flops_per_token": model.flops,
+        "linear_flops": load.linear_flops,
+        "attention_flops": load.attention_flops,
+        "ratios": {
+            "parameters": load.parameters / other.parameters,
+            "active_parameters": load.active_parameters / other.active_parameters,
+            "weight_bytes": load.weight_bytes / other.weight_bytes,
+            "flops_per_token": model.flops / reference.flops,
+        },
+        "batches": [_batch_json(mine, theirs) for mine, theirs in pairs],
+    }
+
+
+def _batch_json(mine: BatchProfile, theirs: BatchProfile) -> dict[str, Any]:
+    return {
+        "batch_size": mine.batch_size,
+        "peak_bytes": mine.peak_bytes,
+        "prefill_tokens_per_second": mine.prefill_rate,
+        "decode_tokens_per_second": mine.decode_rate,
+        "prefill_seconds": as_data(mine.prefill_seconds),
+        "decode_seconds": as_data(mine.decode_seconds),
+        "ratios": {
+            "peak_bytes": _peak_ratio(mine, theirs),
+            "prefill_tokens_per_second": mine.prefill_rate / theirs.prefill_rate,
+            "decode_tokens_per_second": mine.decode_rate / theirs.decode_rate,
+        },
+    }
+
+
+def _peak_ratio(mine: BatchProfile, theirs: BatchProfile) -> float | None:
+    return mine.peak_bytes / theirs.peak_bytes if mine.peak_bytes and theirs.peak_bytes else None

@@ -18,7 +18,8 @@ from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.loop.standings import Standings, standings
 from moevolve.search.pools.local import LocalPool
 from moevolve.search.service.calibration import calibrated_setup
-from moevolve.search.service.launch import register, set_up
+from moevolve.search.service.launch import register
+from moevolve.search.service.set_up import set_up
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.repository import Store
 from moevolve.workers.config import engine_fingerprint

@@ -12,8 +12,10 @@ from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.base import Pool
 from moevolve.search.pools.local import LocalPool
-from moevolve.search.service import launch as service
 from moevolve.search.service.calibration import calibrated_setup
+from moevolve.search.service.execute import execute
+from moevolve.search.service.launch import register, set_up_new
+from moevolve.search.service.observer import Observer
 from moevolve.store.repository import Store
 from moevolve.workers.worker import EvaluationWorker
 
@@ -33,10 +35,10 @@ def local_pool(setup: SearchSetup) -> Pool:
 
 def finished(store: Store, run: RunConfig) -> None:
     """A whole search, final scores included."""
-    setup = service.set_up_new(run)
-    service.register(setup, store)
+    setup = set_up_new(run)
+    register(setup, store)
     calibrated_setup(setup, store, calibrate)
-    service.execute(setup, store, service.Observer(), local_pool)
+    execute(setup, store, Observer(), local_pool)
 
 
 def search_all_kinds(tiny: Any, folder: Path) -> str:

@@ -77,3 +77,12 @@ class ProfileReport:
     def reference(self) -> ModelProfile:
         """What the others are compared with."""
         return self.models[0]
+
+    @property
+    def peak_memory(self) -> str:
+        """What the peaks of memory are on this device."""
+        if self.reference.load.device == "cuda":
+            return "torch.cuda.max_memory_allocated, summed over devices"
+        if any(batch.peak_bytes is None for model in self.models for batch in model.batches):
+            return "not measured: this system doesn't tell a process's peak"
+        return "peak resident set of the model's process while it runs, less the one right before it was loaded"

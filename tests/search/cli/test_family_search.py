@@ -19,7 +19,8 @@ from moevolve.search.genomes.eep.space import EepSpace
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.service.calibration import calibrated_setup
 from moevolve.search.service.export import export_individual
-from moevolve.search.service.launch import register, set_up
+from moevolve.search.service.launch import register
+from moevolve.search.service.set_up import set_up
 from moevolve.store.repository import Store
 from moevolve.workers.config import ModelConfig
 from moevolve.workers.messages import EvaluationRequest

@@ -14,7 +14,9 @@ from killing import Driver, Forked, count, kill_at, last_worker, start, wait_for
 from report_lab import finished, local_pool
 
 from moevolve.search.config.files import load_run_config
-from moevolve.search.service import launch as service
+from moevolve.search.service.execute import execute
+from moevolve.search.service.observer import Observer
+from moevolve.search.service.resume import set_up_stored
 from moevolve.store.repository import Store
 
 pytestmark = pytest.mark.slow
@@ -104,4 +106,4 @@ def check_interrupted(driver: Driver, stop: Any, number: int, folder: Path) -> N
 def resume(folder: Path) -> None:
     """To the end, by a worker in this process."""
     with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
-        service.execute(service.set_up_stored(store, "calm"), store, service.Observer(), local_pool)
+        execute(set_up_stored(store, "calm"), store, Observer(), local_pool)

@@ -13,13 +13,16 @@ import yaml
 from typer.testing import CliRunner
 
 from moevolve.evaluators.errors import UserError
+from moevolve.search.cli._final_table import print_standings
 from moevolve.search.cli.app import app
-from moevolve.search.cli.final_table import print_standings
 from moevolve.search.config.files import load_run_config, parse_run_config
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.loop.standings import Standings
 from moevolve.search.pools.local import LocalPool
-from moevolve.search.service.launch import Observer, execute, register, set_up_new, set_up_stored
+from moevolve.search.service.execute import execute
+from moevolve.search.service.launch import register, set_up_new
+from moevolve.search.service.observer import Observer
+from moevolve.search.service.resume import set_up_stored
 from moevolve.store.repository import Store
 from moevolve.workers.worker import EvaluationWorker
 

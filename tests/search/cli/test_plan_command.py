@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.tasks.prepare import prepare_split
 from moevolve.evaluators.tasks.registry import load_task
-from moevolve.search.cli._plan_output import plan_json
 from moevolve.search.cli.app import app
 from moevolve.search.config.files import load_run_config, parse_run_config
 from moevolve.search.estimate.estimate import EstimateRequest, estimate
 from moevolve.search.estimate.measured import compare
 from moevolve.search.genomes.registry import make_space
+from moevolve.search.service.data import as_data
 from moevolve.store.errors import StoreError
 from moevolve.store.repository import Store
 from moevolve.workers.messages import EvaluationRequest
@@ -94,8 +94,8 @@ def test_every_kind_is_set_beside_what_was_measured(all_kinds: str, tmp_path: Pa
         # How near they are is nothing to test on models of a few thousand parameters.
         assert 0 < each.ratio.least <= each.ratio.most
         assert each.ratio.most * each.estimated.least == pytest.approx(each.measured)
-    shown = plan_json(report, found)
-    assert len(shown["measured"]) == len(found)
+    shown = as_data(report)
+    assert [each["ratio"]["least"] for each in as_data(found)] == [each.ratio.least for each in found]
     assert len(shown["memory"]) == (2 if kind == "eep" else 1)
     assert any("isn't counted" in note for note in shown["notes"]) == (kind != "eep")
 

@@ -22,7 +22,8 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.cli.app import app
 from moevolve.search.config.files import load_run_config
 from moevolve.search.service.calibration import calibrated_setup
-from moevolve.search.service.launch import register, set_up
+from moevolve.search.service.launch import register
+from moevolve.search.service.set_up import set_up
 from moevolve.store.errors import StoreError
 from moevolve.store.repository import Store
 

@@ -13,15 +13,15 @@ import ray
 import yaml
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.cli.comparison_tables import print_tables, write_csv, write_markdown
+from moevolve.search.cli._comparison_tables import print_tables, write_csv, write_markdown
 from moevolve.search.compare.config import Comparison, load_comparison
-from moevolve.search.compare.rows import Row, comparison_rows, with_tests
+from moevolve.search.compare.rows import ComparisonRow, comparison_rows, with_tests
 from moevolve.search.compare.run import run_comparison
 from moevolve.search.compare.significance import Outcomes
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.loop.standings import BEST_LABEL, FULL_LABEL, Score
 from moevolve.search.pools.local import LocalPool
-from moevolve.search.service.launch import Observer
+from moevolve.search.service.observer import Observer
 from moevolve.store.repository import Store
 from moevolve.workers.methods.base import IdentityEdit
 from moevolve.workers.worker import EvaluationWorker
@@ -64,7 +64,7 @@ def no_pool(setup: SearchSetup) -> LocalPool:
     raise AssertionError(f"{setup.config.name} starts workers")
 
 
-def run(comparison: Comparison, store: Store, make: Any = pool) -> list[Row]:
+def run(comparison: Comparison, store: Store, make: Any = pool) -> list[ComparisonRow]:
     outcomes = run_comparison(comparison, store, lambda place, cell: Observer(), make, calibrate)
     return comparison_rows(outcomes, store)
 
@@ -141,14 +141,14 @@ def test_nothing_is_recorded_when_a_cell_cannot_run(tiny: Any, tmp_path: Path) -
 
 
 @pytest.fixture(scope="module")
-def finished(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Comparison, Path, list[Row]]:
+def finished(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Comparison, Path, list[ComparisonRow]]:
     folder = tmp_path_factory.mktemp("comparison")
     comparison = load_comparison(write(tiny, folder))
     with Store.open(f"sqlite:///{folder / 'store.db'}") as store:
         return comparison, folder, run(comparison, store)
 
 
-def test_rows_say_what_the_store_holds(finished: tuple[Comparison, Path, list[Row]]) -> None:
+def test_rows_say_what_the_store_holds(finished: tuple[Comparison, Path, list[ComparisonRow]]) -> None:
     _, folder, rows = finished
     per_budget = [FULL_LABEL, "random", "reap", "prune", "prune", "prune + merge", "prune + merge"]
     assert [row.method for row in rows] == per_budget * 2
@@ -190,13 +190,15 @@ def test_tasks_that_were_not_searched_on_have_columns_of_their_own(tiny: Any, tm
     assert full.score("test", task) is not None and best.score("search", task) is None
 
 
-def test_a_finished_comparison_starts_no_workers(finished: tuple[Comparison, Path, list[Row]]) -> None:
+def test_a_finished_comparison_starts_no_workers(finished: tuple[Comparison, Path, list[ComparisonRow]]) -> None:
     comparison, folder, rows = finished
     with Store.open(f"sqlite:///{folder / 'store.db'}") as store:
         assert run(comparison, store, no_pool) == rows
 
 
-def test_an_interrupted_comparison_goes_on(finished: tuple[Comparison, Path, list[Row]], tmp_path: Path) -> None:
+def test_an_interrupted_comparison_goes_on(
+    finished: tuple[Comparison, Path, list[ComparisonRow]], tmp_path: Path
+) -> None:
     comparison, _, rows = finished
 
     class Lost(LocalPool):
@@ -223,7 +225,7 @@ def test_an_interrupted_comparison_goes_on(finished: tuple[Comparison, Path, lis
 
 
 def test_other_settings_under_the_same_name_are_refused(
-    tiny: Any, finished: tuple[Comparison, Path, list[Row]]
+    tiny: Any, finished: tuple[Comparison, Path, list[ComparisonRow]]
 ) -> None:
     _, folder, _ = finished
     changed = load_comparison(folder / "compare.yaml", ("base.window=2",))
@@ -294,7 +296,7 @@ def test_a_best_that_breaks_on_test_scores_nothing_there(tiny: Any, tmp_path: Pa
 
 
 def test_tables_hold_every_row(
-    finished: tuple[Comparison, Path, list[Row]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished: tuple[Comparison, Path, list[ComparisonRow]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     comparison, _, rows = finished
     print_tables(comparison.name, rows)
@@ -310,7 +312,7 @@ def test_tables_hold_every_row(
 
 
 def test_several_tasks_are_summed_up(
-    finished: tuple[Comparison, Path, list[Row]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished: tuple[Comparison, Path, list[ComparisonRow]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, _, rows = finished
     both = [replace(row, task=task) for task in ("pick", "other") for row in rows if row.budget == "2 of 4"]
@@ -323,12 +325,12 @@ def test_several_tasks_are_summed_up(
         assert {cell.removesuffix(" *") for cell in cells} == {f"{100 * row.headline.score:.1f}"}
 
 
-def one_of(method: str, right: int, **scores: float) -> Row:
+def one_of(method: str, right: int, **scores: float) -> ComparisonRow:
     """A row of a comparison: so many of 100 answers right on `test`, with every one of two seeds."""
     values = np.repeat((np.arange(100) < right)[None, :], 2, axis=0).astype(float)
     found = (*(Score("", split, score) for split, score in scores.items()), Score("", "test", right / 100))  # type: ignore[arg-type]
     baseline, outcomes = method.islower() and method != FULL_LABEL, (Outcomes(values, "mean", 1.0),)
-    return Row("", "", method, BEST_LABEL, baseline, 2, found, outcomes=outcomes)
+    return ComparisonRow("", "", method, BEST_LABEL, baseline, 2, found, outcomes=outcomes)
 
 
 def test_the_best_baseline_is_picked_on_dev() -> None:

@@ -18,7 +18,9 @@ from moevolve.search.config.files import load_run_config
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.base import Pool
 from moevolve.search.pools.ray_pool import RayPool
-from moevolve.search.service import launch as service
+from moevolve.search.service.execute import execute
+from moevolve.search.service.launch import register, set_up_new
+from moevolve.search.service.observer import Observer
 from moevolve.store.repository import Store
 from moevolve.workers.messages import EvaluationReply, EvaluationRequest
 from moevolve.workers.worker import EvaluationWorker
@@ -67,11 +69,11 @@ def test_bad_candidates_are_recorded_and_the_search_completes(tiny: Any, ray_add
     workers = {"count": 1, "num_cpus": 0.5, "max_attempts": 1, "address": ray_address}
     store_url = f"sqlite:///{tmp_path / 'unlucky.db'}"
     run = tiny.write_run(tmp_path / "run.yaml", "unlucky", workers=workers, store=store_url)
-    setup = service.set_up_new(load_run_config(run))
+    setup = set_up_new(load_run_config(run))
     store = Store.open(setup.config.store)
-    service.register(setup, store)
+    register(setup, store)
     try:
-        report = service.execute(setup, store, service.Observer(), unlucky_pool)
+        report = execute(setup, store, Observer(), unlucky_pool)
     finally:
         ray.shutdown()
     rows = store.history(setup.search_id)

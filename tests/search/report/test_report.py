@@ -24,9 +24,14 @@ from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.report.contents import Contents, failures_of, gather, settings_text
 from moevolve.search.report.page import render_page
-from moevolve.search.service import launch as service
-from moevolve.search.service.analyse import analyse_individual, as_data
-from moevolve.search.service.evaluate import evaluate_subject, find_subject
+from moevolve.search.service.analyse import analyse_individual
+from moevolve.search.service.data import as_data
+from moevolve.search.service.evaluate import evaluate_subject
+from moevolve.search.service.execute import execute
+from moevolve.search.service.launch import register, set_up_new
+from moevolve.search.service.observer import Observer
+from moevolve.search.service.resume import set_up_stored
+from moevolve.search.service.subject import find_subject
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.errors import StoreError
 from moevolve.store.repository import Store
@@ -70,7 +75,7 @@ def test_a_finished_search_is_reported_whole(all_kinds: str, kind: str) -> None:
 def test_the_table_is_the_one_that_ended_the_search(all_kinds: str, kind: str) -> None:
     with Store.open(all_kinds) as store:
         # A finished search has nothing left to evaluate: ending it again only reads.
-        ended = service.execute(service.set_up_stored(store, kind), store, service.Observer(), local_pool)
+        ended = execute(set_up_stored(store, kind), store, Observer(), local_pool)
         table = gather(store, kind).standings
     assert table.reranked and table.winner is not None
     # What a token uses of the unedited model takes the model itself, which a page does without.
@@ -206,9 +211,9 @@ def test_what_was_not_measured_is_said_with_the_command(tiny: Any, tmp_path: Pat
     final = {"rerank": 0, "test": False, "random_draws": 2}
     run = load_run_config(tiny.write_run(tmp_path / "r.yaml", "bare", engine={}, final=final))
     with Store.open(url) as store:
-        setup = service.set_up_new(run)
-        service.register(setup, store)
-        service.execute(setup, store, service.Observer(), local_pool)
+        setup = set_up_new(run)
+        register(setup, store)
+        execute(setup, store, Observer(), local_pool)
         contents = gather(store, "bare")
         winner = contents.standings.winner
         assert winner is not None and not contents.standings.reranked
@@ -256,7 +261,7 @@ def test_imported_coefficients_are_reported(tiny: Any, tmp_path: Path) -> None:
 
     url = f"sqlite:///{tmp_path / 'store.db'}"
     run = load_run_config(tiny.write_run(tmp_path / "r.yaml", "any"))
-    space = service.set_up_new(run).space
+    space = set_up_new(run).space
     matrices = np.random.default_rng(0).random((2, 2, 4)).astype(np.float32)
     write_coefficients(tmp_path / "c.pth", EepGenome(space, matrices, matrices))
     (imported,) = import_files([tmp_path / "c.pth"], str(tiny.model), None, "probs", url)

@@ -16,11 +16,11 @@ from moevolve.search.cli.app import app
 from moevolve.search.service.analyse import (
     Analysis,
     analyse_individual,
-    as_data,
     figures_of,
     read_analysis,
     write_analysis,
 )
+from moevolve.search.service.data import as_data
 from moevolve.store.errors import StoreError
 from moevolve.store.repository import Store
 

@@ -14,7 +14,10 @@ from report_lab import local_pool
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import parse_run_config, parse_stored_config
-from moevolve.search.service import launch as service
+from moevolve.search.service.execute import execute
+from moevolve.search.service.launch import register, set_up_new
+from moevolve.search.service.observer import Observer
+from moevolve.search.service.resume import set_up_stored
 from moevolve.store.repository import Store
 from moevolve.workers.worker import EvaluationWorker
 
@@ -61,9 +64,9 @@ class Searches:
             final={"rerank": 0, "test": False},
         )
         with Store.open(f"sqlite:///{self._folder / store}.db") as opened:
-            setup = service.set_up_new(parse_run_config(data, "test"))
-            service.register(setup, opened)
-            service.execute(setup, opened, service.Observer(), local_pool)
+            setup = set_up_new(parse_run_config(data, "test"))
+            register(setup, opened)
+            execute(setup, opened, Observer(), local_pool)
             return [(row.phenotype_hash, row.fitness, row.tie_break) for row in opened.history(setup.search_id)]
 
 
@@ -90,7 +93,7 @@ def test_scores_of_a_changed_checkpoint_are_measured_anew(
     assert refused.returncode == 2
     assert "not the checkpoint that search first ran on" in refused.stderr
     with Store.open(f"sqlite:///{searches.model.parent}/moevolve.db") as store, pytest.raises(UserError, match="first"):
-        service.set_up_stored(store, "first")
+        set_up_stored(store, "first")
 
 
 def test_a_checkpoint_that_was_only_saved_again_keeps_its_scores(
@@ -127,13 +130,13 @@ def test_a_search_on_a_hub_id_keeps_to_its_commit(tiny: Any, tmp_path: Path, mon
     data = tiny.run_data("hub", model={"path": "owner/name", "device": "cpu"}, tasks=tasks)
     settings = parse_run_config(data, "test")
     with Store.open(f"sqlite:///{tmp_path}/hub.db") as store:
-        setup = service.set_up_new(settings)
-        service.register(setup, store)
+        setup = set_up_new(settings)
+        register(setup, store)
         assert setup.config.model.revision == first, "what its workers load"
-        assert service.set_up_stored(store, "hub", lambda _: settings).config.model.revision == first
+        assert set_up_stored(store, "hub", lambda _: settings).config.model.revision == first
         move(second)
-        assert service.set_up_new(settings).config.model.revision == second
-        assert service.set_up_stored(store, "hub").config.model.revision == first
+        assert set_up_new(settings).config.model.revision == second
+        assert set_up_stored(store, "hub").config.model.revision == first
         assert parse_stored_config(store.search("hub").config).model.revision == first
         with pytest.raises(UserError, match="not the checkpoint that search hub ran on"):
-            service.set_up_stored(store, "hub", lambda _: settings)
+            set_up_stored(store, "hub", lambda _: settings)

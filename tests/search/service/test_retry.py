@@ -10,7 +10,7 @@ from replies import loss
 from search_lab import UnrulyPool, drive, make_lab_setup, population, run_config, start
 
 from moevolve.search.config.run import RunConfig
-from moevolve.search.service.launch import take_back_failures
+from moevolve.search.service.retry import take_back_failures
 from moevolve.store.records import ExportRecord, FailureKind
 from moevolve.store.repository import Store
 from moevolve.workers.messages import EvaluationReply, EvaluationRequest

@@ -1,20 +1,45 @@
-"""What the listings print with `--json`: one object per search, ranked configuration or individual."""
+"""Records as plain data: what commands print with `--json`, and what a server would send.
+
+Most records are what their fields are. Those that are shown otherwise say how: the store's here, others beside the use
+case that they come from (`as_data.register`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from functools import singledispatch
 from typing import Any
 
+from moevolve.evaluators.tasks.config import TaskConfig
 from moevolve.store.records import BestRow, IndividualDetail, SearchSummary
 
 
-def search_json(row: SearchSummary) -> dict[str, Any]:
-    """A line of `searches`."""
+@singledispatch
+def as_data(value: Any) -> Any:
+    """A record, or a collection of them, as what JSON knows: dictionaries, lists, text, numbers, truth values and None.
+
+    What JSON doesn't know (paths, times) becomes text.
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: as_data(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): as_data(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_data(item) for item in value]
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    return str(value)
+
+
+@as_data.register
+def _(row: SearchSummary) -> dict[str, Any]:
     return {
         "id": row.search.id,
         "name": row.search.name,
         "status": row.search.status,
         "reason": row.search.status_reason,
-        "tasks": row.tasks,
+        "tasks": as_data(row.tasks),
         "individuals": row.individuals,
         "evaluated": row.evaluated,
         "failed": row.failed,
@@ -22,12 +47,12 @@ def search_json(row: SearchSummary) -> dict[str, Any]:
         "genome": row.search.genome_kind,
         "model": row.search.model_path,
         "seed": row.search.seed,
-        "created_at": row.search.created_at,
+        "created_at": as_data(row.search.created_at),
     }
 
 
-def best_json(row: BestRow) -> dict[str, Any]:
-    """A line of `best`."""
+@as_data.register
+def _(row: BestRow) -> dict[str, Any]:
     return {
         "id": row.ref,
         "search": row.search_name,
@@ -50,8 +75,8 @@ def best_json(row: BestRow) -> dict[str, Any]:
     }
 
 
-def individual_json(detail: IndividualDetail) -> dict[str, Any]:
-    """What `show` knows."""
+@as_data.register
+def _(detail: IndividualDetail) -> dict[str, Any]:
     record = detail.individual
     return {
         "id": detail.ref,
@@ -88,5 +113,15 @@ def individual_json(detail: IndividualDetail) -> dict[str, Any]:
             }
             for item in detail.evaluations
         ],
-        "exports": detail.exports,
+        "exports": as_data(detail.exports),
+    }
+
+
+@as_data.register
+def _(task: TaskConfig) -> dict[str, Any]:
+    return {
+        "name": task.name,
+        "description": task.description,
+        "fitness": task.fitness,
+        "splits": list(task.splits),
     }

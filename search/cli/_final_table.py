@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
 from moevolve.evaluators.types import SPLITS, Split
 from moevolve.search.cli._console import output, print_table
-from moevolve.search.loop.standings import Contestant, Standings
 from moevolve.store.session import without_password
+
+if TYPE_CHECKING:
+    from moevolve import Contestant, Standings
 
 
 def print_standings(found: Standings, store: str) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+import moevolve
 from moevolve.search.cli._console import errors, percent
-from moevolve.search.loop.driver import Progress as SearchProgress
-from moevolve.search.service.launch import Observer
+
+if TYPE_CHECKING:
+    from moevolve import Observer
+    from moevolve import Progress as SearchProgress
 
 _LINES = 10
 """When stderr is no terminal: a line for every tenth of the search."""
@@ -40,7 +44,7 @@ def watch(name: str) -> Iterator[Observer]:
                 task, completed=progress.done, total=progress.total, phase=progress.phase, state=describe(progress)
             )
 
-        yield Observer(on_stage, on_progress)
+        yield moevolve.Observer(on_stage=on_stage, on_progress=on_progress)
 
 
 def line_observer(name: str, lines: int = _LINES) -> Observer:
@@ -55,7 +59,7 @@ class _LineObserver:
         self._name = name
         self._lines = lines
         self._next = 0
-        self.observer = Observer(self._stage, self._progress)
+        self.observer = moevolve.Observer(on_stage=self._stage, on_progress=self._progress)
 
     def _stage(self, stage: str) -> None:
         errors.print(f"{self._name}: {stage}", highlight=False, soft_wrap=True)

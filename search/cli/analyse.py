@@ -7,26 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from moevolve.search.cli._console import (
-    DEFAULT_STORE,
-    JsonOption,
-    ModelOption,
-    StoreOption,
-    output,
-    print_json,
-    print_table,
-)
+import moevolve
+from moevolve.search.cli._console import output, print_json, print_table
+from moevolve.search.cli._options import DEFAULT_STORE, IndividualArgument, JsonOption, ModelOption, StoreOption
 
 if TYPE_CHECKING:
-    from moevolve.search.service.analyse import Analysis
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(analyse)
+    from moevolve import Analysis
 
 
 def analyse(
-    individual: Annotated[str, typer.Argument(metavar="INDIVIDUAL", help="SEARCH:INDEX.")],
+    individual: IndividualArgument,
     task: Annotated[str, typer.Option("--task", help="Whose prompts to run.")],
     split: Annotated[Literal["search", "dev", "test"], typer.Option("--split", help="Which split.")] = "dev",
     tokens: Annotated[
@@ -40,14 +30,10 @@ def analyse(
     as_json: JsonOption = False,
 ) -> None:
     """Count which experts a task's prompts activate, with which weights and which together, before and after."""
-    from moevolve.search.service.analyse import analyse_individual, as_data, write_analysis
-    from moevolve.store.repository import Store
-
-    with Store.open(store, create=False) as opened:
-        analysis = analyse_individual(opened, individual, task, split, tokens, model)
-    written = [] if out is None else write_analysis(analysis, out)
+    analysis = moevolve.analyse(individual, task, split=split, tokens=tokens, model=model, store=store)
+    written = [] if out is None else moevolve.write_analysis(analysis, out)
     if as_json:
-        print_json(as_data(analysis))
+        print_json(analysis)
         return
     _print_layers(analysis)
     for path in written:

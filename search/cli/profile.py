@@ -5,29 +5,14 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from moevolve.evaluators.errors import UserError
-from moevolve.search.cli._console import (
-    DEFAULT_STORE,
-    JsonOption,
-    ModelOption,
-    StoreOption,
-    errors,
-    print_json,
-    told_in_a_line,
-)
-from moevolve.search.cli.profile_output import print_profile, report_json
-
-if TYPE_CHECKING:
-    from moevolve.search.service.profile import ProfileRequest
-    from moevolve.workers.profiling.report import ProfileReport
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(profile)
+import moevolve
+from moevolve.search.cli._console import errors, print_json, told_in_a_line
+from moevolve.search.cli._options import DEFAULT_STORE, JsonOption, ModelOption, StoreOption
+from moevolve.search.cli._profile_output import print_profile
 
 
 def profile(
@@ -62,29 +47,27 @@ def profile(
     Individuals are exported to a temporary folder (TMPDIR) first. Nothing is stored.
     """
     sizes = _parse_sizes(batch_sizes)
-
-    from moevolve.search.service.profile import ProfileRequest
-    from moevolve.workers.profiling.run import ProfileError
-
-    request = ProfileRequest(
-        tuple(models),
-        sizes,
-        prompt_tokens,
-        new_tokens,
-        repeats,
-        search,
-        device,
-        threads,
-        trust_remote_code,
-        apart,
-        model,
-    )
     # A lost terminal sends SIGHUP, after which there must be as little left behind as after Ctrl-C.
     signals = (signal.SIGTERM, signal.SIGHUP)
-    with told_in_a_line("interrupted; nothing was stored or left behind", ProfileError, signals=signals):
-        report = _run(request, store)
+    interrupted = "interrupted; nothing was stored or left behind"
+    with told_in_a_line(interrupted, moevolve.ProfileError, signals=signals), _stages() as on_stage:
+        report = moevolve.profile(
+            *models,
+            store=store,
+            batch_sizes=sizes,
+            prompt_tokens=prompt_tokens,
+            new_tokens=new_tokens,
+            repeats=repeats,
+            device=device,
+            threads=threads,
+            search=search,
+            model=model,
+            trust_remote_code=trust_remote_code,
+            apart=apart,
+            on_stage=on_stage,
+        )
     if as_json:
-        print_json(report_json(report))
+        print_json(report)
     else:
         print_profile(report)
 
@@ -92,19 +75,8 @@ def profile(
 def _parse_sizes(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise UserError(f"--batch-sizes: {text!r} are not whole numbers from 1 on, such as 1,8,32")
+        raise moevolve.UserError(f"--batch-sizes: {text!r} are not whole numbers from 1 on, such as 1,8,32")
     return tuple(sorted({int(part) for part in parts}))
-
-
-def _run(request: ProfileRequest, store: str) -> ProfileReport:
-    from moevolve.search.service import profile as profiling
-    from moevolve.store.repository import Store
-
-    with _stages() as on_stage:
-        if not request.stored:
-            return profiling.profile(request, None, on_stage)
-        with Store.open(store, create=False) as opened:
-            return profiling.profile(request, opened, on_stage)
 
 
 @contextmanager

@@ -8,15 +8,13 @@ from typing import Annotated
 
 import typer
 
-from moevolve.search.cli._console import DEFAULT_STORE, StoreOption, output
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(report)
+import moevolve
+from moevolve.search.cli._console import output
+from moevolve.search.cli._options import DEFAULT_STORE, SearchArgument, StoreOption
 
 
 def report(
-    search: Annotated[str, typer.Argument(help="Name or id of the search.")],
+    search: SearchArgument,
     out: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="HTML file to write.")],
     limit: Annotated[int, typer.Option("--limit", min=1, help="How many of the best are listed.")] = 5,
     analysis: Annotated[
@@ -28,15 +26,7 @@ def report(
     # A report needs a model's config at most, for the searched matrices, and must not go online for it.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-    from moevolve.search.report.contents import gather
-    from moevolve.search.report.page import write_page
-    from moevolve.search.service.analyse import read_analysis
-    from moevolve.store.repository import Store
-
-    found = None if analysis is None else read_analysis(analysis)
-    with Store.open(store, create=False) as opened:
-        contents = gather(opened, search, limit, found)
-    write_page(contents, out)
+    found = moevolve.report(search, out, limit=limit, analysis=analysis, store=store)
     output.print(f"wrote {out}", highlight=False, soft_wrap=True)
-    for gap in contents.standings.gaps if contents.standings.tasks else ():
+    for gap in found.gaps if found.tasks else ():
         output.print(f"not measured: {gap.what}; {gap.command}", highlight=False, markup=False, soft_wrap=True)

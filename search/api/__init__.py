@@ -1,0 +1,181 @@
+"""moevolve makes mixture-of-experts language models smaller and faster for your tasks, using inference only.
+
+Every command is a function of the same name here (`plan` is `estimate`), and returns what the command prints:
+
+    import moevolve
+
+    run = moevolve.launch("configs/runs/demo.yaml", store="sqlite:///demo.db")
+    run.winner, run.best.scores
+
+    with moevolve.open_store("sqlite:///demo.db") as store:
+        top = moevolve.best(store, task="demo-span", experts=4)
+    moevolve.export("demo:691", "./smaller", store="sqlite:///demo.db")
+
+What they have in common:
+
+* A **configuration** is the path of a YAML file, or what `load_config` made of it. `overrides` change its settings:
+  `{"genome.experts": 4}`, or `["genome.experts=4"]` as on the command line.
+* A **store** is a URL (`sqlite:///demo.db`, `postgresql://user@host/name`), or an open one, which is left open.
+* An **individual** is called `SEARCH:INDEX`; where it says so, `full` is the unedited model.
+* **Records** are frozen values; `as_data` makes what JSON knows of any of them.
+* **Errors** that you can mend are a `UserError` or a `StoreError` of one line; `PoolError` and `ProfileError` are of
+  workers and of profiled models. Interrupting a function that searches leaves the search resumable.
+
+Importing it is quick: torch, Ray and transformers are loaded by the functions that need them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if __name__ != "moevolve":
+    raise ImportError("search/api is the package `moevolve` itself: import that")
+if Path(__file__).parent.name == "api":
+    # An editable install: its import hook knows folders with an `__init__.py`, and `kernels` must not have one.
+    __path__.append(str(Path(__file__).parents[2]))
+
+from moevolve._arguments import open_store
+from moevolve._individuals import (
+    analyse,
+    as_data,
+    best,
+    evaluate,
+    export,
+    export_coefficients,
+    import_eep,
+    lineage,
+    plot,
+    profile,
+    report,
+    searches,
+    show,
+    tasks,
+    write_analysis,
+)
+from moevolve._searching import (
+    compare,
+    compare_measured,
+    estimate,
+    launch,
+    load_comparison,
+    load_config,
+    resume,
+    retry,
+)
+
+if TYPE_CHECKING:
+    from moevolve.evaluators.errors import UserError as UserError
+    from moevolve.evaluators.tasks.config import TaskConfig as TaskConfig
+    from moevolve.search.compare.config import Comparison as Comparison
+    from moevolve.search.compare.rows import ComparisonRow as ComparisonRow
+    from moevolve.search.config.run import RunConfig as RunConfig
+    from moevolve.search.estimate.estimate import Estimate as Estimate
+    from moevolve.search.loop.driver import Progress as Progress
+    from moevolve.search.loop.standings import Contestant as Contestant
+    from moevolve.search.loop.standings import Score as Score
+    from moevolve.search.loop.standings import Standings as Standings
+    from moevolve.search.pools.base import PoolError as PoolError
+    from moevolve.search.service.analyse import Analysis as Analysis
+    from moevolve.search.service.evaluate import Evaluation as Evaluation
+    from moevolve.search.service.import_eep import Imported as Imported
+    from moevolve.search.service.observer import Observer as Observer
+    from moevolve.store.errors import StoreError as StoreError
+    from moevolve.store.records import BestRow as BestRow
+    from moevolve.store.records import IndividualDetail as IndividualDetail
+    from moevolve.store.records import LineageGraph as LineageGraph
+    from moevolve.store.records import SearchSummary as SearchSummary
+    from moevolve.store.repository import Store as Store
+    from moevolve.workers.export.card import ExportReport as ExportReport
+    from moevolve.workers.profiling.report import ProfileReport as ProfileReport
+    from moevolve.workers.profiling.run import ProfileError as ProfileError
+
+_HOMES = {
+    "Analysis": "search.service.analyse",
+    "BestRow": "store.records",
+    "Comparison": "search.compare.config",
+    "ComparisonRow": "search.compare.rows",
+    "Contestant": "search.loop.standings",
+    "Evaluation": "search.service.evaluate",
+    "ExportReport": "workers.export.card",
+    "Imported": "search.service.import_eep",
+    "IndividualDetail": "store.records",
+    "LineageGraph": "store.records",
+    "Observer": "search.service.observer",
+    "Estimate": "search.estimate.estimate",
+    "PoolError": "search.pools.base",
+    "ProfileError": "workers.profiling.run",
+    "ProfileReport": "workers.profiling.report",
+    "Progress": "search.loop.driver",
+    "RunConfig": "search.config.run",
+    "Score": "search.loop.standings",
+    "SearchSummary": "store.records",
+    "Standings": "search.loop.standings",
+    "Store": "store.repository",
+    "StoreError": "store.errors",
+    "TaskConfig": "evaluators.tasks.config",
+    "UserError": "evaluators.errors",
+}
+"""Where records and errors are, which are loaded when they are asked for."""
+
+__all__ = [
+    "Analysis",
+    "BestRow",
+    "Comparison",
+    "ComparisonRow",
+    "Contestant",
+    "Estimate",
+    "Evaluation",
+    "ExportReport",
+    "Imported",
+    "IndividualDetail",
+    "LineageGraph",
+    "Observer",
+    "PoolError",
+    "ProfileError",
+    "ProfileReport",
+    "Progress",
+    "RunConfig",
+    "Score",
+    "SearchSummary",
+    "Standings",
+    "Store",
+    "StoreError",
+    "TaskConfig",
+    "UserError",
+    "analyse",
+    "as_data",
+    "best",
+    "compare",
+    "compare_measured",
+    "estimate",
+    "evaluate",
+    "export",
+    "export_coefficients",
+    "import_eep",
+    "launch",
+    "lineage",
+    "load_comparison",
+    "load_config",
+    "open_store",
+    "plot",
+    "profile",
+    "report",
+    "resume",
+    "retry",
+    "searches",
+    "show",
+    "tasks",
+    "write_analysis",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'moevolve' has no attribute {name!r}")
+    return getattr(import_module(f"moevolve.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -1,0 +1,51 @@
+"""What functions of the package take in several forms: stores, and changes of settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from moevolve.store.repository import Store
+
+Overrides = Mapping[str, Any] | Sequence[str]
+"""Settings by dotted path, or `KEY=VALUE` lines as the command line has them."""
+
+
+def open_store(url: str, *, create: bool = False) -> Store:
+    """Open a store; use it as a context manager, or call `close()`.
+
+    Args:
+        url: `sqlite:///file.db`, `postgresql://user@host/name`.
+        create: make it where there is none.
+
+    Raises:
+        StoreError: it can't be opened; the message says why.
+    """
+    from moevolve.store.repository import Store
+
+    return Store.open(url, create)
+
+
+def store_of(store: str | Store, create: bool = False) -> AbstractContextManager[Store]:
+    """A store by URL, closed afterwards; or an open one, left open."""
+    return open_store(store, create=create) if isinstance(store, str) else nullcontext(store)
+
+
+def url_of(store: str | Store | None) -> str | None:
+    return store if store is None or isinstance(store, str) else store.url
+
+
+def override_lines(overrides: Overrides) -> tuple[str, ...]:
+    """Changes of settings as `KEY=VALUE` lines."""
+    from moevolve.search.config.files import as_override
+
+    if isinstance(overrides, Mapping):
+        return tuple(as_override(key, value) for key, value in overrides.items())
+    return tuple(overrides)
+
+
+def given_lines(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """The same of those settings that are given, which None isn't."""
+    return override_lines({key: value for key, value in settings.items() if value is not None})

@@ -1,0 +1,363 @@
+"""What searches found: asked for, run again, written as checkpoints, drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from moevolve._arguments import store_of
+
+if TYPE_CHECKING:
+    from moevolve.evaluators.tasks.config import TaskConfig
+    from moevolve.search.loop.standings import Standings
+    from moevolve.search.service.analyse import Analysis
+    from moevolve.search.service.evaluate import Evaluation
+    from moevolve.search.service.import_eep import Imported
+    from moevolve.store.records import BestRow, IndividualDetail, LineageGraph, SearchSummary
+    from moevolve.store.repository import Store
+    from moevolve.workers.export.card import ExportReport
+    from moevolve.workers.profiling.report import ProfileReport
+
+
+def searches(store: str | Store) -> list[SearchSummary]:
+    """All searches of a store, oldest first.
+
+    Raises:
+        StoreError: no such store.
+    """
+    with store_of(store) as opened:
+        return opened.searches()
+
+
+def best(
+    store: str | Store,
+    *,
+    task: str | None = None,
+    experts: int | None = None,
+    active: int | None = None,
+    search: str | None = None,
+    by: Literal["dev", "search", "test"] = "dev",
+    limit: int = 10,
+) -> list[BestRow]:
+    """The best configurations per task.
+
+    Args:
+        store: where to look.
+        task: rank for this task; None ranks for every one.
+        experts: only with this many experts, or blocks.
+        active: only with this many of them active.
+        search: only from this search.
+        by: split that ranks; `dev` falls back to `search` for what was not re-ranked.
+        limit: rows per task.
+
+    Raises:
+        StoreError: no such store or search.
+
+    Example:
+        >>> moevolve.best("sqlite:///demo.db", task="demo-span", experts=4)[0].ref
+        'demo:691'
+    """
+    with store_of(store) as opened:
+        return opened.best(task, experts=experts, active=active, search=search, limit=limit, by=by)
+
+
+def show(individual: str, *, store: str | Store) -> IndividualDetail:
+    """Everything the store knows of one individual.
+
+    Raises:
+        StoreError: no such store or individual.
+    """
+    with store_of(store) as opened:
+        return opened.individual(individual)
+
+
+def lineage(
+    individual: str, *, store: str | Store, descendants: bool = False, depth: int | None = None
+) -> LineageGraph:
+    """Where an individual comes from: its ancestors, back to those without parents; or its descendants.
+
+    Args:
+        individual: `SEARCH:INDEX`.
+        store: where it is.
+        descendants: children instead of ancestors.
+        depth: at most this many generations.
+
+    Raises:
+        StoreError: no such store or individual.
+    """
+    with store_of(store) as opened:
+        return (opened.descendants if descendants else opened.ancestors)(individual, depth)
+
+
+def tasks() -> list[TaskConfig]:
+    """The tasks that can be named in a configuration, by name.
+
+    Raises:
+        UserError: a folder in `MOEVOLVE_TASKS` doesn't exist, or a task's file is wrong.
+    """
+    from moevolve.evaluators.tasks.registry import list_tasks, load_task
+
+    return [load_task(name) for name in list_tasks()]
+
+
+def evaluate(
+    individual: str,
+    task: str,
+    *,
+    store: str | Store,
+    split: Literal["search", "dev", "test"] = "test",
+    search: str | None = None,
+    model: str | None = None,
+) -> Evaluation:
+    """Score an individual, or a full model, on one split of a task, in this process. The result is stored.
+
+    Args:
+        individual: `SEARCH:INDEX`, or `full`.
+        task: any task, or `NAME@FITNESS`; also one that the search did not use.
+        store: where the individual is.
+        split: which split.
+        search: whose full model, with `full`.
+        model: the search's checkpoint (folder or hub id), if it isn't where the store says.
+
+    Raises:
+        UserError: no such task or split, or the model can't be had.
+        StoreError: no such store, search or individual.
+
+    Example:
+        >>> moevolve.evaluate("demo:691", "demo-entail", store="sqlite:///demo.db").interval
+        (0.612, 0.695)
+    """
+    from moevolve.search.service import evaluate as service
+
+    with store_of(store) as opened:
+        return service.evaluate(opened, individual, task, split, search, model)
+
+
+def analyse(
+    individual: str,
+    task: str,
+    *,
+    store: str | Store,
+    split: Literal["search", "dev", "test"] = "dev",
+    tokens: int | None = None,
+    model: str | None = None,
+) -> Analysis:
+    """Count which experts a task's prompts activate, with which weights and which together, before and after.
+
+    Args:
+        individual: `SEARCH:INDEX`.
+        task: whose prompts to run.
+        store: where the individual is.
+        split: which split.
+        tokens: stop after about so many tokens; None runs all.
+        model: the search's checkpoint, if it isn't where the store says.
+
+    Raises:
+        UserError: no such task or split, or the individual can't be run.
+        StoreError: no such store or individual.
+    """
+    from moevolve.search.service.analyse import analyse_individual
+
+    with store_of(store) as opened:
+        return analyse_individual(opened, individual, task, split, tokens, model)
+
+
+def write_analysis(analysis: Analysis, folder: str | Path) -> list[Path]:
+    """Write an analysis and its figures into a folder, which is made if need be; `analysis.json` is the first file.
+
+    Raises:
+        UserError: the folder can't be written.
+    """
+    from moevolve.search.service import analyse as service
+
+    return service.write_analysis(analysis, Path(folder))
+
+
+def profile(
+    *models: str,
+    store: str | Store | None = None,
+    batch_sizes: Sequence[int] = (1, 8, 32),
+    prompt_tokens: int | None = None,
+    new_tokens: int = 32,
+    repeats: int = 5,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    threads: int | None = None,
+    search: str | None = None,
+    model: str | None = None,
+    trust_remote_code: bool = False,
+    apart: bool = False,
+    on_stage: Callable[[str], None] = lambda _: None,
+) -> ProfileReport:
+    """Measure size, memory and speed of models as plain `transformers` runs them, beside the full model.
+
+    Individuals are exported to a temporary folder first. Nothing is stored.
+
+    Args:
+        models: individuals (`SEARCH:INDEX`), `full`, and folders of checkpoints.
+        store: where the individuals are; folders need none.
+        batch_sizes: sequences at once, ascending.
+        prompt_tokens: None takes half of the model's positions, at most 512.
+        new_tokens: decoding steps after the prompt.
+        repeats: timed runs per batch size; medians count.
+        device: where to run.
+        threads: of torch on the CPU; None takes its own.
+        search: whose full model, with `full`.
+        model: the search's checkpoint, if it isn't where the store says.
+        trust_remote_code: let modelling code in a checkpoint's folder run.
+        apart: one model in memory at a time; then drift isn't shared.
+        on_stage: told what happens meanwhile.
+
+    Raises:
+        UserError: a folder is none, models are of different searches' models, or can't be profiled like that.
+        StoreError: no such store, search or individual.
+        ProfileError: a model's process died, or an export isn't what was measured.
+    """
+    from moevolve.search.service import profile as service
+
+    request = service.ProfileRequest(
+        models,
+        tuple(batch_sizes),
+        prompt_tokens,
+        new_tokens,
+        repeats,
+        search,
+        device,
+        threads,
+        trust_remote_code,
+        apart,
+        model,
+    )
+    if not request.stored:
+        return service.profile(request, None, on_stage)
+    if store is None:
+        from moevolve.evaluators.errors import UserError
+
+        raise UserError(f"{request.stored[0]}: say in which store it is")
+    with store_of(store) as opened:
+        return service.profile(request, opened, on_stage)
+
+
+def export(
+    individual: str,
+    directory: str | Path,
+    *,
+    store: str | Store,
+    form: Literal["stock", "native"] | None = None,
+    model: str | None = None,
+) -> ExportReport:
+    """Write an individual as a checkpoint that `transformers` loads; verified by loading it again.
+
+    Args:
+        individual: `SEARCH:INDEX`.
+        directory: new folder of the checkpoint.
+        store: where the individual is; the export is recorded there.
+        form: plain transformers, or with its own code; None takes `stock` where that is exact.
+        model: the search's checkpoint, if it isn't where the store says.
+
+    Raises:
+        UserError: the folder is taken, the model can't be had, or the form can't express the individual.
+        StoreError: no such store or individual.
+
+    Example:
+        >>> moevolve.export("demo:691", "./smaller", store="sqlite:///demo.db").form
+        'stock'
+    """
+    from moevolve.search.service.export import export_individual
+
+    with store_of(store) as opened:
+        return export_individual(opened, individual, Path(directory), form, model)
+
+
+def export_coefficients(individual: str, path: str | Path, *, store: str | Store) -> None:
+    """Write an EEP individual as a coefficient file (.pth) of the EEP authors' format.
+
+    Raises:
+        UserError: the file exists, or the individual can't be said in one.
+        StoreError: no such store or individual.
+    """
+    from moevolve.search.service import export as service
+
+    with store_of(store) as opened:
+        service.export_coefficients(opened, individual, Path(path))
+
+
+def import_eep(
+    *files: str | Path,
+    experts_of: str,
+    store: str | Store,
+    active: int | None = None,
+    router_space: Literal["probs", "logits"] = "probs",
+) -> list[Imported]:
+    """Store the EEP authors' coefficient files as individuals, one search per file. A bad file leaves the store alone.
+
+    Args:
+        files: coefficient files (.pth).
+        experts_of: what they are for: a checkpoint, a folder with its config.json, or a run configuration.
+        store: where to, made if need be.
+        active: experts per token; None keeps the model's.
+        router_space: whether the router mappings are meant for probabilities or logits.
+
+    Raises:
+        UserError: a file can't be read or doesn't fit the model.
+        StoreError: the store can't be opened.
+    """
+    from moevolve.search.service.import_eep import import_files
+
+    return import_files([Path(file) for file in files], experts_of, active, router_space, store)
+
+
+def plot(search: str, path: str | Path, *, store: str | Store, individual: str | None = None) -> None:
+    """Draw a search: score over evaluations, and what was searched of an individual.
+
+    Args:
+        search: name or id.
+        path: picture to write (.png, .svg, .pdf).
+        store: where the search is.
+        individual: whose genome to draw; None takes the search's best.
+
+    Raises:
+        UserError: there is nothing to draw yet, or the file can't be written.
+        StoreError: no such store, search or individual.
+    """
+    from moevolve.search.service.plot import plot_stored
+
+    with store_of(store) as opened:
+        plot_stored(opened, search, Path(path), individual)
+
+
+def report(
+    search: str, path: str | Path, *, store: str | Store, limit: int = 5, analysis: Analysis | str | Path | None = None
+) -> Standings:
+    """Write a page about a search: scores, figures, lineage, cost, how to do it again. Evaluates nothing.
+
+    Args:
+        search: name or id.
+        path: HTML file to write.
+        store: where the search is.
+        limit: how many of the best are listed.
+        analysis: of one of its individuals, or the folder that `write_analysis` wrote, to be shown too.
+
+    Returns:
+        The final table as the page has it; its `gaps` are what isn't measured.
+
+    Raises:
+        UserError: the analysis is of another search, or the file can't be written.
+        StoreError: no such store or search.
+    """
+    from moevolve.search.report.contents import gather
+    from moevolve.search.report.page import write_page
+    from moevolve.search.service.analyse import read_analysis
+
+    found = read_analysis(Path(analysis)) if isinstance(analysis, str | Path) else analysis
+    with store_of(store) as opened:
+        contents = gather(opened, search, limit, found)
+    write_page(contents, Path(path))
+    return contents.standings
+
+
+def as_data(record: Any) -> Any:
+    """A record, or a collection of them, as what JSON knows: what the command of the same name prints with `--json`."""
+    from moevolve.search.service import data
+
+    return data.as_data(record)

@@ -1,0 +1,237 @@
+"""Searches: launching, continuing, comparing and estimating them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from moevolve._arguments import Overrides, given_lines, override_lines, store_of, url_of
+
+if TYPE_CHECKING:
+    from moevolve.search.compare.config import Cell, Comparison
+    from moevolve.search.compare.rows import ComparisonRow
+    from moevolve.search.config.run import RunConfig
+    from moevolve.search.estimate.estimate import Estimate
+    from moevolve.search.estimate.measured import Comparison as MeasuredEstimate
+    from moevolve.search.loop.standings import Standings
+    from moevolve.search.service.observer import Observer
+    from moevolve.store.repository import Store
+
+
+def load_config(path: str | Path, overrides: Overrides = ()) -> RunConfig:
+    """Read a run configuration, to look at or to `launch`.
+
+    Raises:
+        UserError: the file is missing, no YAML, has an unknown key or a bad value; the message names the field.
+    """
+    from moevolve.search.config.files import load_run_config
+
+    return load_run_config(Path(path), override_lines(overrides))
+
+
+def launch(
+    config: str | Path | RunConfig,
+    *,
+    store: str | Store | None = None,
+    name: str | None = None,
+    address: str | None = None,
+    overrides: Overrides = (),
+    or_resume: bool = False,
+    observer: Observer | None = None,
+) -> Standings:
+    """Launch a search and follow it to its end.
+
+    Args:
+        config: what to search.
+        store: where to keep it, made if need be; None takes the configuration's.
+        name: of the search; None takes the configuration's.
+        address: Ray cluster to join (`auto` or `host:port`); None starts Ray on this machine.
+        overrides: further settings to change.
+        or_resume: continue the search of this name if there is one.
+        observer: told what happens meanwhile.
+
+    Returns:
+        The winner, and the final table.
+
+    Raises:
+        UserError: something in the configuration can't be had, or the name is taken.
+        StoreError: the store can't be opened.
+        PoolError: no worker can be had; `resume` goes on.
+
+    Example:
+        >>> run = moevolve.launch("demo.yaml", store="sqlite:///demo.db", overrides={"genome.experts": 2})
+        >>> run.winner
+        'demo:691'
+    """
+    from moevolve.search.config.files import as_run_config
+
+    changes = given_lines({"store": url_of(store), "name": name, "workers.address": address})
+    settings = as_run_config(config, (*override_lines(overrides), *changes))
+
+    # Not sooner: what is wrong in a configuration is said at once, without waiting for torch and Ray.
+    from moevolve.search.service import launch as service
+    from moevolve.search.service.observer import Observer
+
+    setup = service.set_up_new(settings)
+    source = "this configuration" if not isinstance(config, str | Path) else str(config)
+    with store_of(settings.store if store is None else store, create=True) as opened:
+        return service.launch(setup, opened, observer or Observer(), or_resume, source)
+
+
+def resume(
+    search: str,
+    *,
+    store: str | Store,
+    address: str | None = None,
+    overrides: Overrides = (),
+    observer: Observer | None = None,
+) -> Standings:
+    """Continue a search from the store: the population comes out as if it had never stopped.
+
+    Args:
+        search: name or id.
+        store: where it is.
+        address: Ray cluster to join; None takes the one that the search was launched on.
+        overrides: of `workers` and `final` settings; no others may change.
+        observer: told what happens meanwhile.
+
+    Raises:
+        UserError: model, tasks or settings are not what the search was launched with.
+        StoreError: no such store or search.
+        PoolError: no worker can be had; try again.
+    """
+    from moevolve.search.service import resume as service
+    from moevolve.search.service.observer import Observer
+
+    with store_of(store) as opened:
+        changes = _resumed(opened, overrides, address)
+        return service.resume(opened, search, changes, observer or Observer())
+
+
+def retry(
+    search: str,
+    *,
+    store: str | Store,
+    address: str | None = None,
+    overrides: Overrides = (),
+    observer: Observer | None = None,
+) -> Standings | None:
+    """Evaluate individuals again that failed by fault of workers or of time, and all that was made in their sight.
+
+    Args and errors are those of `resume`.
+
+    Returns:
+        How the search ended; None if there is nothing to retry.
+    """
+    from moevolve.search.service import retry as service
+    from moevolve.search.service.observer import Observer
+
+    with store_of(store) as opened:
+        changes = _resumed(opened, overrides, address)
+        return service.retry(opened, search, changes, observer or Observer())
+
+
+def _resumed(store: Store, overrides: Overrides, address: str | None) -> tuple[str, ...]:
+    """What becomes of a stored search's settings: it is in this store now, whatever the store was called."""
+    cluster = given_lines({"workers.address": address or None})
+    return (*given_lines({"store": store.url}), *override_lines(overrides), *cluster)
+
+
+def load_comparison(
+    path: str | Path, *, store: str | None = None, address: str | None = None, overrides: Overrides = ()
+) -> Comparison:
+    """Read a comparison, to look at or to `compare`; `overrides` are of it (`base.workers.count`).
+
+    Raises:
+        UserError: the file is missing, no YAML, has an unknown key or a bad value; the message names the field.
+    """
+    from moevolve.search.compare import config
+
+    changes = given_lines({"base.store": store, "base.workers.address": address})
+    return config.load_comparison(Path(path), (*override_lines(overrides), *changes))
+
+
+def compare(
+    comparison: str | Path | Comparison, *, observer: Callable[[int, Cell], Observer] | None = None
+) -> list[ComparisonRow]:
+    """Run searches and baselines side by side, in the store that the comparison names. Repeat it to go on.
+
+    Args:
+        comparison: its YAML file, or what `load_comparison` made of that.
+        observer: by a search's place in `comparison.cells` and its cell, who is told what happens meanwhile.
+
+    Returns:
+        The rows of its table: every contestant's scores over seeds, costs and tests.
+
+    Raises:
+        UserError: a search can't be had, before anything runs.
+        StoreError: the store can't be opened.
+        PoolError: no worker can be had; repeat it to go on.
+    """
+    from moevolve.search.compare.rows import comparison_rows
+    from moevolve.search.compare.run import run_comparison
+    from moevolve.search.service.observer import Observer
+
+    read = load_comparison(comparison) if isinstance(comparison, str | Path) else comparison
+    with store_of(read.store, create=True) as opened:
+        return comparison_rows(run_comparison(read, opened, observer or (lambda place, cell: Observer())), opened)
+
+
+def estimate(
+    config: str | Path | RunConfig,
+    *,
+    model: str | None = None,
+    keep: float | None = None,
+    gpus: str | None = None,
+    cpu: bool = False,
+    prompt_tokens: int | None = None,
+    new_tokens: int | None = None,
+    examples: int | None = None,
+    utilisation: float | None = None,
+    overrides: Overrides = (),
+) -> Estimate:
+    """Estimate a search's memory, operations and hours from its model's config alone.
+
+    Args:
+        config: the search.
+        model: folder of a config, or name of one that comes with moevolve, in the place of the run's.
+        keep: share of the experts that is retained, in (0, 1], in the place of `genome.experts`.
+        gpus: names of devices, separated by commas; None takes what suits the run.
+        cpu: whether to measure this machine's CPU, and estimate for it.
+        prompt_tokens: of every prompt, in the place of the tasks' data.
+        new_tokens: of every answer, with `prompt_tokens`; None takes the task's `max_new_tokens`.
+        examples: of every split, with `prompt_tokens`; None takes what the tasks' files say.
+        utilisation: share of a GPU's operations/s that passes get, in (0, 1].
+        overrides: settings to change.
+
+    Raises:
+        UserError: something in the configuration or the request can't be had.
+    """
+    from moevolve.search.service.estimate import estimate_run
+
+    return estimate_run(
+        config,
+        override_lines(overrides),
+        model=model,
+        keep=keep,
+        gpus=gpus,
+        cpu=cpu,
+        prompt_tokens=prompt_tokens,
+        new_tokens=new_tokens,
+        examples=examples,
+        utilisation=utilisation,
+    )
+
+
+def compare_measured(estimate: Estimate, search: str, *, store: str | Store) -> tuple[MeasuredEstimate, ...]:
+    """Set what evaluating candidates took in a search beside the estimate of its configuration.
+
+    Raises:
+        StoreError: no such store or search.
+        UserError: it has other settings than the estimate, or has evaluated nothing itself.
+    """
+    from moevolve.search.estimate import measured
+
+    with store_of(store) as opened:
+        return measured.compare(estimate, opened, search)

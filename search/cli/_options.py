@@ -1,0 +1,38 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+DEFAULT_STORE = "sqlite:///moevolve.db"
+
+StoreOption = Annotated[
+    str,
+    typer.Option("--store", envvar="MOEVOLVE_STORE", help="SQLAlchemy URL of the store.", show_envvar=True),
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model", metavar="PATH", help="The search's checkpoint (folder or hub id), if it isn't where the store says."
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+IndividualArgument = Annotated[str, typer.Argument(metavar="INDIVIDUAL", help="SEARCH:INDEX, for example demo:137.")]
+
+ConfigArgument = Annotated[Path, typer.Argument(help="Run configuration (YAML).")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. genome.experts=4.")
+]
+NewStoreOption = Annotated[
+    str | None, typer.Option("--store", envvar="MOEVOLVE_STORE", help="SQLAlchemy URL; default: the config's.")
+]
+SearchArgument = Annotated[str, typer.Argument(help="Name or id of the search.")]
+ChangeOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Only `workers.*` and `final.*` may change.")
+]
+AddressOption = Annotated[
+    str | None, typer.Option("--address", help="Ray cluster to join (`auto` or host:port); default: start one here.")
+]

@@ -1,0 +1,73 @@
+"""How a profile is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from moevolve.search.cli._console import millions, output, print_table
+
+if TYPE_CHECKING:
+    from moevolve.workers.profiling.report import BatchProfile, ModelProfile, ProfileReport
+
+
+def print_profile(report: ProfileReport) -> None:
+    """A line per model and batch size."""
+    settings, reference = report.settings, report.reference
+    columns = [("model", False), ("parameters", True), ("active", True), ("weights", True), ("FLOPs/token", True)]
+    columns += [("batch", True), ("peak memory", True), ("prefill tokens/s", True), ("decode tokens/s", True)]
+    rows = [row for model in report.models for row in _rows(model, reference)]
+    ran = reference.load
+    print_table(
+        f"{_machine(report)}, {ran.dtype}, {settings.prompt_tokens} prompt and {settings.new_tokens} new tokens, "
+        f"medians of {settings.repeats}; ratios to {reference.label}",
+        columns,
+        rows,
+    )
+    output.print(f"peak memory: {report.peak_memory}", highlight=False)
+    for note in report.notes:
+        output.print(note, markup=False, highlight=False, soft_wrap=True)
+
+
+def _rows(model: ModelProfile, reference: ModelProfile) -> Iterator[list[str]]:
+    """One line per batch size; what doesn't depend on it stands in the first."""
+    load, other = model.load, reference.load
+    head = [
+        model.label,
+        f"{millions(load.parameters)}\n{_share(load.parameters, other.parameters)}",
+        f"{millions(load.active_parameters)}\n{_share(load.active_parameters, other.active_parameters)}",
+        f"{_bytes(load.weight_bytes)}\n{_share(load.weight_bytes, other.weight_bytes)}",
+        f"{_operations(model.flops)}\n{_share(model.flops, reference.flops)}",
+    ]
+    for mine, theirs in zip(model.batches, reference.batches, strict=True):
+        yield [
+            *head,
+            str(mine.batch_size),
+            _peak(mine, theirs),
+            f"{mine.prefill_rate:,.0f} ({mine.prefill_rate / theirs.prefill_rate:.2f}x)",
+            f"{mine.decode_rate:,.0f} ({mine.decode_rate / theirs.decode_rate:.2f}x)",
+        ]
+        head = [""] * len(head)
+
+
+def _peak(mine: BatchProfile, theirs: BatchProfile) -> str:
+    if mine.peak_bytes is None:
+        return "-"
+    return _bytes(mine.peak_bytes) + (f" ({_share(mine.peak_bytes, theirs.peak_bytes)})" if theirs.peak_bytes else "")
+
+
+def _machine(report: ProfileReport) -> str:
+    ran = report.reference.load
+    return ran.device_name if ran.device == "cuda" else f"CPU, {ran.threads} thread{'s' if ran.threads > 1 else ''}"
+
+
+def _share(mine: int, theirs: int) -> str:
+    return f"{100 * mine / theirs:.0f} %"
+
+
+def _bytes(size: int) -> str:
+    return f"{size / 2**30:,.1f} GiB" if size >= 10 * 2**30 else f"{size / 2**20:,.0f} MiB"
+
+
+def _operations(flops: int) -> str:
+    return f"{flops / 1e9:,.2f} G" if flops >= 1e9 else f"{flops / 1e6:,.2f} M"

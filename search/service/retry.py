@@ -1,0 +1,50 @@
+"""Evaluating again what failed by nobody's fault but workers' and time's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.loop.standings import Standings
+from moevolve.search.service.execute import execute
+from moevolve.search.service.observer import Observer
+from moevolve.search.service.resume import changed_setup
+from moevolve.store.repository import Store
+
+
+def retry(store: Store, search: str, overrides: Sequence[str], observer: Observer) -> Standings | None:
+    """Take back a search's failures by fault of workers or of time, and run it to its end again.
+
+    Args and errors are those of `resume`.
+
+    Returns:
+        How it ended; None if there is nothing to retry.
+    """
+    setup = changed_setup(store, search, overrides)
+    observer.on_begin(setup.config)
+    failures, later = take_back_failures(setup, store)
+    if not failures:
+        observer.on_note("nothing to retry: no individual failed by fault of a worker or of time")
+        return None
+    observer.on_note(f"failures to retry: {failures}, later individuals to make again: {later}")
+    return execute(setup, store, observer)
+
+
+def take_back_failures(setup: SearchSetup, store: Store) -> tuple[int, int]:
+    """Take a search back to before its failures that no candidate is to blame for: of workers, and of time.
+
+    These individuals are pending again. Those that were made in sight of such a failure are removed, since with other
+    scores before them they may come out otherwise; their evaluations stay in the store.
+
+    Returns:
+        How many failures were taken back, and how many later individuals are made again.
+    """
+    history = store.history(setup.search_id)
+    blameless = [row.index for row in history if row.status == "failed" and row.failure_kind != "candidate"]
+    if not blameless:
+        return 0, 0
+    schedule = setup.schedule
+    first = next((index for index in range(schedule.total) if schedule.visible(index) > blameless[0]), schedule.total)
+    store.retry(setup.search_id, first)
+    store.set_status(setup.search_id, "interrupted", "to be retried")
+    return len(blameless), sum(row.index >= first for row in history)

@@ -1,0 +1,80 @@
+"""From a configuration to everything that a search is made of but weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.types import PreparedSplit, Split
+from moevolve.search.config.run import ModelSection, RunConfig, TaskSection
+from moevolve.search.genomes.base import GenomeSpace
+from moevolve.search.genomes.registry import check_baselines, make_space
+from moevolve.search.loop.schedule import make_schedule
+from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.strategies.phased import make_strategy
+from moevolve.store.records import SearchTaskRecord
+from moevolve.workers.model.describe import describe_model
+from moevolve.workers.model.fingerprint import pinned_revision
+
+
+def set_up(config: RunConfig, search_id: str) -> SearchSetup:
+    """Check a configuration against its model and tasks, and prepare everything but weights. The store isn't touched.
+
+    Raises:
+        UserError: something in the configuration can't be had; the message names the field.
+    """
+    config = config.model_copy(update={"model": pinned(config.model)})
+    facts = describe_model(config.model.to_worker())
+    space = make_space(config.genome, facts, config.phases)
+    names: list[Split] = ["search"]
+    if config.final.rerank:
+        names.append("dev")
+    if config.final.test:
+        names.append("test")
+    prepared = {name: tuple(task.prepared(name) for task in config.tasks) for name in names}
+    ranked = [name for name in names if name != "test" and config.tie_break == "agreement"]
+    ties: dict[Split, tuple[PreparedSplit, ...]] = {
+        name: tuple(task.prepared(name, "agreement") for task in config.tasks) for name in ranked
+    }
+    _check_phases(config, space)
+    schedule = make_schedule(config)
+    make_strategy(config, space, schedule)  # only to see that it can be made
+    held_out = tuple(TaskSection(name=name).prepared("test") for name in config.final.held_out)
+    setup = SearchSetup(config, search_id, facts, space, schedule, prepared, ties, held_out)
+    splits_beside(setup)  # only to see that names tell them apart
+    return setup
+
+
+def pinned(model: ModelSection) -> ModelSection:
+    """The same model at the commit that its revision stands for now, so that every worker loads what was described."""
+    return model.model_copy(update={"revision": pinned_revision(model.to_worker())})
+
+
+def splits_beside(setup: SearchSetup) -> list[SearchTaskRecord]:
+    """The splits that are scored beside the fitness: what breaks ties, then held-out tasks.
+
+    Raises:
+        UserError: one has the name of another with other examples, so that tables couldn't tell them apart.
+    """
+    fitness = (item for group in setup.prepared.values() for item in group)
+    known = {(item.task, item.split): item.fingerprint for item in fitness}
+    beside = []
+    for item in (*(twin for group in setup.tie_breakers.values() for twin in group), *setup.held_out):
+        if (item.task, item.split) not in known:
+            beside.append(SearchTaskRecord(item.task, item.split, item.fingerprint, weight=0.0))
+        if known.setdefault((item.task, item.split), item.fingerprint) != item.fingerprint:
+            raise UserError(
+                f"task {item.task}: its {item.split} split is used twice with different examples (by tasks, "
+                "tie_break: agreement, or final.held_out); give both the same counts, or one another name"
+            )
+    return beside
+
+
+def _check_phases(config: RunConfig, space: GenomeSpace[Any]) -> None:
+    check_baselines(config.phases, space)
+    for position, phase in enumerate(config.phases):
+        if phase.kind not in space.phase_kinds:
+            raise UserError(
+                f"phases.{position}.kind: a {phase.kind} phase doesn't suit genome kind {config.genome.kind}; "
+                f"use {' or '.join(space.phase_kinds)}"
+            )

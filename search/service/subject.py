@@ -1,0 +1,100 @@
+"""What a command is about: an individual brought back with its genome and its model, or a search's full model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.config.files import parse_stored_config
+from moevolve.search.config.run import RunConfig, StoredConfig
+from moevolve.search.genomes.base import Genome, GenomeSpace
+from moevolve.search.genomes.registry import make_space
+from moevolve.search.loop.scores import FULL
+from moevolve.search.service.calibration import calibrated_space
+from moevolve.search.service.weights import bound_facts, shapes, where_model
+from moevolve.store.records import IndividualDetail, IndividualRecord, SearchRecord
+from moevolve.store.repository import Store
+from moevolve.workers.facts import ModelFacts
+from moevolve.workers.methods.base import Edit, IdentityEdit
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What an evaluation or an export is about: an individual, or the full model of a search.
+
+    Attributes:
+        search: the search it belongs to.
+        config: the search's stored configuration.
+        facts: its model.
+        space: its genomes.
+        detail: the individual; None for the full model.
+        genome: its genome; None for the full model.
+    """
+
+    search: SearchRecord
+    config: StoredConfig = field(repr=False)
+    facts: ModelFacts = field(repr=False)
+    space: GenomeSpace[Any] = field(repr=False)
+    detail: IndividualDetail | None
+    genome: Genome | None = field(repr=False)
+
+    @property
+    def edit(self) -> Edit:
+        return IdentityEdit() if self.genome is None else self.genome.express()
+
+
+def find_subject(
+    store: Store, reference: str, search: str | None = None, model: str | None = None, weights: bool = True
+) -> Subject:
+    """Look up `SEARCH:INDEX`, or `full` (of `search`, or of the store's only search).
+
+    Args:
+        store: where to.
+        reference: what to look up.
+        search: whose full model.
+        model: where the weights are now (folder or hub id), if not where the store says.
+        weights: whether they are needed. Then they must be the search's, and if it was imported without any, it is
+            about these from now on. If not, the model's config is all that is read.
+
+    Raises:
+        StoreError: no such individual or search.
+        UserError: `full` without saying of which search; the model isn't there any more, or isn't the same.
+    """
+    detail = None if reference == FULL else store.individual(reference)
+    record = _search_of_full(store, search) if detail is None else detail.search
+    config = _at(parse_stored_config(record.config), record.model_path if model is None else where_model(model))
+    if weights:
+        facts = bound_facts(store, record, config.model)
+        if not record.is_bound:
+            record = store.search(record.id)
+            detail = None if detail is None else replace(detail, search=record)
+    else:
+        facts = replace(shapes(config.model.to_worker()), fingerprint=record.model_fingerprint)
+    phases = config.phases if isinstance(config, RunConfig) else ()
+    space = make_space(config.genome, facts, phases)
+    space = calibrated_space(space, config, store, record.id, facts.fingerprint)
+    genome = None if detail is None else space.from_bytes(detail.individual.genome)
+    return Subject(record, config, facts, space, detail, genome)
+
+
+def start_of(subject: Subject, history: Sequence[IndividualRecord]) -> Genome | None:
+    """The genome that a subject's search started from; None where its kind has no start of its own."""
+    return subject.space.from_bytes(history[0].genome) if history and history[0].operator == "start" else None
+
+
+def _at(config: StoredConfig, path: str) -> StoredConfig:
+    """The configuration with its model elsewhere."""
+    if path == config.model.path:
+        return config
+    return config.model_copy(update={"model": config.model.model_copy(update={"path": path, "revision": None})})
+
+
+def _search_of_full(store: Store, search: str | None) -> SearchRecord:
+    if search is not None:
+        return store.search(search)
+    found = store.searches()
+    if len(found) != 1:
+        raise UserError(f"full: the store has {len(found)} searches; say whose full model with --search NAME")
+    return found[0].search

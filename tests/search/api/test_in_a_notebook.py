@@ -1,0 +1,124 @@
+"""A whole search from Python: launched, asked for, evaluated, exported, resumed, and its records as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+import moevolve
+
+pytestmark = pytest.mark.slow
+
+Launched = tuple[str, "moevolve.Standings", list[str]]
+
+
+@pytest.fixture(scope="module")
+def launched(tiny: Any, ray_address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
+    """URL of the store, how the search ended, and what an observer was told."""
+    folder = tmp_path_factory.mktemp("notebook")
+    store = f"sqlite:///{folder / 'demo.db'}"
+    config = tiny.write_run(folder / "demo.yaml", "demo", engine={}, workers={"count": 1, "num_cpus": 0.5})
+    told: list[str] = []
+    observer = moevolve.Observer(
+        on_begin=lambda config: told.append(f"begin {config.name} in {config.store}"), on_stage=told.append
+    )
+    run = moevolve.launch(config, store=store, address=ray_address, overrides={"final.rerank": 2}, observer=observer)
+    yield store, run, told
+    ray.shutdown()
+
+
+def test_six_lines(launched: Launched, tmp_path: Path) -> None:
+    url, run, told = launched
+    assert run.winner is not None and run.best is not None
+    assert {score.split for score in run.best.scores} == {"search", "dev", "test"}
+    with moevolve.open_store(url) as store:
+        top = moevolve.best(store, task="pick", experts=2)
+        assert moevolve.best(store, task="pick", experts=4) == []
+        assert [row.search.name for row in moevolve.searches(store)] == ["demo"], "it was left open"
+    assert run.winner in [row.ref for row in top]
+    assert top[0].dev_score == max(row.dev_score for row in top if row.dev_score is not None)
+    exported = moevolve.export(run.winner, tmp_path / "smaller", store=url)
+    assert (tmp_path / "smaller" / "config.json").exists()
+    assert moevolve.show(run.winner, store=url).exports[0].path == str(exported.directory)
+    assert told == [f"begin demo in {url}", "starting workers", "re-ranking and final scores"]
+
+
+def test_evaluations_have_intervals_and_are_kept(launched: Launched) -> None:
+    url, run, _ = launched
+    assert run.winner is not None
+    task = json.loads(moevolve.show(run.winner, store=url).search.config)["tasks"][0]["name"]
+    found = moevolve.evaluate(run.winner, task, store=url)
+    assert run.best is not None
+    score = run.best.score("pick", "test")
+    assert score is not None and found.score == score.score
+    assert found.interval == (score.low, score.high)
+    data = moevolve.as_data(found)
+    assert data["id"] == run.winner and data["interval"] == list(found.interval or ())
+    assert json.loads(json.dumps(data)) == data
+
+
+def test_records_become_what_the_commands_print(launched: Launched, in_process: Any) -> None:
+    url, run, _ = launched
+    assert run.winner is not None
+    said = {
+        ("searches",): moevolve.searches(url),
+        ("best", "--task", "pick"): moevolve.best(url, task="pick"),
+        ("show", run.winner): moevolve.show(run.winner, store=url),
+        ("lineage", run.winner, "--depth", "2"): moevolve.lineage(run.winner, store=url, depth=2),
+    }
+    for command, record in said.items():
+        done = in_process(*command, "--store", url, "--json")
+        assert json.loads(done.stdout) == moevolve.as_data(record), command
+    assert {task["name"] for task in moevolve.as_data(moevolve.tasks())} >= {"demo-span", "boolq"}
+
+
+def test_what_is_finished_is_resumed_without_evaluating_anything(launched: Launched, ray_address: str) -> None:
+    url, run, _ = launched
+    evaluations = moevolve.show(run.winner or "", store=url).evaluations
+    with moevolve.open_store(url) as store:
+        again = moevolve.resume("demo", store=store, address=ray_address)
+        assert again.contestants == run.contestants
+        assert moevolve.show(run.winner or "", store=store).evaluations == evaluations
+        notes: list[str] = []
+        assert moevolve.retry("demo", store=store, observer=moevolve.Observer(on_note=notes.append)) is None
+    assert notes == ["nothing to retry: no individual failed by fault of a worker or of time"]
+
+
+def test_a_taken_name_and_other_settings_are_refused(tiny: Any, launched: Launched, tmp_path: Path) -> None:
+    url, _, _ = launched
+    config = moevolve.load_config(tiny.write_run(tmp_path / "demo.yaml", "demo", engine={}), {"final.rerank": 2})
+    with pytest.raises(moevolve.UserError, match=f"search demo exists in {url}: continue it with"):
+        moevolve.launch(config, store=url)
+    with pytest.raises(moevolve.UserError, match="with other settings than this configuration has now"):
+        moevolve.launch(config, store=url, overrides={"seed": 9}, or_resume=True)
+    with pytest.raises(moevolve.UserError, match="only `workers` and `final` settings may change"):
+        moevolve.resume("demo", store=url, overrides=["seed=9"])
+    with pytest.raises(moevolve.UserError, match=r"configuration of search demo: .*experts"):
+        moevolve.launch(config, store=url, overrides={"genome.experts": "many"})
+    with pytest.raises(moevolve.StoreError, match="ghost"):
+        moevolve.show("ghost:1", store=url)
+    with pytest.raises(moevolve.UserError, match="demo:0: say in which store it is"):
+        moevolve.profile("demo:0")
+
+
+def test_an_open_store_is_where_a_search_goes(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from functools import partial
+
+    from report_lab import local_pool
+
+    from moevolve.search.service import launch as service
+
+    monkeypatch.setattr(service, "execute", partial(service.execute, make_pool=local_pool))
+    run = tiny.write_run(
+        tmp_path / "run.yaml", "here", engine={}, phases=[{"kind": "prune", "evaluations": 3, "initial": 3}]
+    )
+    with moevolve.open_store(f"sqlite:///{tmp_path / 'open.db'}", create=True) as store:
+        found = moevolve.launch(moevolve.load_config(run), store=store, name="there")
+        (summary,) = moevolve.searches(store)
+    assert found.search == summary.search.name == "there"
+    assert json.loads(summary.search.config)["store"] == f"sqlite:///{tmp_path / 'open.db'}"
