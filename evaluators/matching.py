@@ -17,7 +17,7 @@ from typing import ClassVar
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Example, Matching
 
-Tokens = tuple[str, ...]
+Words = tuple[str, ...]
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -50,7 +50,7 @@ def settled_part(text: str, stop: Sequence[str]) -> str:
     return text
 
 
-def squad_tokens(text: str) -> Tokens:
+def squad_tokens(text: str) -> Words:
     """Words after SQuAD's normalisation: lower case, no ASCII punctuation, no articles (Rajpurkar et al. 2016)."""
     words: list[str] = []
     for piece in text.split():
@@ -58,7 +58,7 @@ def squad_tokens(text: str) -> Tokens:
     return tuple(words)
 
 
-def token_f1(answer: Tokens, reference: Tokens) -> float:
+def token_f1(answer: Words, reference: Words) -> float:
     """F1 of two bags of words, in [0, 1]; two empty answers agree."""
     if not answer or not reference:
         return float(answer == reference)
@@ -183,14 +183,14 @@ class _TokenMatcher(Matcher):
         words = squad_tokens(answer)
         return max(self._compare(words, _tokens(reference)) for reference in example.references)
 
-    def _compare(self, answer: Tokens, reference: Tokens) -> float:
+    def _compare(self, answer: Words, reference: Words) -> float:
         return float(answer == reference)
 
 
 class F1Matcher(_TokenMatcher):
     """SQuAD's token F1, the best over the references."""
 
-    def _compare(self, answer: Tokens, reference: Tokens) -> float:
+    def _compare(self, answer: Words, reference: Words) -> float:
         return token_f1(answer, reference)
 
 
@@ -205,7 +205,7 @@ class EmMatcher(_TokenMatcher):
 class ContainsMatcher(_TokenMatcher):
     """A reference occurs in the answer as a phrase of whole words."""
 
-    def _compare(self, answer: Tokens, reference: Tokens) -> float:
+    def _compare(self, answer: Words, reference: Words) -> float:
         return float(_find(answer, reference) >= 0)
 
     def _settled(self, start: str, example: Example) -> bool:
@@ -216,7 +216,7 @@ class ContainsMatcher(_TokenMatcher):
 class PrefixMatcher(_TokenMatcher):
     """The answer begins with a reference, in whole words (`Yes, because ...` for `yes`)."""
 
-    def _compare(self, answer: Tokens, reference: Tokens) -> float:
+    def _compare(self, answer: Words, reference: Words) -> float:
         return float(answer[: len(reference)] == reference)
 
     def _settled(self, start: str, example: Example) -> bool:
@@ -323,7 +323,7 @@ def _option_pattern(choices: tuple[str, ...]) -> re.Pattern[str]:
 
 
 @lru_cache(maxsize=65536)
-def _tokens(answer: str) -> Tokens:
+def _tokens(answer: str) -> Words:
     """`squad_tokens` of references and choices, which come again for every candidate."""
     return squad_tokens(answer)
 
@@ -351,7 +351,7 @@ def _may_become(start: str, reference: str) -> bool:
     return start.startswith(reference) and not start[len(reference) :].strip(_CLOSING)
 
 
-def _whole_words(start: str) -> Tokens:
+def _whole_words(start: str) -> Words:
     """Normalised words that are certainly complete: those before the last white space."""
     if not start or start[-1].isspace():
         return squad_tokens(start)
@@ -359,13 +359,13 @@ def _whole_words(start: str) -> Tokens:
     return squad_tokens(" ".join(pieces[:-1]))
 
 
-def _find(words: Tokens, phrase: Tokens) -> int:
+def _find(words: Words, phrase: Words) -> int:
     """Position of the phrase in the words, or -1."""
     if not phrase:
         return -1
     return next((i for i in range(len(words) - len(phrase) + 1) if words[i : i + len(phrase)] == phrase), -1)
 
 
-def _first_choice(words: Tokens, choices: tuple[str, ...]) -> tuple[int, Tokens] | None:
+def _first_choice(words: Words, choices: tuple[str, ...]) -> tuple[int, Words] | None:
     found = [(at, -len(phrase), phrase) for phrase in map(_tokens, choices) if (at := _find(words, phrase)) >= 0]
     return None if not found else (min(found)[0], min(found)[2])

@@ -69,12 +69,12 @@ class Shortcuts:
     Attributes:
         draft: read greedy tokens off the pass over the gold answer, instead of decoding all of them step by step.
         lean: leave out feed-forward work that nobody reads (`moevolve.workers.engine.lean`).
-        share: run beginnings that sequences have in common once (`moevolve.workers.engine.columns`).
+        prefixes: run beginnings that sequences have in common once (`moevolve.workers.engine.columns`).
     """
 
     draft: bool = True
     lean: bool = True
-    share: bool = True
+    prefixes: bool = True
 
 
 ALL_SHORTCUTS = Shortcuts()

@@ -20,11 +20,11 @@ Count = Annotated[int, Field(ge=1)]
 Scalar = str | int | bool
 
 
-class TaskSection(BaseModel):
+class TaskFileSection(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
 
-class Source(TaskSection):
+class Source(TaskFileSection):
     """Where the rows are: a dataset of the Hugging Face hub, or local JSONL files.
 
     Attributes:
@@ -69,7 +69,7 @@ class Source(TaskSection):
         return self
 
 
-class Selection(TaskSection):
+class Selection(TaskFileSection):
     """Which rows of a source split one of our splits takes; the same rows on every machine.
 
     The filters come first, then the order (file order, or shuffled by `seed`), then `offset` and `count`, counted
@@ -110,7 +110,7 @@ class Selection(TaskSection):
         return self
 
 
-class MatchingConfig(TaskSection):
+class MatchingConfig(TaskFileSection):
     """How an answer is compared with the references; see `moevolve.evaluators.matching`."""
 
     kind: str = "exact"
@@ -125,7 +125,7 @@ class MatchingConfig(TaskSection):
         return Matching(kind=self.kind, stop=self.stop)
 
 
-class TaskConfig(TaskSection):
+class TaskConfig(TaskFileSection):
     """One task: data, prompt, answers, matching and fixed splits.
 
     Attributes:

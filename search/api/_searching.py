@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from moevolve.search.compare.rows import ComparisonRow
     from moevolve.search.config.run import RunConfig
     from moevolve.search.estimate.estimate import Estimate
-    from moevolve.search.estimate.measured import Comparison as MeasuredEstimate
+    from moevolve.search.estimate.measured import MeasuredEstimate
     from moevolve.search.loop.standings import Standings
     from moevolve.search.service.observer import Observer
     from moevolve.store.repository import Store

@@ -66,8 +66,8 @@ def _row(
 ) -> list[str]:
     scores = (contestant.score(task, split) for split in splits)
     shown = {
-        "parameters": found.share(contestant.parameters),
-        "active": found.share(contestant.active_parameters),
+        "parameters": found.size_lines(contestant.parameters),
+        "active": found.size_lines(contestant.active_parameters),
         "memory": [found.memory(contestant.parameters)],
     }
     cells = [*(["-"] if score is None else score.lines for score in scores), *(shown[size] for size in sizes)]

@@ -10,7 +10,7 @@ from moevolve.search.service.estimate import bytes_text, notes
 
 if TYPE_CHECKING:
     from moevolve.search.estimate.estimate import Estimate
-    from moevolve.search.estimate.measured import Comparison
+    from moevolve.search.estimate.measured import MeasuredEstimate
     from moevolve.search.estimate.timing import Range
 
 
@@ -38,7 +38,7 @@ def operations_text(flops: float) -> str:
     return f"{flops / 1e6:,.2f} M"
 
 
-def print_plan(report: Estimate, comparisons: Sequence[Comparison]) -> None:
+def print_plan(report: Estimate, comparisons: Sequence[MeasuredEstimate]) -> None:
     """Tables of sizes, memory, work and time, what was measured, and what all of it rests on."""
     config, facts = report.config, report.outline.facts
     print_table(
@@ -131,7 +131,7 @@ def _print_devices(report: Estimate) -> None:
     )
 
 
-def _print_comparisons(comparisons: Sequence[Comparison]) -> None:
+def _print_comparisons(comparisons: Sequence[MeasuredEstimate]) -> None:
     print_table(
         "scoring one candidate, edit left out: estimated and measured",
         [

@@ -13,7 +13,7 @@ from moevolve.store.repository import Store
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class MeasuredEstimate:
     """Scoring one candidate on one split: estimated on a device, and measured.
 
     Attributes:
@@ -36,7 +36,7 @@ class Comparison:
         return Range(self.measured / self.estimated.most, self.measured / self.estimated.least)
 
 
-def compare(report: Estimate, store: Store, search: str) -> tuple[Comparison, ...]:
+def compare(report: Estimate, store: Store, search: str) -> tuple[MeasuredEstimate, ...]:
     """Set a search's evaluations beside an estimate's.
 
     Args:
@@ -60,7 +60,9 @@ def compare(report: Estimate, store: Store, search: str) -> tuple[Comparison, ..
         count = cost.evaluations - cost.earlier
         if count and cost.seconds:
             found += [
-                Comparison(device.placement.device.name, cost.task, cost.split, count, cost.seconds / count, estimated)
+                MeasuredEstimate(
+                    device.placement.device.name, cost.task, cost.split, count, cost.seconds / count, estimated
+                )
                 for device in report.devices
                 if (estimated := _estimated(report, device, cost.task, cost.split)) is not None
             ]

@@ -12,7 +12,7 @@ from moevolve.search.config.run import RunConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class PhaseSpan:
     """Indices [start, stop) of one phase; the first `initial` of them are initial individuals."""
 
     position: int
@@ -33,7 +33,7 @@ class Schedule:
             individuals being its first generation.
     """
 
-    spans: tuple[Span, ...]
+    spans: tuple[PhaseSpan, ...]
     window: int
     generation: int | None = None
 
@@ -43,7 +43,7 @@ class Schedule:
         stops = list(accumulate(evaluations for _, evaluations, _ in phases))
         starts = [0, *stops[:-1]]
         spans = tuple(
-            Span(position, kind, start, stop, initial)
+            PhaseSpan(position, kind, start, stop, initial)
             for position, ((kind, _, initial), start, stop) in enumerate(zip(phases, starts, stops, strict=True))
         )
         return cls(spans, window, generation)
@@ -53,7 +53,7 @@ class Schedule:
         """Individuals of the whole search."""
         return self.spans[-1].stop
 
-    def span(self, index: int) -> Span:
+    def span(self, index: int) -> PhaseSpan:
         """The phase of individual `index`."""
         return self.spans[bisect_right([span.stop for span in self.spans], index)]
 

@@ -126,7 +126,7 @@ class Standings:
     def best(self) -> Contestant | None:
         return None if self.winner is None else self.contestants[-1]
 
-    def share(self, parameters: int | None) -> list[str]:
+    def size_lines(self, parameters: int | None) -> list[str]:
         """A table's cell: parameters, and their share of the full model's."""
         if parameters is None or not self.parameters_full:
             return ["-"]

@@ -14,7 +14,7 @@ from moevolve.search.config.run import RunConfig
 from moevolve.search.estimate import estimate as estimating
 from moevolve.search.estimate.devices import GPU_UTILISATION, Device, Utilisation, find_gpus
 from moevolve.search.estimate.estimate import DeviceEstimate, Estimate, EstimateRequest
-from moevolve.search.estimate.measured import Comparison
+from moevolve.search.estimate.measured import MeasuredEstimate
 from moevolve.search.estimate.workload import Prompts
 from moevolve.search.service.data import as_data
 from moevolve.search.service.weights import where_model
@@ -200,7 +200,7 @@ def _device_data(estimate: DeviceEstimate) -> dict[str, Any]:
 
 
 @as_data.register
-def _(found: Comparison) -> dict[str, Any]:
+def _(found: MeasuredEstimate) -> dict[str, Any]:
     return {
         "device": found.device,
         "task": found.task,

@@ -31,7 +31,7 @@ def evaluation_shares(config: RunConfig, repeats: int) -> dict[str, float]:
         "all on": (settings.products, ALL_SHORTCUTS),
         "no draft": (settings.products, Shortcuts(draft=False)),
         "no lean": (settings.products, Shortcuts(lean=False)),
-        "no common beginnings": (settings.products, Shortcuts(share=False)),
+        "no common beginnings": (settings.products, Shortcuts(prefixes=False)),
     }
     if takes_onednn(settings.products):
         ways["products by torch"] = ("torch", ALL_SHORTCUTS)

@@ -55,7 +55,7 @@ class Batcher:
         self._planned: dict[Groups, list[Batch]] = {}
 
     def batches(self, groups: Groups) -> list[Batch]:
-        """Batches of examples; depends on the arguments only, so an example always runs in the same company."""
+        """Batches of examples; depends on the arguments only, so an example always runs in the same batch."""
         planned = self._planned.get(groups)
         if planned is None:
             if len(self._planned) >= _REMEMBERED:

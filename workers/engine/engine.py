@@ -73,7 +73,7 @@ class GenerationEngine:
                 layers must be what its keys say.
         """
         use_products(model, config.products)
-        self._forward = Forward(model, config.batch_tokens, shortcuts.lean, reuse, shortcuts.share)
+        self._forward = Forward(model, config.batch_tokens, shortcuts.lean, reuse, shortcuts.prefixes)
         self._scorer = TextScorer(self._forward)
         self.tokenizer = tokenizer
         self.config = config

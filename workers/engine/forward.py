@@ -30,7 +30,7 @@ _CHUNK = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PassRequest:
+class _Pass:
     """One pass of the model.
 
     Attributes:
@@ -81,7 +81,7 @@ class Forward:
         batch_tokens: int,
         lean: bool = True,
         reuse: LayerReuse | None = None,
-        share: bool = True,
+        prefixes: bool = True,
     ) -> None:
         """Take a model; edits made to it later are seen.
 
@@ -90,7 +90,7 @@ class Forward:
             batch_tokens: upper bound on columns of a pass.
             lean: leave out feed-forward work that nobody reads; see `moevolve.workers.engine.lean`.
             reuse: where passes that may come again find and leave hidden states; None runs all layers.
-            share: run beginnings that sequences have in common once, if the model lets them be packed.
+            prefixes: run beginnings that sequences have in common once, if the model lets them be packed.
         """
         self._model = model
         self._lean = lean
@@ -98,7 +98,7 @@ class Forward:
         self.device: torch.device = next(model.get_input_embeddings().parameters()).device
         layers = DynamicCache(config=model.config).layers
         self.rewinds = all(type(layer) is DynamicLayer for layer in layers)
-        layout: Layout = "padded" if not packs(model, layers) else "packed" if share else "unshared"
+        layout: Layout = "padded" if not packs(model, layers) else "packed" if prefixes else "unshared"
         self.batcher = Batcher(layout, batch_tokens, self.device)
 
     def new_cache(self) -> DynamicCache:
@@ -122,11 +122,11 @@ class Forward:
         Raises:
             CandidateError: a logit is not finite.
         """
-        return self.read(self.request(columns, places, cache))
+        return self._read(self._pass_over(columns, places, cache))
 
     def hidden_states(self, columns: Columns, places: ArrayLike) -> Tensor:
         """Like `logits`, what goes into the output embeddings: [places, hidden], on their device, unchecked."""
-        return self.run(self.request(columns, places, None, hidden=True))
+        return self._run(self._pass_over(columns, places, None, hidden=True))
 
     def embedded(self, hidden: Tensor) -> Tensor:
         """The output embeddings' logits of hidden states [positions, hidden], [positions, vocabulary]."""
@@ -148,7 +148,7 @@ class Forward:
             CandidateError: a logit is not finite.
         """
         places = torch.arange(1, len(ids) + 1, device=self.device) * ids.shape[1] - 1
-        return self.read(PassRequest(ids, mask, positions, places, cache=cache))
+        return self._read(_Pass(ids, mask, positions, places, cache=cache))
 
     @property
     def vocabulary(self) -> int:
@@ -161,7 +161,7 @@ class Forward:
         missing = filled.index(True)
         if missing:
             with passed_over(decoder_layers(self._model)[missing:]):
-                self.run(replace(self.request(columns, [0], cache), recurs=False))
+                self._run(replace(self._pass_over(columns, [0], cache), recurs=False))
 
     def rows_of(self, cache: DynamicCache, paths: ArrayLike) -> DynamicCache:
         """A cache with a row for every path.
@@ -177,13 +177,13 @@ class Forward:
             taken.update(_rows(layer.keys, index), _rows(layer.values, index), number)
         return taken
 
-    def read(self, request: PassRequest) -> Tensor:
+    def _read(self, one: _Pass) -> Tensor:
         """Logits of a pass, [places, vocabulary].
 
         Raises:
             CandidateError: a logit is not finite.
         """
-        logits = self.run(request)
+        logits = self._run(one)
         # A sum is finite only if its terms are, and is far cheaper than a test of every term.
         finite = logits.sum(dim=-1, dtype=torch.float32).isfinite()
         if not finite.all():
@@ -191,47 +191,47 @@ class Forward:
             raise CandidateError(f"non-finite logits at {bad} of {len(finite)} positions read in a batch")
         return logits
 
-    def run(self, request: PassRequest) -> Tensor:
+    def _run(self, one: _Pass) -> Tensor:
         """One pass, unchecked: logits or hidden states of the places that are read, [places, ...]."""
-        ids, cache = request.ids, request.cache
+        ids, cache = one.ids, one.cache
         with ExitStack() as stack:
-            if request.attention is not None:
-                stack.enter_context(packed(self._model, request.attention))
+            if one.attention is not None:
+                stack.enter_context(packed(self._model, one.attention))
             if self._lean and ids.shape[1] > 1:
-                real = None if request.mask is None else request.mask[:, -ids.shape[1] :]
-                stack.enter_context(lean_blocks(self._model, ids.shape, real, request.places))
+                real = None if one.mask is None else one.mask[:, -ids.shape[1] :]
+                stack.enter_context(lean_blocks(self._model, ids.shape, real, one.places))
             # Other kinds of caches hold more than keys and values, which can't be put back.
-            if self._reuse is not None and request.recurs and (cache is None or self.rewinds):
-                stack.enter_context(self._reuse.over(ids, request.mask, request.positions))
-            read = stack.enter_context(self._reading(request))
+            if self._reuse is not None and one.recurs and (cache is None or self.rewinds):
+                stack.enter_context(self._reuse.over(ids, one.mask, one.positions))
+            read = stack.enter_context(self._reading(one))
             logits: Tensor = self._model(
                 input_ids=ids,
-                attention_mask=request.mask,
-                position_ids=request.positions,
+                attention_mask=one.mask,
+                position_ids=one.positions,
                 past_key_values=cache,
                 use_cache=cache is not None,
             ).logits
-        return read[0] if request.hidden else logits[0]
+        return read[0] if one.hidden else logits[0]
 
-    def request(
+    def _pass_over(
         self, columns: Columns, places: ArrayLike, cache: DynamicCache | None, hidden: bool = False
-    ) -> PassRequest:
+    ) -> _Pass:
         """A pass over columns that other candidates will be asked, too; see `logits` and `hidden_states`."""
         index = torch.as_tensor(np.asarray(places, dtype=np.int64), device=self.device)
-        return PassRequest(
+        return _Pass(
             columns.ids, columns.mask, columns.positions, index, columns.attention, cache, recurs=True, hidden=hidden
         )
 
     @contextmanager
-    def _reading(self, request: PassRequest) -> Iterator[list[Tensor]]:
+    def _reading(self, one: _Pass) -> Iterator[list[Tensor]]:
         """Let the output embeddings see the places that are read only, as [1, places, hidden], and collect these."""
         read: list[Tensor] = []
 
         def select(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
             hidden = args[0].reshape(-1, args[0].shape[-1])
-            read.append(hidden.index_select(0, request.places.to(hidden.device)))
+            read.append(hidden.index_select(0, one.places.to(hidden.device)))
             # Where hidden states are wanted nobody reads these logits: one place is enough.
-            return ((read[0][:1] if request.hidden else read[0]).unsqueeze(0), *args[1:])
+            return ((read[0][:1] if one.hidden else read[0]).unsqueeze(0), *args[1:])
 
         handle = self._model.get_output_embeddings().register_forward_pre_hook(select)
         try:

@@ -1,4 +1,4 @@
-"""Reuse of activations: a candidate starts at its first layer that no candidate before it had in the same company.
+"""Reuse of activations: a candidate starts at its first layer that no candidate before it had behind the same layers.
 
 What goes into decoder layer l of a batch depends on the batch and on the layers before l only. A child that changes
 some layers of its parent has the parent's hidden states up to the first of them, bit for bit: they needn't be computed
@@ -59,9 +59,8 @@ class LayerReuse:
         Layers that are left out cache nothing (see `moevolve.workers.engine.forward.Forward.complete`).
 
         Args:
-            ids, mask, positions: the columns, as a `PassRequest` has them. They tell packed
-                sequences and their attention, too: with a tree's tokens in depth-first order, its depths say what it
-                is.
+            ids, mask, positions: the columns of a pass. They tell packed sequences and their attention, too: with a
+                tree's tokens in depth-first order, its depths say what it is.
         """
         keys = self._keys()
         if keys is None or len(keys) != len(self._layers) or len(keys) < 2:

@@ -82,5 +82,5 @@ def test_the_store_holds_the_same(tmp_path: Path) -> None:
 
 def test_the_store_holds_the_same_without_any_shortcut(tmp_path: Path) -> None:
     on, _ = searched(tmp_path, 1 << 26)
-    off, _ = searched(tmp_path, 0, Shortcuts(draft=False, lean=False, share=False))
+    off, _ = searched(tmp_path, 0, Shortcuts(draft=False, lean=False, prefixes=False))
     assert on == off

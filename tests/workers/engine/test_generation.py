@@ -150,7 +150,7 @@ def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> b
 def test_answers_and_gold_logprobs_are_those_of_single_unpadded_prompts(
     case: Case, batch_tokens: int, lean: bool, draft: bool, layout: bool
 ) -> None:
-    got = case.engine(batch_tokens, draft=draft, lean=lean, share=layout).generate(case.split, never)
+    got = case.engine(batch_tokens, draft=draft, lean=lean, prefixes=layout).generate(case.split, never)
     assert list(got.texts) == [words(answer) for answer in case.answers]
     assert got.gold_logprobs.dtype == np.float64
     np.testing.assert_allclose(got.gold_logprobs, case.logprobs, atol=1e-4)
@@ -158,7 +158,7 @@ def test_answers_and_gold_logprobs_are_those_of_single_unpadded_prompts(
 
 @pytest.mark.parametrize("batch_tokens", [1, 90, 4096])
 def test_ranks_are_those_of_single_unpadded_prompts(case: Case, batch_tokens: int, layout: bool) -> None:
-    got = case.engine(batch_tokens, share=layout).rank(case.split)
+    got = case.engine(batch_tokens, prefixes=layout).rank(case.split)
     tokens = [[30], [31, 32], [33, 34, 35], [36]]
     for i, (values, prompt) in enumerate(zip(got, case.prompts, strict=True)):
         expected = [mean_logprob(case.model, prompt, choice) for choice in tokens[: 1 + i % 4]]
@@ -259,7 +259,7 @@ def test_lean_passes_run_common_tokens_once_and_only_answers_in_the_last_layer(m
         for i, layer in enumerate(mixtral.model.model.layers)
     ]
     split = split_of([[5, 6, 7, 8], [9]], [[20], [21, 22]], limit=1)
-    mixtral.engine(share=share).generate(split, never)
+    mixtral.engine(prefixes=share).generate(split, never)
     for handle in handles:
         handle.remove()
     # Prompts of 5 and 2 tokens with their opening token; only the second gold answer needs a token fed.
