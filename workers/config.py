@@ -5,7 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
+
+from annotated_types import Ge
+
+_STRICT = {"extra": "forbid"}
+"""For configurations that are read with pydantic: unknown keys are refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,8 @@ class ModelConfig:
             sdpa form runs `eager` in its place.
         trust_remote_code: whether modelling code in the checkpoint may run.
     """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
 
     path: str
     revision: str | None = None
@@ -53,11 +60,17 @@ class EngineConfig:
             that is faster on this make of processor (see `moevolve.workers.engine.runtime`).
     """
 
-    batch_tokens: int = 4096
-    threads: int = 1
-    max_prompt_tokens: int | None = None
-    tail_tokens: int = 64
+    __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
+
+    batch_tokens: Annotated[int, Ge(1)] = 4096
+    threads: Annotated[int, Ge(1)] = 1
+    max_prompt_tokens: Annotated[int, Ge(1)] | None = None
+    tail_tokens: Annotated[int, Ge(0)] = 64
     products: Products = "auto"
+
+    def __post_init__(self) -> None:
+        if self.max_prompt_tokens is not None and self.tail_tokens >= self.max_prompt_tokens:
+            raise ValueError(f"tail_tokens {self.tail_tokens} must be below max_prompt_tokens {self.max_prompt_tokens}")
 
 
 @dataclass(frozen=True, slots=True)

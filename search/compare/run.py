@@ -52,7 +52,7 @@ class SharedWorkers:
 
     def pool(self, setup: SearchSetup) -> GrowingPool:
         """The pool, with the setup's model loaded and its task splits known."""
-        wanted = setup.config.model.to_worker(), setup.config.engine.to_worker()
+        wanted = setup.config.model, setup.config.engine
         if self._pool is not None and self._loaded != wanted:
             self.close()
         if self._pool is None:

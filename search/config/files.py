@@ -155,11 +155,11 @@ def _field(location: tuple[int | str, ...], data: Any, missing: bool) -> list[st
 def _message(kind: str, message: str, context: Mapping[str, Any]) -> str:
     """Pydantic's message in the words of YAML, which has lists and mappings."""
     match kind:
-        case "extra_forbidden":
+        case "extra_forbidden" | "unexpected_keyword_argument":
             return "unknown key"
         case "tuple_type":
             return "expected a list, for example [a, b]"
-        case "model_type" | "model_attributes_type" | "dict_type":
+        case "model_type" | "model_attributes_type" | "dict_type" | "dataclass_type":
             return "expected a mapping of settings"
         case "too_short":
             return f"expected {context['min_length']} or more entries"

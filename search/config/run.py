@@ -14,43 +14,7 @@ from moevolve.evaluators.types import PreparedSplit, Split
 from moevolve.search.config.phases import EvolutionSection, Phase, StrategySection
 from moevolve.search.config.section import Section
 from moevolve.search.genomes.registry import AnyGenomeSection
-from moevolve.workers import config as worker_config
-
-
-class ModelSection(Section):
-    """Which checkpoint, and how a worker holds it; see `moevolve.workers.config.ModelConfig`."""
-
-    path: str
-    revision: str | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    device_map: str | None = None
-    originals: Literal["device", "host"] = "device"
-    experts_implementation: Literal["grouped_mm", "batched_mm", "eager"] = "grouped_mm"
-    attn_implementation: str = "sdpa"
-    trust_remote_code: bool = False
-
-    def to_worker(self) -> worker_config.ModelConfig:
-        return worker_config.ModelConfig(**self.model_dump())
-
-
-class EngineSection(Section):
-    """How prompts are batched; see `moevolve.workers.config.EngineConfig`."""
-
-    batch_tokens: int = Field(worker_config.EngineConfig().batch_tokens, ge=1)
-    threads: int = Field(1, ge=1)
-    max_prompt_tokens: int | None = Field(None, ge=1)
-    tail_tokens: int = Field(64, ge=0)
-    products: worker_config.Products = "auto"
-
-    @model_validator(mode="after")
-    def _tail_fits(self) -> Self:
-        if self.max_prompt_tokens is not None and self.tail_tokens >= self.max_prompt_tokens:
-            raise ValueError(f"tail_tokens {self.tail_tokens} must be below max_prompt_tokens {self.max_prompt_tokens}")
-        return self
-
-    def to_worker(self) -> worker_config.EngineConfig:
-        return worker_config.EngineConfig(**self.model_dump())
+from moevolve.workers.config import EngineConfig, ModelConfig
 
 
 class TaskSection(Section):
@@ -147,9 +111,9 @@ class StoredConfig(Section):
     """What every stored search has, imported ones included: enough to rebuild a genome, its model and its engine."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    model: ModelSection
+    model: ModelConfig
     genome: AnyGenomeSection
-    engine: EngineSection = EngineSection()
+    engine: EngineConfig = EngineConfig()
 
     def canonical_json(self) -> str:
         """The configuration as stored with the search: whole, so that another default later on changes nothing here."""

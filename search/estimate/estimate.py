@@ -221,7 +221,7 @@ class _Estimator:
         from moevolve.workers.profiling.machine_rates import measure_machine
 
         config = self._config
-        rates = measure_machine(self._outline, config.model.dtype, config.engine.to_worker())
+        rates = measure_machine(self._outline, config.model.dtype, config.engine)
         cores = os.cpu_count() or 1
         workers = min(self._busy, max(1.0, cores / rates.threads))
         device = Device(
@@ -267,7 +267,7 @@ def estimate(request: EstimateRequest) -> Estimate:
     """
     from moevolve.workers.profiling.outline import outline_model
 
-    model = request.config.model.to_worker()
+    model = request.config.model
     try:
         outline = outline_model(model)
     except UserError as error:

@@ -133,7 +133,7 @@ class WorkloadReader:
         if not self._looked:
             self._looked = True
             try:
-                self._meter = PromptMeter(self._config.model.to_worker(), self._config.engine.to_worker())
+                self._meter = PromptMeter(self._config.model, self._config.engine)
             except UserError:
                 self._meter = None
         return self._meter

@@ -77,7 +77,7 @@ def analyse_individual(
     detail = subject.detail
     assert detail is not None
     prepared = prepared_split(subject.config, task, split)
-    worker = EvaluationWorker(subject.config.model.to_worker(), subject.config.engine.to_worker())
+    worker = EvaluationWorker(subject.config.model, subject.config.engine)
     try:
         after = worker.analyse(UsageRequest(subject.edit, tokens), prepared)
     except CandidateError as error:

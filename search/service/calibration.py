@@ -33,7 +33,7 @@ def calibrated_setup(setup: SearchSetup, store: Store, calibrate: Calibrate) -> 
     fingerprint = _fingerprint(config, recipe, setup.facts.fingerprint, tasks)
     content = store.calibration(fingerprint)
     if content is None:
-        content = calibrate(config.workers, config.model.to_worker(), config.engine.to_worker(), recipe, splits)
+        content = calibrate(config.workers, config.model, config.engine, recipe, splits)
         store.add_calibration(fingerprint, content)
     return replace(setup, space=setup.space.calibrated(Calibration.from_bytes(content)))
 
@@ -64,5 +64,5 @@ def stored_calibration(
 
 
 def _fingerprint(config: StoredConfig, recipe: CalibrationRecipe, model: str, tasks: tuple[str, ...]) -> str:
-    engine = engine_fingerprint(config.model.to_worker(), config.engine.to_worker())
+    engine = engine_fingerprint(config.model, config.engine)
     return calibration_fingerprint(recipe, model, engine, tasks)

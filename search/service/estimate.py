@@ -72,7 +72,7 @@ def _settings(
         return config
     if not 0 < keep <= 1:
         raise UserError(f"--keep {keep}: give a share above 0, and 1 at most")
-    experts = outline_model(config.model.to_worker()).facts.experts
+    experts = outline_model(config.model).facts.experts
     if not experts:
         raise UserError(f"--keep: {config.model.path} has no experts; leave it out")
     return as_run_config(source, (*changes, f"genome.experts={max(1, round(keep * experts))}"))

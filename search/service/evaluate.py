@@ -82,7 +82,7 @@ def evaluate_subject(store: Store, subject: Subject, task: str, split: Split) ->
     from moevolve.workers.worker import EvaluationWorker
 
     prepared = prepared_split(subject.config, task, split)
-    model, engine = subject.config.model.to_worker(), subject.config.engine.to_worker()
+    model, engine = subject.config.model, subject.config.engine
     individual = None if subject.detail is None else subject.detail.individual
     sizes = () if individual is None else (individual.experts, individual.active, individual.parameters)
     pool = LocalPool(lambda: EvaluationWorker(model, engine), {prepared.fingerprint: prepared})

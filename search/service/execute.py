@@ -26,7 +26,7 @@ PoolFactory = Callable[[SearchSetup], Pool]
 def ray_pool(setup: SearchSetup) -> RayPool:
     """The pool of a search's configuration on Ray."""
     config = setup.config
-    return RayPool(config.workers, config.model.to_worker(), config.engine.to_worker(), setup.all_prepared)
+    return RayPool(config.workers, config.model, config.engine, setup.all_prepared)
 
 
 def execute(
@@ -74,7 +74,7 @@ def _run(
     observer.on_stage("starting workers")
     pool = make_pool(setup)
     try:
-        engine = engine_fingerprint(setup.config.model.to_worker(), setup.config.engine.to_worker())
+        engine = engine_fingerprint(setup.config.model, setup.config.engine)
         cache = EvaluationCache(store, pool, setup.search_id, setup.facts.fingerprint, engine)
         if not finished:
             strategy = make_strategy(setup.config, setup.space, setup.schedule)

@@ -34,7 +34,7 @@ def export_individual(
     subject = find_subject(store, reference, model=model)
     assert subject.detail is not None
     detail = subject.detail
-    report = export_model(subject.config.model.to_worker(), subject.edit, directory, _card(store, detail), form)
+    report = export_model(subject.config.model, subject.edit, directory, _card(store, detail), form)
     checks = json.dumps(asdict(report.agreement))
     store.add_export(detail.ref, ExportRecord(str(report.directory), report.form, checks))
     return report

@@ -11,7 +11,7 @@ from pathlib import Path
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.models import find_model
-from moevolve.search.config.run import EngineSection, ModelSection, StoredConfig
+from moevolve.search.config.run import StoredConfig
 from moevolve.search.genomes.base import Offspring
 from moevolve.search.genomes.eep.coefficients import group_layers, read_coefficients
 from moevolve.search.genomes.eep.genome import EepGenome
@@ -23,6 +23,7 @@ from moevolve.search.service.set_up import pinned
 from moevolve.search.service.weights import facts_with_or_without, where_model
 from moevolve.store.records import new_search_id
 from moevolve.store.repository import Store
+from moevolve.workers.config import EngineConfig, ModelConfig
 from moevolve.workers.facts import ModelFacts
 from moevolve.workers.methods.eep.edit import RouterSpace
 
@@ -77,17 +78,17 @@ def import_files(
         return [_store(opened, item, facts) for item in ready]
 
 
-def _model_of(experts_of: str) -> tuple[ModelSection, EngineSection]:
+def _model_of(experts_of: str) -> tuple[ModelConfig, EngineConfig]:
     if experts_of.endswith((".yaml", ".yml")):
         config = load_run_config(Path(experts_of))
         return config.model, config.engine
-    return ModelSection(path=where_model(find_model(experts_of, "--experts-of"))), EngineSection()
+    return ModelConfig(path=where_model(find_model(experts_of, "--experts-of"))), EngineConfig()
 
 
 def _read(
     path: Path,
-    model: ModelSection,
-    engine: EngineSection,
+    model: ModelConfig,
+    engine: EngineConfig,
     facts: ModelFacts,
     active: int | None,
     router_space: RouterSpace,

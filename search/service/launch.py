@@ -102,7 +102,7 @@ def search_record(config: StoredConfig, search_id: str, model_fingerprint: str) 
         config_hash=config.config_hash,
         model_fingerprint=model_fingerprint,
         model_path=config.model.path,
-        engine_fingerprint=engine_fingerprint(config.model.to_worker(), config.engine.to_worker()),
+        engine_fingerprint=engine_fingerprint(config.model, config.engine),
         seed=config.seed if isinstance(config, RunConfig) else 0,
         genome_kind=config.genome.kind,
         software_version=version("moevolve"),

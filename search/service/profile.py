@@ -126,7 +126,7 @@ def _full_model(subjects: dict[str, Subject]) -> ModelConfig | None:
     if len(models) > 1:
         one, other, *_ = models.values()
         raise UserError(f"{one} and {other} are of different models or dtypes; profile one model's at a time")
-    return next((subject.config.model.to_worker() for subject in subjects.values()), None)
+    return next((subject.config.model for subject in subjects.values()), None)
 
 
 def _settings(request: ProfileRequest, full: ModelConfig | None, positions: int) -> ProfileSettings:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit, Split
-from moevolve.search.config.run import ModelSection, RunConfig, TaskSection
+from moevolve.search.config.run import RunConfig, TaskSection
 from moevolve.search.genomes.base import GenomeSpace
 from moevolve.search.genomes.registry import check_baselines, make_space
 from moevolve.search.loop.schedule import make_schedule
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.records import SearchTaskRecord
+from moevolve.workers.config import ModelConfig
 from moevolve.workers.model.describe import describe_model
 from moevolve.workers.model.fingerprint import pinned_revision
 
@@ -24,7 +26,7 @@ def set_up(config: RunConfig, search_id: str) -> SearchSetup:
         UserError: something in the configuration can't be had; the message names the field.
     """
     config = config.model_copy(update={"model": pinned(config.model)})
-    facts = describe_model(config.model.to_worker())
+    facts = describe_model(config.model)
     space = make_space(config.genome, facts, config.phases)
     names: list[Split] = ["search"]
     if config.final.rerank:
@@ -45,9 +47,9 @@ def set_up(config: RunConfig, search_id: str) -> SearchSetup:
     return setup
 
 
-def pinned(model: ModelSection) -> ModelSection:
+def pinned(model: ModelConfig) -> ModelConfig:
     """The same model at the commit that its revision stands for now, so that every worker loads what was described."""
-    return model.model_copy(update={"revision": pinned_revision(model.to_worker())})
+    return replace(model, revision=pinned_revision(model))
 
 
 def splits_beside(setup: SearchSetup) -> list[SearchTaskRecord]:

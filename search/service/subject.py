@@ -71,7 +71,7 @@ def find_subject(
             record = store.search(record.id)
             detail = None if detail is None else replace(detail, search=record)
     else:
-        facts = replace(shapes(config.model.to_worker()), fingerprint=record.model_fingerprint)
+        facts = replace(shapes(config.model), fingerprint=record.model_fingerprint)
     phases = config.phases if isinstance(config, RunConfig) else ()
     space = make_space(config.genome, facts, phases)
     space = calibrated_space(space, config, store, record.id, facts.fingerprint)
@@ -88,7 +88,7 @@ def _at(config: StoredConfig, path: str) -> StoredConfig:
     """The configuration with its model elsewhere."""
     if path == config.model.path:
         return config
-    return config.model_copy(update={"model": config.model.model_copy(update={"path": path, "revision": None})})
+    return config.model_copy(update={"model": replace(config.model, path=path, revision=None)})
 
 
 def _search_of_full(store: Store, search: str | None) -> SearchRecord:

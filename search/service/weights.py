@@ -8,7 +8,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.config.run import ModelSection
 from moevolve.store.records import UNBOUND, SearchRecord
 from moevolve.store.repository import Store
 from moevolve.workers.config import ModelConfig
@@ -16,16 +15,15 @@ from moevolve.workers.facts import ModelFacts
 from moevolve.workers.model.describe import describe_config, describe_model, meta_model
 
 
-def facts_with_or_without(model: ModelSection) -> ModelFacts:
+def facts_with_or_without(model: ModelConfig) -> ModelFacts:
     """Facts of a checkpoint; or of a config.json alone, whose fingerprint then is `config:` and a hash of them.
 
     Raises:
         UserError: the config can't be read, or the family isn't supported.
     """
-    config = model.to_worker()
-    if _has_weights(config):
-        return describe_model(config)
-    facts = shapes(config)
+    if _has_weights(model):
+        return describe_model(model)
+    facts = shapes(model)
     return replace(facts, fingerprint=_unbound(facts))
 
 
@@ -43,7 +41,7 @@ def where_model(path: str) -> str:
     return str(Path(path).resolve()) if Path(path).exists() else path
 
 
-def bound_facts(store: Store, search: SearchRecord, model: ModelSection) -> ModelFacts:
+def bound_facts(store: Store, search: SearchRecord, model: ModelConfig) -> ModelFacts:
     """Facts of the weights that a search is about; if that was open until now, it is about these from now on.
 
     Args:
@@ -54,13 +52,12 @@ def bound_facts(store: Store, search: SearchRecord, model: ModelSection) -> Mode
     Raises:
         UserError: there are no weights, or they are others than the search's.
     """
-    config = model.to_worker()
-    if not search.is_bound and not _has_weights(config):
+    if not search.is_bound and not _has_weights(model):
         raise UserError(
             f"search {search.name} was imported with the config in {model.path} alone, and this needs the weights; "
             "say where they are with --model PATH"
         )
-    facts = describe_model(config)
+    facts = describe_model(model)
     if search.is_bound:
         check_checkpoint(model.path, facts, search)
     elif _unbound(facts) != search.model_fingerprint:

@@ -66,7 +66,7 @@ def main() -> None:
     base = load_run_config(Path(options.run))
     authors = with_settings(base, authors_settings(base, options.authors))
     setup = set_up_new(authors)
-    yardstick = AuthorsWay(base.model.to_worker(), base.engine.to_worker(), options.rows)
+    yardstick = AuthorsWay(base.model, base.engine, options.rows)
     samples = [measure_units(yardstick, setup, options.repeats)]
     theirs = [run_timed(with_settings(authors, {"seed": seed})) for seed in options.seeds]
     ours = [run_timed(with_settings(base, {"seed": seed})) for seed in options.seeds]

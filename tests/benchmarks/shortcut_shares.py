@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,9 @@ def evaluation_shares(config: RunConfig, repeats: int) -> dict[str, float]:
     """Of one evaluation on one thread: medians over random pruning candidates, each evaluated in all ways in turn."""
     setup = set_up_new(config)
     split = setup.prepared["search"][0]
-    worker = EvaluationWorker(config.model.to_worker(), config.engine.to_worker())
+    worker = EvaluationWorker(config.model, config.engine)
     configure_runtime(1)
-    resident, settings = worker.resident, config.engine.to_worker()
+    resident, settings = worker.resident, config.engine
     ways = {
         "all on": (settings.products, ALL_SHORTCUTS),
         "no draft": (settings.products, Shortcuts(draft=False)),
@@ -67,7 +68,7 @@ def search_shares(config: RunConfig, budget: list[int], repeats: int) -> dict[st
         "all on": short,
         "no reuse": _changed(short, workers=workers.model_copy(update={"reuse_memory_mb": 0})),
         f"one worker of {workers.count} threads": _changed(
-            short, workers=one, engine=engine.model_copy(update={"threads": workers.count})
+            short, workers=one, engine=replace(engine, threads=workers.count)
         ),
     }
     walls: dict[str, list[float]] = {name: [] for name in ways}

@@ -73,7 +73,7 @@ def run_timed(config: RunConfig, shortcuts: Shortcuts = ALL_SHORTCUTS, held_out:
         register(setup, store)
         setup = calibrated_setup(setup, store, calibrate_on_ray)
         calibrating = _calibration_seconds(setup, store)
-        model, engine = config.model.to_worker(), config.engine.to_worker()
+        model, engine = config.model, config.engine
         pool = RayPool(config.workers, model, engine, setup.all_prepared, shortcuts=shortcuts)
         try:
             while pool.ready < config.workers.count:

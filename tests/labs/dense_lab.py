@@ -64,7 +64,7 @@ def calibrate(workers: Any, model: Any, engine: Any, recipe: Any, splits: Any) -
 
 def search(setup: SearchSetup, store: Store, stop: int | None = None) -> None:
     """Run or resume a search; `stop` ends it after so many evaluations as a lost process would."""
-    engine, model = setup.config.engine.to_worker(), setup.config.model.to_worker()
+    engine, model = setup.config.engine, setup.config.model
     splits = {item.fingerprint: item for item in setup.prepared["search"]}
     pool = LocalPool(lambda: EvaluationWorker(model, engine), splits)
     cache = EvaluationCache(store, pool, setup.search_id, setup.facts.fingerprint, engine_fingerprint(model, engine))
@@ -114,7 +114,7 @@ def check_repeated_and_resumed(run: RunConfig, folder: Path) -> None:
 
 def complete(setup: SearchSetup, store: Store) -> Standings:
     """All of `service.execute` but Ray: the search and its final scores."""
-    engine, model = setup.config.engine.to_worker(), setup.config.model.to_worker()
+    engine, model = setup.config.engine, setup.config.model
     if setup.space.recipe is not None:
         setup = calibrated_setup(setup, store, calibrate)
     splits = {item.fingerprint: item for group in setup.prepared.values() for item in group}

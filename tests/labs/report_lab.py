@@ -29,7 +29,7 @@ KINDS = ("eep", *DENSE)
 
 def local_pool(setup: SearchSetup) -> Pool:
     """A worker in this process."""
-    engine, model = setup.config.engine.to_worker(), setup.config.model.to_worker()
+    engine, model = setup.config.engine, setup.config.model
     return LocalPool(lambda: EvaluationWorker(model, engine), setup.all_prepared)
 
 

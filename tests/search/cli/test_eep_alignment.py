@@ -104,7 +104,7 @@ def test_pruning_individuals_are_those_of_a_search_without_alignment(
 def alone(run: RunConfig, edit: Edit, split: Split) -> tuple[float, float]:
     """Score and gold log-probability on a worker that has run nothing else."""
     splits = set_up(run, "any").prepared[split]
-    worker = EvaluationWorker(run.model.to_worker(), run.engine.to_worker())
+    worker = EvaluationWorker(run.model, run.engine)
     reply = worker.evaluate(EvaluationRequest(edit, tuple(item.ref for item in splits)), splits)
     (found,) = reply.results.values()
     return found.score, found.gold_logprob
@@ -137,7 +137,7 @@ def test_stored_individuals_are_evaluated_and_exported_as_they_were_searched(
 def test_the_end_of_a_search_scores_both_kinds_alike(run: RunConfig, store: Store) -> None:
     """Re-ranking and the final table mix pruned, merged and unedited models on one worker."""
     setup = calibrated_setup(set_up_stored(store, run.name), store, never)
-    model, engine = run.model.to_worker(), run.engine.to_worker()
+    model, engine = run.model, run.engine
     splits = {item.fingerprint: item for group in setup.prepared.values() for item in group}
     pool = LocalPool(lambda: EvaluationWorker(model, engine), splits)
     record = store.search("aligned")

@@ -75,7 +75,7 @@ def searched(run: RunConfig, store: Store, stop: int | None = None) -> SearchSet
 def score(setup: SearchSetup, model: ModelConfig) -> float:
     """An unedited checkpoint's score on the search split."""
     (split,) = setup.prepared["search"]
-    worker = EvaluationWorker(model, setup.config.engine.to_worker())
+    worker = EvaluationWorker(model, setup.config.engine)
     reply = worker.evaluate(EvaluationRequest(IdentityEdit(), (split.ref,)), (split,))
     assert reply.failure is None
     return reply.results[split.fingerprint].score

@@ -38,7 +38,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def in_process(setup: SearchSetup) -> LocalPool:
     config = setup.config
-    return LocalPool(lambda: EvaluationWorker(config.model.to_worker(), config.engine.to_worker()), setup.all_prepared)
+    return LocalPool(lambda: EvaluationWorker(config.model, config.engine), setup.all_prepared)
 
 
 def run(store: Store, data: dict[str, Any]) -> tuple[SearchSetup, Standings]:

@@ -103,7 +103,7 @@ def test_every_kind_is_set_beside_what_was_measured(all_kinds: str, tmp_path: Pa
 def test_the_estimate_for_the_demo_is_near_what_an_evaluation_takes() -> None:
     config = load_run_config(RUNS / "demo.yaml")
     report = estimate(EstimateRequest(config, cpu=True))
-    model, engine = config.model.to_worker(), config.engine.to_worker()
+    model, engine = config.model, config.engine
     space = make_space(config.genome, report.outline.facts)
     split = prepare_split(load_task("demo-span").with_counts(config.tasks[0].counts), "search")
     worker, rng = EvaluationWorker(model, engine), np.random.default_rng(0)

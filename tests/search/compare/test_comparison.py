@@ -53,7 +53,7 @@ def write(tiny: Any, folder: Path, **changes: Any) -> Path:
 
 def pool(setup: SearchSetup) -> LocalPool:
     config = setup.config
-    return LocalPool(lambda: EvaluationWorker(config.model.to_worker(), config.engine.to_worker()), setup.all_prepared)
+    return LocalPool(lambda: EvaluationWorker(config.model, config.engine), setup.all_prepared)
 
 
 def calibrate(workers: Any, model: Any, engine: Any, recipe: Any, splits: Any) -> bytes:

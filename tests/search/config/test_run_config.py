@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from copy import deepcopy
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ import yaml
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import apply_override, load_run_config, parse_stored_config
 from moevolve.search.config.phases import MergePhase, PrunePhase, TopKParents
-from moevolve.search.config.run import EngineSection, ModelSection, RunConfig, StoredConfig
+from moevolve.search.config.run import RunConfig, StoredConfig
 from moevolve.search.genomes.eep.section import EepSection
 from moevolve.search.genomes.factorllm.section import FactorLlmSection
 from moevolve.search.genomes.nanomoe.section import NanoMoeSection
 from moevolve.search.genomes.tomoe.section import ToMoeSection
+from moevolve.workers.config import EngineConfig, ModelConfig
 
 PLAIN: dict[str, Any] = {
     "name": "rte-4",
@@ -238,7 +240,7 @@ def test_a_stored_configuration_comes_back_equal(tmp_path: Path) -> None:
 
 
 def test_an_imports_configuration_comes_back_without_phases() -> None:
-    config = StoredConfig(name="i", model=ModelSection(path="m"), genome=EepSection(experts=2), engine=EngineSection())
+    config = StoredConfig(name="i", model=ModelConfig(path="m"), genome=EepSection(experts=2), engine=EngineConfig())
     back = parse_stored_config(config.canonical_json())
     assert back == config and not isinstance(back, RunConfig)
 
@@ -252,8 +254,9 @@ def test_a_configuration_is_stored_with_all_its_defaults(kind: str) -> None:
     config = RunConfig.model_validate(PLAIN | {"tasks": [{"name": "rte"}], "genome": known, "phases": phases})
     text, hashed = config.canonical_json(), config.config_hash
     stored = json.loads(text)
-    for section, model in (("genome", KINDS[kind]), ("engine", EngineSection), ("model", ModelSection)):
-        assert stored[section].keys() == model.model_fields.keys()
+    assert stored["genome"].keys() == KINDS[kind].model_fields.keys()
+    for section, model in (("engine", EngineConfig), ("model", ModelConfig)):
+        assert list(stored[section]) == sorted(field.name for field in fields(model))
     for phase, model in zip(stored["phases"], config.phases, strict=True):
         assert phase.keys() == type(model).model_fields.keys()
     assert stored.keys() == RunConfig.model_fields.keys()
@@ -278,13 +281,6 @@ def test_a_stored_configuration_of_another_version_is_refused_in_one_line() -> N
     data["quantum"] = True
     with pytest.raises(UserError, match=r"^stored configuration of search rte-4: quantum: unknown key$"):
         parse_stored_config(json.dumps(data))
-
-
-def test_sections_give_the_workers_settings() -> None:
-    model = ModelSection(path="m", dtype="bfloat16", originals="host").to_worker()
-    assert (model.path, model.dtype, model.originals, model.trust_remote_code) == ("m", "bfloat16", "host", False)
-    engine = EngineSection(batch_tokens=77, max_prompt_tokens=100).to_worker()
-    assert (engine.batch_tokens, engine.max_prompt_tokens, engine.tail_tokens) == (77, 100, 64)
 
 
 def test_a_configuration_is_immutable() -> None:

@@ -92,7 +92,7 @@ def test_hours_scale_with_workers_and_evaluations() -> None:
 
 def test_subsets_bound_how_many_pruning_candidates_differ() -> None:
     config = lab_config("mixtral-8x7b")
-    outline = outline_model(config.model.to_worker())
+    outline = outline_model(config.model)
     counts = phase_counts(config, costs_of(make_space(config.genome, outline.facts), outline))
     assert [(each.individuals, each.different) for each in counts] == [(200, 70), (100, 100)]
 
@@ -120,7 +120,7 @@ def test_a_pass_is_bound_by_operations_or_by_memory() -> None:
 
 def test_edits_read_what_they_move() -> None:
     config = lab_config("mixtral-8x7b")
-    outline = outline_model(config.model.to_worker())
+    outline = outline_model(config.model)
     costs, experts = costs_of(make_space(config.genome, outline.facts), outline), outline.experts_bytes
     ask = lambda phase, originals: edit_seconds(placement(), costs, phase, originals)  # noqa: E731
     assert ask("prune", "device") == 0
@@ -165,7 +165,7 @@ def test_a_machine_is_measured_in_a_moment(tiny: Any) -> None:
 def test_worker_memory_of_a_tiny_model_is_what_is_loaded(tiny: Any, tmp_path: Path) -> None:
     resident = ResidentModel.load(ModelConfig(str(tiny.model), device="cpu"))
     config = load_run_config(tiny.write_run(tmp_path / "run.yaml", "memory"))
-    outline = outline_model(config.model.to_worker())
+    outline = outline_model(config.model)
     costs = costs_of(make_space(config.genome, outline.facts), outline)
     found = worker_memory(config, outline, costs, (), on_gpu=False, host=False)
     loaded = sum(each.nbytes for each in (*resident.model.parameters(), *resident.model.buffers()))

@@ -80,8 +80,8 @@ def plain(models: Callable[[str], Path], tiny: Any) -> Callable[[str], Layers]:
         if family not in made:
             config = load_run_config(tiny.write_run(models(family) / "run.yaml", "plain", **run_of(models(family))))
             setup = set_up(config, "plain")
-            resident = ResidentModel.load(config.model.to_worker())
-            sequences = token_sequences(resident, config.engine.to_worker(), setup.prepared["search"], TOKENS)
+            resident = ResidentModel.load(config.model)
+            sequences = token_sequences(resident, config.engine, setup.prepared["search"], TOKENS)
             made[family] = [plain_tokens(resident, layer, sequences) for layer in resident.layers]
         return made[family]
 

@@ -61,7 +61,7 @@ class UnluckyWorker(EvaluationWorker):
 def unlucky_pool(setup: SearchSetup) -> Pool:
     config = setup.config
     splits = {split.fingerprint: split for group in setup.prepared.values() for split in group}
-    model, engine = config.model.to_worker(), config.engine.to_worker()
+    model, engine = config.model, config.engine
     return RayPool(config.workers, model, engine, splits, worker=UnluckyWorker)
 
 

@@ -38,7 +38,7 @@ class WatchedPool(LocalPool):
 
     def __init__(self, setup: SearchSetup, reuse_bytes: int, shortcuts: Shortcuts) -> None:
         config = setup.config
-        model, engine = config.model.to_worker(), config.engine.to_worker()
+        model, engine = config.model, config.engine
         super().__init__(lambda: EvaluationWorker(model, engine, shortcuts, reuse_bytes), setup.all_prepared)
         self.spared: dict[str, list[float]] = {}
 
