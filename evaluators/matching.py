@@ -309,12 +309,12 @@ def make_matcher(matching: Matching) -> Matcher:
 # Candidates give the same answers to the same examples again and again.
 @lru_cache(maxsize=65536)
 def _match(matcher: Matcher, text: str, example: Example) -> float:
-    return matcher._match(text, example)
+    return matcher._match(text, example)  # noqa: SLF001 - the rest of `Matcher.match`
 
 
 @lru_cache(maxsize=65536)
 def _decided(matcher: Matcher, text: str, example: Example) -> bool:
-    return matcher._decided(text, example)
+    return matcher._decided(text, example)  # noqa: SLF001 - the rest of `Matcher.decided`
 
 
 @lru_cache(maxsize=256)

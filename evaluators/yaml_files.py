@@ -13,8 +13,11 @@ from moevolve.evaluators.errors import UserError
 
 
 class _TextKeyLoader(yaml.SafeLoader):
-    """Keys are text as written: `true`, `1` and `no` as keys of a label table would otherwise be read as bool and int,
-    where True == 1 merges two of them into one. A key given twice is an error instead of a silent overwrite."""
+    """Keys are text as written, and a key given twice is an error instead of a silent overwrite.
+
+    `true`, `1` and `no` as keys of a label table would otherwise be read as bool and int, where True == 1 merges two of
+    them into one.
+    """
 
 
 def _text_keys(loader: _TextKeyLoader, node: yaml.MappingNode) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def merge(coefficients: Tensor, source: Tensor, target: Tensor) -> None:
         )
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _merge(  # type: ignore[no-untyped-def]
     coefficients,
     source,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from types import TracebackType
+from typing import Self
 
 from sqlalchemy import Engine, delete, func, select, update
 
@@ -93,7 +94,7 @@ class Store:
         """Gives back all connections. Closing twice is harmless."""
         self._engine.dispose()
 
-    def __enter__(self) -> Store:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -173,10 +173,11 @@ def transaction(engine: Engine, write: bool = False) -> Iterator[Connection]:
     """
     try:
         with engine.connect() as connection:
+            # A connection's options are set in place.
             if engine.dialect.name == "sqlite":
-                connection = connection.execution_options(moevolve_write=write)
+                connection.execution_options(moevolve_write=write)
             elif not write:
-                connection = connection.execution_options(isolation_level="REPEATABLE READ")
+                connection.execution_options(isolation_level="REPEATABLE READ")
             with connection.begin():
                 yield connection
     except (SQLAlchemyError, OverflowError) as error:

@@ -73,7 +73,9 @@ def test_kernels_is_no_regular_package() -> None:
 
 def run(program: str, folder: Path, path: Path | None = None) -> str:
     env = {**os.environ, **({} if path is None else {"PYTHONPATH": str(path)})}
-    done = subprocess.run([sys.executable, "-c", program], cwd=folder, env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, env=env, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -116,7 +118,9 @@ def built(checkout: Path) -> Path:
     """The wheel."""
     folder = checkout.parent
     command = ["pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-q", "-w", str(folder), "./checkout"]
-    done = subprocess.run([sys.executable, "-m", *command], cwd=folder, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-m", *command], cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     (wheel,) = folder.glob("*.whl")
     return wheel
@@ -163,7 +167,7 @@ def editable(checkout: Path) -> Path:
     folder = checkout.parent / "editable"
     folder.mkdir()
     command = [sys.executable, "-W", "ignore", "-c", program, str(folder)]
-    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:

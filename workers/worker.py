@@ -98,7 +98,7 @@ class EvaluationWorker:
                     results[split.fingerprint] = self._score(split)
         except CandidateError as error:
             failure = str(error)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a candidate's own fault never stops a search
             if is_workers_fault(error):
                 raise WorkerFault(f"{type(error).__name__}: {error}") from None
             failure = f"{type(error).__name__}: {error}"

@@ -24,8 +24,11 @@ class Agreement(Fitness):
     tie_break = "agreement"
 
     def outcomes(self, engine: Engine, split: PreparedSplit) -> tuple[Floats, Floats]:
-        """See `Fitness.outcomes`: the mean per token of sum_v min(p(v), q(v)) of the unedited model's p and the model's
-        q, which is 1 less their total variation distance; and its logarithm."""
+        """See `Fitness.outcomes`: the agreement, and its logarithm.
+
+        It is the mean per token of sum_v min(p(v), q(v)) of the unedited model's p and the model's q, which is 1 less
+        their total variation distance.
+        """
         overlaps = require_all(engine.agreements(split), split)
         # Nothing in common at all is a bad score, not a failure: its logarithm stays finite.
         return overlaps, np.log(np.maximum(overlaps, _LEAST))

@@ -10,8 +10,10 @@ from moevolve.evaluators.types import PreparedSplit
 
 
 class Perplexity(Fitness):
-    """The geometric mean of its outcomes is the reciprocal of the perplexity in which every example counts the same,
-    however long."""
+    """The perplexity of running text, every example counting the same, however long.
+
+    It is the reciprocal of its outcomes' geometric mean.
+    """
 
     name = "perplexity"
     metric = "geometric_mean"

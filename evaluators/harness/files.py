@@ -136,7 +136,7 @@ def _load(path: Path, *, resolve: bool) -> dict[str, Any]:
 
     try:
         return dict(load_yaml(path, resolve_func=resolve))
-    except Exception as error:  # whatever the functions' modules raise when they are imported
+    except Exception as error:  # noqa: BLE001 - whatever the functions' modules raise when they are imported
         raise UserError(f"{PREFIX}{path}: can't be read: {_one_line(error)}") from None
 
 

@@ -54,7 +54,8 @@ class HarnessJudge:
         for kind, asked in kinds.items():
             for request, answer in zip(asked, getattr(model, kind)(asked), strict=True):
                 request.resps.append(answer)
-        self._task._instances = [request for requests in self._requests for request in requests]
+        # What its filters go over; lm-eval sets it only when it makes requests of a whole data set.
+        self._task._instances = [request for requests in self._requests for request in requests]  # noqa: SLF001
         self._task.apply_filters()
         return np.array([self._outcome(index) for index in range(len(self._documents))], dtype=np.float64)
 

@@ -113,7 +113,7 @@ def load_harness(name: str) -> Harness:
         task = ConfigurableTask(config=read_config(path))
     except UserError:
         raise
-    except Exception as error:  # datasets, templates and functions can fail in any way Python can
+    except Exception as error:  # noqa: BLE001 - datasets, templates and functions can fail in any way Python can
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise UserError(f"{name}: lm-eval can't load it: {reason}") from None
     chosen, filtered = _metric(task, metric.removeprefix("#"), name)
@@ -149,7 +149,7 @@ def _prepare(
             contexts.append(_contexts(loaded.task, document, row))
             examples.append(_example(loaded.task, document, contexts[-1]))
             texts.append(json.dumps(document, ensure_ascii=False))
-        except Exception as error:  # see `load_harness`
+        except Exception as error:  # noqa: BLE001 - see `load_harness`
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             raise UserError(f"{place}: lm-eval can't make a prompt of it: {reason}") from None
     judged = HarnessTask(
@@ -244,7 +244,7 @@ def _metric(task: Any, wanted: str, name: str) -> tuple[str, str]:
     from lm_eval.api.registry import get_aggregation
 
     custom = task.config.process_results is not None
-    functions = task._metric_fn_list
+    functions = task._metric_fn_list  # noqa: SLF001 - lm-eval shows them nowhere else
     usable = [
         metric
         for metric, aggregation in task.aggregation().items()

@@ -21,6 +21,8 @@ Scalar = str | int | bool
 
 
 class TaskFileSection(BaseModel):
+    """A section of a task: immutable, and without other keys than its own."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
 
@@ -204,6 +206,11 @@ class TaskConfig(TaskFileSection):
             raise ValueError(f"fitness `{self.fitness}` compares the likelihood of choices: give `choices`")
         if MATCHERS[self.matching.kind].needs_choices and kind.uses_matching and not self.choices:
             raise ValueError(f"matching kind `{self.matching.kind}` looks for one of the choices: give `choices`")
+        self._check_sources()
+        return self
+
+    def _check_sources(self) -> None:
+        """Whether every split is of one of the source's splits."""
         if self.source.files is None:
             for split, selection in self.splits.items():
                 if not selection.source.replace("_", "").replace("-", "").replace(".", "").isalnum():
@@ -214,7 +221,6 @@ class TaskConfig(TaskFileSection):
                 if selection.source not in self.source.files:
                     known = ", ".join(self.source.files)
                     raise ValueError(f"`splits.{split}.from` is `{selection.source}`, but `source.files` has: {known}")
-        return self
 
     @property
     def origin(self) -> str:
@@ -274,7 +280,7 @@ class TaskConfig(TaskFileSection):
             UserError: naming file and field.
         """
         try:
-            task = cls.model_validate(dict(raw))
+            task: TaskConfig = cls.model_validate(dict(raw))
         except ValidationError as error:
             raise UserError(f"{origin or 'task'}: {explain_validation(error, cls)}") from None
         task._origin = origin

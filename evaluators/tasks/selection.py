@@ -68,7 +68,7 @@ def _filtered(table: Table, selection: Selection) -> list[int]:
             keys = {value_key(value) for value in values}
             present = [value_key(value) for value in table.column(column)]
             if missing := keys.difference(present):
-                raise UserError(f"{table.name}: column `{column}` never holds {sorted(missing)[0]!r}; check the filter")
+                raise UserError(f"{table.name}: column `{column}` never holds {min(missing)!r}; check the filter")
             keep = [kept and (value in keys) == wanted for kept, value in zip(keep, present, strict=True)]
     for column, fewest in selection.min_chars.items():
         lengths = _text_lengths(table, column)

@@ -134,7 +134,7 @@ class ExampleTemplate:
             return render(variables)
         except UserError as error:
             raise UserError(f"{self._task.origin}: field {name}: {place}: {error}") from None
-        except Exception as error:  # a template can fail in any way Python can
+        except Exception as error:  # noqa: BLE001 - a template can fail in any way Python can
             raise UserError(f"{self._task.origin}: field {name}: {place}: {error}") from None
 
     def _text(self, name: str, source: str) -> _Render:
@@ -144,7 +144,7 @@ class ExampleTemplate:
             raise UserError(
                 f"{self._task.origin}: field {name}: line {error.lineno} of the template: {error.message}"
             ) from None
-        return lambda variables: template.render(variables)
+        return template.render
 
     def _list(self, name: str, source: str | tuple[str, ...]) -> _Render:
         if isinstance(source, tuple):

@@ -64,8 +64,10 @@ def _note(rows: Sequence[ComparisonRow]) -> str:
     tests = [test for row in rows for test in (row.against_full, row.against_baseline) if test is not None]
     over = "examples and seeds" if any(test.seeds > 1 for test in tests) else "examples"
     said = [
-        f"test: mean over seeds, 95 % interval over {over}; +- standard deviation over seeds (random draws: over "
-        "draws). cost: models evaluated and workers' time for them, per search."
+        (
+            f"test: mean over seeds, 95 % interval over {over}; +- standard deviation over seeds (random draws: over "
+            "draws). cost: models evaluated and workers' time for them, per search."
+        )
     ]
     if tests:
         said.append(
@@ -121,7 +123,7 @@ def _table(rows: Sequence[ComparisonRow]) -> tuple[list[str], list[list[str]]]:
     several = any(score.task for row in rows for score in row.scores if score.split != "test")
     columns = {"method": [_label(row) for row in rows]}
     for split in ("search", "dev"):
-        columns[split] = [_mean(row.score(split)) for row in rows]  # type: ignore[arg-type]
+        columns[split] = [_mean(row.score(split)) for row in rows]
     for task in tasks:
         heading = f"test: {task or 'all'}" if task or several else "test"
         scores = [row.score("test", task) for row in rows]

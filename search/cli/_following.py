@@ -48,8 +48,9 @@ def follow(run: Callable[[Observer], Standings | None], as_json: bool) -> None:
             moevolve.Observer(
                 begin,
                 lambda note: errors.print(f"{begun[0].name}: {note}"),
-                lambda stage: shown.on_stage(stage),
-                lambda progress: shown.on_progress(progress),
+                # `shown` is another one by then.
+                lambda stage: shown.on_stage(stage),  # noqa: PLW0108
+                lambda progress: shown.on_progress(progress),  # noqa: PLW0108
             )
         )
     if found is None:

@@ -180,8 +180,10 @@ def _row(report: Estimate) -> list[str]:
         report.config.model.path.rstrip("/").rpartition("/")[2],
         f"{millions(full.parameters or 0)}\n{millions(full.active_parameters)}",
         f"{candidate.experts} of {full.experts}\nk = {candidate.active}",
-        f"{'-' if candidate.parameters is None else millions(candidate.parameters)}\n"
-        f"{millions(candidate.active_parameters)}",
+        (
+            f"{'-' if candidate.parameters is None else millions(candidate.parameters)}\n"
+            f"{millions(candidate.active_parameters)}"
+        ),
         bytes_text(here.device),
         "-" if there is None else f"{bytes_text(there.device)}\n+ {bytes_text(there.host)}",
         operations_text(report.flops[-1][1].most),

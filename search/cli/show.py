@@ -28,8 +28,10 @@ def show(individual: IndividualArgument, store: StoreOption = DEFAULT_STORE, as_
         (parts_of([kind]), counted(kind, record.experts, record.active)),
         (
             "parameters",
-            f"{record.parameters:,} of {record.parameters_full:,} "
-            f"({100 * record.parameters / record.parameters_full:.1f} %), {record.active_parameters:,} active",
+            (
+                f"{record.parameters:,} of {record.parameters_full:,} "
+                f"({100 * record.parameters / record.parameters_full:.1f} %), {record.active_parameters:,} active"
+            ),
         ),
         ("status", _status(record)),
         (

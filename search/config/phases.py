@@ -69,6 +69,8 @@ StrategySection = Annotated[EvolutionSection | NevergradSection, Field(discrimin
 
 
 class PhaseBase(Section):
+    """What the phases of all kinds have."""
+
     evaluations: int = Field(ge=1)
     initial: int = Field(0, ge=0)
     parents: Parents = TopKParents()

@@ -250,7 +250,7 @@ def _whole(phase: PhaseEstimate) -> Range:
     return phase.scoring + Range(edit, edit)
 
 
-def model_sizes(outline: ModelOutline, costs: GenomeCosts, phases: Iterable[str]) -> tuple[ModelSize, ...]:
+def model_sizes(outline: ModelOutline, costs: GenomeCosts[Any], phases: Iterable[str]) -> tuple[ModelSize, ...]:
     """The full model, then a candidate of every kind of phase."""
     facts = outline.facts
     active = active_parameters(facts, facts.experts, facts.active)

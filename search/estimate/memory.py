@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.costs import GenomeCosts
@@ -45,7 +46,7 @@ class WorkerMemory:
 
 
 def worker_memory(
-    config: RunConfig, outline: ModelOutline, costs: GenomeCosts, passes: Iterable[Pass], on_gpu: bool, host: bool
+    config: RunConfig, outline: ModelOutline, costs: GenomeCosts[Any], passes: Iterable[Pass], on_gpu: bool, host: bool
 ) -> WorkerMemory:
     """Memory of a worker of a search.
 

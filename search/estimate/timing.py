@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from moevolve.search.estimate.devices import Device, Utilisation
 from moevolve.search.estimate.memory import WorkerMemory
@@ -77,7 +78,7 @@ def evaluation_flops(work: ModelWork, splits: Sequence[SplitWork]) -> Range:
     return Range(sure, sure + sum(work.flops(one) for split in splits for one in split.passes.decoding))
 
 
-def edit_seconds(placement: Placement, costs: GenomeCosts, phase: str, originals: str) -> float | None:
+def edit_seconds(placement: Placement, costs: GenomeCosts[Any], phase: str, originals: str) -> float | None:
     """Making a candidate of the resident model; None where nobody knows beforehand.
 
     Originals on the device: what is read of them and what is written go through its memory. Originals on the host:

@@ -168,7 +168,7 @@ class PhaseCount:
     different: int
 
 
-def phase_counts(config: RunConfig, costs: GenomeCosts) -> tuple[PhaseCount, ...]:
+def phase_counts(config: RunConfig, costs: GenomeCosts[Any]) -> tuple[PhaseCount, ...]:
     """Individuals of every phase, and how many different ones there can be."""
     counts = []
     for phase in config.phases:

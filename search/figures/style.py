@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from moevolve.evaluators.errors import UserError
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Figure  # noqa: PLC0414 - the other rooms have the type from here
 
 WIDTH = 4.1
 """Inches. Shown at a phone's width, letters are then as large as the text around them."""

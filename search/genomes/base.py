@@ -241,6 +241,6 @@ class GenomeKind:
 
     section: type[GenomeSection]
     make_space: Callable[[Any, ModelFacts, Sequence[PhaseConfig]], GenomeSpace[Any]]
-    costs: Callable[[Any, ModelOutline], GenomeCosts]
+    costs: Callable[[Any, ModelOutline], GenomeCosts[Any]]
     figures: GenomeFigures[Any]
     baselines: Mapping[str, Baseline] = field(default_factory=dict)

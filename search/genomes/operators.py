@@ -1,5 +1,8 @@
-"""Evolutionary operators on plain arrays, each with the generator it draws from passed in: on layers or groups of them,
-on continuous matrices, on subsets of experts and on divisions into groups of equal size."""
+"""Evolutionary operators on plain arrays, each with the generator it draws from passed in.
+
+They work on layers or groups of them, on continuous matrices, on subsets of experts and on divisions into groups of
+equal size.
+"""
 
 from __future__ import annotations
 

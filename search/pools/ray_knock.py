@@ -64,4 +64,4 @@ def _enters(mode: str, address: str) -> bool:
 
 
 if __name__ == "__main__":
-    print(*main(sys.argv[1]), sep="\n")
+    print(*main(sys.argv[1]), sep="\n")  # noqa: T201 - what the process that started this one reads

@@ -100,10 +100,14 @@ def notes(report: Estimate) -> list[str]:
     counts = ", ".join(f"{c.individuals} {c.kind} (at most {c.different} different)" for c in report.counts)
     ranked, tested = report.final
     found = [
-        f"evaluations: {counts}, then {ranked} on dev and {tested} on test; a candidate that repeats another is looked "
-        "up, how many do is not known beforehand",
-        "ranges: from no answer decoded beyond what the pass over the gold answers shows, to every answer decoded to "
-        "its last token",
+        (
+            f"evaluations: {counts}, then {ranked} on dev and {tested} on test; a candidate that repeats another is "
+            "looked up, how many do is not known beforehand"
+        ),
+        (
+            "ranges: from no answer decoded beyond what the pass over the gold answers shows, to every answer decoded "
+            "to its last token"
+        ),
     ]
     for estimate in report.devices:
         placement, device, used = estimate.placement, estimate.placement.device, estimate.placement.utilisation
@@ -141,6 +145,7 @@ def notes(report: Estimate) -> list[str]:
 
 
 def bytes_text(size: int) -> str:
+    """A number of bytes for people."""
     if not size:
         return "-"
     return f"{size / 2**30:,.1f} GiB" if size >= 2**30 else f"{size / 2**20:,.1f} MiB"

@@ -36,7 +36,7 @@ MERGES = ((8, 4, 4 << 20), (8, 2, 4 << 20), (16, 8, 2 << 20), (60, 30, 1 << 19))
 ROUTES = ((8192, 8, 4, 2), (8192, 60, 30, 4))
 # tokens, features, outputs
 LINEARS = ((2048, 128, 256), (1024, 128, 8000), (4096, 1024, 1024))
-# tokens, experts, hidden, width; k = 2
+# tokens, experts, hidden, width, where k is 2
 EXPERTS = ((2048, 4, 128, 128), (2048, 8, 512, 1024))
 
 Action = Callable[[], object]

@@ -151,7 +151,7 @@ def read(store: Store) -> None:
         "individual()": lambda: store.individual(last),
         "ancestors(3 generations)": lambda: store.ancestors(last, 3),
         "pareto()": lambda: store.pareto("rte"),
-        "searches()": lambda: store.searches(),
+        "searches()": store.searches,
     }
     for name, call in calls.items():
         call()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from itertools import pairwise
-from xml.etree import ElementTree
 
 _VOID = {"meta", "link", "br", "img", "input", "hr"}
 _LOADS = ("src", "srcset", "data", "action", "formaction", "poster", "background")
@@ -72,7 +72,7 @@ def check_page(page: str) -> None:
     assert all(found.get("role") != "img" or found.get("aria-label") for _, found in parser.tags)
     assert names.count("figure") == names.count("figcaption") == names.count("svg")
     for drawing in re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL):
-        ElementTree.fromstring(drawing)
+        ET.fromstring(drawing)
     for rule in ("prefers-color-scheme: dark", "@media print", "max-width"):
         assert rule in page
     levels = [int(name[1]) for name in names if re.fullmatch(r"h\d", name)]

@@ -95,7 +95,9 @@ def _candidates(folder: Path) -> Iterator[Path]:
 
 def _run(command: list[Any], folder: Path, user: dict[str, Any]) -> None:
     try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_START_S, **user)
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, timeout=_START_S, check=False, **user
+        )
     except (OSError, subprocess.SubprocessError) as error:
         raise NoServerError(f"{command[0]}: {error}") from error
     if done.returncode != 0:

@@ -174,10 +174,10 @@ def in_process(tmp_path: Path) -> Moevolve:
             pytest.MonkeyPatch.context() as patch,
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
-            pytest.raises(SystemExit) as end,
         ):
             patch.setattr(sys, "argv", command)
-            main()
+            with pytest.raises(SystemExit) as end:
+                main()
         return subprocess.CompletedProcess(command, int(end.value.code or 0), out.getvalue(), err.getvalue())
 
     return run

@@ -95,7 +95,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     def make(family: str) -> Path:
         if family not in made:
             directory = tmp_path_factory.mktemp(family)
-            config = AutoConfig.for_model(family.split("-")[0], **(COMMON | SETTINGS[family]))
+            config = AutoConfig.for_model(family.split("-", maxsplit=1)[0], **(COMMON | SETTINGS[family]))
             with torch.random.fork_rng():
                 torch.manual_seed(7)
                 model = AutoModelForCausalLM.from_config(config)
@@ -291,7 +291,7 @@ def tiny_model() -> Callable[..., PreTrainedModel]:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     def make(family: str = "mixtral", seed: int = 11, **settings: object) -> PreTrainedModel:
-        config = AutoConfig.for_model(family.split("-")[0], **(COMMON | SETTINGS[family] | settings))
+        config = AutoConfig.for_model(family.split("-", maxsplit=1)[0], **(COMMON | SETTINGS[family] | settings))
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             model = AutoModelForCausalLM.from_config(config).eval()

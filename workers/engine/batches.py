@@ -71,8 +71,9 @@ class Batcher:
 
 
 def plan_batches(groups: Groups, layout: Layout, batch_tokens: int) -> list[list[int]]:
-    """Which examples run together: as many as fit, those that begin alike next to each other, or where sequences are
-    padded, those that are as long.
+    """Which examples run together: as many as fit.
+
+    Those that begin alike are next to each other, or where sequences are padded, those that are as long.
 
     Args:
         groups: what examples need.

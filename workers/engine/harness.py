@@ -146,5 +146,5 @@ class HarnessRun:
 
 def _cut(text: str, stops: Sequence[str]) -> str:
     for stop in stops:
-        text = text.split(stop)[0]
+        text = text.split(stop, maxsplit=1)[0]
     return text

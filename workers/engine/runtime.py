@@ -74,7 +74,7 @@ def use_products(model: PreTrainedModel, products: Products) -> None:
         if wanted and type(module) is nn.Linear and _suits(module.weight):
             module.forward = _Exchanged(_linear, module)  # type: ignore[method-assign]
         elif wanted and _plain_experts(module):
-            module.forward = _Exchanged(_experts, module)  # type: ignore[method-assign]
+            module.forward = _Exchanged(_experts, module)
 
 
 def takes_onednn(products: Products) -> bool:

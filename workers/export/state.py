@@ -37,9 +37,10 @@ def unwrapped_state(model: PreTrainedModel) -> dict[str, Tensor]:
     wrapped = tuple(f".{router}.inner." for router in routers)
     state = {}
     for name, tensor in model.state_dict().items():
+        given = name
         for infix in wrapped:
-            name = name.replace(infix, infix.removesuffix("inner."))
-        state[name] = tensor
+            given = given.replace(infix, infix.removesuffix("inner."))
+        state[given] = tensor
     return state
 
 

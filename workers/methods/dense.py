@@ -114,8 +114,10 @@ def native_family(config: PretrainedConfig) -> DenseFamily:
 
 
 def network_use(module: Any, config: PretrainedConfig, working: int, of: int) -> ModuleUse:
-    """A network of which a token runs `working` of `of` equal parts, chosen by a router: rows of the layers in, and
-    columns of the layer out, whose bias is always added."""
+    """A network of which a token runs `working` of `of` equal parts, chosen by a router.
+
+    A part is rows of the layers in, and columns of the layer out, whose bias is always added.
+    """
     family = native_family(config)
     into = [getattr(module, part) for part in (family.up, family.gate) if part is not None]
     matrices = sum(part.weight.numel() for part in (*into, getattr(module, family.down)))

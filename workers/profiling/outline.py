@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LayerOutline:
-    """Operations of one decoder layer per position, a multiply and an add counting two; attention between positions
-    is left out.
+    """Operations of one decoder layer per position, a multiply and an add counting two.
+
+    Attention between positions is left out.
 
     Attributes:
         outside: in what runs on every position, padding too: attention's projections, and networks that lie in the
@@ -76,8 +77,10 @@ class ModelOutline:
 
     @property
     def pinned_bytes(self) -> int:
-        """What all experts take in pinned host memory, where torch rounds every tensor up to a power of two
-        (`CachingHostAllocator`, unless it is set otherwise)."""
+        """What all experts take in pinned host memory.
+
+        Torch rounds every tensor there up to a power of two (`CachingHostAllocator`, unless it is set otherwise).
+        """
         return sum(1 << (size - 1).bit_length() for sizes in self.expert_bytes for size in sizes)
 
 

@@ -99,7 +99,7 @@ def _load(path: Path) -> dict[str, NDArray[np.float32]]:
         raise UserError(f"{path}: no such coefficient file")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception:
+    except Exception:  # noqa: BLE001 - bytes that are no such file can fail in any way Python can
         # What torch says goes on to advise weights_only=False, which runs code in the file.
         raise UserError(f"{path}: not a file of tensors that torch.save wrote, or it holds more than tensors") from None
     if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):

@@ -36,8 +36,11 @@ class NanoMoeFigures(GenomeFigures[NanoMoeGenome]):
 
 
 def mixing_change(genome: NanoMoeGenome) -> NDArray[np.float64]:
-    """How far each block of M is from where the search started, [layers, K, K]: signed in variant I, else the root mean
-    square over the block's parameters."""
+    """How far each block of M is from where the search started.
+
+    Returns:
+        float64 [layers, K, K]: signed in variant I, else the root mean square over the block's parameters.
+    """
     change = genome.mixing.astype(np.float64) - genome.space.form.unmixed
     if genome.space.form.variant == "I":
         return change

@@ -14,6 +14,7 @@ ROW_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def upgrade() -> None:
+    """Makes every table."""
     _create_searches()
     _create_search_tasks()
     _create_individuals()
@@ -25,6 +26,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    """Drops every table."""
     for table in (
         "calibrations",
         "exports",

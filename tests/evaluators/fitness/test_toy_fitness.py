@@ -34,7 +34,7 @@ LAYERS, EXPERTS = 2, 4
 
 
 def brevity_of(answer: str) -> float:
-    return 1 / (1 + len(answer.split(STOP)[0].split()))
+    return 1 / (1 + len(answer.split(STOP, maxsplit=1)[0].split()))
 
 
 class Brevity(Fitness):

@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+from torch.nn.functional import linear
 from transformers import MixtralForCausalLM, PreTrainedTokenizerFast
 
 from demo.scoring import accuracy_table, majority_class, mean_and_spread
@@ -32,7 +32,7 @@ def pruned(model: MixtralForCausalLM, kept: Kept) -> Iterator[None]:
 
 def _route(gate: torch.nn.Module, kept: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, ...]:
     states = states.reshape(-1, gate.hidden_dim)
-    logits = F.linear(states, gate.weight)
+    logits = linear(states, gate.weight)
     values, positions = logits.float().softmax(-1)[:, kept].topk(min(gate.top_k, len(kept)), dim=-1)
     return logits, values / values.sum(-1, keepdim=True), kept[positions]
 

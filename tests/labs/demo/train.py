@@ -27,8 +27,8 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.multiprocessing
-import torch.nn.functional as F
 from torch import distributed
+from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from demo import World
@@ -53,11 +53,11 @@ def loss_of(model: PreTrainedModel, batch: Batch, config: TrainingConfig) -> tup
     out = model.model(input_ids=batch.ids, attention_mask=batch.mask, use_cache=False, **routed)
     targets, answer = batch.ids[:, 1:], batch.is_answer[:, 1:]
     states = out.last_hidden_state[:, :-1]
-    answer_loss = F.cross_entropy(model.lm_head(states[answer]), targets[answer])
+    answer_loss = cross_entropy(model.lm_head(states[answer]), targets[answer])
     loss = answer_loss
     if config.prompt_loss:
         chosen = ~answer & (batch.mask[:, 1:] > 0)
-        loss = loss + config.prompt_loss * F.cross_entropy(model.lm_head(states[chosen]), targets[chosen])
+        loss = loss + config.prompt_loss * cross_entropy(model.lm_head(states[chosen]), targets[chosen])
     if routed:
         balance = torch.stack([_balance(logits, batch.mask) for logits in out.router_logits]).sum()
         loss = loss + config.balance * balance

@@ -45,7 +45,7 @@ def family_run(tiny: Any, folder: Path, variant: str, **genome: Any) -> RunConfi
     common = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4}
     common |= {"num_key_value_heads": 2, "num_experts_per_tok": 2, "max_position_embeddings": 64}
     common |= {"initializer_range": 0.4, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-    config = AutoConfig.for_model(variant.split("-")[0], **(common | SETTINGS[variant]))
+    config = AutoConfig.for_model(variant.split("-", maxsplit=1)[0], **(common | SETTINGS[variant]))
     with torch.random.fork_rng():
         torch.manual_seed(5)
         model = AutoModelForCausalLM.from_config(config)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -145,7 +145,7 @@ def test_mixing_at_work_is_drawn_about_the_identity() -> None:
 def test_an_svg_takes_the_colours_of_its_page_and_refers_to_itself_only() -> None:
     figure = course.course_figure(HISTORY, 0.8)
     text = to_svg(figure, "one", 'a "b" & <c>')
-    root = ElementTree.fromstring(text)
+    root = ET.fromstring(text)
     assert root.get("role") == "img" and root.get("aria-label") == 'a "b" & <c>'
     assert root.get("viewBox") and root.get("width") is None and root.get("height") is None
     assert INK not in text and BLUE.lower() not in text and "currentColor" in text and "var(--figure-blue" in text

@@ -5,10 +5,10 @@ A new kind adds an entry to `SAMPLES`; what only it promises is tested in a file
 
 from __future__ import annotations
 
+import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, dataclass, replace
 from typing import Any, get_args
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -394,7 +394,7 @@ def test_genomes_are_drawn(kind: Sample, phase: PhaseConfig) -> None:
         assert kind.space.flatten(genome, phase).size == 0, "what was searched is not to be seen"
         return
     figure, caption = figures.page(genome, start)
-    assert ElementTree.fromstring(to_svg(figure, "genome", caption)).tag.endswith("svg")
+    assert ET.fromstring(to_svg(figure, "genome", caption)).tag.endswith("svg")
     assert caption.endswith(".") and "\n" not in caption
     with drawing(3.6, max(8.0, figures.width(genome))) as wide:
         figures.draw(wide, genome, start, "demo:4")

@@ -113,12 +113,8 @@ def test_an_evaluation_past_its_time_fails(tiny: Any, split: PreparedSplit, ray_
 def test_a_model_that_does_not_load_ends_the_pool(split: PreparedSplit, ray_address: str, tmp_path: Path) -> None:
     workers = WorkersSection(count=1, num_cpus=0.5, address=ray_address)
     pool = RayPool(workers, ModelConfig(path=str(tmp_path)), EngineConfig(), {split.fingerprint: split})
-    try:
-        with pytest.raises(PoolError, match=r"config\.json"):
-            for _ in range(100):
-                pool.poll(1.0)
-    finally:
-        pool.close()
+    with contextlib.closing(pool), pytest.raises(PoolError, match=r"config\.json"):
+        collect(pool, 1, timeout=100)
 
 
 def test_our_kernels_folder_is_not_importable_by_its_bare_name(pool: RayPool, split: PreparedSplit) -> None:

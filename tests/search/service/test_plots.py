@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import xml.etree.ElementTree as ET
 from pathlib import Path
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -26,9 +26,9 @@ GENOMES: dict[str, EepGenome | None] = {
 
 def texts(path: Path) -> set[str]:
     """The text elements' comments of an SVG: matplotlib notes each text it draws as one."""
-    parser = ElementTree.XMLParser(target=ElementTree.TreeBuilder(insert_comments=True))
-    root = ElementTree.parse(path, parser).getroot()
-    return {(node.text or "").strip() for node in root.iter() if node.tag is ElementTree.Comment}
+    parser = ET.XMLParser(target=ET.TreeBuilder(insert_comments=True))
+    root = ET.parse(path, parser).getroot()
+    return {(node.text or "").strip() for node in root.iter() if node.tag is ET.Comment}
 
 
 @pytest.mark.parametrize("genome", GENOMES.values(), ids=GENOMES.keys())

@@ -94,7 +94,7 @@ class Case:
     """A model, its split, and what `transformers` says of it."""
 
     def __init__(self, make: MakeModel, tokenizer: PreTrainedTokenizerFast, variant: str) -> None:
-        self.model = make(variant.split("-")[0], **VARIANTS[variant])
+        self.model = make(variant.split("-", maxsplit=1)[0], **VARIANTS[variant])
         self.model.generation_config.eos_token_id = ENDS
         self.tokenizer = tokenizer
         self.prompts = prompts_of()

@@ -83,9 +83,13 @@ def test_rows_that_are_alike_attend_alike(tiny_model: MakeModel) -> None:
 def test_a_pass_that_fails_leaves_the_model_as_it_was(tiny_model: MakeModel) -> None:
     model = tiny_model("mixtral")
     columns = lay_out(SEQUENCES, "packed", 64, torch.device("cpu"))
-    with pytest.raises(RuntimeError, match="no more"), packed(model, columns.attention):
+
+    def fail() -> None:
         assert model.config._attn_implementation == model.model.layers[0].self_attn.config._attn_implementation
         raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError, match="no more"), packed(model, columns.attention):
+        fail()
     assert model.config._attn_implementation == "sdpa"
     assert torch.isfinite(model(columns.ids).logits).all()
 

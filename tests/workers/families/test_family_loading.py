@@ -137,7 +137,7 @@ def test_fp8_checkpoints_are_unpacked(
     model = tiny_model("deepseek_v3", q_lora_rank=8)
     state = _save(model, tiny_tokenizer, tmp_path)
     expected = {}
-    for name in [name for name in state if name.endswith("proj.weight") or name.endswith("_mqa.weight")]:
+    for name in [name for name in state if name.endswith(("proj.weight", "_mqa.weight"))]:
         narrow = state[name].to(torch.float8_e4m3fn)
         scales = torch.rand((narrow.shape[0] // 4, narrow.shape[1] // 4), generator=torch.Generator().manual_seed(1))
         state |= {name: narrow, f"{name}_scale_inv": scales}

@@ -97,9 +97,9 @@ class FoldingExporter:
         with torch.device("meta"):
             model: Any = type(resident.model)(resident.model.config)
         state = dict(resident.model.state_dict())
-        for name in state:
+        for name, tensor in state.items():
             if name.endswith("mlp.down_proj.weight"):
-                state[name] = state[name] * edit.factor
+                state[name] = tensor * edit.factor
         return filled(model, state, resident.model)
 
 

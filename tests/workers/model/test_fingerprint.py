@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -145,7 +145,7 @@ def test_the_files_of_every_tokenizer_count(folder: Path) -> None:
 
 
 @pytest.fixture
-def hub(checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+def hub(checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """The hub's cache with `owner/name` in it, and nothing behind it: moves its main branch to a commit."""
     from huggingface_hub import constants
 
@@ -158,7 +158,7 @@ def hub(checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    yield move
+    return move
 
 
 def test_a_hub_id_is_its_commit(hub: Callable[[str], None], tmp_path: Path) -> None:

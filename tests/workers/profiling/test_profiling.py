@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import pytest
 
@@ -98,7 +98,7 @@ class _Canned:
     def __init__(self, model: ProfiledModel, folder: Path) -> None:
         self.model = model
 
-    def __enter__(self) -> _Canned:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:

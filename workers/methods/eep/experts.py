@@ -146,8 +146,9 @@ class LayerExperts:
         return True
 
     def show_originals(self, alignment: Alignment | None = None) -> None:
-        """Let this layer run on all n originals. Free on the device; from the host they are copied every time, unless
-        this is the only layer.
+        """Let this layer run on all n originals.
+
+        Free on the device; from the host they are copied every time, unless this is the only layer.
 
         Args:
             alignment: how their neurons are to lie; None as they were loaded.

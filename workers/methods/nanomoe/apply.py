@@ -103,7 +103,7 @@ class NanoMoeApplicator:
             return made.module
         try:
             u, v, full = self._factors(edit, name, mixing)
-        except torch.linalg.LinAlgError as error:
+        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]  # missing in torch's types only
             raise CandidateError(f"the factors of {name} can't be solved for: {error}") from error
         linear = self._linears[name]
         u, v, full = (part.to(linear.weight.device, linear.weight.dtype).contiguous() for part in (u, v, full))
