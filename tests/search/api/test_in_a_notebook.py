@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import moevolve
 
 pytestmark = pytest.mark.slow
 
+README = Path(__file__).parents[3] / "README.md"
 Launched = tuple[str, "moevolve.Standings", list[str]]
 
 
@@ -30,6 +32,23 @@ def launched(tiny: Any, ray_address: str, tmp_path_factory: pytest.TempPathFacto
     run = moevolve.launch(config, store=store, address=ray_address, overrides={"final.rerank": 2}, observer=observer)
     yield store, run, told
     ray.shutdown()
+
+
+def test_the_lines_of_the_first_page_run(
+    tiny: Any, ray_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """README's, with a small search in the place of the demo's."""
+    (lines,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    workers = {"count": 1, "num_cpus": 0.5, "address": ray_address}
+    config = tiny.write_run(tmp_path / "run.yaml", "first", engine={}, workers=workers)
+    for theirs, ours in {"configs/runs/demo.yaml": str(config), "demo-span": "pick", "experts=4": "experts=2"}.items():
+        assert theirs in lines
+        lines = lines.replace(theirs, ours)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(lines, names)
+    assert names["run"].winner in {row.ref for row in names["top"]}
+    assert (tmp_path / "smaller" / "config.json").exists()
 
 
 def test_six_lines(launched: Launched, tmp_path: Path) -> None:
