@@ -29,6 +29,9 @@ class ModelConfig:
         attn_implementation: `transformers` attention backend (`sdpa`, `eager` ...); a family whose attention has no
             sdpa form runs `eager` in its place.
         trust_remote_code: whether modelling code in the checkpoint may run.
+
+    Raises:
+        ValueError: settings exclude each other.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
@@ -42,6 +45,10 @@ class ModelConfig:
     experts_implementation: Literal["grouped_mm", "batched_mm", "eager"] = "grouped_mm"
     attn_implementation: str = "sdpa"
     trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        if self.originals == "host" and self.device_map is not None:
+            raise ValueError("originals: host and device_map exclude each other; use one of them")
 
 
 Products = Literal["auto", "torch", "onednn"]

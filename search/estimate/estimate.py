@@ -136,8 +136,6 @@ class _Estimator:
         """
         self._request, self._config, self._outline = request, request.config, outline
         config = request.config
-        if config.model.originals == HOST and config.model.device_map is not None:
-            raise UserError("model.originals: host and model.device_map exclude each other; use one of them")
         self._costs = costs_of(make_space(config.genome, outline.facts, config.phases), outline)
         reader = WorkloadReader(config, outline, request.prompts)
         self._search = reader.splits("search")

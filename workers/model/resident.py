@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from moevolve.evaluators.errors import UserError
 from moevolve.workers.config import ModelConfig
 from moevolve.workers.families.layers import DenseLayer, MoELayer, find_dense_layers, find_moe_layers
 from moevolve.workers.methods.base import Edit, IdentityEdit, LayeredEdit, Tokens
@@ -72,8 +71,6 @@ class ResidentModel:
         Raises:
             UserError: it can't be loaded or searched; see `load_model` and `find_moe_layers`.
         """
-        if config.originals == "host" and config.device_map is not None:
-            raise UserError("model.originals: host and model.device_map exclude each other; use one of them")
         model, tokenizer = load_model(config)
         return cls(model, tokenizer, config)
 

@@ -18,9 +18,10 @@ from moevolve.workers.profiling.outline import ModelOutline
 _COPY_BYTES = 1 << 25
 _MOST_FLOPS = 1 << 28
 _MOST_SIDE = 1024
-"""Milliseconds: long enough to reach the full rate, short enough to be left alone by other processes at times."""
+"""Sizes that take milliseconds: long enough for the full rate, short enough to be left alone by others at times."""
 
 _SECONDS = 0.3
+"""How long each is repeated; the fastest counts."""
 _LAYERS = 4
 
 

@@ -135,12 +135,6 @@ def test_prompts_longer_than_the_model_are_refused() -> None:
         estimate(EstimateRequest(config, (GPUS["h100"],), prompts=Prompts(9000, 8, 10)))
 
 
-def test_what_no_worker_could_load_is_not_planned() -> None:
-    both = lab_config("mixtral-8x7b", model={"originals": "host", "device_map": "auto"})
-    with pytest.raises(UserError, match=r"originals.*device_map"):
-        report(both)
-
-
 def test_a_worker_on_a_part_of_a_gpu_has_a_part_of_it() -> None:
     whole, half = (
         report(lab_config("qwen1.5-moe-a2.7b", workers={"num_gpus": n, "count": c})).devices[0]
