@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from local_workers import Step, calibrate, interrupted_after, local_pool, plainly
 
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import RunConfig
@@ -16,14 +17,12 @@ from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.final import Finaliser
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.loop.standings import Standings, standings
-from moevolve.search.pools.local import LocalPool
 from moevolve.search.service.calibration import calibrated_setup
 from moevolve.search.service.launch import register
 from moevolve.search.service.set_up import set_up
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.repository import Store
 from moevolve.workers.config import engine_fingerprint
-from moevolve.workers.worker import EvaluationWorker
 
 
 def dense_run(tiny: Any, folder: Path, genome: dict[str, Any], name: str) -> RunConfig:
@@ -58,26 +57,16 @@ def dense_run(tiny: Any, folder: Path, genome: dict[str, Any], name: str) -> Run
     return load_run_config(tiny.write_run(directory.parent / "run.yaml", name, **changes))
 
 
-def calibrate(workers: Any, model: Any, engine: Any, recipe: Any, splits: Any) -> bytes:
-    return EvaluationWorker(model, engine).calibrate(recipe, splits)
-
-
 def search(setup: SearchSetup, store: Store, stop: int | None = None) -> None:
     """Run or resume a search; `stop` ends it after so many evaluations as a lost process would."""
-    engine, model = setup.config.engine, setup.config.model
-    splits = {item.fingerprint: item for item in setup.prepared["search"]}
-    pool = LocalPool(lambda: EvaluationWorker(model, engine), splits)
-    cache = EvaluationCache(store, pool, setup.search_id, setup.facts.fingerprint, engine_fingerprint(model, engine))
-    polls = iter(range(stop or 10**6))
-    poll = pool.poll
-
-    def limited(timeout: float) -> Any:
-        if next(polls, None) is None:
-            raise KeyboardInterrupt
-        return poll(timeout)
-
-    pool.poll = limited  # type: ignore[method-assign]
+    cache = local_cache(setup, store, plainly if stop is None else interrupted_after(stop))
     Driver(setup, make_strategy(setup.config, setup.space, setup.schedule), store, cache).run()
+
+
+def local_cache(setup: SearchSetup, store: Store, step: Step = plainly) -> EvaluationCache:
+    """The cache of a search whose worker is in this process."""
+    engine = engine_fingerprint(setup.config.model, setup.config.engine)
+    return EvaluationCache(store, local_pool(setup, step), setup.search_id, setup.facts.fingerprint, engine)
 
 
 def population(store: Store, search_id: str) -> list[tuple[Any, ...]]:
@@ -114,12 +103,9 @@ def check_repeated_and_resumed(run: RunConfig, folder: Path) -> None:
 
 def complete(setup: SearchSetup, store: Store) -> Standings:
     """All of `service.execute` but Ray: the search and its final scores."""
-    engine, model = setup.config.engine, setup.config.model
     if setup.space.recipe is not None:
         setup = calibrated_setup(setup, store, calibrate)
-    splits = {item.fingerprint: item for group in setup.prepared.values() for item in group}
-    pool = LocalPool(lambda: EvaluationWorker(model, engine), splits)
-    cache = EvaluationCache(store, pool, setup.search_id, setup.facts.fingerprint, engine_fingerprint(model, engine))
+    cache = local_cache(setup, store)
     Driver(setup, make_strategy(setup.config, setup.space, setup.schedule), store, cache).run()
     Finaliser(setup, store, cache).run()
     return standings(store, store.search(setup.search_id), store.history(setup.search_id), setup.facts)

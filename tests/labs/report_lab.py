@@ -5,19 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dense_lab import calibrate, dense_run
+from dense_lab import dense_run
+from local_workers import calibrate, local_pool
 
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import RunConfig
-from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.pools.base import Pool
-from moevolve.search.pools.local import LocalPool
 from moevolve.search.service.calibration import calibrated_setup
 from moevolve.search.service.execute import execute
 from moevolve.search.service.launch import register, set_up_new
 from moevolve.search.service.observer import Observer
 from moevolve.store.repository import Store
-from moevolve.workers.worker import EvaluationWorker
 
 DENSE: dict[str, dict[str, Any]] = {
     "factorllm": {"experts": 4, "active": 2, "components": 4, "calibration_tokens": 300},
@@ -25,12 +22,6 @@ DENSE: dict[str, dict[str, Any]] = {
     "nanomoe": {"variant": "II", "blocks": 4, "rank": 3},
 }
 KINDS = ("eep", *DENSE)
-
-
-def local_pool(setup: SearchSetup) -> Pool:
-    """A worker in this process."""
-    engine, model = setup.config.engine, setup.config.model
-    return LocalPool(lambda: EvaluationWorker(model, engine), setup.all_prepared)
 
 
 def finished(store: Store, run: RunConfig) -> None:

@@ -123,7 +123,7 @@ class UnrulyPool:
         finished = self._rng.permutation(under_way)[: self._rng.integers(under_way + 1)]
         requests = [self._open[position] for position in finished]
         self._open = [request for position, request in enumerate(self._open) if position not in finished]
-        fresh = [self._reply(request) for request in requests]
+        fresh = [self.reply(request) for request in requests]
         self.delivered += [request.edit.phenotype_hash for request in requests]
         again = [reply for reply in self._past if self._rng.random() < self.repeat]
         self._past = fresh
@@ -132,7 +132,7 @@ class UnrulyPool:
     def close(self) -> None:
         self._open.clear()
 
-    def _reply(self, request: EvaluationRequest) -> EvaluationReply:
+    def reply(self, request: EvaluationRequest) -> EvaluationReply:
         outcome = self.score(request.edit)
         if outcome is None:
             return failure(request)

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from moevolve.evaluators.errors import CandidateError
+from moevolve.evaluators.fitness.base import Floats
 from moevolve.evaluators.fitness.engine import Engine
-from moevolve.evaluators.fitness.runner import run_split
-from moevolve.evaluators.types import Example, Matching, PreparedSplit, SplitResult
-from moevolve.workers import worker as actor
+from moevolve.evaluators.fitness.rank import Rank
+from moevolve.evaluators.fitness.registry import FITNESSES
+from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.workers.config import EngineConfig, ModelConfig
 from moevolve.workers.messages import EvaluationReply, EvaluationRequest
 from moevolve.workers.methods.eep.edit import EepEdit
@@ -25,6 +26,18 @@ A = PreparedSplit(
 )
 B, C = replace(A, task="b"), replace(A, task="c")
 SPLITS = (A, B, C)
+
+
+class Failing(Rank):
+    """Ranks choices, but fails on one split."""
+
+    def __init__(self, split: PreparedSplit, error: Exception) -> None:
+        self._split, self._error = split, error
+
+    def outcomes(self, engine: Engine, split: PreparedSplit) -> tuple[Floats, Floats]:
+        if split == self._split:
+            raise self._error
+        return super().outcomes(engine, split)
 
 
 @pytest.fixture(scope="module")
@@ -39,21 +52,12 @@ def evaluate(worker: EvaluationWorker, scale: float = 1.0) -> EvaluationReply:
     return worker.evaluate(EvaluationRequest(edit, tuple(split.ref for split in SPLITS)), SPLITS)
 
 
-def failing_on(split: PreparedSplit, error: Exception) -> Callable[[Engine, PreparedSplit], SplitResult]:
-    def run(engine: Engine, asked: PreparedSplit) -> SplitResult:
-        if asked == split:
-            raise error
-        return run_split(engine, asked)
-
-    return run
-
-
 def test_what_was_scored_before_a_failure_is_reported(
     worker: EvaluationWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fine = evaluate(worker)
     assert fine.failure is None and len(fine.results) == 3 and fine.failed_on == ()
-    monkeypatch.setattr(actor, "run_split", failing_on(B, CandidateError("logits are not finite")))
+    monkeypatch.setitem(FITNESSES, "rank", Failing(B, CandidateError("logits are not finite")))
     reply = evaluate(worker)
     assert list(reply.results) == [SPLITS[0].fingerprint]
     assert reply.results[SPLITS[0].fingerprint].gold_logprob == fine.results[SPLITS[0].fingerprint].gold_logprob
@@ -85,7 +89,7 @@ def test_an_edit_that_cannot_be_made_fails_on_every_split(worker: EvaluationWork
 def test_faults_of_memory_and_device_are_the_workers(
     worker: EvaluationWorker, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    monkeypatch.setattr(actor, "run_split", failing_on(B, error))
+    monkeypatch.setitem(FITNESSES, "rank", Failing(B, error))
     with pytest.raises(WorkerFault, match=type(error).__name__):
         evaluate(worker)
 
@@ -94,7 +98,7 @@ def test_faults_of_memory_and_device_are_the_workers(
 def test_other_exceptions_are_the_candidates(
     worker: EvaluationWorker, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    monkeypatch.setattr(actor, "run_split", failing_on(A, error))
+    monkeypatch.setitem(FITNESSES, "rank", Failing(A, error))
     reply = evaluate(worker)
     assert (reply.kind, reply.failed_on) == ("candidate", (A.fingerprint,))
     assert reply.failure is not None and reply.failure.startswith(type(error).__name__)

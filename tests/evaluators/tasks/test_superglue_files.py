@@ -1,4 +1,4 @@
-"""The packaged tasks on the original SuperGLUE files, where these are at hand."""
+"""The packaged tasks on files in SuperGLUE's form: a few made-up rows, and the originals where these are at hand."""
 
 from __future__ import annotations
 
@@ -19,9 +19,62 @@ from moevolve.evaluators.tasks.registry import load_task
 from moevolve.evaluators.types import PreparedSplit
 
 _ROOT = Path(__file__).resolve().parents[3]
+MADE_UP = _ROOT / "tests" / "labs" / "superglue"
 FOLDER = Path(os.environ.get("MOEVOLVE_SHARED", _ROOT.parent / "shared")) / "data" / "superglue"
 
-pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason=f"no SuperGLUE files in {FOLDER}; set MOEVOLVE_SHARED")
+originals = pytest.mark.skipif(not FOLDER.is_dir(), reason=f"no SuperGLUE files in {FOLDER}; set MOEVOLVE_SHARED")
+
+# Task: its folder, the prompt of the first made-up row, and the answers of all.
+MADE_UP_ROWS = {
+    "boolq": (
+        "BoolQ",
+        (
+            "Brill -- The ferry to Brill runs from March to October. In winter the island is reached on foot over the "
+            "ice.\nQuestion: is the ferry to brill open in winter\nA. Yes\nB. No\nAnswer:"
+        ),
+        "BAA",
+    ),
+    "cb": (
+        "CB",
+        (
+            "A: I don't think that the baker sold his shop. B: No, nor do I.\nthe baker sold his shop\n"
+            "What is the relation between the two sentences?\nA. Contradiction\nB. Entailment\nC. Neutral\nAnswer:"
+        ),
+        "ABC",
+    ),
+    "copa": (
+        "COPA",
+        (
+            "The lamp went out.\nQuestion: Which of these is the more plausible cause?\n"
+            "A. The oil was used up.\nB. The window was painted.\nAnswer:"
+        ),
+        "AB",
+    ),
+    "rte": (
+        "RTE",
+        (
+            "The harbour of Brill was deepened in 1902, after two ships had run aground.\nTwo ships ran aground at Brill.\n"
+            "Is the sentence below entailed by the sentence above?\nA. Yes\nB. No\nAnswer:"
+        ),
+        "ABAB",
+    ),
+    "wic": (
+        "WiC",
+        (
+            "Sentence 1: They rowed to the other bank.\nSentence 2: The bank lent them the money.\n"
+            "Are 'bank' in the above two sentences the same?\nA. Yes\nB. No\nAnswer:"
+        ),
+        "BA",
+    ),
+    "wsc": (
+        "WSC",
+        (
+            "Passage: * Old Anna * gave Marta the key because # she # was leaving.\n"
+            "Does the pronoun # she # refer to * Old Anna *?\nA. Yes\nB. No\nAnswer:"
+        ),
+        "AB",
+    ),
+}
 
 # Task: its folder, rows, and how often each answer is right.
 FACTS = {
@@ -56,9 +109,9 @@ FIRST_PROMPTS = {
 }
 
 
-def _on_own_files(name: str, splits: dict[str, Any]) -> TaskConfig:
+def _on_own_files(name: str, data: Path, splits: dict[str, Any]) -> TaskConfig:
     """A packaged task on a folder's validation file, as a user would write it."""
-    source = {"files": {"val": str(FOLDER / FACTS[name][0] / "val.jsonl")}}
+    source = {"files": {"val": str(data / "val.jsonl")}}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, f"{name}.yaml")
         path.write_text(json.dumps({"extends": name, "source": source, "splits": splits}))
@@ -67,9 +120,30 @@ def _on_own_files(name: str, splits: dict[str, Any]) -> TaskConfig:
 
 @cache
 def _validation(name: str) -> PreparedSplit:
-    return prepare_split(_on_own_files(name, {"test": {"from": "val"}}), "test")
+    return prepare_split(_on_own_files(name, FOLDER / FACTS[name][0], {"test": {"from": "val"}}), "test")
 
 
+@pytest.mark.parametrize("name", sorted(MADE_UP_ROWS))
+def test_made_up_rows_become_prompts_and_answers(name: str) -> None:
+    folder, prompt, answers = MADE_UP_ROWS[name]
+    task = _on_own_files(name, MADE_UP / folder, {"test": {"from": "val"}})
+    examples = prepare_split(task, "test").examples
+    assert examples[0].prompt == prompt
+    assert [example.references for example in examples] == [(answer,) for answer in answers]
+
+
+def test_made_up_rows_give_all_splits() -> None:
+    splits = {
+        "search": {"from": "val", "seed": 0, "count": 2},
+        "dev": {"from": "val", "seed": 0, "offset": 2, "count": 1},
+        "test": {"from": "val", "seed": 0, "offset": 3},
+    }
+    prepared = prepare_splits(_on_own_files("rte", MADE_UP / "RTE", splits))
+    assert [len(split.examples) for split in prepared.values()] == [2, 1, 1]
+    assert len({example.prompt for split in prepared.values() for example in split.examples}) == 4
+
+
+@originals
 @pytest.mark.parametrize("name", sorted(FACTS))
 def test_rows_and_answers(name: str) -> None:
     _, rows, answers = FACTS[name]
@@ -78,11 +152,13 @@ def test_rows_and_answers(name: str) -> None:
     assert Counter(example.references[0] for example in examples) == answers
 
 
+@originals
 @pytest.mark.parametrize("name", sorted(FIRST_PROMPTS))
 def test_first_prompt(name: str) -> None:
     assert _validation(name).examples[0].prompt == FIRST_PROMPTS[name]
 
 
+@originals
 def test_boolq_prompt() -> None:
     prompt = _validation("boolq").examples[0].prompt
     assert prompt.startswith(
@@ -94,6 +170,7 @@ def test_boolq_prompt() -> None:
     )
 
 
+@originals
 def test_wsc_marks_stand_around_the_spans() -> None:
     wrong = []
     for i, example in enumerate(_validation("wsc").examples):
@@ -110,9 +187,11 @@ def test_wsc_marks_stand_around_the_spans() -> None:
     assert wrong == [42]  # the data's own slip: its index points one word beside the pronoun
 
 
+@originals
 def test_one_file_can_give_all_splits() -> None:
     task = _on_own_files(
         "rte",
+        FOLDER / "RTE",
         {
             "search": {"from": "val", "seed": 0, "count": 100},
             "dev": {"from": "val", "seed": 0, "offset": 100, "count": 50},

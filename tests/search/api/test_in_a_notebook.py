@@ -128,7 +128,7 @@ def test_a_taken_name_and_other_settings_are_refused(tiny: Any, launched: Launch
 def test_an_open_store_is_where_a_search_goes(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from functools import partial
 
-    from report_lab import local_pool
+    from local_workers import local_pool
 
     from moevolve.search.service import launch as service
 

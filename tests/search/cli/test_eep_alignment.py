@@ -7,17 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dense_lab import calibrate, population, search
+from dense_lab import local_cache, population, search
+from local_workers import calibrate
 from search_samples import continuous, eep_space
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Split
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import RunConfig
-from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.final import Finaliser
 from moevolve.search.loop.standings import standings
-from moevolve.search.pools.local import LocalPool
 from moevolve.search.service.calibration import calibrated_setup
 from moevolve.search.service.evaluate import evaluate_subject
 from moevolve.search.service.export import export_coefficients, export_individual
@@ -137,11 +136,8 @@ def test_stored_individuals_are_evaluated_and_exported_as_they_were_searched(
 def test_the_end_of_a_search_scores_both_kinds_alike(run: RunConfig, store: Store) -> None:
     """Re-ranking and the final table mix pruned, merged and unedited models on one worker."""
     setup = calibrated_setup(set_up_stored(store, run.name), store, never)
-    model, engine = run.model, run.engine
-    splits = {item.fingerprint: item for group in setup.prepared.values() for item in group}
-    pool = LocalPool(lambda: EvaluationWorker(model, engine), splits)
     record = store.search("aligned")
-    cache = EvaluationCache(store, pool, setup.search_id, setup.facts.fingerprint, record.engine_fingerprint)
+    cache = local_cache(setup, store)
     Finaliser(setup, store, cache).run()
     winner = standings(store, record, store.history(record.id)).winner
     assert winner is not None

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dense_lab import calibrate, check_repeated_and_resumed, dense_run, search
+from dense_lab import check_repeated_and_resumed, dense_run, search
+from local_workers import calibrate
 
 from moevolve.search.config.run import RunConfig
 from moevolve.search.service.calibration import calibrated_setup

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from dense_lab import calibrate, population, search
+from dense_lab import population, search
 from family_samples import SETTINGS, randomise
+from local_workers import calibrate
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config

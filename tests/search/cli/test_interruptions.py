@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from killing import Driver, Forked, count, kill_at, last_worker, start, wait_for
-from report_lab import finished, local_pool
+from local_workers import local_pool
+from report_lab import finished
 
 from moevolve.search.config.files import load_run_config
 from moevolve.search.service.execute import execute

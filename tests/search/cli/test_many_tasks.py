@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from local_workers import local_pool
 from typer.testing import CliRunner
 
 from moevolve.evaluators.errors import UserError
@@ -18,13 +19,11 @@ from moevolve.search.cli.app import app
 from moevolve.search.config.files import load_run_config, parse_run_config
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.loop.standings import Standings
-from moevolve.search.pools.local import LocalPool
 from moevolve.search.service.execute import execute
 from moevolve.search.service.launch import register, set_up_new
 from moevolve.search.service.observer import Observer
 from moevolve.search.service.resume import set_up_stored
 from moevolve.store.repository import Store
-from moevolve.workers.worker import EvaluationWorker
 
 RUNS = Path(__file__).parents[3] / "configs" / "runs"
 SMALL = {"phases": [{"kind": "prune", "evaluations": 8, "initial": 4}], "engine": {"batch_tokens": 512}}
@@ -36,15 +35,10 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
-def in_process(setup: SearchSetup) -> LocalPool:
-    config = setup.config
-    return LocalPool(lambda: EvaluationWorker(config.model, config.engine), setup.all_prepared)
-
-
 def run(store: Store, data: dict[str, Any]) -> tuple[SearchSetup, Standings]:
     setup = set_up_new(parse_run_config(data, "test"))
     register(setup, store)
-    return setup, execute(setup, store, Observer(), in_process)
+    return setup, execute(setup, store, Observer(), local_pool)
 
 
 def ask(tmp_path: Path, *arguments: str) -> Any:
@@ -184,7 +178,7 @@ def test_ties_are_broken_as_the_configuration_says(tiny: Any, store: Store, tmp_
         assert len(best) == 3
         assert report.winner == f"ties:{-max(best)[2]}"
     again = set_up_stored(store, "ties")
-    report_again = execute(again, store, Observer(), in_process)
+    report_again = execute(again, store, Observer(), local_pool)
     assert report_again == report
 
 
@@ -218,7 +212,7 @@ def test_a_search_on_a_task_of_lm_eval(tiny: Any, store: Store, tmp_path: Path) 
     assert config.tasks[0].name == f"lm_eval:{tmp_path}/theirs.yaml#acc"
     setup = set_up_new(config)
     register(setup, store)
-    report = execute(setup, store, Observer(), in_process)
+    report = execute(setup, store, Observer(), local_pool)
     names = ["lm_eval:theirs#acc", "lm_eval:theirs@agreement", "pick"]
     assert {score.task for row in report.contestants for score in row.scores} == set(names)
     shown = ask(tmp_path, "show", "theirs:0")

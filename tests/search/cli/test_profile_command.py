@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dense_lab import calibrate, dense_run, search
+from dense_lab import dense_run, search
+from local_workers import calibrate
 from profile_lab import export_sample, write_model
 from typer.testing import CliRunner
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 import csv
 import json
 from dataclasses import replace
-from itertools import product
+from functools import partial
+from itertools import chain, product, repeat
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ import numpy as np
 import pytest
 import ray
 import yaml
+from local_workers import calibrate, interrupted_after, local_pool, plainly
+from replies import failure, loss
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.cli._comparison_tables import print_tables, write_csv, write_markdown
 from moevolve.search.compare.config import Comparison, load_comparison
 from moevolve.search.compare.rows import ComparisonRow, comparison_rows, with_tests
@@ -20,11 +24,11 @@ from moevolve.search.compare.run import run_comparison
 from moevolve.search.compare.significance import Outcomes
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.loop.standings import BEST_LABEL, FULL_LABEL, Score
-from moevolve.search.pools.local import LocalPool
+from moevolve.search.pools.local import Evaluator, LocalPool
 from moevolve.search.service.observer import Observer
 from moevolve.store.repository import Store
+from moevolve.workers.messages import EvaluationReply, EvaluationRequest
 from moevolve.workers.methods.base import IdentityEdit
-from moevolve.workers.worker import EvaluationWorker
 
 
 def write(tiny: Any, folder: Path, **changes: Any) -> Path:
@@ -51,20 +55,11 @@ def write(tiny: Any, folder: Path, **changes: Any) -> Path:
     return path
 
 
-def pool(setup: SearchSetup) -> LocalPool:
-    config = setup.config
-    return LocalPool(lambda: EvaluationWorker(config.model, config.engine), setup.all_prepared)
-
-
-def calibrate(workers: Any, model: Any, engine: Any, recipe: Any, splits: Any) -> bytes:
-    return EvaluationWorker(model, engine).calibrate(recipe, splits)
-
-
 def no_pool(setup: SearchSetup) -> LocalPool:
     raise AssertionError(f"{setup.config.name} starts workers")
 
 
-def run(comparison: Comparison, store: Store, make: Any = pool) -> list[ComparisonRow]:
+def run(comparison: Comparison, store: Store, make: Any = local_pool) -> list[ComparisonRow]:
     outcomes = run_comparison(comparison, store, lambda place, cell: Observer(), make, calibrate)
     return comparison_rows(outcomes, store)
 
@@ -201,23 +196,9 @@ def test_an_interrupted_comparison_goes_on(
 ) -> None:
     comparison, _, rows = finished
 
-    class Lost(LocalPool):
-        polls = 0
-
-        def poll(self, timeout: float) -> Any:
-            Lost.polls += 1
-            if Lost.polls == 40:
-                raise KeyboardInterrupt
-            return super().poll(timeout)
-
-    def losing(setup: SearchSetup) -> LocalPool:
-        made = pool(setup)
-        made.__class__ = Lost
-        return made
-
     with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
         with pytest.raises(KeyboardInterrupt):
-            run(comparison, store, losing)
+            run(comparison, store, partial(local_pool, step=interrupted_after(39)))
         states = [each.search.status for each in store.searches()]
         assert "interrupted" in states and "created" in states
         again = run(comparison, store)
@@ -239,17 +220,10 @@ def test_other_settings_under_the_same_name_are_refused(
 def test_a_search_that_fails_stops_no_other(tiny: Any, tmp_path: Path) -> None:
     comparison = load_comparison(write(tiny, tmp_path, budgets={"one": {}}, seeds=[0]))
 
-    class Failing(LocalPool):
-        def poll(self, timeout: float) -> Any:
-            return [replace(each, results={}, failure="broken", kind="worker") for each in super().poll(timeout)]
-
-    made: list[LocalPool] = []
+    steps = chain([lambda worker, request, splits: loss(request, "worker", "broken")], repeat(plainly))
 
     def first_fails(setup: SearchSetup) -> LocalPool:
-        made.append(pool(setup))
-        if len(made) == 1:
-            made[0].__class__ = Failing
-        return made[-1]
+        return local_pool(setup, next(steps))
 
     with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
         rows = run(comparison, store, first_fails)
@@ -264,25 +238,14 @@ def test_a_best_that_breaks_on_test_scores_nothing_there(tiny: Any, tmp_path: Pa
     comparison = load_comparison(path, ("base.final.random_draws=0",))
     left = [broken]
 
-    class Breaking(LocalPool):
-        def poll(self, timeout: float) -> Any:
-            request = self._queue[0] if self._queue else None
-            found = super().poll(timeout)
-            if request is None or isinstance(request.edit, IdentityEdit) or not left[0]:
-                return found
-            if request.splits[0].split != "test":
-                return found
-            left[0] -= 1
-            broken = {"results": {}, "failure": "broken", "failed_on": request.fingerprints}
-            return [replace(each, **broken) for each in found]
-
-    def breaking(setup: SearchSetup) -> LocalPool:
-        made = pool(setup)
-        made.__class__ = Breaking
-        return made
+    def breaking(worker: Evaluator, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
+        if isinstance(request.edit, IdentityEdit) or not left[0] or request.splits[0].split != "test":
+            return worker.evaluate(request, splits)
+        left[0] -= 1
+        return failure(request, reason="broken")
 
     with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
-        rows = run(comparison, store, breaking)
+        rows = run(comparison, store, partial(local_pool, step=breaking))
         (best,) = (row for row in rows if (row.method, row.contestant) == ("prune", BEST_LABEL))
         scores = [
             each.score or 0.0 for ref in best.refs for each in store.individual(ref).evaluations if each.split == "test"

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dense_lab import calibrate, search
+from dense_lab import search
+from local_workers import calibrate
 from numpy.typing import NDArray
 from plain_experts import Token, change, plain_tokens
 

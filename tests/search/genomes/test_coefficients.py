@@ -20,6 +20,7 @@ from moevolve.search.genomes.eep.coefficients import group_layers, read_coeffici
 from moevolve.search.genomes.eep.genome import EepGenome
 
 SHARED = Path(os.environ.get("MOEVOLVE_SHARED", Path(__file__).parents[4] / "shared"))
+MADE_UP = Path(__file__).parents[2] / "labs" / "eep_release" / "budget_4.pth"
 RELEASED = sorted((SHARED / "data" / "eep_coefficients").glob("*.pth"))
 
 
@@ -61,27 +62,41 @@ def test_the_authors_keys_are_used(tmp_path: Path) -> None:
     assert list(torch.load(path, weights_only=True)) == ["layers.0", "others", "transfer.0", "others_transfer"]
 
 
+def test_a_file_in_the_released_form_is_read() -> None:
+    """As its tensors say when torch alone reads them."""
+    raw = torch.load(MADE_UP, weights_only=True)
+    mapping, merging = read_coefficients(MADE_UP, layers=4, experts=8)
+    assert mapping.shape == merging.shape == (4, 4, 8) and mapping.dtype == merging.dtype == np.float32
+    for layer, (router, experts) in enumerate(zip(mapping, merging, strict=True)):
+        np.testing.assert_array_equal(router, raw["transfer.[0-1]" if layer < 2 else "others_transfer"])
+        np.testing.assert_array_equal(experts, raw["layers.[0-1]" if layer < 2 else "others"])
+    assert group_layers(mapping, merging) == 2
+    assert genome_of(MADE_UP, 4, 8).router_mapping.shape == (2, 4, 8)
+
+
 @pytest.mark.skipif(not RELEASED, reason="the released coefficient files are not here")
 def test_all_released_files_are_there() -> None:
     assert len(RELEASED) == 22
 
 
-@pytest.mark.parametrize("path", RELEASED, ids=lambda path: path.stem)
-def test_released_files_survive_a_round_trip(path: Path, tmp_path: Path) -> None:
-    mapping, merging = read_coefficients(path, 32, 8)
+@pytest.mark.parametrize(
+    ("path", "layers"), [(MADE_UP, 4), *((path, 32) for path in RELEASED)], ids=lambda value: Path(str(value)).stem
+)
+def test_released_files_survive_a_round_trip(path: Path, layers: int, tmp_path: Path) -> None:
+    mapping, merging = read_coefficients(path, layers, 8)
     retained = int(path.stem.rsplit("_", 1)[1])
-    assert mapping.shape == merging.shape == (32, retained, 8)
+    assert mapping.shape == merging.shape == (layers, retained, 8)
     raw = torch.load(path, weights_only=True)
-    last = raw.get("layers.31", raw["others"]).float().numpy()
-    np.testing.assert_array_equal(merging[31], last)
+    last = raw.get(f"layers.{layers - 1}", raw["others"]).float().numpy()
+    np.testing.assert_array_equal(merging[-1], last)
 
-    genome = genome_of(path, 32, 8)
-    assert genome.space.groups in (1, 4, 32)
+    genome = genome_of(path, layers, 8)
+    assert genome.space.groups in (1, 2, 4, 32)
     again = tmp_path / "again.pth"
     write_coefficients(again, genome)
-    for one, two in zip(read_coefficients(again, 32, 8), (mapping, merging), strict=True):
+    for one, two in zip(read_coefficients(again, layers, 8), (mapping, merging), strict=True):
         np.testing.assert_array_equal(one, two)
-    assert genome_of(again, 32, 8) == genome
+    assert genome_of(again, layers, 8) == genome
 
 
 def test_layers_are_grouped_as_coarsely_as_they_allow() -> None:

@@ -9,9 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import broken_models
 import numpy as np
 import pytest
 import ray
+from broken_models import broken
 
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.files import load_run_config
@@ -27,8 +29,9 @@ from moevolve.workers.worker import EvaluationWorker
 
 pytestmark = pytest.mark.slow
 
-# Workers can't import this file: its classes travel by value.
+# Workers can't import this file, nor labs: what is in them travels by value.
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+ray.cloudpickle.register_pickle_by_value(broken_models)
 
 REASONS = {"dies": "killed its worker 1 times", "raises": "ValueError: a bad candidate", "explodes": "finite"}
 
@@ -44,18 +47,16 @@ class UnluckyWorker(EvaluationWorker):
     """Misbehaves by the candidate's fate."""
 
     def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
-        self._fate = fate(request.edit.phenotype_hash)
-        if self._fate == "dies":
-            os._exit(1)
-        if self._fate == "explodes":
-            edit: Any = request.edit
-            request = replace(request, edit=replace(edit, expert_merging=edit.expert_merging * np.float32(1e30)))
+        match fate(request.edit.phenotype_hash):
+            case "dies":
+                os._exit(1)
+            case "raises":
+                with broken(self.resident.model, ValueError("a bad candidate")):
+                    return super().evaluate(request, splits)
+            case "explodes":
+                edit: Any = request.edit
+                request = replace(request, edit=replace(edit, expert_merging=edit.expert_merging * np.float32(1e30)))
         return super().evaluate(request, splits)
-
-    def _score(self, *args: Any) -> Any:
-        if self._fate == "raises":
-            raise ValueError("a bad candidate")
-        return super()._score(*args)
 
 
 def unlucky_pool(setup: SearchSetup) -> Pool:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from local_workers import Guarded
+
+from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.files import load_run_config, parse_run_config
 from moevolve.search.config.run import RunConfig
-from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.pools.local import LocalPool
+from moevolve.search.pools.local import Evaluator, LocalPool
 from moevolve.search.service.execute import execute
 from moevolve.search.service.launch import register, set_up_new
 from moevolve.search.service.observer import Observer
 from moevolve.store.repository import Store
 from moevolve.workers.config import ALL_SHORTCUTS, Shortcuts
-from moevolve.workers.messages import EvaluationReply
+from moevolve.workers.messages import EvaluationReply, EvaluationRequest
 from moevolve.workers.worker import EvaluationWorker
 
 DEMO = Path(__file__).parents[3] / "configs" / "runs" / "demo.yaml"
@@ -33,29 +35,24 @@ def settings() -> RunConfig:
     return parse_run_config(data, "test")
 
 
-class WatchedPool(LocalPool):
-    """Notes the share of work that was spared of each task."""
-
-    def __init__(self, setup: SearchSetup, reuse_bytes: int, shortcuts: Shortcuts) -> None:
-        config = setup.config
-        model, engine = config.model, config.engine
-        super().__init__(lambda: EvaluationWorker(model, engine, shortcuts, reuse_bytes), setup.all_prepared)
-        self.spared: dict[str, list[float]] = {}
-
-    def poll(self, timeout: float) -> list[EvaluationReply]:
-        replies = super().poll(timeout)
-        for reply in replies:
-            for fingerprint, result in reply.results.items():
-                self.spared.setdefault(self._splits[fingerprint].task, []).append(result.spared)
-        return replies
-
-
 def searched(
     folder: Path, reuse_bytes: int, shortcuts: Shortcuts = ALL_SHORTCUTS
 ) -> tuple[list[Any], dict[str, list[float]]]:
     """All individuals and their evaluations, and the shares spared."""
     setup = set_up_new(settings())
-    pool = WatchedPool(setup, reuse_bytes, shortcuts)
+    model, engine = setup.config.model, setup.config.engine
+    spared: dict[str, list[float]] = {}
+
+    def watching(worker: Evaluator, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
+        reply = worker.evaluate(request, splits)
+        for split in splits:
+            spared.setdefault(split.task, []).append(reply.results[split.fingerprint].spared)
+        return reply
+
+    def make() -> Evaluator:
+        return Guarded(EvaluationWorker(model, engine, shortcuts, reuse_bytes), watching)
+
+    pool = LocalPool(make, setup.all_prepared)
     with Store.open(f"sqlite:///{folder / f'{reuse_bytes}-{shortcuts.draft}'}.db") as store:
         register(setup, store)
         report = execute(setup, store, Observer(), lambda _: pool)
@@ -65,7 +62,7 @@ def searched(
             for one in store.individual(f"{setup.search_id}:{row.index}").evaluations:
                 kept = (one.task, one.split, one.score, one.gold_logprob, one.examples_seen, one.failure)
                 found.append(kept)
-    return found, pool.spared
+    return found, spared
 
 
 def test_the_store_holds_the_same(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from local_workers import local_pool
 from replies import answers, result
-from report_lab import local_pool
 from search_lab import make_lab_setup, run_config
 from typer.testing import CliRunner
 

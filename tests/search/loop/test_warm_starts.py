@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dense_lab import calibrate, search
+from dense_lab import search
+from local_workers import calibrate
 from pydantic import ValidationError
 from search_lab import run_config
 from search_samples import dense_model, mixtral

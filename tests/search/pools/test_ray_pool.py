@@ -12,9 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import broken_models
 import numpy as np
 import pytest
 import ray
+import replies
+from broken_models import broken
+from replies import failure
 
 from moevolve.evaluators.tasks.prepare import prepare_split
 from moevolve.evaluators.tasks.registry import load_task
@@ -30,9 +34,9 @@ from moevolve.workers.worker import EvaluationWorker
 
 pytestmark = pytest.mark.slow
 
-# Workers can't import this file: its classes travel by value.
-ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
+# Workers can't import this file, nor labs: what is in them travels by value.
+for module in (sys.modules[__name__], broken_models, replies):
+    ray.cloudpickle.register_pickle_by_value(module)
 
 CHECKOUT = Path(__file__).parents[3]
 
@@ -49,15 +53,11 @@ class FaultyWorker(EvaluationWorker):
             case "slow":
                 time.sleep(2)
             case "memory":
-                self._score = _out_of_memory  # type: ignore[method-assign, assignment]
+                with broken(self.resident.model, MemoryError("no more")):
+                    return super().evaluate(request, splits)
             case "spec":
-                spec = importlib.util.find_spec("kernels")
-                return EvaluationReply(request.ticket, {}, str(spec), 0.0, "")
+                return failure(request, reason=str(importlib.util.find_spec("kernels")))
         return super().evaluate(request, splits)
-
-
-def _out_of_memory(*arguments: Any) -> None:
-    raise MemoryError("no more")
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from local_workers import local_pool
 from page_checks import check_page, text_of
-from report_lab import KINDS, local_pool
+from report_lab import KINDS
 from search_lab import Stopped, UnrulyPool, run_config, start
 from typer.testing import CliRunner
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from report_lab import local_pool
+from local_workers import local_pool
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import parse_run_config, parse_stored_config
@@ -19,7 +19,6 @@ from moevolve.search.service.launch import register, set_up_new
 from moevolve.search.service.observer import Observer
 from moevolve.search.service.resume import set_up_stored
 from moevolve.store.repository import Store
-from moevolve.workers.worker import EvaluationWorker
 
 
 def change(file: Path, **settings: Any) -> None:
@@ -69,6 +68,11 @@ class Searches:
             execute(setup, opened, Observer(), local_pool)
             return [(row.phenotype_hash, row.fitness, row.tie_break) for row in opened.history(setup.search_id)]
 
+    def measured(self, name: str) -> int:
+        """Evaluations that were made for a search rather than found."""
+        with Store.open(f"sqlite:///{self._folder / 'moevolve'}.db") as store:
+            return sum(cost.evaluations - cost.earlier for cost in store.costs(store.search(name)).splits)
+
 
 @pytest.fixture
 def searches(tiny: Any, tmp_path: Path) -> Searches:
@@ -77,7 +81,7 @@ def searches(tiny: Any, tmp_path: Path) -> Searches:
 
 @pytest.mark.parametrize("edit", [end_at_every_answer, lower_case])
 def test_scores_of_a_changed_checkpoint_are_measured_anew(
-    searches: Searches, in_process: Any, edit: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+    searches: Searches, in_process: Any, edit: Callable[[Path], None]
 ) -> None:
     stale = searches.run("first")
     assert any(fitness > 0 for _, fitness, _ in stale)
@@ -88,7 +92,6 @@ def test_scores_of_a_changed_checkpoint_are_measured_anew(
     assert measured != stale
     assert edit is lower_case or all(fitness == 0 for _, fitness, _ in measured)
 
-    monkeypatch.setattr(EvaluationWorker, "__init__", None)  # nothing is measured
     refused = in_process("evaluate", "first:0", "--task", searches.task, "--split", "search")
     assert refused.returncode == 2
     assert "not the checkpoint that search first ran on" in refused.stderr
@@ -96,9 +99,7 @@ def test_scores_of_a_changed_checkpoint_are_measured_anew(
         set_up_stored(store, "first")
 
 
-def test_a_checkpoint_that_was_only_saved_again_keeps_its_scores(
-    searches: Searches, in_process: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_that_was_only_saved_again_keeps_its_scores(searches: Searches, in_process: Any) -> None:
     def evaluate() -> Any:
         done = in_process("evaluate", "first:0", "--task", searches.task, "--split", "dev", "--json")
         assert done.returncode == 0, done.stderr
@@ -107,9 +108,9 @@ def test_a_checkpoint_that_was_only_saved_again_keeps_its_scores(
     before = searches.run("first")
     measured = evaluate()
     write_again(searches.model)
-    monkeypatch.setattr(EvaluationWorker, "__init__", None)
     assert searches.run("again") == before
-    assert evaluate() == measured
+    assert searches.measured("again") == 0 < searches.measured("first")
+    assert evaluate() == measured, "the seconds that it took, too"
 
 
 def test_a_search_on_a_hub_id_keeps_to_its_commit(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

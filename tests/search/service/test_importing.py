@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -17,17 +16,18 @@ from moevolve.search.genomes.eep.coefficients import read_coefficients
 from moevolve.store.records import UNBOUND
 from moevolve.store.repository import Store
 
-# Of four layers: what two layers share, one layer's own, and what is left over.
-OWNERS = ("[0-1]", "[0-1]", "2", None)
+RELEASE = Path(__file__).parents[2] / "labs" / "eep_release" / "budget_4.pth"
 
 
-def write_released(path: Path, experts: int) -> dict[str, torch.Tensor]:
-    """A file in the form of the EEP authors' release, of two retained experts."""
+def write_released(path: Path, experts: int) -> None:
+    """A file in the form of the EEP authors' release, of two retained experts.
+
+    Of four layers: what two layers share, one layer's own, and what is left over.
+    """
     numbers = torch.Generator().manual_seed(5)
     keys = [f"{kind}.{owner}" for kind in ("layers", "transfer") for owner in ("[0-1]", "2")]
     tensors = {key: torch.rand(2, experts, generator=numbers) for key in (*keys, "others", "others_transfer")}
     torch.save(tensors, path)
-    return tensors
 
 
 @pytest.fixture
@@ -76,13 +76,26 @@ def the_search(folder: Path) -> Any:
         return store.searches()[0].search
 
 
-def test_a_file_in_the_released_form_is_read(tmp_path: Path) -> None:
-    tensors = write_released(tmp_path / "a.pth", experts=8)
-    mapping, merging = read_coefficients(tmp_path / "a.pth", layers=4, experts=8)
-    for layer, owner in enumerate(OWNERS):
-        np.testing.assert_array_equal(merging[layer], tensors["others" if owner is None else f"layers.{owner}"])
-        name = "others_transfer" if owner is None else f"transfer.{owner}"
-        np.testing.assert_array_equal(mapping[layer], tensors[name])
+def test_a_file_that_torch_alone_wrote_is_imported_with_a_config_alone(
+    in_process: Any, config_only: Path, tmp_path: Path
+) -> None:
+    settings = json.loads((config_only / "config.json").read_text())
+    (config_only / "config.json").write_text(json.dumps(settings | {"num_local_experts": 8}))
+    done = in_process("import-eep", RELEASE, "--experts-of", config_only, "--json")
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)
+    assert (row["ref"], row["experts"], row["groups"]) == ("budget_4:0", 4, 2)
+    # Four of eight experts less, three matrices of 16 x 16 each, in four layers; a continuous mapping (4 x 8) more.
+    shown = json.loads(in_process("show", "budget_4:0", "--json").stdout)
+    assert shown["parameters"] == shown["parameters_full"] - 4 * (4 * 3 * 16 * 16 - 4 * 8)
+    assert (shown["experts"], shown["parents"], shown["evaluations"]) == (4, [], [])
+    assert in_process("export", "budget_4:0", tmp_path / "back.pth").returncode == 0
+    given, back = (torch.load(path, weights_only=True) for path in (RELEASE, tmp_path / "back.pth"))
+    assert list(back) == ["layers.[0-1]", "others", "transfer.[0-1]", "others_transfer"]
+    for merging, mapping in (("layers.[0-1]", "transfer.[0-1]"), ("others", "others_transfer")):
+        # New experts are interchangeable: those of a group have no order.
+        rows = [sorted(torch.cat([each[merging], each[mapping]], dim=1).tolist()) for each in (given, back)]
+        assert rows[0] == rows[1]
 
 
 def test_a_config_that_comes_with_the_package_is_enough(in_process: Any, tmp_path: Path) -> None:

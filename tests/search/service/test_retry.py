@@ -21,10 +21,10 @@ class BadDay(UnrulyPool):
 
     kind: FailureKind = "timeout"
 
-    def _reply(self, request: EvaluationRequest) -> EvaluationReply:
+    def reply(self, request: EvaluationRequest) -> EvaluationReply:
         if request.edit.phenotype_hash != "full" and int(request.edit.phenotype_hash[4:8], 16) % 7 == 2:
             return loss(request, self.kind, "outran its time 3 times")
-        return super()._reply(request)
+        return super().reply(request)
 
 
 MODES: dict[str, dict[str, Any]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import nevergrad as ng
 import numpy as np
 import pytest
 from search_lab import run_config
@@ -134,10 +135,25 @@ def test_one_at_a_time_needs_a_window_of_one() -> None:
     assert len(run(one, resumed_at=20)[0]) == 60
 
 
-def test_an_optimiser_s_own_trouble_names_it() -> None:
-    phase = NevergradPhase(SPACE, 0, PrunePhase(evaluations=4, initial=0), NevergradSection(optimizer="CMA"), 0, 1)
+class Sulking:
+    """An optimiser that asks and won't be told."""
+
+    no_parallelization = False
+
+    def __init__(self, point: Any, budget: int, num_workers: int) -> None:
+        self._point = point
+
+    def ask(self) -> Any:
+        return self._point
+
+    def tell(self, candidate: Any, loss: float) -> None:
+        raise RuntimeError("no more")
+
+
+def test_an_optimiser_s_own_trouble_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ng.optimizers.registry, "Sulking", Sulking)
+    section = NevergradSection(optimizer="Sulking")
+    phase = NevergradPhase(SPACE, 0, PrunePhase(evaluations=4, initial=0), section, 0, 1)
     phase.ask(0, False, None, ())
-    phase._open[0] = "nonsense"
-    member = history_row(0, "prune", 0.5)
-    with pytest.raises(UserError, match="nevergrad:CMA: tell failed"):
-        phase.tell(member)
+    with pytest.raises(UserError, match="nevergrad:Sulking: tell failed: RuntimeError: no more"):
+        phase.tell(history_row(0, "prune", 0.5))

@@ -18,8 +18,10 @@ from moevolve.workers.config import EngineConfig
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.engine.reuse import LayerReuse
 from moevolve.workers.methods.base import Edit, IdentityEdit
+from moevolve.workers.methods.contract import Method, ModelParts
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
+from moevolve.workers.methods.registry import METHODS
 from moevolve.workers.model.resident import ResidentModel
 
 if TYPE_CHECKING:
@@ -133,7 +135,7 @@ def test_an_unfinished_answer_gets_the_layers_that_were_left_out(
     resident: Residents, tiny_tokenizer: PreTrainedTokenizerFast, make_edit_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair = Pair(resident("mixtral"), tiny_tokenizer)
-    forward = pair.reusing._forward
+    forward = pair.reusing.forward
     completed, complete = [], forward.complete
 
     def watched(columns: Any, cache: Any) -> None:
@@ -184,17 +186,31 @@ class Opaque:
     phenotype_hash = "opaque"
 
 
+class Nothing:
+    """Makes such an edit by doing nothing."""
+
+    def __init__(self, parts: ModelParts) -> None:
+        pass
+
+    def apply(self, edit: Edit) -> None:
+        pass
+
+    def revert(self) -> None:
+        pass
+
+
 def test_what_does_not_tell_its_layers_apart_runs_whole(
     resident: Residents, tiny_tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = resident("mixtral")
-    monkeypatch.setattr(model, "_applied", Opaque())
-    assert model.layer_keys() is None
+    monkeypatch.setitem(METHODS, Opaque, Method(edit=Opaque, applicator=Nothing))
     pair = Pair(model, tiny_tokenizer)
     split = split_of()
-    expected = pair.plain.text_logprobs(split)
-    for _ in range(2):
-        np.testing.assert_array_equal(pair.reusing.text_logprobs(split), expected)
+    with model.edited(Opaque()):
+        assert model.layer_keys() is None
+        expected = pair.plain.text_logprobs(split)
+        for _ in range(2):
+            np.testing.assert_array_equal(pair.reusing.text_logprobs(split), expected)
     assert pair.reuse.work == 0
 
 

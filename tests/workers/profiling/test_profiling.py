@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Self
 
 import pytest
+from canned_profilee import CannedProfilees
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.profiling import run as profiling
 from moevolve.workers.profiling.checkpoints import check_folder
 from moevolve.workers.profiling.messages import (
     FailureReply,
-    LoadReply,
     LoadRequest,
     MeasureReply,
     MeasureRequest,
@@ -63,21 +59,9 @@ def test_rates_are_of_the_median() -> None:
     assert batch.decode_rate == 4 * 5 / 2.5
 
 
-def test_two_models_take_turns_in_processes_of_their_own(
-    checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[str, int]] = []
-    measure = profiling._Process.measure
-
-    def spy(self: profiling._Process, request: MeasureRequest) -> MeasureReply:
-        asked.append((self.model.label, request.batch_size))
-        return measure(self, request)
-
-    monkeypatch.setattr(profiling._Process, "measure", spy)
+def test_two_models_are_measured_in_processes_of_their_own(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
     models = [ProfiledModel(name, str(checkpoint(name))) for name in ("mixtral", "llama")]
     report = profile_models(models, SETTINGS, tmp_path)
-    turns = ["mixtral", "llama", "mixtral", "llama", "llama", "mixtral", "mixtral", "llama"]
-    assert asked == [(label, 1) for label in turns] + [(label, 3) for label in turns]
     assert [model.label for model in report.models] == ["mixtral", "llama"]
     assert report.reference.label == "mixtral"
     for model in report.models:
@@ -90,60 +74,47 @@ def test_two_models_take_turns_in_processes_of_their_own(
     assert not list(tmp_path.glob("tmp*")), "the warm-up's model is gone"
 
 
-class _Canned:
-    """Stands for a process; writes down what happens to it."""
-
-    events: ClassVar[list[str]] = []
-
-    def __init__(self, model: ProfiledModel, folder: Path) -> None:
-        self.model = model
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.events.append(f"end {self.model.label}")
-
-    def load(self, settings: ProfileSettings) -> LoadReply:
-        self.events.append(f"load {self.model.label}")
-        return LoadReply(10, 5, 40, 8, 2, "llama", "float32", "cpu", "CPU", 1, "sdpa", "None")
-
-    def measure(self, request: MeasureRequest) -> MeasureReply:
-        self.events.append(f"{self.model.label} {request.batch_size}")
-        peak = None if self.model.label == "b" and request.batch_size == 3 else 100 + len(self.events)
-        return MeasureReply(2.0, 1.0, peak)
+@pytest.fixture
+def canned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CannedProfilees:
+    (tmp_path / "canned").mkdir()
+    return CannedProfilees(monkeypatch, tmp_path / "canned")
 
 
-def test_apart_holds_one_model_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiling, "_Process", _Canned)
-    monkeypatch.setattr(_Canned, "events", [])
+def test_models_take_turns(canned: CannedProfilees, tmp_path: Path) -> None:
+    profile_models([ProfiledModel("a", "one"), ProfiledModel("b", "two")], SETTINGS, tmp_path)
+    loads, turns = canned.events[:2], canned.events[2:]
+    assert [event.partition(", pid")[0] for event in loads] == ["one loads beside 0", "two loads beside 1"]
+    order = ["one", "two", "one", "two", "two", "one", "one", "two"]
+    assert turns == [f"{name} 1" for name in order] + [f"{name} 3" for name in order]
+
+
+def test_apart_holds_one_model_at_a_time(canned: CannedProfilees, tmp_path: Path) -> None:
     models = [ProfiledModel("a", "one"), ProfiledModel("b", "two")]
     report = profile_models(models, replace(SETTINGS, repeats=1, apart=True), tmp_path)
-    assert _Canned.events == [
-        "load a",
-        *["a 1"] * 2,
-        *["a 3"] * 2,
-        "end a",
-        "load b",
-        *["b 1"] * 2,
-        *["b 3"] * 2,
-        "end b",
+    assert [event.partition(", pid")[0] for event in canned.events] == [
+        "one loads beside 0",
+        *["one 1"] * 2,
+        *["one 3"] * 2,
+        "two loads beside 0",
+        *["two 1"] * 2,
+        *["two 3"] * 2,
     ]
+    # The peak is that of the run that counts: events 3 and 5 of the log, then 8.
     assert [batch.peak_bytes for batch in report.models[0].batches] == [103, 105]
-    assert [batch.peak_bytes for batch in report.models[1].batches] == [109, None]
+    assert [batch.peak_bytes for batch in report.models[1].batches] == [108, None]
     assert report.models[1].flops == 10
     assert report.models[1].batches[1].prefill_rate == 3 * 6 / 2
 
 
-def test_a_killed_process_and_one_that_cannot_load(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
-    with profiling._Process(ProfiledModel("mine", str(checkpoint("llama"))), tmp_path) as process:
-        os.kill(process._process.pid, signal.SIGKILL)
-        with pytest.raises(ProfileError, match="mine: its process was killed"):
-            process.load(SETTINGS)
-    with profiling._Process(ProfiledModel("gone", str(tmp_path / "gone")), tmp_path) as process:
-        with pytest.raises(UserError, match=r"gone: it doesn't load") as caught:
-            process.load(SETTINGS)
-        assert "\n" not in str(caught.value)
+def test_a_killed_process_is_named(canned: CannedProfilees, tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match="mine: its process was killed"):
+        profile_models([ProfiledModel("mine", "to be killed")], SETTINGS, tmp_path)
+
+
+def test_a_model_that_does_not_load_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"gone: it doesn't load") as caught:
+        profile_models([ProfiledModel("gone", str(tmp_path / "gone"))], SETTINGS, tmp_path)
+    assert "\n" not in str(caught.value)
 
 
 def test_folders_that_are_no_checkpoints(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:

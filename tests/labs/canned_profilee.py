@@ -1,0 +1,74 @@
+"""Stands for `moevolve.workers.profiling.process`: speaks its protocol, holds no model, writes down what it is asked.
+
+`CannedProfilees` starts this file in the place of the profiler's processes. Every one appends lines to one log: the
+model's path and what was asked of it. A path that ends in `killed` is of a process that is killed when it should load.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from moevolve.workers.profiling.messages import LoadReply, LoadRequest, MeasureReply, MeasureRequest, from_line, to_line
+
+LOADED = LoadReply(10, 5, 40, 8, 2, "llama", "float32", "cpu", "CPU", 1, "sdpa", "None")
+
+
+class CannedProfilees:
+    """Puts this file where the profiler finds Python.
+
+    Attributes:
+        log: what all of them were asked, in order.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch, folder: Path) -> None:
+        self.log = folder / "asked.log"
+        self.log.touch()
+        python = folder / "python"
+        python.write_text(f"#!/bin/sh\nexec {shlex.join([sys.executable, '-P', __file__, str(self.log)])}\n")
+        python.chmod(0o755)
+        patch.setattr(sys, "executable", str(python))
+
+    @property
+    def events(self) -> list[str]:
+        return self.log.read_text().splitlines()
+
+
+def main(log: Path) -> None:
+    name = ""
+    for line in sys.stdin:
+        request, before = from_line(line), log.read_text().splitlines()
+        if isinstance(request, LoadRequest):
+            name = request.path
+            if name.endswith("killed"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            others = sum(_runs(int(event.split()[-1])) for event in before if "loads" in event)
+            event = f"{name} loads beside {others}, pid {os.getpid()}"
+            reply: LoadReply | MeasureReply = LoadReply(
+                10, 5, 40, 8, 2, "llama", "float32", "cpu", "CPU", 1, "sdpa", "-"
+            )
+        else:
+            assert isinstance(request, MeasureRequest)
+            event = f"{name} {request.batch_size}"
+            unknown = name == "two" and request.batch_size == 3
+            reply = MeasureReply(2.0, 1.0, None if unknown else 101 + len(before))
+        with log.open("a") as file:
+            file.write(f"{event}\n")
+        print(to_line(reply), end="", flush=True)
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
