@@ -53,7 +53,8 @@ MADE_UP_ROWS = {
     "rte": (
         "RTE",
         (
-            "The harbour of Brill was deepened in 1902, after two ships had run aground.\nTwo ships ran aground at Brill.\n"
+            "The harbour of Brill was deepened in 1902, after two ships had run aground.\n"
+            "Two ships ran aground at Brill.\n"
             "Is the sentence below entailed by the sentence above?\nA. Yes\nB. No\nAnswer:"
         ),
         "ABAB",
