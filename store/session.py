@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -210,15 +211,13 @@ def chunks(values: Sequence[T]) -> Iterator[Sequence[T]]:
         yield values[start : start + CHUNK]
 
 
-HEAD = "moevolve_v1"
-"""The revision this software writes; a test compares it with the migrations' own head."""
 VERSION_TABLE = "alembic_version"
 # Any number will do, as long as it is always the same: it keeps two processes from building one store at once.
 _LOCK = 7_026_112_437
 
 
 def prepare(engine: Engine, create: bool) -> None:
-    """Brings the database behind `engine` to revision `HEAD`.
+    """Brings the database behind `engine` to the revision that this software writes.
 
     Raises:
         StoreError: it isn't a store and may not become one, or its revision is unknown; nothing was changed then.
@@ -226,16 +225,24 @@ def prepare(engine: Engine, create: bool) -> None:
     where = str(file_of(engine.url) or without_password(engine.url))
     with transaction(engine) as connection:
         revision = _revision(connection, where, create)
-    if revision == HEAD:
+    if revision == newest_revision():
         return
     use_wal(engine)
     with transaction(engine, write=True) as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
         # Somebody else may have built it between the two transactions.
-        if _revision(connection, where, create) != HEAD:
-            command.upgrade(alembic_config(connection), HEAD)
+        if _revision(connection, where, create) != newest_revision():
+            command.upgrade(alembic_config(connection), newest_revision())
             describe_typical(connection)
+
+
+@cache
+def newest_revision() -> str:
+    """The revision this software writes: the head of the migrations."""
+    head = ScriptDirectory.from_config(alembic_config()).get_current_head()
+    assert head is not None
+    return head
 
 
 def alembic_config(connection: Connection | None = None) -> Config:
@@ -260,12 +267,10 @@ def _revision(connection: Connection, where: str, create: bool) -> str | None:
             "use a database of its own"
         )
     found = [str(row[0]) for row in connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}"))]
-    if found == [HEAD]:
-        return HEAD
     known = {script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()}
     if len(found) == 1 and found[0] in known:
         return found[0]
     raise StoreError(
-        f"{where} has schema version {', '.join(found) or 'none'}, which this moevolve (up to {HEAD}) does not know; "
-        "open it with the version that made it, or use another database"
+        f"{where} has schema version {', '.join(found) or 'none'}, which this moevolve (up to {newest_revision()}) "
+        "does not know; open it with the version that made it, or use another database"
     )
