@@ -76,8 +76,11 @@ class EngineConfig:
     products: Products = "auto"
 
     def __post_init__(self) -> None:
-        if self.max_prompt_tokens is not None and self.tail_tokens >= self.max_prompt_tokens:
-            raise ValueError(f"tail_tokens {self.tail_tokens} must be below max_prompt_tokens {self.max_prompt_tokens}")
+        tail, limit = self.tail_tokens, self.max_prompt_tokens
+        if tail < 0 or (limit is not None and tail >= limit):
+            raise ValueError(
+                f"tail_tokens {tail} must be {'0 or more' if tail < 0 else f'below max_prompt_tokens {limit}'}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

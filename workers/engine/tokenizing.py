@@ -45,13 +45,8 @@ def tokenize_split(
         bos: token to begin every prompt with where the tokenizer doesn't put it there itself.
 
     Raises:
-        UserError: a prompt has no tokens, or the truncation's settings contradict each other.
+        UserError: a prompt has no tokens.
     """
-    limit, tail = config.max_prompt_tokens, config.tail_tokens
-    if limit is not None and not 0 <= tail < limit:
-        raise UserError(
-            f"engine.tail_tokens is {tail}: give 0 or more, and less than engine.max_prompt_tokens, which is {limit}"
-        )
     prompts = _encode(tokenizer, [example.prompt for example in split.examples])
     pairs = [
         (i, answer)
