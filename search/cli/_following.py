@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import moevolve
 from moevolve.search.cli._console import errors, print_json, told_in_a_line
-from moevolve.search.cli._final_table import print_standings
 from moevolve.search.cli._options import (
     DEFAULT_STORE,
     AddressOption,
@@ -18,7 +17,8 @@ from moevolve.search.cli._options import (
     SearchArgument,
     StoreOption,
 )
-from moevolve.search.cli._progress import watch
+from moevolve.search.cli.output.final_table import print_standings
+from moevolve.search.cli.output.progress import watch
 from moevolve.store.session import without_password
 
 if TYPE_CHECKING:

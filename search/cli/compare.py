@@ -13,7 +13,7 @@ import moevolve
 from moevolve.search.cli._console import print_json, told_in_a_line
 from moevolve.search.cli._following import INTERRUPTED
 from moevolve.search.cli._options import AddressOption, JsonOption, NewStoreOption
-from moevolve.search.cli._progress import line_observer
+from moevolve.search.cli.output.progress import line_observer
 
 if TYPE_CHECKING:
     from moevolve import Comparison, Observer
@@ -40,7 +40,7 @@ def compare(
     with told_in_a_line(f"{INTERRUPTED}, {hint}", moevolve.PoolError, hint):
         rows = moevolve.compare(comparison, observer=_watch(comparison))
     # Not sooner: it loads what comparisons are made with.
-    from moevolve.search.cli._comparison_tables import print_tables, write_csv, write_markdown
+    from moevolve.search.cli.output.comparison import print_tables, write_csv, write_markdown
 
     if csv is not None:
         write_csv(rows, csv)

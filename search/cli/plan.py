@@ -75,7 +75,7 @@ def plan(
         print_json(found[0] if len(found) == 1 else found)
         return
     # Not sooner: it loads what estimates are made with.
-    from moevolve.search.cli._plan_output import print_plan, print_summary
+    from moevolve.search.cli.output.plan import print_plan, print_summary
 
     if len(estimates) > 1:
         print_summary(estimates)

@@ -12,7 +12,7 @@ import typer
 import moevolve
 from moevolve.search.cli._console import errors, print_json, told_in_a_line
 from moevolve.search.cli._options import DEFAULT_STORE, JsonOption, ModelOption, StoreOption
-from moevolve.search.cli._profile_output import print_profile
+from moevolve.search.cli.output.profile import print_profile
 
 
 def profile(

@@ -20,8 +20,8 @@ from typer.testing import CliRunner, Result
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.tasks.prepare import prepare_split
 from moevolve.evaluators.tasks.registry import load_task
-from moevolve.search.cli._final_table import print_standings
 from moevolve.search.cli.app import app
+from moevolve.search.cli.output.final_table import print_standings
 from moevolve.search.config.files import load_run_config
 from moevolve.search.loop.standings import Standings
 from moevolve.search.service.launch import register

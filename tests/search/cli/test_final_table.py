@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from moevolve.search.cli._final_table import print_standings
+from moevolve.search.cli.output.final_table import print_standings
 from moevolve.search.loop.standings import Contestant, Score, Standings
 
 STORE = "postgresql://ada:secret@host/moevolve?connect_timeout=5"

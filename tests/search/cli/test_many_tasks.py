@@ -14,8 +14,8 @@ from local_workers import local_pool
 from typer.testing import CliRunner
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.cli._final_table import print_standings
 from moevolve.search.cli.app import app
+from moevolve.search.cli.output.final_table import print_standings
 from moevolve.search.config.files import load_run_config, parse_run_config
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.loop.standings import Standings

@@ -17,7 +17,7 @@ from replies import failure, loss
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
-from moevolve.search.cli._comparison_tables import print_tables, write_csv, write_markdown
+from moevolve.search.cli.output.comparison import print_tables, write_csv, write_markdown
 from moevolve.search.compare.config import Comparison, load_comparison
 from moevolve.search.compare.rows import ComparisonRow, comparison_rows, with_tests
 from moevolve.search.compare.run import run_comparison

@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit, Split
-from moevolve.search.cli._final_table import print_standings
 from moevolve.search.cli.app import app
+from moevolve.search.cli.output.final_table import print_standings
 from moevolve.search.compare.config import load_comparison
 from moevolve.search.compare.rows import comparison_rows
 from moevolve.search.compare.run import run_comparison

@@ -14,24 +14,24 @@ if TYPE_CHECKING:
     from moevolve.search.estimate.timing import Range
 
 
-def span_text(found: Range, text: Callable[[float], str]) -> str:
+def _span_text(found: Range, text: Callable[[float], str]) -> str:
     least, most = text(found.least), text(found.most)
     return least if least == most else f"{least} - {most}"
 
 
-def seconds_text(value: float) -> str:
+def _seconds_text(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:,.0f}"
 
 
-def rate_text(value: float) -> str:
+def _rate_text(value: float) -> str:
     return f"{value:.3f}" if value < 1 else f"{value:.1f}"
 
 
-def hours_text(value: float) -> str:
+def _hours_text(value: float) -> str:
     return f"{value:.2f}" if value < 1 else f"{value:,.1f}"
 
 
-def operations_text(flops: float) -> str:
+def _operations_text(flops: float) -> str:
     for unit, name in ((1e15, "P"), (1e12, "T"), (1e9, "G")):
         if flops >= unit:
             return f"{flops / unit:,.2f} {name}"
@@ -51,7 +51,7 @@ def print_plan(report: Estimate, comparisons: Sequence[MeasuredEstimate]) -> Non
                 f"{size.experts}, {size.active} active" if size.experts else "-",
                 "-" if size.parameters is None else millions(size.parameters),
                 millions(size.active_parameters),
-                operations_text(size.token_flops),
+                _operations_text(size.token_flops),
             ]
             for size in report.sizes
         ],
@@ -91,7 +91,7 @@ def _print_work(report: Estimate) -> None:
     )
     for kind, flops in report.flops:
         output.print(
-            f"FLOPs per evaluation ({kind}): {span_text(flops, operations_text)}",
+            f"FLOPs per evaluation ({kind}): {_span_text(flops, _operations_text)}",
             markup=False,
             highlight=False,
             soft_wrap=True,
@@ -107,14 +107,16 @@ def _print_devices(report: Estimate) -> None:
         fits = estimate.fits[where] + (
             f"\n{other}: {estimate.fits[other]}" if other and estimate.placement.memory else ""
         )
-        per_phase = "\n".join(f"{p.kind}: {span_text(p.scoring, seconds_text)}{_edit(p.edit)}" for p in estimate.phases)
+        per_phase = "\n".join(
+            f"{p.kind}: {_span_text(p.scoring, _seconds_text)}{_edit(p.edit)}" for p in estimate.phases
+        )
         rows.append(
             [
                 f"{estimate.placement.workers:g} x {estimate.placement.device.name}",
                 fits,
                 per_phase,
-                span_text(estimate.rate, rate_text),
-                span_text(estimate.hours, hours_text),
+                _span_text(estimate.rate, _rate_text),
+                _span_text(estimate.hours, _hours_text),
             ]
         )
     named = f" (originals: {originals})" if len(report.memory) > 1 else ""
@@ -142,9 +144,9 @@ def _print_comparisons(comparisons: Sequence[MeasuredEstimate]) -> None:
             [
                 *(c.device, c.task, c.split, f"{c.evaluations:,}"),
                 *(
-                    span_text(c.estimated, seconds_text),
-                    seconds_text(c.measured),
-                    span_text(c.ratio, lambda x: f"{x:.2f}"),
+                    _span_text(c.estimated, _seconds_text),
+                    _seconds_text(c.measured),
+                    _span_text(c.ratio, lambda x: f"{x:.2f}"),
                 ),
             ]
             for c in comparisons
@@ -153,7 +155,7 @@ def _print_comparisons(comparisons: Sequence[MeasuredEstimate]) -> None:
 
 
 def _edit(seconds: float | None) -> str:
-    return " + ?" if seconds is None else f" + {seconds_text(seconds)}"
+    return " + ?" if seconds is None else f" + {_seconds_text(seconds)}"
 
 
 def print_summary(reports: Sequence[Estimate]) -> None:
@@ -186,9 +188,9 @@ def _row(report: Estimate) -> list[str]:
         ),
         bytes_text(here.device),
         "-" if there is None else f"{bytes_text(there.device)}\n+ {bytes_text(there.host)}",
-        operations_text(report.flops[-1][1].most),
+        _operations_text(report.flops[-1][1].most),
     ]
     for estimate in report.devices:
-        rate, hours = span_text(estimate.rate, rate_text), span_text(estimate.hours, hours_text)
+        rate, hours = _span_text(estimate.rate, _rate_text), _span_text(estimate.hours, _hours_text)
         cells.append(f"{rate}\n{hours}")
     return cells
