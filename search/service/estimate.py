@@ -11,9 +11,8 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import as_override, as_run_config
 from moevolve.search.config.models import find_model
 from moevolve.search.config.run import RunConfig
-from moevolve.search.estimate import estimate as estimating
 from moevolve.search.estimate.devices import GPU_UTILISATION, Device, Utilisation, find_gpus
-from moevolve.search.estimate.estimate import DeviceEstimate, Estimate, EstimateRequest
+from moevolve.search.estimate.estimate import DeviceEstimate, Estimate, EstimateRequest, estimate
 from moevolve.search.estimate.measured import MeasuredEstimate
 from moevolve.search.estimate.workload import Prompts
 from moevolve.search.service.data import as_data
@@ -59,7 +58,7 @@ def estimate_run(
         gpus = None if cpu else DEFAULT_GPUS
     devices: tuple[Device, ...] = () if gpus is None else find_gpus(gpus)
     prompts = _prompts(prompt_tokens, new_tokens, examples)
-    return estimating.estimate(EstimateRequest(config, devices, cpu, prompts, _utilisation(utilisation)))
+    return estimate(EstimateRequest(config, devices, cpu, prompts, _utilisation(utilisation)))
 
 
 def _settings(
@@ -109,8 +108,8 @@ def notes(report: Estimate) -> list[str]:
             "to its last token"
         ),
     ]
-    for estimate in report.devices:
-        placement, device, used = estimate.placement, estimate.placement.device, estimate.placement.utilisation
+    for one in report.devices:
+        placement, device, used = one.placement, one.placement.device, one.placement.utilisation
         if device.memory:
             found.append(
                 f"{device.name} ({device.title}): assumed are {used.compute:.0%} of "
@@ -124,16 +123,16 @@ def notes(report: Estimate) -> list[str]:
                 f"copying {device.bandwidth / 1e9:.1f} GB/s, {1e3 * device.layer_seconds:.2f} ms per layer; passes are "
                 f"assumed to get {used.compute:.0%} of the first"
             )
-    if any(phase.edit is None for estimate in report.devices for phase in estimate.phases):
+    if any(phase.edit is None for one in report.devices for phase in one.phases):
         found.append(
             f"making a {report.config.genome.kind} candidate of the resident model takes time that isn't counted"
         )
-    busy = min((estimate.placement.workers for estimate in report.devices), default=report.config.workers.count)
+    busy = min((one.placement.workers for one in report.devices), default=report.config.workers.count)
     if busy < report.config.workers.count:
         found.append(
             f"the run's window, or this machine's cores, keep {busy:g} of {report.config.workers.count} workers busy"
         )
-    if any(not estimate.placement.device.memory for estimate in report.devices):
+    if any(not one.placement.device.memory for one in report.devices):
         found.append("on a CPU, device and host are the same memory")
     used_host = report.memory.get(report.config.model.originals)
     if used_host is not None and used_host.loading:
@@ -184,8 +183,8 @@ def _(report: Estimate) -> dict[str, Any]:
     }
 
 
-def _device_data(estimate: DeviceEstimate) -> dict[str, Any]:
-    placement = estimate.placement
+def _device_data(one: DeviceEstimate) -> dict[str, Any]:
+    placement = one.placement
     return {
         "name": placement.device.name,
         "title": placement.device.title,
@@ -197,10 +196,10 @@ def _device_data(estimate: DeviceEstimate) -> dict[str, Any]:
         "layer_seconds": placement.device.layer_seconds,
         "memory_bytes": placement.memory or None,
         "utilisation": as_data(placement.utilisation),
-        "fits": as_data(estimate.fits),
-        "phases": as_data(estimate.phases),
-        "evaluations_per_second": as_data(estimate.rate),
-        "hours": as_data(estimate.hours),
+        "fits": as_data(one.fits),
+        "phases": as_data(one.phases),
+        "evaluations_per_second": as_data(one.rate),
+        "hours": as_data(one.hours),
     }
 
 
