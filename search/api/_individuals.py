@@ -302,9 +302,11 @@ def import_eep(
         UserError: a file can't be read or doesn't fit the model.
         StoreError: the store can't be opened.
     """
-    from moevolve.search.service.import_eep import import_files
+    from moevolve.search.service.import_eep import read_files, store_files
 
-    return import_files([Path(file) for file in files], experts_of, active, router_space, store)
+    read = read_files([Path(file) for file in files], experts_of, active, router_space)
+    with store_of(store, create=True) as opened:
+        return store_files(opened, read)
 
 
 def plot(search: str, path: str | Path, *, store: str | Store, individual: str | None = None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,16 +39,16 @@ class Imported:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ready:
+class ReadFile:
+    """One coefficient file as a search that is yet to be stored."""
+
     path: Path
     config: StoredConfig
     genome: EepGenome
 
 
-def import_files(
-    files: Sequence[Path], experts_of: str, active: int | None, router_space: RouterSpace, store: Store | str
-) -> list[Imported]:
-    """Read every file first, then store them all; a bad file leaves the store untouched.
+def read_files(files: Sequence[Path], experts_of: str, active: int | None, router_space: RouterSpace) -> list[ReadFile]:
+    """Read every file, before there need be a store: a bad one leaves it untouched.
 
     Args:
         files: coefficient files.
@@ -57,25 +56,30 @@ def import_files(
             or run configuration that names the model.
         active: experts per token; None keeps the model's, at most n'.
         router_space: how the router mappings are meant; the authors' are of the probabilities.
-        store: where to: an open store, or the URL of one, which is made if need be.
 
     Weights aren't needed; whatever needs them later says which they are (`weights`).
 
     Raises:
         UserError: a file can't be read or doesn't fit the model.
-        StoreError: the store can't be opened, or a search of that name exists.
     """
     model, engine = _model_of(experts_of)
     model = pinned(model)
     facts = facts_with_or_without(model)
-    ready = [_read(path, model, engine, facts, active, router_space) for path in files]
-    with Store.open(store) if isinstance(store, str) else nullcontext(store) as opened:
-        taken = {summary.search.name for summary in opened.searches()}
-        for item in ready:
-            if item.config.name in taken:
-                raise UserError(f"{item.path}: search {item.config.name} exists in the store already")
-            taken.add(item.config.name)
-        return [_store(opened, item, facts) for item in ready]
+    return [_read(path, model, engine, facts, active, router_space) for path in files]
+
+
+def store_files(store: Store, read: Sequence[ReadFile]) -> list[Imported]:
+    """Store all that was read, or nothing.
+
+    Raises:
+        UserError: a search of that name exists.
+    """
+    taken = {summary.search.name for summary in store.searches()}
+    for item in read:
+        if item.config.name in taken:
+            raise UserError(f"{item.path}: search {item.config.name} exists in the store already")
+        taken.add(item.config.name)
+    return [_store(store, item) for item in read]
 
 
 def _model_of(experts_of: str) -> tuple[ModelConfig, EngineConfig]:
@@ -92,7 +96,7 @@ def _read(
     facts: ModelFacts,
     active: int | None,
     router_space: RouterSpace,
-) -> _Ready:
+) -> ReadFile:
     mapping, merging = read_coefficients(path, len(facts.moe_layers), facts.experts)
     retained, groups = int(mapping.shape[1]), group_layers(mapping, merging)
     if active is not None and active > retained:
@@ -102,15 +106,14 @@ def _read(
     firsts = [space.layer_groups.index(group) for group in range(space.groups)]
     name = re.sub(r"[^A-Za-z0-9._-]", "-", path.stem).lstrip("._-") or "import"
     config = StoredConfig(name=name, model=model, genome=section, engine=engine)
-    return _Ready(path, config, EepGenome(space, mapping[firsts], merging[firsts]))
+    return ReadFile(path, config, EepGenome(space, mapping[firsts], merging[firsts]))
 
 
-def _store(store: Store, item: _Ready, facts: ModelFacts) -> Imported:
-    search_id = new_search_id()
-    description = item.genome.space.describe(item.genome)
-    store.create_search(search_record(item.config, search_id, facts.fingerprint), [])
+def _store(store: Store, item: ReadFile) -> Imported:
+    search_id, space = new_search_id(), item.genome.space
+    description = space.describe(item.genome)
+    store.create_search(search_record(item.config, search_id, space.facts.fingerprint), [])
     individual = individual_record(0, "import", Offspring(item.genome, "import-eep", ()), description, depth=0)
     store.record(search_id, individuals=[individual])
     store.set_status(search_id, "finished", f"imported from {item.path.name}")
-    space = item.genome.space
     return Imported(f"{item.config.name}:0", item.path, space.retained, space.groups, description.summary)

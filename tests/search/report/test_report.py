@@ -258,15 +258,16 @@ def _evaluations(folder: Path) -> int:
 def test_imported_coefficients_are_reported(tiny: Any, tmp_path: Path) -> None:
     from moevolve.search.genomes.eep.coefficients import write_coefficients
     from moevolve.search.genomes.eep.genome import EepGenome
-    from moevolve.search.service.import_eep import import_files
+    from moevolve.search.service.import_eep import read_files, store_files
 
     url = f"sqlite:///{tmp_path / 'store.db'}"
     run = load_run_config(tiny.write_run(tmp_path / "r.yaml", "any"))
     space = set_up_new(run).space
     matrices = np.random.default_rng(0).random((2, 2, 4)).astype(np.float32)
     write_coefficients(tmp_path / "c.pth", EepGenome(space, matrices, matrices))
-    (imported,) = import_files([tmp_path / "c.pth"], str(tiny.model), None, "probs", url)
+    read = read_files([tmp_path / "c.pth"], str(tiny.model), None, "probs")
     with Store.open(url) as store:
+        (imported,) = store_files(store, read)
         contents = gather(store, imported.ref.rpartition(":")[0])
         _, text = page_of(contents)
     assert "This search has no tasks" in text and contents.counts["planned"] is None
