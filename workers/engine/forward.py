@@ -19,8 +19,8 @@ from moevolve.workers.engine.batches import Batcher
 from moevolve.workers.engine.columns import Attention, Columns, Layout
 from moevolve.workers.engine.lean import lean_blocks
 from moevolve.workers.engine.packed_attention import packed, packs
-from moevolve.workers.engine.reuse import LayerReuse, passed_over
-from moevolve.workers.model.resident import decoder_layers
+from moevolve.workers.engine.reuse import LayerReuse
+from moevolve.workers.families.decoder import decoder_layers, passed_over
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -8,7 +8,7 @@ again.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from moevolve.workers.engine.layer_states import LayerStates
-from moevolve.workers.model.resident import decoder_layers
+from moevolve.workers.families.decoder import decoder_layers, passed_over
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -117,34 +117,6 @@ class LayerReuse:
             yield
         finally:
             handle.remove()
-
-
-@contextmanager
-def passed_over(layers: Sequence[nn.Module], state: Tensor | None = None) -> Iterator[None]:
-    """For the length of a `with` block, let layers hand on what they are given instead of running.
-
-    Args:
-        layers: of a decoder, one after the other.
-        state: what the last of them hands on instead, if given.
-    """
-    before = [layer.__dict__.get("forward") for layer in layers]
-    try:
-        for i, layer in enumerate(layers):
-            layer.forward = _hand_on(state if i == len(layers) - 1 else None)
-        yield
-    finally:
-        for layer, forward in zip(layers, before, strict=True):
-            if forward is None:
-                layer.__dict__.pop("forward", None)
-            else:
-                layer.forward = forward
-
-
-def _hand_on(state: Tensor | None) -> Callable[..., Tensor]:
-    def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return hidden_states if state is None else state
-
-    return forward
 
 
 def _place(*columns: Tensor) -> bytes:

@@ -31,7 +31,7 @@ class Edit(Protocol):
 
 
 @runtime_checkable
-class LayeredEdit(Protocol):
+class LayeredEdit(Edit, Protocol):
     """An edit that can tell what it does layer by layer."""
 
     @property

@@ -41,6 +41,7 @@ class ModelParts:
         dense_layers: its dense feed-forward networks, in order of depth.
         device: where the model runs, when it isn't spread over several devices.
         on_host: whether the original experts stay in host memory.
+        applicator: the applicator of another kind of edits, for one that stands on it.
     """
 
     model: PreTrainedModel = field(repr=False)
@@ -48,6 +49,7 @@ class ModelParts:
     dense_layers: tuple[DenseLayer, ...] = field(repr=False)
     device: torch.device
     on_host: bool
+    applicator: Callable[[type], Applicator] = field(repr=False)
 
 
 class Resident(Protocol):

@@ -13,6 +13,7 @@ from moevolve.workers.methods.contract import Calibrator, Exporter, Method, Modu
 from moevolve.workers.methods.eep.method import EEP
 from moevolve.workers.methods.factorllm.method import FACTORLLM
 from moevolve.workers.methods.nanomoe.method import NANOMOE
+from moevolve.workers.methods.repair.method import REPAIR
 from moevolve.workers.methods.tomoe.method import TOMOE
 
 METHODS: dict[type, Method] = {
@@ -22,6 +23,7 @@ METHODS: dict[type, Method] = {
         NANOMOE,
         FACTORLLM,
         TOMOE,
+        REPAIR,
     )
 }
 """Methods by the type of edit."""

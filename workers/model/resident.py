@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from moevolve.workers.config import ModelConfig
+from moevolve.workers.families.decoder import decoder_layers
 from moevolve.workers.families.layers import DenseLayer, MoELayer, find_dense_layers, find_moe_layers
 from moevolve.workers.methods.base import Edit, IdentityEdit, LayeredEdit, Tokens
 from moevolve.workers.methods.contract import Applicator, ExpertsOwner, ModelParts
@@ -54,6 +55,7 @@ class ResidentModel:
             find_dense_layers(model),
             device,
             on_host=config.originals == "host",
+            applicator=self._applicator,
         )
         self._applicators: dict[type, Applicator] = {}
         if self.layers:
@@ -182,10 +184,3 @@ class ResidentModel:
         """Run one sequence by itself, up to the output layer, for what hooks see of it; call it in inference mode."""
         decoder = self.model.get_decoder()
         decoder(input_ids=torch.tensor([tokens], device=self.device), use_cache=False)
-
-
-def decoder_layers(model: PreTrainedModel) -> tuple[nn.Module, ...]:
-    """The decoder's layers in the order in which they run; empty where that isn't known."""
-    layers = getattr(model.get_decoder(), "layers", None)
-    known = isinstance(layers, nn.ModuleList) and len(layers) == getattr(model.config, "num_hidden_layers", None)
-    return tuple(layers) if known and layers is not None else ()

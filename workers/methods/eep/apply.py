@@ -15,6 +15,7 @@ from moevolve.workers.methods.base import Edit
 from moevolve.workers.methods.contract import ModelParts, host_tensor
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.experts import LayerExperts, OneLayer
+from moevolve.workers.methods.eep.outputs import ExpertOutputs
 from moevolve.workers.methods.eep.router import EditableRouter, RoutingPlan, fold
 
 
@@ -38,6 +39,7 @@ class EepApplicator:
         if not layers:
             raise UserError("EEP edits need MoE layers, and this model is dense")
         self._layers = layers
+        self._edit: EepEdit | None = None
         lent = OneLayer() if on_host else None
         self.routers = tuple(EditableRouter(layer) for layer in layers)
         self.experts: tuple[LayerExperts, ...] = tuple(
@@ -63,6 +65,13 @@ class EepApplicator:
             else:
                 experts.show_merged(merging[layer], edit.alignment)
             router.plan = plan
+        self._edit = edit
+
+    def outputs(self) -> tuple[ExpertOutputs, ...]:
+        """See `Repairable`."""
+        assert self._edit is not None, "there is no edit on the model"
+        parts = zip(self._layers, self.routers, self.experts, strict=True)
+        return tuple(ExpertOutputs(*each, self._edit, ordinal) for ordinal, each in enumerate(parts))
 
     def revert(self) -> None:
         """See `Applicator.revert`. Originals on the host, or rearranged, come back when something next needs them."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -180,7 +181,7 @@ class LayerExperts:
             self._shows_originals = True
 
     def show_selected(self, kept: list[int], alignment: Alignment | None = None) -> None:
-        """Let the model run on copies of some originals (host-resident originals only).
+        """Let the model run on copies of some originals.
 
         Args:
             kept: original index of each new expert, [n'].
@@ -207,6 +208,17 @@ class LayerExperts:
             merge_experts(coefficients, self.originals[name], view.data)
         self._install(views, coefficients.shape[0])
         self._shows_originals = False
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Whatever else is shown in a `with` block, what is shown now comes back."""
+        shown = {name: getattr(self._module, name) for name in self.originals}
+        count, originals = self._module.num_experts, self._shows_originals
+        try:
+            yield
+        finally:
+            self._install(shown, int(count))  # type: ignore[arg-type]
+            self._shows_originals = originals
 
     def release(self) -> None:
         """Give the device memory of host-resident experts back until they are next shown."""

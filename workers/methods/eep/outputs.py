@@ -1,0 +1,171 @@
+"""What a repair fits of edited experts: the output projections of all experts of a layer at once.
+
+A feature is a neuron of a kept or merged expert, its activation times the expert's routing weight, and zero where a
+token doesn't choose the expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from moevolve.workers.families.layers import MoELayer
+from moevolve.workers.methods.eep.edit import EepEdit
+from moevolve.workers.methods.eep.experts import LayerExperts
+from moevolve.workers.methods.eep.router import EditableRouter
+from moevolve.workers.methods.outputs import FeatureBlock
+
+
+class ExpertOutputs:
+    """See `LayerOutput`: of one MoE layer.
+
+    Args:
+        layer: its handle.
+        router, experts: as the edit has them; the experts become the edit's own.
+        edit: that is on the model.
+        ordinal: number of the layer among the MoE layers.
+    """
+
+    def __init__(
+        self, layer: MoELayer, router: EditableRouter, experts: LayerExperts, edit: EepEdit, ordinal: int
+    ) -> None:
+        self._layer, self._router, self._experts, self._edit = layer, router, experts, edit
+        assert router.plan is not None
+        if router.plan.slots is not None:
+            # The routing points at resident originals, which must stay as they are.
+            experts.show_selected(edit.expert_merging[ordinal].argmax(axis=1).tolist(), edit.alignment)
+            router.plan = replace(router.plan, slots=None)
+
+    @property
+    def layer(self) -> int:
+        return self._layer.index
+
+    @contextmanager
+    def watching(self) -> Iterator[list[tuple[Tensor, ...]]]:
+        found: list[tuple[Tensor, ...]] = []
+
+        def keep(module: nn.Module, args: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+            found.append((args[0].reshape(-1, args[0].shape[-1]), output[1], output[2]))
+
+        handle = self._layer.gate.register_forward_hook(keep)
+        try:
+            yield found
+        finally:
+            handle.remove()
+
+    def features(self, seen: tuple[Tensor, ...], memory: int) -> ExpertFeatures:
+        hidden, weights, chosen = seen
+        neurons = ExpertNeurons(self._layer.experts)
+        return ExpertFeatures(neurons, self._edit.retained, hidden, weights, chosen, memory)
+
+    def add(self, columns: slice, change: Tensor) -> Tensor:
+        neurons = ExpertNeurons(self._layer.experts)
+        expert, start = divmod(columns.start, neurons.width)
+        down = neurons.down(expert)[start : start + len(change)]
+        before = down.to(torch.float32, copy=True)
+        down.copy_(before + change)
+        return down.float() - before
+
+    @contextmanager
+    def unedited(self) -> Iterator[None]:
+        plan = self._router.plan
+        with self._experts.set_aside():
+            try:
+                self._router.plan = None
+                yield
+            finally:
+                self._router.plan = plan
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNeurons:
+    """The neurons of a layer's fused experts as they are now, whatever form the family gives them.
+
+    Attributes:
+        experts: the family's module. `transformers` notes the form at its class: whether matrices are transposed, gates
+            and ups concatenated, and whether there are biases.
+    """
+
+    experts: Any = field(repr=False)
+
+    @property
+    def width(self) -> int:
+        """Neurons I of an expert."""
+        return int(self.down(0).shape[0])
+
+    def down(self, expert: int) -> Tensor:
+        """A view of an expert's output projection, [I, hidden]."""
+        down: Tensor = self.experts.down_proj.data[expert]
+        return down if self._transposed else down.t()
+
+    def into(self, expert: int, rows: Tensor) -> Tensor:
+        """Rows of an expert's gate and up projections, [rows, hidden]."""
+        fused: Tensor = self.experts.gate_up_proj.data[expert]
+        return fused[:, rows].t() if self._transposed else fused[rows]
+
+    def rows(self, neurons: slice) -> Tensor:
+        """Which rows of gates and ups neurons have: gates and ups one after the other, or in turn."""
+        chosen = torch.arange(neurons.start, neurons.stop, device=self.experts.down_proj.device)
+        if getattr(self.experts, "is_concatenated", True):
+            return torch.cat((chosen, chosen + self.width))
+        return torch.stack((2 * chosen, 2 * chosen + 1), dim=1).flatten()
+
+    def activations(self, expert: int, neurons: slice, hidden: Tensor) -> Tensor:
+        """Of some neurons on hidden states [tokens, hidden], in their dtype: [tokens, neurons]."""
+        rows = self.rows(neurons)
+        bias = self.experts.gate_up_proj_bias.data[expert][rows] if self._biased else None
+        gate_up = nn.functional.linear(hidden, self.into(expert, rows), bias)
+        activations: Tensor = self.experts._apply_gate(gate_up)  # noqa: SLF001 - how `transformers` names it
+        return activations
+
+    @property
+    def _transposed(self) -> bool:
+        return bool(getattr(self.experts, "is_transposed", False))
+
+    @property
+    def _biased(self) -> bool:
+        return bool(getattr(self.experts, "has_bias", False))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertFeatures:
+    """See `Features`: columns are the experts' neurons, expert by expert.
+
+    Attributes:
+        neurons: of the layer's experts.
+        count: experts.
+        hidden: what goes into them, [tokens, hidden].
+        weights: the chosen experts' routing weights, [tokens, k].
+        chosen: which they are, int64 [tokens, k].
+        memory: bytes that a block may take while it is made.
+    """
+
+    neurons: ExpertNeurons
+    count: int
+    hidden: Tensor
+    weights: Tensor
+    chosen: Tensor
+    memory: int
+
+    @property
+    def width(self) -> int:
+        return self.count * self.neurons.width
+
+    def blocks(self) -> Iterator[FeatureBlock]:
+        width = self.neurons.width
+        for expert in range(self.count):
+            tokens, place = (self.chosen == expert).nonzero(as_tuple=True)
+            if not len(tokens):
+                continue
+            hidden, weights = self.hidden[tokens], self.weights[tokens, place].float()[:, None]
+            # Gate, up and their product, once more in float32, and rows of the weights.
+            step = max(1, self.memory // (20 * (len(tokens) + self.hidden.shape[1])))
+            for start in range(0, width, step):
+                part = slice(start, min(start + step, width))
+                values = self.neurons.activations(expert, part, hidden).float() * weights
+                yield FeatureBlock(slice(expert * width + part.start, expert * width + part.stop), tokens, values)

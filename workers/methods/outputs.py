@@ -1,0 +1,90 @@
+"""What a repair fits: the linear maps that end parts of decoder layers, as they are while an edit is on the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from moevolve.workers.methods.contract import Applicator
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FeatureBlock:
+    """Some columns of the features, on the tokens where they aren't zero.
+
+    Attributes:
+        columns: which ones.
+        tokens: where, int64 [t], each once.
+        values: float32 [t, columns].
+    """
+
+    columns: slice
+    tokens: Tensor
+    values: Tensor
+
+
+class Features(Protocol):
+    """A layer's features, made block by block as often as they are asked for."""
+
+    @property
+    def width(self) -> int:
+        """Columns in all."""
+        ...
+
+    def blocks(self) -> Iterator[FeatureBlock]:
+        """All columns, each in one block."""
+        ...
+
+
+class LayerOutput(Protocol):
+    """The linear map that ends a part of a decoder layer: `features @ weights` is added to the residual stream."""
+
+    @property
+    def layer(self) -> int:
+        """Index of the decoder layer."""
+        ...
+
+    def watching(self) -> AbstractContextManager[list[tuple[Tensor, ...]]]:
+        """For the length of a `with` block, what features are made of: a list to which every pass of the layer adds.
+
+        Tensors are [columns of all rows, ...], padding too.
+        """
+        ...
+
+    def features(self, seen: tuple[Tensor, ...], memory: int) -> Features:
+        """The features of tokens.
+
+        Args:
+            seen: what was watched, each [tokens, ...].
+            memory: bytes that a block may take while it is made.
+        """
+        ...
+
+    def add(self, columns: slice, change: Tensor) -> Tensor:
+        """Change the weights of some columns, until the edit is next made or reverted.
+
+        Args:
+            columns: of the features.
+            change: float32 [columns, hidden].
+
+        Returns:
+            What was added once it was rounded to the weights' dtype, float32 [columns, hidden].
+        """
+        ...
+
+    def unedited(self) -> AbstractContextManager[None]:
+        """For the length of a `with` block, let the layer compute what the unedited model's does."""
+        ...
+
+
+@runtime_checkable
+class Repairable(Applicator, Protocol):
+    """An applicator whose edits can be repaired."""
+
+    def outputs(self) -> Sequence[LayerOutput]:
+        """The maps to fit, in order of depth, with the edit on the model; what they change is the edit's own."""
+        ...

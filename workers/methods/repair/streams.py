@@ -1,0 +1,144 @@
+"""Token sequences on their way through a decoder, layer by layer: what the residual stream is behind each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from moevolve.workers.families.decoder import decoder_layers, passed_over
+from moevolve.workers.methods.base import Tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_COLUMNS = 4096
+"""Most columns of a batch that has more than one sequence."""
+
+Seen = tuple[Tensor, ...]
+"""What a watcher saw of a pass, each [columns of all rows, ...]; of all sequences, each [tokens, ...]."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Batch:
+    """Sequences of a pass, padded at their ends: what stands behind a token changes nothing for it.
+
+    Attributes:
+        ids: int64 [rows, columns].
+        real: which columns, counted through all rows, hold a token, int64 [tokens].
+        places: which of all sequences' tokens these are, int64 [tokens].
+    """
+
+    ids: Tensor
+    real: Tensor
+    places: Tensor
+
+
+class Streams:
+    """Runs sequences through a decoder one layer at a time; tokens are those of all sequences, one after the other.
+
+    Attributes:
+        tokens: how many.
+        layers: of the decoder.
+    """
+
+    def __init__(self, model: PreTrainedModel, sequences: Sequence[Tokens]) -> None:
+        """Plan the passes.
+
+        Args:
+            model: in eval mode; edits made to it later are seen.
+            sequences: token ids.
+        """
+        self._decoder = model.get_decoder()
+        self._layers = decoder_layers(model)
+        device = next(model.get_input_embeddings().parameters()).device
+        self._batches = tuple(_batches(sequences, device))
+        self.tokens = sum(map(len, sequences))
+        self.layers = len(self._layers)
+
+    def embedded(self) -> Tensor:
+        """What goes into the first layer, [tokens, hidden]."""
+        found = _Collected(self.tokens)
+        for batch in self._batches:
+            found.take(batch, (self._run(batch, self.layers, self._layers[-1]),))
+        return found.seen[0]
+
+    def through(self, layer: int, state: Tensor, watched: list[Seen] | None = None) -> tuple[Tensor, Seen]:
+        """The residual stream behind a layer.
+
+        Args:
+            layer: its index.
+            state: the stream before it, [tokens, hidden].
+            watched: where a watcher of the layer leaves what it saw of a pass.
+
+        Returns:
+            [tokens, hidden], and what was seen, by token.
+        """
+        found = _Collected(self.tokens)
+        for batch in self._batches:
+            hidden = state.new_zeros(batch.ids.numel(), state.shape[1])
+            hidden[batch.real] = state[batch.places]
+            out = self._run(batch, layer, self._layers[layer], hidden.view(*batch.ids.shape, -1))
+            found.take(batch, (out, *(() if watched is None else watched.pop())))
+        return found.seen[0], found.seen[1:]
+
+    def _run(self, batch: _Batch, layer: int, read: nn.Module, hidden: Tensor | None = None) -> Tensor:
+        """What `read` hands on, where `layer` alone runs, on `hidden`: [columns of all rows, hidden]."""
+        found: list[Tensor] = []
+
+        def keep(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+            found.append(output)
+
+        first = self._layers[:layer]
+        with ExitStack() as stack:
+            stack.callback(read.register_forward_hook(keep).remove)
+            stack.enter_context(passed_over(first, hidden))
+            stack.enter_context(passed_over(self._layers[layer + 1 :]))
+            if hidden is not None and not first:
+                stack.callback(self._layers[0].register_forward_pre_hook(_given(hidden)).remove)
+            self._decoder(input_ids=batch.ids, use_cache=False)
+        return found[0].flatten(0, 1)
+
+
+class _Collected:
+    """What passes give for their tokens, put in the sequences' order."""
+
+    def __init__(self, tokens: int) -> None:
+        self._tokens = tokens
+        self.seen: Seen = ()
+
+    def take(self, batch: _Batch, seen: Seen) -> None:
+        """Take in one pass."""
+        if not self.seen:
+            self.seen = tuple(each.new_empty((self._tokens, *each.shape[1:])) for each in seen)
+        for whole, part in zip(self.seen, seen, strict=True):
+            whole[batch.places.to(part.device)] = part[batch.real.to(part.device)]
+
+
+def _given(hidden: Tensor) -> Any:
+    def replace(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (hidden, *args[1:])
+
+    return replace
+
+
+def _batches(sequences: Sequence[Tokens], device: torch.device) -> Iterator[_Batch]:
+    """Sequences of like lengths together."""
+    starts = torch.tensor([0, *map(len, sequences)]).cumsum(0).tolist()
+    order = sorted(range(len(sequences)), key=lambda each: (len(sequences[each]), each))
+    while order:
+        rows = len(order)
+        while rows > 1 and rows * len(sequences[order[rows - 1]]) > _COLUMNS:
+            rows -= 1
+        chosen, order = order[:rows], order[rows:]
+        columns = len(sequences[chosen[-1]])
+        ids = torch.zeros(rows, columns, dtype=torch.int64)
+        for row, each in enumerate(chosen):
+            ids[row, : len(sequences[each])] = torch.tensor(sequences[each])
+        real = [row * columns + column for row, each in enumerate(chosen) for column in range(len(sequences[each]))]
+        places = [starts[each] + column for each in chosen for column in range(len(sequences[each]))]
+        yield _Batch(ids.to(device), torch.tensor(real, device=device), torch.tensor(places, device=device))
