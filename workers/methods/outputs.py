@@ -81,6 +81,52 @@ class LayerOutput(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class NeuronRecipe:
+    """How slots are filled with neurons of all experts, before they are fitted.
+
+    Attributes:
+        routing: exponent of the slot's routing weight in what a neuron is worth to it.
+        activation: of the neuron's activation times its own expert's routing weight.
+        output: of the length of its output.
+        shared: whether a neuron may stand in several slots.
+
+    Raises:
+        ValueError: an exponent is negative.
+    """
+
+    routing: float = 1.0
+    activation: float = 2.0
+    output: float = 2.0
+    shared: bool = True
+
+    def __post_init__(self) -> None:
+        if not all(0 <= each < 100 for each in (self.routing, self.activation, self.output)):  # NaN, too
+            raise ValueError("exponents must be 0 at least, and less than 100")
+
+
+@runtime_checkable
+class Recombinable(LayerOutput, Protocol):
+    """An output whose neurons can be exchanged for others of the layer's."""
+
+    def recombine(self, seen: tuple[Tensor, ...], recipe: NeuronRecipe, memory: int) -> Tensor:
+        """Choose neurons and put them in place; what is fitted afterwards are theirs.
+
+        Args:
+            seen: what was watched of the layer as the edit has it, each [tokens, ...].
+            recipe: how they are chosen.
+            memory: bytes that may be taken.
+
+        Returns:
+            Which they are, for `fill`.
+        """
+        ...
+
+    def fill(self, ids: Tensor) -> None:
+        """Put neurons in place that were chosen before."""
+        ...
+
+
 @runtime_checkable
 class Repairable(Applicator, Protocol):
     """An applicator whose edits can be repaired."""
