@@ -167,8 +167,17 @@ class RunConfig(StoredConfig):
         return self
 
     @model_validator(mode="after")
+    def _repair_comes_last(self) -> Self:
+        kinds = [phase.kind for phase in self.phases]
+        if kinds[0] == "repair" or "repair" in kinds[:-1]:
+            raise ValueError(
+                "phases: a repair phase repairs what the phases before it found, so it is the last of several"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _prune_before_merge(self) -> Self:
-        kinds = [phase.kind for phase in self.phases if phase.kind != "tune"]
+        kinds = [phase.kind for phase in self.phases if phase.kind in ("prune", "merge")]
         if kinds != sorted(kinds, key=("prune", "merge").index):
             raise ValueError("phases: a prune phase can't follow a merge phase, merged experts have no retained ones")
         return self

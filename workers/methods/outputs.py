@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -94,6 +94,8 @@ class NeuronRecipe:
     Raises:
         ValueError: an exponent is negative.
     """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     routing: float = 1.0
     activation: float = 2.0

@@ -102,6 +102,14 @@ class RepairRecipe:
         """As canonical JSON."""
         return json.dumps(asdict(self), sort_keys=True)
 
+    @classmethod
+    def from_text(cls, text: str) -> RepairRecipe:
+        """Inverse of `text`."""
+        values = json.loads(text)
+        neurons = values.pop("neurons")
+        strengths = tuple(values.pop("strengths"))
+        return cls(strengths=strengths, neurons=None if neurons is None else NeuronRecipe(**neurons), **values)
+
 
 @dataclass(frozen=True)
 class RepairedEdit:
