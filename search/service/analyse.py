@@ -76,7 +76,7 @@ def analyse_individual(
     subject = find_subject(store, reference, model=model)
     detail = subject.detail
     assert detail is not None
-    prepared = prepared_split(subject.config, task, split)
+    prepared = prepared_split(subject, task, split)
     worker = EvaluationWorker(subject.config.model, subject.config.engine)
     try:
         after = worker.analyse(UsageRequest(subject.edit, tokens), prepared)

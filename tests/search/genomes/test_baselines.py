@@ -80,9 +80,9 @@ def plain(models: Callable[[str], Path], tiny: Any) -> Callable[[str], Layers]:
     def get(family: str) -> Layers:
         if family not in made:
             config = load_run_config(tiny.write_run(models(family) / "run.yaml", "plain", **run_of(models(family))))
-            setup = set_up(config, "plain")
             resident = ResidentModel.load(config.model)
-            sequences = token_sequences(resident, config.engine, setup.prepared["search"], TOKENS)
+            splits = tuple(task.prepared("calibration") for task in config.tasks)
+            sequences = token_sequences(resident, config.engine, splits, TOKENS)
             made[family] = [plain_tokens(resident, layer, sequences) for layer in resident.layers]
         return made[family]
 
@@ -125,7 +125,7 @@ def plain_kept(name: str, layers: Layers, rescale: bool) -> list[int]:
         costs = [sum(change(tokens, kept, 2, rescale, False) for tokens in layers) for kept in subsets]
         return list(subsets[int(np.argmin(costs))])
     total = sum(share(scores_of(name, tokens)) for tokens in layers)
-    return sorted(np.argsort(-total)[:RETAINED].tolist())  # type: ignore[operator]
+    return sorted(np.argsort(-total, kind="stable")[:RETAINED].tolist())  # type: ignore[operator]
 
 
 def owners_of(groups: Any) -> list[int]:
