@@ -36,7 +36,7 @@ class Analysis:
         ref: the individual.
         search_id: its search.
         kind: of its genome.
-        task, split: whose prompts and gold answers were run.
+        task, split: whose prompts and answers were run.
         task_fingerprint: of that split.
         before: the full model's usage; None where it has no experts to compare with.
         after: the individual's.

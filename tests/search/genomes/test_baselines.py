@@ -24,6 +24,7 @@ from moevolve.search.service.launch import register
 from moevolve.search.service.set_up import set_up
 from moevolve.search.service.subject import find_subject
 from moevolve.store.repository import Store
+from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.engine.measuring import token_sequences
 from moevolve.workers.model.resident import ResidentModel
 
@@ -82,7 +83,8 @@ def plain(models: Callable[[str], Path], tiny: Any) -> Callable[[str], Layers]:
             config = load_run_config(tiny.write_run(models(family) / "run.yaml", "plain", **run_of(models(family))))
             resident = ResidentModel.load(config.model)
             splits = tuple(task.prepared("calibration") for task in config.tasks)
-            sequences = token_sequences(resident, config.engine, splits, TOKENS)
+            engine = GenerationEngine(resident.model, resident.tokenizer, config.engine)
+            sequences = token_sequences(engine, splits, TOKENS)
             made[family] = [plain_tokens(resident, layer, sequences) for layer in resident.layers]
         return made[family]
 
