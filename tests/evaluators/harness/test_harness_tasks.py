@@ -18,6 +18,7 @@ from moevolve.evaluators.harness.files import find_yaml, portable, read_config, 
 from moevolve.evaluators.harness.tasks import load_harness
 from moevolve.evaluators.tasks.prepare import prepare_split, prepare_splits
 from moevolve.evaluators.tasks.registry import load_task
+from moevolve.evaluators.types import SPLITS
 
 pytest.importorskip("lm_eval")
 
@@ -64,11 +65,12 @@ def questions(name: str, shots: int = 0) -> dict[str, list[str]]:
 @pytest.mark.parametrize(
     ("counts", "sizes", "sources"),
     [
-        ({"training": 30, "validation": 20, "test": 9}, (10, 10, 9), ("validation", "test")),
-        ({"training": 31, "test": 9}, (16, 15, 9), ("training", "test")),
-        ({"training": 30, "validation": 20}, (15, 15, 20), ("training", "validation")),
-        ({"validation": 20}, (6, 6, 8), ("validation", "validation")),
-        ({"validation": 600, "test": 5}, (256, 256, 5), ("validation", "test")),
+        ({"training": 30, "validation": 20, "test": 9}, (15, 10, 10, 9), ("validation", "test")),
+        ({"training": 31, "test": 9}, (0, 16, 15, 9), ("training", "test")),
+        ({"training": 30, "validation": 20}, (0, 15, 15, 20), ("training", "validation")),
+        ({"validation": 20}, (0, 6, 6, 8), ("validation", "validation")),
+        ({"validation": 600, "test": 5}, (0, 256, 256, 5), ("validation", "test")),
+        ({"training": 700, "test": 5}, (94, 256, 256, 5), ("training", "test")),
     ],
 )
 def test_splits_come_from_the_documents_and_share_none(
@@ -76,7 +78,8 @@ def test_splits_come_from_the_documents_and_share_none(
 ) -> None:
     name = write(counts)
     found = questions(name)
-    assert tuple(map(len, found.values())) == sizes
+    assert tuple(len(found.get(split, ())) for split in SPLITS) == sizes
+    assert all(question.startswith("training ") for question in found.get("calibration", ()))
     every = [question for group in found.values() for question in group]
     assert len(set(every)) == len(every)
     for split, source in zip(("search", "dev", "test"), (sources[0], *sources), strict=True):
