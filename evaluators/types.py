@@ -136,7 +136,7 @@ class SplitResult:
         gold_logprob: mean over examples, in nats, <= 0: the gold answer's log-probability per token, or what the
             fitness has in its place; see `moevolve.evaluators.fitness.base.Fitness.outcomes`.
         outcomes: float32 [examples], each example's contribution in [0, 1].
-        seconds: it took on a worker.
+        seconds: it took on a worker; of several splits, making the edit counts with the first.
         spared: share of the layers' work on prompts, in [0, 1], that earlier candidates' hidden states made needless.
     """
 

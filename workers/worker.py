@@ -91,10 +91,12 @@ class EvaluationWorker:
         failed_on = tuple(split.fingerprint for split in splits)
         try:
             self._remember(splits)
+            begun = time.perf_counter()
             with self._resident.edited(request.edit):
                 for split in splits:
                     failed_on = (split.fingerprint,)
-                    results[split.fingerprint] = self._score(split)
+                    results[split.fingerprint] = self._score(split, begun)
+                    begun = time.perf_counter()
         except CandidateError as error:
             failure = str(error)
         except Exception as error:  # noqa: BLE001 - a candidate's own fault never stops a search
@@ -142,14 +144,13 @@ class EvaluationWorker:
             if FITNESSES[split.fitness].compares:
                 self._engine.remember(split)
 
-    def _score(self, split: PreparedSplit) -> SplitResult:
-        """Score the model as it is on one split."""
-        started = time.perf_counter()
+    def _score(self, split: PreparedSplit, begun: float) -> SplitResult:
+        """Score the model as it is on one split; what is done since `begun` counts as its time."""
         if self._reuse is not None:
             self._reuse.work = self._reuse.spared = 0
         result = run_split(self._engine, split)
         spared = 0.0 if self._reuse is None else self._reuse.spared / max(self._reuse.work, 1)
-        return replace(result, seconds=time.perf_counter() - started, spared=spared)
+        return replace(result, seconds=time.perf_counter() - begun, spared=spared)
 
 
 _DEVICE_FAULTS = ("CUDA", "CUBLAS", "CUDNN", "CUSPARSE", "CUSOLVER", "NCCL", "HIP error", "device-side assert")

@@ -22,6 +22,7 @@ class EepSection(GenomeSection):
         calibration_tokens: tokens of the search prompts that baselines and dynamic skipping are measured on.
         naee_tokens: of these, most that baseline `naee` compares subsets of experts on.
         naee_subsets: most subsets that `naee` tries in full; beyond, it drops experts one by one.
+        fitted_tokens, fitted_subsets: the same for baseline `fitted`, where a subset takes a factorisation.
         align: `none` (the paper), or `hungarian`: merge experts whose hidden neurons have been matched with each other
             before.
     """
@@ -37,6 +38,8 @@ class EepSection(GenomeSection):
     calibration_tokens: int = Field(8192, ge=1)
     naee_tokens: int = Field(1024, ge=1)
     naee_subsets: int = Field(5000, ge=0)
+    fitted_tokens: int = Field(512, ge=2)
+    fitted_subsets: int = Field(500, ge=0)
     align: Literal["none", "hungarian"] = "none"
 
     @model_validator(mode="after")
