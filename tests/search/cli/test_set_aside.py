@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 import yaml
 from dense_lab import check_repeated_and_resumed, dense_run
+from local_workers import calibrate, local_pool
 
+from moevolve.search.compare.config import Cell, load_comparison
+from moevolve.search.compare.run import run_comparison
 from moevolve.search.config.run import TaskSection
+from moevolve.search.service.observer import Observer
 from moevolve.search.service.set_up import set_up
 from moevolve.search.service.subject import find_subject
 from moevolve.store.repository import Store
@@ -77,6 +81,26 @@ def test_lengths_that_are_given_need_no_rows(tiny: Any, bare: Path, in_process: 
     found = json.loads(in_process("plan", run, "--prompt-tokens", "12", "--json", "--set", "final.test=false").stdout)
     assert [split["examples"] for split in found["splits"]] == [30, 20]
     assert any(note.startswith(SAID) for note in found["notes"])
+
+
+def test_baselines_that_are_compared_measure_on_the_same_rows(tiny: Any, bare: Path, tmp_path: Path) -> None:
+    base = tiny.run_data("unused", tasks=[str(bare)], phases=PHASES, engine={}, final={"rerank": 1})
+    del base["name"]
+    methods = {"random": {"baseline": "random"}, "reap": {"baseline": "reap"}, "warm": None}
+    data = {"name": "both", "base": base | {"store": f"sqlite:///{tmp_path / 'store.db'}"}, "methods": methods}
+    (tmp_path / "compare.yaml").write_text(yaml.safe_dump(data))
+    said: list[tuple[str, str]] = []
+
+    def observer(place: int, cell: Cell) -> Observer:
+        return Observer(on_note=lambda note: said.append((cell.method, note)))
+
+    comparison = load_comparison(tmp_path / "compare.yaml")
+    with Store.open(comparison.store) as store:
+        outcomes = run_comparison(comparison, store, observer, local_pool, calibrate)
+    assert [(method, note.startswith(SAID)) for method, note in said] == [("reap", True), ("warm", True)]
+    _, reap, warm = (outcome.setup.prepared for outcome in outcomes)
+    assert not any(outcome.failure for outcome in outcomes) and reap["calibration"] == warm["calibration"]
+    assert [len(outcome.setup.prepared["search"][0].examples) for outcome in outcomes] == [40, 30, 30]
 
 
 def test_rows_set_aside_are_found_again_on_resume(tiny: Any, bare: Path, tmp_path: Path) -> None:
