@@ -125,8 +125,8 @@ def load_harness(name: str) -> Harness:
 def prepare_harness(task: TaskConfig, wanted: Collection[Split]) -> dict[Split, PreparedSplit]:
     """Select a task's documents and make their prompts.
 
-    Few-shot examples are never documents of one of the splits. What `calibration` leaves out, other tasks' does too
-    (`moevolve.evaluators.tasks.prepare.prepare_splits`); questions are compared without few-shot examples.
+    Few-shot examples are never documents of one of the splits. Documents of `calibration` that ask what one of another
+    split asks, few-shot examples apart, or one before them, are left out.
 
     Raises:
         UserError: documents can't be selected or rendered, or too few are left for few-shot examples or `calibration`.

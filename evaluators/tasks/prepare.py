@@ -102,7 +102,9 @@ class _Reader:
         task, source = self._task, self._task.splits[split].source
         table = self._tables(source)
         template.check_columns(table.columns, table.name)
-        rows = {name: select_rows(table, chosen) for name, chosen in task.splits.items() if chosen.source == source}
+        # What is scored doesn't depend on whether there are rows to measure on.
+        names = [name for name in task.splits if name in (split, *SCORED) and task.splits[name].source == source]
+        rows = {name: select_rows(table, task.splits[name]) for name in names}
         check_disjoint(rows, f"{task.origin}: {table.name}")
         return ((table.place(row), template.example(table.row(row), table.place(row))) for row in rows[split])
 

@@ -89,6 +89,29 @@ def test_splits_come_from_the_documents_and_share_none(
     assert questions(name) == found
 
 
+def test_documents_to_measure_on_ask_nothing_that_others_ask(write: Write, tmp_path: Path) -> None:
+    name = write({"training": 40, "validation": 20, "test": 9}, num_fewshot=1)
+    lines = (tmp_path / "training.jsonl").read_text().splitlines()
+    lines[:9] = (tmp_path / "test.jsonl").read_text().splitlines()
+    (tmp_path / "training.jsonl").write_text("\n".join(lines) + "\n")
+    prepared = prepare_splits(load_task(name))
+    asked = {split: [e.prompt.split("Q: ")[-1] for e in value.examples] for split, value in prepared.items()}
+    assert 11 <= len(asked["calibration"]) < 20, "half of the training documents, less those of the test"
+    assert all(question.startswith("training ") for question in asked["calibration"])
+    assert prepared["calibration"].harness is None, "nothing is judged there"
+    assert all(example.references for example in prepared["calibration"].examples)
+    assert prepare_split(load_task(name), "calibration").fingerprint == prepared["calibration"].fingerprint
+
+
+def test_documents_are_set_aside_of_a_task_without_others(write: Write) -> None:
+    task = load_task(write({"validation": 24}))
+    whole, prepared = prepare_splits(task), prepare_splits(task.with_calibration())
+    search = prepared["search"]
+    assert (*search.examples, *prepared["calibration"].examples) == whole["search"].examples
+    assert search.harness is not None and len(search.harness.documents) == len(search.examples) == 6
+    assert (prepared["dev"], prepared["test"]) == (whole["dev"], whole["test"])
+
+
 def test_a_document_becomes_an_example(write: Write) -> None:
     task = load_task(write())
     split = prepare_split(task, "test")

@@ -110,7 +110,8 @@ def test_contents_are_disjoint_whatever_the_rows(
 def test_rows_of_one_source_are_disjoint_by_number(write_task: Any) -> None:
     own = {"calibration": {"from": "all", "seed": 1, "offset": 10}, **SPLITS_OF_ROWS}
     with pytest.raises(UserError, match="is in both `calibration` and `test`"):
-        prepare_split(load_task(write_task(splits=own)), "search")
+        prepare_split(load_task(write_task(splits=own)), "calibration")
+    assert texts(prepare_split(load_task(write_task(splits=own)), "test")), "it needs no rows to measure on"
     own["test"] = own["test"] | {"count": 3}
     prepared = prepare_splits(load_task(write_task(splits=own)))
     assert len({text for split in prepared.values() for text in texts(split)}) == 12
