@@ -17,7 +17,15 @@ from torch import Tensor, nn
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.workers.engine.engine import GenerationEngine
-from moevolve.workers.methods.base import Calibration, CalibrationRecipe, CombinedRecipe, Edit, IdentityEdit, Tokens
+from moevolve.workers.methods.base import (
+    Calibration,
+    CalibrationRecipe,
+    CombinedRecipe,
+    Edit,
+    IdentityEdit,
+    Tokens,
+    underlying,
+)
 from moevolve.workers.methods.contract import RoutingReader, UsageReaders
 from moevolve.workers.methods.registry import calibrator_of, method_of, routing_reader
 from moevolve.workers.methods.usage import RoutedLayer, Usage
@@ -99,9 +107,10 @@ def analyse_usage(resident: ResidentModel, edit: Edit, sequences: Sequence[Token
             resident.run(tokens)
         counted = [counter.counted() for counter in counters]
         # Nothing is to be said of a model without an edit but what was counted.
-        readers = UsageReaders() if isinstance(edit, IdentityEdit) else method_of(type(edit)).usage
-        routed = tuple(readers.described(layer, position, edit) for position, layer in enumerate(counted))
-        return Usage(sum(map(len, sequences)), routed, readers.mixed(decoder, edit))
+        base = underlying(edit)
+        readers = UsageReaders() if isinstance(base, IdentityEdit) else method_of(type(base)).usage
+        routed = tuple(readers.described(layer, position, base) for position, layer in enumerate(counted))
+        return Usage(sum(map(len, sequences)), routed, readers.mixed(decoder, base))
 
 
 def _watch(decoder: nn.Module, stack: ExitStack) -> list[_Counter]:

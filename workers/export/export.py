@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import uuid
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -13,7 +14,7 @@ from moevolve.workers.config import ModelConfig
 from moevolve.workers.export.card import CardFacts, CheckpointForm, ExportCard, ExportReport
 from moevolve.workers.export.native import render
 from moevolve.workers.export.verify import compare, logits_of, probe_tokens, reload
-from moevolve.workers.methods.base import Edit
+from moevolve.workers.methods.base import Edit, underlying
 from moevolve.workers.methods.contract import Exporter
 from moevolve.workers.methods.registry import exporter_of
 from moevolve.workers.model.loading import load_tokenizer
@@ -54,7 +55,7 @@ def export_model(
     _check_target(target)
     resident = ResidentModel.load(model) if isinstance(model, ModelConfig) else model
     exporter = exporter_of(edit)
-    exact = exporter.form(resident, edit)
+    exact = exporter.form(resident, underlying(edit))
     if form == "stock" and exact != "stock":
         raise UserError("--form stock: no model class of transformers computes the same; export it as native")
     form = form or exact
@@ -79,15 +80,16 @@ def _export(
     """Write, reload and compare in `part`, with the edit applied."""
     tokens = probe_tokens(resident)
     expected = logits_of(resident.model, tokens)
-    summary = exporter.summary(resident, form)
-    exported = exporter.build(resident, form, part)
+    base = underlying(resident.applied)
+    summary = exporter.summary(resident, base, form)
+    exported = exporter.build(resident, base, form, part)
     parameters = sum(parameter.numel() for parameter in exported.parameters())
     _check_room(part, sum(parameter.nbytes for parameter in exported.parameters()))
     exported.save_pretrained(part, max_shard_size=MAX_SHARD_SIZE)
     del exported
     load_tokenizer(resident.config).save_pretrained(part)
     facts = CardFacts(
-        summary=summary,
+        summary=replace(summary, rows=(*summary.rows, *resident.report())),
         form=form,
         parameters=parameters,
         phenotype_hash=resident.applied.phenotype_hash,

@@ -44,6 +44,21 @@ class LayeredEdit(Edit, Protocol):
         ...
 
 
+@runtime_checkable
+class FollowUpEdit(Edit, Protocol):
+    """An edit that makes another one and goes on from there, without a change of form."""
+
+    @property
+    def base(self) -> Edit:
+        """The one that it makes first."""
+        ...
+
+
+def underlying(edit: Edit) -> Edit:
+    """What gives an edited model its form: the edit itself, or what it follows up."""
+    return underlying(edit.base) if isinstance(edit, FollowUpEdit) else edit
+
+
 @dataclass(frozen=True, slots=True)
 class IdentityEdit:
     """The unedited model."""

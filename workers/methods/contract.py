@@ -57,7 +57,7 @@ class Resident(Protocol):
 
     @property
     def model(self) -> PreTrainedModel:
-        """The `transformers` model, in eval mode, with `applied` on it."""
+        """The `transformers` model, in eval mode, as it is edited now."""
         ...
 
     @property
@@ -73,11 +73,6 @@ class Resident(Protocol):
     @property
     def dense_layers(self) -> tuple[DenseLayer, ...]:
         """Handles of its dense feed-forward networks as loaded; empty for a model of experts."""
-        ...
-
-    @property
-    def applied(self) -> Edit:
-        """The edit the model has now; `IdentityEdit` when it has none."""
         ...
 
     def original_experts(self, ordinal: int) -> Mapping[str, Tensor]:
@@ -103,6 +98,15 @@ class Applicator(Protocol):
 
     def revert(self) -> None:
         """Bring back the unedited model, bit for bit."""
+        ...
+
+
+@runtime_checkable
+class ReportingApplicator(Applicator, Protocol):
+    """An applicator that has something to tell of how an edit came out on this model."""
+
+    def report(self) -> tuple[tuple[str, str], ...]:
+        """Of the edit that is on the model: titles and values, for a table."""
         ...
 
 
@@ -138,15 +142,17 @@ class Exporter(Protocol):
         """
         ...
 
-    def summary(self, resident: Resident, form: CheckpointForm) -> ExportSummary:
-        """What is to be said of the resident model with the edit applied."""
+    def summary(self, resident: Resident, edit: Edit, form: CheckpointForm) -> ExportSummary:
+        """What is to be said of the resident model with `edit` applied."""
         ...
 
-    def build(self, resident: Resident, form: CheckpointForm, directory: Path) -> PreTrainedModel:
+    def build(self, resident: Resident, edit: Edit, form: CheckpointForm, directory: Path) -> PreTrainedModel:
         """The model to save, fit for `save_pretrained`.
 
         Args:
-            resident: with the edit applied; tensors are shared with it where they can be.
+            resident: with `edit` applied, and maybe what follows it up (`moevolve.workers.methods.base.FollowUpEdit`),
+                so weights are taken as they are now; tensors are shared with it where they can be.
+            edit: of this kind.
             form: see `CheckpointForm`.
             directory: where the checkpoint goes; the native form's modelling code is written into it here.
         """
@@ -207,7 +213,7 @@ class Method:
         applicator: makes what applies them to a model.
         owns_experts: whether that is an `ExpertsOwner`. It is made when a model of experts is loaded, before any edit
             and before the model is placed; unedited models of experts are exported as this method's. One method is.
-        exporter: makes checkpoints of them; None refuses to.
+        exporter: makes checkpoints of them; None refuses to. Edits that follow up others have the others'.
         calibrators: by the type of recipe, what measures a model for genomes of this kind.
         usage: how its part is read when a model is watched.
         module_uses: by class name, what a token does with a module of its native checkpoints (`native.py.jinja`) that

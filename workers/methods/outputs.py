@@ -35,8 +35,12 @@ class Features(Protocol):
         """Columns in all."""
         ...
 
-    def blocks(self) -> Iterator[FeatureBlock]:
-        """All columns, each in one block."""
+    def blocks(self, memory: int) -> Iterator[FeatureBlock]:
+        """All columns, each in one block but those that are zero everywhere, which may be in none.
+
+        Args:
+            memory: bytes that a block may take while it is made and used.
+        """
         ...
 
 
@@ -55,13 +59,8 @@ class LayerOutput(Protocol):
         """
         ...
 
-    def features(self, seen: tuple[Tensor, ...], memory: int) -> Features:
-        """The features of tokens.
-
-        Args:
-            seen: what was watched, each [tokens, ...].
-            memory: bytes that a block may take while it is made.
-        """
+    def features(self, seen: tuple[Tensor, ...]) -> Features:
+        """The features of tokens, of which was seen what each tensor has [tokens, ...]."""
         ...
 
     def add(self, columns: slice, change: Tensor) -> Tensor:

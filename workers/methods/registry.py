@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.methods.base import CalibrationRecipe, Edit, IdentityEdit
+from moevolve.workers.methods.base import CalibrationRecipe, Edit, IdentityEdit, underlying
 from moevolve.workers.methods.contract import Calibrator, Exporter, Method, ModuleUse, RoutingReader
 from moevolve.workers.methods.eep.method import EEP
 from moevolve.workers.methods.factorllm.method import FACTORLLM
@@ -58,16 +58,17 @@ def calibrator_of(recipe: CalibrationRecipe) -> Calibrator:
 
 
 def exporter_of(edit: Edit) -> Exporter:
-    """The exporter of an edit.
+    """The exporter of an edit, or of what it follows up; it is to be given `underlying(edit)`.
 
     Raises:
         UserError: there is none for its kind.
     """
-    method = experts_owner() if isinstance(edit, IdentityEdit) else METHODS.get(type(edit))
+    base = underlying(edit)
+    method = experts_owner() if isinstance(base, IdentityEdit) else METHODS.get(type(base))
     if method is None or method.exporter is None:
         exported = [kind for kind, each in METHODS.items() if each.exporter is not None]
         known = _names([*exported, IdentityEdit])
-        raise UserError(f"edits of kind {type(edit).__name__} can't be exported; export one of {known}")
+        raise UserError(f"edits of kind {type(base).__name__} can't be exported; export one of {known}")
     return method.exporter
 
 

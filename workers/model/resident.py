@@ -13,7 +13,7 @@ from moevolve.workers.config import ModelConfig
 from moevolve.workers.families.decoder import decoder_layers
 from moevolve.workers.families.layers import DenseLayer, MoELayer, find_dense_layers, find_moe_layers
 from moevolve.workers.methods.base import Edit, IdentityEdit, LayeredEdit, Tokens
-from moevolve.workers.methods.contract import Applicator, ExpertsOwner, ModelParts
+from moevolve.workers.methods.contract import Applicator, ExpertsOwner, ModelParts, ReportingApplicator
 from moevolve.workers.methods.registry import experts_owner, method_of
 from moevolve.workers.model.loading import load_model, resolve_device
 
@@ -138,6 +138,11 @@ class ResidentModel:
         if applicator is not None:
             applicator.revert()
         self._applied = IdentityEdit()
+
+    def report(self) -> tuple[tuple[str, str], ...]:
+        """What there is to tell of how the edit came out on this model, titles and values; of most edits nothing."""
+        applicator = self._applicators.get(type(self._applied))
+        return applicator.report() if isinstance(applicator, ReportingApplicator) else ()
 
     def restore(self) -> None:
         """`revert`, and let all original experts lie as they were loaded, now."""

@@ -34,6 +34,7 @@ from moevolve.workers.methods.eep.edit import AlignmentRecipe, EepEdit, ExpertsR
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit, FactorLlmRecipe
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit
 from moevolve.workers.methods.registry import METHODS, experts_owner
+from moevolve.workers.methods.repair.edit import FitRows, RepairedEdit, RepairRecipe, RowsRecipe
 from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit, ToMoeRecipe
 from moevolve.workers.model.resident import ResidentModel
 from moevolve.workers.profiling.costs import model_costs
@@ -110,11 +111,17 @@ def not_finite() -> EepEdit:
     return EepEdit(edit.router_mapping, matrices, 2)
 
 
+def repaired(base: Any) -> RepairedEdit:
+    rows = np.random.default_rng(5).integers(3, 97, 240)
+    return RepairedEdit(base, RepairRecipe(strengths=(0.1,)), FitRows(rows, np.full(12, 20)))
+
+
+EEP_EDITS = tuple(edit_of_kind(3, 6, kind, EXPERTS, 2, "probs", seed) for seed, kind in enumerate(("both", "prune")))
 SAMPLES: dict[type, Sample] = {
     EepEdit: Sample(
         "mixtral",
         "llama",
-        tuple(edit_of_kind(3, 6, kind, EXPERTS, 2, "probs", seed) for seed, kind in enumerate(("both", "prune"))),
+        EEP_EDITS,
         not_finite(),
         (AlignmentRecipe(50, 1, 60), ExpertsRecipe(("ratio", "usage"), None, 60)),
         routed=3,
@@ -130,6 +137,14 @@ SAMPLES: dict[type, Sample] = {
     NanoMoeEdit: Sample("llama", "opt", (mixed(), mixed(1)), mixed(step=np.inf), mixed=2),
     ToMoeEdit: Sample(
         "llama", "mixtral", (masked(), masked(1)), masked(score=np.nan), (ToMoeRecipe(True, 3, 20, 60),), routed=3
+    ),
+    RepairedEdit: Sample(
+        "mixtral",
+        "llama",
+        tuple(repaired(edit) for edit in EEP_EDITS),
+        repaired(not_finite()),
+        (RowsRecipe(60),),
+        routed=3,
     ),
 }
 KINDS = pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.__name__)
@@ -271,7 +286,7 @@ def test_unknown_edits_are_refused_with_those_that_are_known(resident: Residents
     class Strange:
         phenotype_hash = "strange"
 
-    known = "EepEdit, FactorLlmEdit, NanoMoeEdit, ToMoeEdit"
+    known = "EepEdit, FactorLlmEdit, NanoMoeEdit, RepairedEdit, ToMoeEdit"
     with pytest.raises(UserError, match=f"edits of kind Strange are unknown; there are {known}"):
         resident("mixtral").apply(Strange())
     with pytest.raises(UserError, match="edits of kind Strange can't be exported; export one of EepEdit, FactorLlm"):

@@ -87,12 +87,11 @@ class FoldingExporter:
             raise UserError("scaled experts have no checkpoint form")
         return "stock"
 
-    def summary(self, resident: Resident, form: CheckpointForm) -> ExportSummary:
+    def summary(self, resident: Resident, edit: Edit, form: CheckpointForm) -> ExportSummary:
         parameters = sum(each.numel() for each in resident.model.parameters())
         return ExportSummary(0, 0, parameters, "A scaled model", "a toy", "toy", "A stock checkpoint.")
 
-    def build(self, resident: Resident, form: CheckpointForm, directory: Path) -> Any:
-        edit = resident.applied
+    def build(self, resident: Resident, edit: Edit, form: CheckpointForm, directory: Path) -> Any:
         assert isinstance(edit, ScaleEdit)
         with torch.device("meta"):
             model: Any = type(resident.model)(resident.model.config)

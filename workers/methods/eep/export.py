@@ -35,9 +35,9 @@ class EepExporter:
             raise UserError("only an edited dense model can be exported; the full one is a checkpoint already")
         return checkpoint_form(edit, resident.layers[0].rule)
 
-    def summary(self, resident: Resident, form: CheckpointForm) -> ExportSummary:
-        edit, count = resident.applied, resident.layers[0].count
-        retained, active = _shape(resident)
+    def summary(self, resident: Resident, edit: Edit, form: CheckpointForm) -> ExportSummary:
+        count = resident.layers[0].count
+        retained, active = _shape(resident, edit)
         title = family_of(resident.model.config, resident.config.path).title
         rows: list[tuple[str, str]] = [("router space", edit.router_space if isinstance(edit, EepEdit) else "-")]
         if isinstance(edit, EepEdit) and edit.alignment is not None:
@@ -61,11 +61,11 @@ class EepExporter:
             rows=tuple(rows),
         )
 
-    def build(self, resident: Resident, form: CheckpointForm, directory: Path) -> PreTrainedModel:
+    def build(self, resident: Resident, edit: Edit, form: CheckpointForm, directory: Path) -> PreTrainedModel:
         source = resident.model
-        model_class = type(source) if form == "stock" else _native_class(resident, directory)
+        model_class = type(source) if form == "stock" else _native_class(resident, edit, directory)
         with torch.device("meta"):
-            model = model_class(_config(resident, form, model_class))
+            model = model_class(_config(resident, edit, form, model_class))
         state = {name: tensor for name, tensor in unwrapped_state(source).items() if ".mlp.experts." not in name}
         for ordinal, layer in enumerate(resident.layers):
             prefix = f"model.layers.{layer.index}.mlp."
@@ -76,8 +76,9 @@ class EepExporter:
                 for name, tensor in _router_tensors(layer).items():
                     state[router + name] = tensor
             else:
-                mapping = _edit(resident).router_mapping[ordinal]
-                state[f"{router}router_mapping"] = host_tensor(mapping).to(layer.router_weight.device)
+                assert isinstance(edit, EepEdit)
+                mapping = host_tensor(edit.router_mapping[ordinal])
+                state[f"{router}router_mapping"] = mapping.to(layer.router_weight.device)
         return filled(model, state, source)
 
 
@@ -107,16 +108,15 @@ def checkpoint_form(edit: Edit, rule: RoutingRule) -> CheckpointForm:
     return "stock" if folds else "native"
 
 
-def _shape(resident: Resident) -> tuple[int, int]:
-    """Experts n' and active experts k of the resident model as it is edited now."""
-    edit = resident.applied
+def _shape(resident: Resident, edit: Edit) -> tuple[int, int]:
+    """Experts n' and active experts k of the resident model with an edit."""
     if isinstance(edit, EepEdit):
         return edit.retained, edit.active
     return resident.layers[0].count, int(resident.model.config.num_experts_per_tok)
 
 
-def _native_class(resident: Resident, directory: Path) -> type[PreTrainedModel]:
-    layer, (retained, _) = resident.layers[0], _shape(resident)
+def _native_class(resident: Resident, edit: Edit, directory: Path) -> type[PreTrainedModel]:
+    layer, (retained, _) = resident.layers[0], _shape(resident, edit)
     return write_native(
         resident.model,
         directory,
@@ -133,13 +133,16 @@ def _native_class(resident: Resident, directory: Path) -> type[PreTrainedModel]:
     )
 
 
-def _config(resident: Resident, form: CheckpointForm, model_class: type[PreTrainedModel]) -> PretrainedConfig:
-    retained, active = _shape(resident)
+def _config(
+    resident: Resident, edit: Edit, form: CheckpointForm, model_class: type[PreTrainedModel]
+) -> PretrainedConfig:
+    retained, active = _shape(resident, edit)
     source = resident.model
     config = native_config(source, model_class) if form == "native" else copy.deepcopy(source.config)
     if form == "native":
+        assert isinstance(edit, EepEdit)
         config.router_experts = resident.layers[0].count
-        one_hot_layers = zip(resident.layers, _edit(resident).one_hot_mapping, strict=True)
+        one_hot_layers = zip(resident.layers, edit.one_hot_mapping, strict=True)
         config.one_hot_layers = [layer.index for layer, one_hot in one_hot_layers if one_hot]
     first = resident.layers[0]
     first.family.resize(config, first.rule, retained, active)
@@ -176,12 +179,6 @@ def _router(layer: MoELayer) -> EditableRouter:
     gate = layer.gate
     assert isinstance(gate, EditableRouter)
     return gate
-
-
-def _edit(resident: Resident) -> EepEdit:
-    edit = resident.applied
-    assert isinstance(edit, EepEdit)
-    return edit
 
 
 def mapped_router_use(module: Any, config: Any) -> ModuleUse:

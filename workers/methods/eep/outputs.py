@@ -59,10 +59,10 @@ class ExpertOutputs:
         finally:
             handle.remove()
 
-    def features(self, seen: tuple[Tensor, ...], memory: int) -> ExpertFeatures:
+    def features(self, seen: tuple[Tensor, ...]) -> ExpertFeatures:
         hidden, weights, chosen = seen
         neurons = ExpertNeurons(self._layer.experts, self._layer.expert_tensors())
-        return ExpertFeatures(neurons, self._edit.retained, hidden, weights, chosen, memory)
+        return ExpertFeatures(neurons, self._edit.retained, hidden, weights, chosen)
 
     def add(self, columns: slice, change: Tensor) -> Tensor:
         neurons = ExpertNeurons(self._layer.experts, self._layer.expert_tensors())
@@ -109,7 +109,6 @@ class ExpertFeatures:
         hidden: what goes into them, [tokens, hidden].
         weights: the chosen experts' routing weights, [tokens, k].
         chosen: which they are, int64 [tokens, k].
-        memory: bytes that a block may take while it is made.
     """
 
     neurons: ExpertNeurons
@@ -117,21 +116,20 @@ class ExpertFeatures:
     hidden: Tensor
     weights: Tensor
     chosen: Tensor
-    memory: int
 
     @property
     def width(self) -> int:
         return self.count * self.neurons.width
 
-    def blocks(self) -> Iterator[FeatureBlock]:
+    def blocks(self, memory: int) -> Iterator[FeatureBlock]:
         width = self.neurons.width
         for expert in range(self.count):
             tokens, place = (self.chosen == expert).nonzero(as_tuple=True)
             if not len(tokens):
                 continue
             hidden, weights = self.hidden[tokens], self.weights[tokens, place].float()[:, None]
-            # Gate, up and their product, once more in float32, and rows of the weights.
-            step = max(1, self.memory // (20 * (len(tokens) + self.hidden.shape[1])))
+            # Gate, up and their product, once more in float32, ordered, times each other; and rows of the weights.
+            step = max(1, (memory - hidden.nbytes) // (28 * (len(tokens) + self.hidden.shape[1])))
             for start in range(0, width, step):
                 part = slice(start, min(start + step, width))
                 values = self.neurons.activations(expert, part, hidden).float() * weights

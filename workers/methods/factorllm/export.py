@@ -30,8 +30,9 @@ class FactorLlmExporter:
         same = edit.active == 1 and edit.routers == 1 and edit.output_scale == 1 and not edit.router_bias.any()
         return "stock" if same and fits_mixtral(resident) else "native"
 
-    def summary(self, resident: Resident, form: CheckpointForm) -> ExportSummary:
-        edit, layers = _edit(resident), resident.dense_layers
+    def summary(self, resident: Resident, edit: Edit, form: CheckpointForm) -> ExportSummary:
+        assert isinstance(edit, FactorLlmEdit)
+        layers = resident.dense_layers
         networks = sum(each.numel() for layer in layers for each in _tensors(layer).values())
         name = f"{edit.routers}R{edit.experts}E{edit.active}K"
         return ExportSummary(
@@ -52,15 +53,15 @@ class FactorLlmExporter:
             rows=(("division", name), ("factor on outputs", f"{edit.output_scale:g}")),
         )
 
-    def build(self, resident: Resident, form: CheckpointForm, directory: Path) -> PreTrainedModel:
-        model, state = _stock(resident) if form == "stock" else _native(resident, directory)
+    def build(self, resident: Resident, edit: Edit, form: CheckpointForm, directory: Path) -> PreTrainedModel:
+        assert isinstance(edit, FactorLlmEdit)
+        model, state = _stock(resident, edit) if form == "stock" else _native(resident, edit, directory)
         shared = {name: tensor for name, tensor in resident.model.state_dict().items() if name not in state}
         return filled(model, shared | state, resident.model)
 
 
-def _stock(resident: Resident) -> tuple[PreTrainedModel, dict[str, Tensor]]:
+def _stock(resident: Resident, edit: FactorLlmEdit) -> tuple[PreTrainedModel, dict[str, Tensor]]:
     """A Mixtral on the meta device, and the tensors of its networks."""
-    edit = _edit(resident)
     state: dict[str, Tensor] = {}
     for i, layer in enumerate(resident.dense_layers):
         assert layer.gate is not None
@@ -73,9 +74,9 @@ def _stock(resident: Resident) -> tuple[PreTrainedModel, dict[str, Tensor]]:
     return empty_mixtral(resident, edit.experts, edit.width // edit.experts), state
 
 
-def _native(resident: Resident, directory: Path) -> tuple[PreTrainedModel, dict[str, Tensor]]:
+def _native(resident: Resident, edit: FactorLlmEdit, directory: Path) -> tuple[PreTrainedModel, dict[str, Tensor]]:
     """The native model on the meta device, its code written, and the tensors of its networks."""
-    edit, source = _edit(resident), resident.model
+    source = resident.model
     model_class = write_native_dense(
         resident,
         directory,
@@ -114,12 +115,6 @@ def _tensors(layer: DenseLayer) -> dict[str, Tensor]:
         for name, part in parts.items()
         for kind, tensor in part.state_dict(keep_vars=False).items()
     }
-
-
-def _edit(resident: Resident) -> FactorLlmEdit:
-    edit = resident.applied
-    assert isinstance(edit, FactorLlmEdit)
-    return edit
 
 
 def factorized_network_use(module: Any, config: Any) -> ModuleUse:

@@ -26,8 +26,8 @@ class NanoMoeExporter:
     def form(self, resident: Resident, edit: Edit) -> CheckpointForm:
         return "native"
 
-    def summary(self, resident: Resident, form: CheckpointForm) -> ExportSummary:
-        edit = _edit(resident)
+    def summary(self, resident: Resident, edit: Edit, form: CheckpointForm) -> ExportSummary:
+        assert isinstance(edit, NanoMoeEdit)
         title = family_of(resident.model.config, resident.config.path).title
         what = "low-rank" if edit.form.variant == "low_rank" else "block-mixed"
         return ExportSummary(
@@ -46,8 +46,9 @@ class NanoMoeExporter:
             ),
         )
 
-    def build(self, resident: Resident, form: CheckpointForm, directory: Path) -> PreTrainedModel:
-        source, edit = resident.model, _edit(resident)
+    def build(self, resident: Resident, edit: Edit, form: CheckpointForm, directory: Path) -> PreTrainedModel:
+        assert isinstance(edit, NanoMoeEdit)
+        source = resident.model
         model_class = write_native(
             source,
             directory,
@@ -64,12 +65,6 @@ class NanoMoeExporter:
             prefix = f"model.layers.{layer.index}.mlp.experts."
             state |= {prefix + name: tensor for name, tensor in originals_of(resident, ordinal).items()}
         return filled(model, state, source)
-
-
-def _edit(resident: Resident) -> NanoMoeEdit:
-    edit = resident.applied
-    assert isinstance(edit, NanoMoeEdit)
-    return edit
 
 
 def _parameters_before(resident: Resident, edit: NanoMoeEdit) -> int:

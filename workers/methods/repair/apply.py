@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,13 +14,19 @@ from moevolve.workers.methods.base import Edit, Tokens
 from moevolve.workers.methods.contract import Applicator, ModelParts
 from moevolve.workers.methods.outputs import Features, LayerOutput, Recombinable, Repairable
 from moevolve.workers.methods.repair.edit import RepairedEdit
-from moevolve.workers.methods.repair.ridge import Fit, fit_ridge
+from moevolve.workers.methods.repair.ridge import Fit, Outcome, fit_ridge
 from moevolve.workers.methods.repair.streams import Seen, Streams
 
 _CHECKED = 8
 """Every so many sequences one is not fitted but checked."""
 _KEPT_BYTES = 512 << 20
 """Most bytes of fitted layers that are kept for candidates to come."""
+
+_TARGETS = {
+    "global": "the unedited model's residual stream behind each layer",
+    "local": "what each unedited layer makes of the same input",
+}
+"""What recipes call a target, in words."""
 
 
 class RepairApplicator:
@@ -30,16 +36,17 @@ class RepairApplicator:
     it takes its first layers over, bit for bit.
 
     Attributes:
-        fits: of the edit that is on the model, output by output; None where nothing was changed.
+        outcomes: of the edit that is on the model, output by output; None where nothing was changed.
     """
 
     def __init__(self, parts: ModelParts) -> None:
         """Fit nothing yet."""
         self._parts = parts
         self._base: Applicator | None = None
+        self._edit: RepairedEdit | None = None
         self._reference: _Reference | None = None
         self._kept = _KeptLayers(_KEPT_BYTES)
-        self.fits: list[Fit | None] = []
+        self.outcomes: list[Outcome | None] = []
 
     @torch.inference_mode()
     def apply(self, edit: Edit) -> None:
@@ -52,13 +59,29 @@ class RepairApplicator:
         reference = self._reference_for(edit)
         self._base = base
         base.apply(edit.base)
-        self.fits = _Repair(edit, reference, self._kept).run(base.outputs())
+        self.outcomes = _Repair(edit, reference, self._kept).run(base.outputs())
+        self._edit = edit
 
     def revert(self) -> None:
         """See `Applicator.revert`."""
         if self._base is not None:
             self._base.revert()
             self._base = None
+
+    def report(self) -> tuple[tuple[str, str], ...]:
+        """See `ReportingApplicator`."""
+        assert self._edit is not None and self._reference is not None, "there is no edit on the model"
+        checked, repaired = self._reference.checked, [each for each in self.outcomes if each is not None]
+        held = int(checked.sum())
+        strengths = Counter(each.strength for each in repaired)
+        left = [each.after / each.before for each in repaired] or [1.0]
+        return (
+            ("repair", f"ridge regression of output projections toward {_TARGETS[self._edit.recipe.target]}"),
+            ("repaired outputs", f"{len(repaired)} of {len(self.outcomes)}"),
+            ("fitted on", f"{len(checked) - held:,} tokens of calibration prompts, checked on {held:,} of others"),
+            ("strengths", ", ".join(f"{each:g} ({count})" for each, count in sorted(strengths.items())) or "-"),
+            ("squared error on checked tokens", f"{min(left):.1%} to {max(left):.1%} of what it was"),
+        )
 
     def _reference_for(self, edit: RepairedEdit) -> _Reference:
         """What the unedited model makes of the rows; it is unedited now."""
@@ -104,13 +127,13 @@ class _Fitted:
         neurons: that were put in place first; None leaves the edit's own.
         changes: of the weights, by columns of the features.
         state: the residual stream behind the layer, [tokens, hidden].
-        fit: how it went; None where nothing was changed.
+        outcome: how it went; None where nothing was changed.
     """
 
     neurons: Tensor | None
     changes: tuple[tuple[slice, Tensor], ...]
     state: Tensor
-    fit: Fit | None
+    outcome: Outcome | None
 
     @property
     def nbytes(self) -> int:
@@ -147,16 +170,16 @@ class _Repair:
         self._names = edit.layer_hashes
         self._memory = edit.recipe.memory_mb << 20
 
-    def run(self, outputs: Sequence[LayerOutput]) -> list[Fit | None]:
+    def run(self, outputs: Sequence[LayerOutput]) -> list[Outcome | None]:
         """Fit all layers; how it went, output by output."""
-        state, layer, fits = self._reference.states[0], 0, []
+        state, layer, outcomes = self._reference.states[0], 0, []
         for ordinal, output in enumerate(outputs):
             for between in range(layer, output.layer):
                 state, _ = self._reference.streams.through(between, state)
             fitted = self._take_over(output, self._names[ordinal]) or self._fit(output, state, self._names[ordinal])
             state, layer = fitted.state, output.layer + 1
-            fits.append(fitted.fit)
-        return fits
+            outcomes.append(fitted.outcome)
+        return outcomes
 
     def _take_over(self, output: LayerOutput, name: str) -> _Fitted | None:
         """What was fitted for a candidate that begins like this one."""
@@ -181,12 +204,14 @@ class _Repair:
         else:
             with output.unedited():
                 target, _ = streams.through(output.layer, state)
-        features = output.features(seen, self._memory)
+        features = output.features(seen)
         checked = self._reference.checked.to(after.device)
         fit = fit_ridge(features, target.float() - after.float(), checked, recipe.strengths, self._memory)
-        changes = () if fit is None else _apply(fit, features, output, after)
-        fitted = _Fitted(neurons, changes, after, fit)
-        self._kept.put(name, fitted)
+        fitted = (
+            _Fitted(neurons, (), after, None) if fit is None else self._apply(fit, features, output, after, neurons)
+        )
+        if fit is None or fitted.changes:
+            self._kept.put(name, fitted)
         return fitted
 
     def _recombine(self, output: LayerOutput, seen: Seen) -> Tensor | None:
@@ -196,13 +221,15 @@ class _Repair:
             raise UserError("repair.neurons: only experts of a mixture can be filled with neurons of others")
         return output.recombine(seen, self._recipe.neurons, self._memory)
 
-
-def _apply(fit: Fit, features: Features, output: LayerOutput, after: Tensor) -> tuple[tuple[slice, Tensor], ...]:
-    """Change a layer's weights, and the residual stream `after` it as they do; what was changed."""
-    changes, stream = [], after.float()
-    for block in features.blocks():
-        change = fit.change(block)
-        stream[block.tokens] += block.values @ output.add(block.columns, change)
-        changes.append((block.columns, change))
-    after.copy_(stream)
-    return tuple(changes)
+    def _apply(
+        self, fit: Fit, features: Features, output: LayerOutput, after: Tensor, neurons: Tensor | None
+    ) -> _Fitted:
+        """Change a layer's weights, and the residual stream behind it as they do."""
+        keeps = 4 * features.width * after.shape[1] + after.nbytes <= _KEPT_BYTES
+        changes, stream = [], after.float()
+        for block in features.blocks(self._memory // 2):
+            change = fit.change(block)
+            stream[block.tokens] += block.values @ output.add(block.columns, change)
+            if keeps:
+                changes.append((block.columns, change))
+        return _Fitted(neurons, tuple(changes), stream.to(after.dtype), fit.outcome)

@@ -12,7 +12,7 @@ none at all where that is no less than without a change.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -21,7 +21,23 @@ from moevolve.evaluators.errors import UserError
 from moevolve.workers.methods.outputs import FeatureBlock, Features
 
 _ROWS = 1024
-"""Rows of a product that is turned to float64 at once."""
+"""Rows of a product that are added to float64 at once."""
+_BLOCKS_SHARE = 8
+"""One part in so many of the memory stays for the features' blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a fit went.
+
+    Attributes:
+        strength: the one that was taken.
+        before, after: squared error on the checked tokens, without the change and with it.
+    """
+
+    strength: float
+    before: float
+    after: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,22 +45,19 @@ class Fit:
     """A fitted change.
 
     Attributes:
-        strength: the one that was taken.
-        before, after: squared error on the checked tokens, without the change and with it.
-        weights: primal: the change, float64 [width, hidden].
+        outcome: how it went.
+        weights: primal: the change, float32 [width, hidden].
         duals: dual: `alpha` of the change `phi^T alpha`, float32 [tokens, hidden], zero on checked tokens.
     """
 
-    strength: float
-    before: float
-    after: float
+    outcome: Outcome
     weights: Tensor | None = field(default=None, repr=False)
     duals: Tensor | None = field(default=None, repr=False)
 
     def change(self, block: FeatureBlock) -> Tensor:
         """Of the weights of a block's columns, float32 [columns, hidden]."""
         if self.weights is not None:
-            return self.weights[block.columns].float()
+            return self.weights[block.columns]
         assert self.duals is not None
         return block.values.t() @ self.duals[block.tokens]
 
@@ -59,35 +72,33 @@ def fit_ridge(
         residual: what is missing, float32 [tokens, hidden], on the device that features are made on.
         checked: bool [tokens], those that are not fitted.
         strengths: to try.
-        memory: bytes that may be taken beside the features' blocks.
+        memory: bytes that may be taken beside `residual`.
 
     Returns:
         None where no change is finite and leaves less error on the checked tokens than there was.
 
     Raises:
-        UserError: the system takes more memory than it may.
+        UserError: it takes more memory than it may.
     """
     tokens, hidden = residual.shape
     needed = fit_bytes(features.width, tokens, hidden)
-    if needed > memory:
+    if needed > memory - memory // _BLOCKS_SHARE:
         raise UserError(
-            f"repair: fitting {features.width} features on {tokens} tokens takes {needed / 2**20:,.0f} MiB, and "
-            f"memory_mb allows {memory / 2**20:,.0f}; use fewer tokens, or allow more"
+            f"repair: fitting {features.width} features on {tokens} tokens takes {needed / 2**20:,.0f} MiB beside one "
+            f"part in {_BLOCKS_SHARE} for the features, and memory_mb is {memory >> 20:,}; fit fewer tokens, or allow "
+            "more"
         )
-    before = float(residual[checked].double().square().sum())
     solve = _primal if features.width <= tokens else _dual
-    found = solve(features, residual, checked, strengths)
-    best = min(found, key=lambda fit: fit.after, default=None)
-    if best is None or not best.after < before:
-        return None
-    return replace(best, before=before)
+    return solve(features, residual, checked, strengths, memory - needed)
 
 
 def fit_bytes(width: int, tokens: int, hidden: int) -> int:
-    """What `fit_ridge` takes at most beside the features' blocks: the system, its factor, and both sides."""
+    """What `fit_ridge` takes at most beside the features' blocks: the system, its factor, both sides, and products."""
+    rows = min(_ROWS, tokens)
     if width <= tokens:
-        return 4 * tokens * width + 2 * 8 * width * width + 3 * 8 * width * hidden
-    return 2 * 8 * tokens * tokens + 3 * 8 * tokens * hidden
+        features = 4 * (tokens + tokens // 8 + rows) * width
+        return features + 2 * 8 * width * width + 4 * 8 * width * hidden + 3 * 4 * (tokens // 8 + rows) * hidden
+    return 2 * 8 * tokens * tokens + 4 * 8 * tokens * hidden + 3 * 8 * rows * tokens
 
 
 def fit_flops(width: int, tokens: int, hidden: int, strengths: int, density: float = 1.0) -> int:
@@ -98,53 +109,74 @@ def fit_flops(width: int, tokens: int, hidden: int, strengths: int, density: flo
         strengths: how many are tried.
         density: share of the tokens on which a column isn't zero; the dual form leaves zeros out.
     """
+    held = tokens // 8
+    fitted = tokens - held
     if width <= tokens:
-        form = 2 * tokens * width * (width + hidden)
-        return form + strengths * (width**3 // 3 + 2 * width * width * hidden + tokens * width * hidden // 4)
-    form = int(2 * (density * tokens) ** 2 * width)
-    solved = strengths * (tokens**3 // 3 + 2 * tokens * tokens * hidden)
-    return form + solved + int(2 * density * tokens * width * hidden)
+        form = 2 * fitted * width * (width + hidden)
+        return form + strengths * (width**3 // 3 + 2 * width * width * hidden + 2 * held * width * hidden)
+    # Half of the symmetric products, and the change itself.
+    form = int((density * tokens) ** 2 * width + 2 * density * tokens * width * hidden)
+    return form + strengths * (fitted**3 // 3 + 2 * fitted * fitted * hidden + 2 * held * fitted * hidden)
 
 
-def _primal(features: Features, residual: Tensor, checked: Tensor, strengths: Sequence[float]) -> list[Fit]:
+def _primal(
+    features: Features, residual: Tensor, checked: Tensor, strengths: Sequence[float], memory: int
+) -> Fit | None:
     phi = residual.new_zeros(len(residual), features.width)
-    for block in features.blocks():
+    for block in features.blocks(memory):
         phi[block.tokens, block.columns] = block.values
-    fitted, held = ~checked, phi[checked]
     gram = residual.new_zeros(features.width, features.width, dtype=torch.float64)
     right = residual.new_zeros(features.width, residual.shape[1], dtype=torch.float64)
-    for part in fitted.nonzero()[:, 0].split(_ROWS):
+    for part in (~checked).nonzero()[:, 0].split(_ROWS):
         rows = phi[part]
         gram += rows.t() @ rows
         right += rows.t() @ residual[part]
-    scale = float(gram.diagonal().mean())
-    missing, fits = residual[checked], []
-    for strength, weights in _solutions(gram, right, scale, strengths):
-        after = float((missing - held @ weights.float()).double().square().sum())
-        fits.append(Fit(strength, 0.0, after, weights=weights))
-    return [fit for fit in fits if fit.after < float("inf")]
+    held, missing = phi[checked], residual[checked]
+    before, best = _squares(missing), None
+    for strength, solved in _solutions(gram, right, float(gram.diagonal().mean()), strengths):
+        weights = solved.float()
+        outcome = Outcome(strength, before, _squares(missing - held @ weights))
+        if outcome.after < (before if best is None else best.outcome.after):
+            best = Fit(outcome, weights=weights)
+    return best
 
 
-def _dual(features: Features, residual: Tensor, checked: Tensor, strengths: Sequence[float]) -> list[Fit]:
+def _dual(features: Features, residual: Tensor, checked: Tensor, strengths: Sequence[float], memory: int) -> Fit | None:
+    # Fitted tokens first, so that their part of the products is a corner.
+    order = checked.int().argsort(stable=True)
+    place, fitted = order.argsort(), int((~checked).sum())
     gram = residual.new_zeros(len(residual), len(residual), dtype=torch.float64)
-    for block in features.blocks():
-        for values, tokens in zip(block.values.split(_ROWS), block.tokens.split(_ROWS), strict=True):
-            gram[tokens[:, None], block.tokens] += (values @ block.values.t()).double()
-    rows, held = (~checked).nonzero()[:, 0], checked.nonzero()[:, 0]
-    across = gram[held][:, rows].float()
-    gram = gram[rows][:, rows]
+    for block in features.blocks(memory):
+        places, by_place = place[block.tokens].sort()
+        values = block.values[by_place]
+        # The lower triangle is all that is read.
+        for end in range(_ROWS, len(values) + _ROWS, _ROWS):
+            rows = slice(end - _ROWS, end)
+            gram[places[rows, None], places[:end]] += values[rows] @ values[:end].t()
+    across, gram = gram[fitted:, :fitted], gram[:fitted, :fitted]
+    missing = residual[checked]
+    before, best = _squares(missing), None
     scale = float(gram.diagonal().sum()) / features.width
-    missing, fits = residual[held], []
-    for strength, solved in _solutions(gram, residual[rows].double(), scale, strengths):
-        after = float((missing - across @ solved.float()).double().square().sum())
-        duals = torch.zeros_like(residual)
-        duals[rows] = solved.float()
-        fits.append(Fit(strength, 0.0, after, duals=duals))
-    return [fit for fit in fits if fit.after < float("inf")]
+    for strength, solved in _solutions(gram, residual[~checked].double(), scale, strengths):
+        outcome = Outcome(strength, before, _squares(missing - (across @ solved).float()))
+        if outcome.after < (before if best is None else best.outcome.after):
+            best = Fit(outcome, duals=torch.zeros_like(residual).index_copy_(0, order[:fitted], solved.float()))
+    return best
+
+
+def _squares(error: Tensor) -> float:
+    return float(error.double().square().sum())
 
 
 def _solutions(gram: Tensor, right: Tensor, scale: float, strengths: Sequence[float]) -> Iterator[tuple[float, Tensor]]:
-    """Of `(gram + strength * scale * I) x = right`; a system that is not positive definite has none."""
+    """Of `(gram + strength * scale * I) x = right`; a system that is not positive definite has none.
+
+    Args:
+        gram: float64, of which the lower triangle is read; its diagonal is changed.
+        right: float64.
+        scale: mean square of the features, summed over tokens.
+        strengths: to try.
+    """
     if not 0 < scale < float("inf"):
         return
     present = gram.diagonal().clone()
@@ -152,4 +184,5 @@ def _solutions(gram: Tensor, right: Tensor, scale: float, strengths: Sequence[fl
         gram.diagonal().copy_(present + strength * scale)
         factor, failed = torch.linalg.cholesky_ex(gram)
         if not int(failed):
-            yield strength, torch.cholesky_solve(right, factor)
+            half = torch.linalg.solve_triangular(factor, right, upper=False)
+            yield strength, torch.linalg.solve_triangular(factor.mT, half, upper=True)

@@ -81,7 +81,7 @@ class Streams:
         found = _Collected(self.tokens)
         for batch in self._batches:
             hidden = state.new_zeros(batch.ids.numel(), state.shape[1])
-            hidden[batch.real] = state[batch.places]
+            hidden[batch.real.to(state.device)] = state[batch.places.to(state.device)]
             out = self._run(batch, layer, self._layers[layer], hidden.view(*batch.ids.shape, -1))
             found.take(batch, (out, *(() if watched is None else watched.pop())))
         return found.seen[0], found.seen[1:]

@@ -42,9 +42,9 @@ class ToMoeExporter:
         )
         return "stock" if whole_heads and not _ties(edit) and fits_mixtral(resident) else "native"
 
-    def summary(self, resident: Resident, form: CheckpointForm) -> ExportSummary:
-        edit, title = _edit(resident), resident.dense_layers[0].family.title
-        widths = edit.widths
+    def summary(self, resident: Resident, edit: Edit, form: CheckpointForm) -> ExportSummary:
+        assert isinstance(edit, ToMoeEdit)
+        title, widths = resident.dense_layers[0].family.title, edit.widths
         rows = [("neurons per expert", f"{widths.min()} to {widths.max()} of {edit.width}")]
         if edit.heads is not None:
             heads = edit.heads
@@ -71,8 +71,9 @@ class ToMoeExporter:
             rows=tuple(rows),
         )
 
-    def build(self, resident: Resident, form: CheckpointForm, directory: Path) -> PreTrainedModel:
-        model, state = _stock(resident) if form == "stock" else _native(resident, directory)
+    def build(self, resident: Resident, edit: Edit, form: CheckpointForm, directory: Path) -> PreTrainedModel:
+        assert isinstance(edit, ToMoeEdit)
+        model, state = _stock(resident, edit) if form == "stock" else _native(resident, edit, directory)
         wanted = set(model.state_dict())
         shared = {name: tensor for name, tensor in _dense_state(resident).items() if name in wanted}
         return filled(model, shared | state, resident.model)
@@ -87,9 +88,8 @@ def _ties(edit: ToMoeEdit) -> bool:
     return False
 
 
-def _stock(resident: Resident) -> tuple[PreTrainedModel, dict[str, Tensor]]:
+def _stock(resident: Resident, edit: ToMoeEdit) -> tuple[PreTrainedModel, dict[str, Tensor]]:
     """A Mixtral on the meta device, and the tensors of its networks."""
-    edit = _edit(resident)
     width = -(-int(edit.widths.max()) // _ALIGNMENT) * _ALIGNMENT
     state: dict[str, Tensor] = {}
     for i, layer in enumerate(resident.dense_layers):
@@ -105,9 +105,9 @@ def _stock(resident: Resident) -> tuple[PreTrainedModel, dict[str, Tensor]]:
     return empty_mixtral(resident, edit.experts, width), state
 
 
-def _native(resident: Resident, directory: Path) -> tuple[PreTrainedModel, dict[str, Tensor]]:
+def _native(resident: Resident, edit: ToMoeEdit, directory: Path) -> tuple[PreTrainedModel, dict[str, Tensor]]:
     """The native model on the meta device, its code written, and the tensors of its masked parts."""
-    edit, source = _edit(resident), resident.model
+    source = resident.model
     model_class = write_native_dense(
         resident,
         directory,
@@ -203,12 +203,6 @@ def _parameters(resident: Resident) -> int:
             if part is not None:
                 seen |= {id(each): each.numel() for each in part.parameters()}
     return sum(seen.values())
-
-
-def _edit(resident: Resident) -> ToMoeEdit:
-    edit = resident.applied
-    assert isinstance(edit, ToMoeEdit)
-    return edit
 
 
 def masked_network_use(module: Any, config: Any) -> ModuleUse:
