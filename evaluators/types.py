@@ -11,9 +11,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Split = Literal["search", "dev", "test"]
+Split = Literal["calibration", "search", "dev", "test"]
 Positions = Literal["text", "answer", "greedy"]
-SPLITS: tuple[Split, ...] = ("search", "dev", "test")
+SPLITS: tuple[Split, ...] = ("calibration", "search", "dev", "test")
+SCORED: tuple[Split, ...] = ("search", "dev", "test")
+"""Splits that models are scored on; `calibration` is measured on only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,8 @@ class PreparedSplit:
 
     Attributes:
         task: name of the task.
-        split: `search` (fitness), `dev` (re-ranking) or `test` (reported, never searched on).
+        split: `calibration` (what methods measure on; answers may be absent, and no fitness reads it), `search`
+            (fitness), `dev` (re-ranking) or `test` (reported, never searched on).
         fitness: name of what makes a score of the model's answers; see `moevolve.evaluators.fitness`.
         metric: name of the metric that turns per-example outcomes into the score.
         matching: how an answer is compared with the references.
@@ -133,7 +136,7 @@ class SplitResult:
         gold_logprob: mean over examples, in nats, <= 0: the gold answer's log-probability per token, or what the
             fitness has in its place; see `moevolve.evaluators.fitness.base.Fitness.outcomes`.
         outcomes: float32 [examples], each example's contribution in [0, 1].
-        seconds: it took on a worker.
+        seconds: it took on a worker; of several splits, making the edit counts with the first.
         spared: share of the layers' work on prompts, in [0, 1], that earlier candidates' hidden states made needless.
     """
 

@@ -17,6 +17,7 @@ from moevolve.store.errors import StoreError
 from moevolve.store.lineage import find_individual, nearest
 from moevolve.store.records import (
     INDIVIDUAL_COLUMNS,
+    SCORED,
     SPLITS,
     BestRow,
     EvaluationRecord,
@@ -29,8 +30,6 @@ from moevolve.store.records import (
 )
 from moevolve.store.session import chunks
 from moevolve.store.tables import contexts, evaluations, exports, individuals, parents, search_tasks, searches
-
-_SPLIT_ORDER = {"search": 0, "dev": 1, "test": 2}
 
 
 def read_searches(connection: Connection) -> list[SearchSummary]:
@@ -91,7 +90,7 @@ def read_individual(connection: Connection, ref: str) -> IndividualDetail:
     )
     here = list(connection.execute(ids).scalars())
     found = read_evaluations(connection, here, [individual.phenotype_hash])
-    found.sort(key=lambda one: (one.task, _SPLIT_ORDER[one.split], one.task_fingerprint))
+    found.sort(key=lambda one: (one.task, SPLITS.index(one.split), one.task_fingerprint))
     return IndividualDetail(
         search=search,
         individual=individual,
@@ -173,9 +172,9 @@ def known_tasks(connection: Connection) -> list[str]:
 
 def best(connection: Connection, task: str, where: Filter, limit: int, by: Split) -> list[BestRow]:
     """The ranking behind `Store.best`, for one task."""
-    if by not in SPLITS or limit < 1:
+    if by not in SCORED or limit < 1:
         raise StoreError(
-            f"a ranking needs a split of {', '.join(SPLITS)} and a limit from 1 on, got {by!r} and {limit}"
+            f"a ranking needs a split of {', '.join(SCORED)} and a limit from 1 on, got {by!r} and {limit}"
         )
     here = _contexts(connection, task, where.search)
     rows = _top(connection, here, by, where, limit)
@@ -188,8 +187,8 @@ def best(connection: Connection, task: str, where: Filter, limit: int, by: Split
 
 def pareto(connection: Connection, task: str, split: Split, search: SearchRecord | None) -> list[BestRow]:
     """The front behind `Store.pareto`: one step per number of parameters, kept where the score rises."""
-    if split not in SPLITS:
-        raise StoreError(f"a Pareto front needs a split of {', '.join(SPLITS)}, got {split!r}")
+    if split not in SCORED:
+        raise StoreError(f"a Pareto front needs a split of {', '.join(SCORED)}, got {split!r}")
     here = _contexts(connection, task, search)
     tops: dict[int, float] = {}
     for context in here:

@@ -15,10 +15,12 @@ SearchStatus = Literal["created", "running", "interrupted", "finished", "failed"
 IndividualStatus = Literal["pending", "ok", "failed"]
 FailureKind = Literal["candidate", "worker", "timeout"]
 """Whose fault a failure is: the candidate's own, its workers' that died again and again, or the limit on time."""
-Split = Literal["search", "dev", "test"]
+Split = Literal["calibration", "search", "dev", "test"]
 ExportForm = Literal["stock", "native"]
 
-SPLITS: tuple[Split, ...] = ("search", "dev", "test")
+SPLITS: tuple[Split, ...] = ("calibration", "search", "dev", "test")
+SCORED: tuple[Split, ...] = ("search", "dev", "test")
+"""Splits that evaluations and rankings are on; `calibration` is measured on only."""
 SEARCH_STATUSES: tuple[SearchStatus, ...] = ("created", "running", "interrupted", "finished", "failed")
 FULL_MODEL = "full"
 """Phenotype hash under which evaluations of the unedited model are kept."""
@@ -78,9 +80,10 @@ class SearchTaskRecord:
 
     Attributes:
         task: name of the task.
-        split: `search`, `dev` or `test`.
+        split: `calibration`, `search`, `dev` or `test`.
         task_fingerprint: identity of the prepared split.
-        weight: of the task in the fitness; 0 for splits beside it: what breaks ties, and tasks held out.
+        weight: of the task in the fitness; 0 for splits beside it: what was measured on, what breaks ties, and
+            tasks held out.
     """
 
     task: str

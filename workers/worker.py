@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from moevolve.evaluators.errors import CandidateError
+from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.fitness.registry import FITNESSES
 from moevolve.evaluators.fitness.runner import run_split
 from moevolve.evaluators.types import PreparedSplit, SplitResult
@@ -65,7 +65,6 @@ class EvaluationWorker:
         resident = self._resident
         self._reuse = LayerReuse(resident.model, resident.layer_keys, reuse_bytes) if reuse_bytes else None
         self._engine = GenerationEngine(resident.model, resident.tokenizer, engine, shortcuts, self._reuse)
-        self._settings = engine
         self._name = f"{socket.gethostname()}/{os.getpid()}"
 
     @property
@@ -92,10 +91,12 @@ class EvaluationWorker:
         failed_on = tuple(split.fingerprint for split in splits)
         try:
             self._remember(splits)
+            begun = time.perf_counter()
             with self._resident.edited(request.edit):
                 for split in splits:
                     failed_on = (split.fingerprint,)
-                    results[split.fingerprint] = self._score(split)
+                    results[split.fingerprint] = self._score(split, begun)
+                    begun = time.perf_counter()
         except CandidateError as error:
             failure = str(error)
         except Exception as error:  # noqa: BLE001 - a candidate's own fault never stops a search
@@ -115,22 +116,26 @@ class EvaluationWorker:
         """Make a calibration on the unedited model, as a safetensors file.
 
         Raises:
-            UserError: the model isn't one that the recipe is for.
+            UserError: the model isn't one that the recipe is for, or its own numbers are not finite.
         """
         self._resident.restore()
-        return calibrate(self._resident, self._settings, recipe, splits).to_bytes()
+        try:
+            return calibrate(self._resident, self._engine, recipe, splits).to_bytes()
+        except CandidateError as error:
+            raise UserError(f"the unedited model can't be measured: {error}") from None
 
     def analyse(self, request: UsageRequest, split: PreparedSplit) -> Usage:
-        """Count what the routers choose under an edit, on a split's prompts and gold answers; revert.
+        """Count what the routers choose under an edit, on a split's prompts and answers; revert.
+
+        Where there is no gold answer, it is the unedited model's.
 
         Raises:
             UserError: the edit doesn't fit this model, or there are no prompts.
             CandidateError: the edit's values are at fault.
         """
         limit = sys.maxsize if request.tokens is None else request.tokens
-        return analyse_usage(
-            self._resident, request.edit, token_sequences(self._resident, self._settings, (split,), limit)
-        )
+        self._resident.revert()
+        return analyse_usage(self._resident, request.edit, token_sequences(self._engine, (split,), limit))
 
     def _remember(self, splits: tuple[PreparedSplit, ...]) -> None:
         """Let the engine keep what the unedited model predicts, where candidates are compared with it."""
@@ -139,14 +144,13 @@ class EvaluationWorker:
             if FITNESSES[split.fitness].compares:
                 self._engine.remember(split)
 
-    def _score(self, split: PreparedSplit) -> SplitResult:
-        """Score the model as it is on one split."""
-        started = time.perf_counter()
+    def _score(self, split: PreparedSplit, begun: float) -> SplitResult:
+        """Score the model as it is on one split; what is done since `begun` counts as its time."""
         if self._reuse is not None:
             self._reuse.work = self._reuse.spared = 0
         result = run_split(self._engine, split)
         spared = 0.0 if self._reuse is None else self._reuse.spared / max(self._reuse.work, 1)
-        return replace(result, seconds=time.perf_counter() - started, spared=spared)
+        return replace(result, seconds=time.perf_counter() - begun, spared=spared)
 
 
 _DEVICE_FAULTS = ("CUDA", "CUBLAS", "CUDNN", "CUSPARSE", "CUSOLVER", "NCCL", "HIP error", "device-side assert")

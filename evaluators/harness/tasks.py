@@ -7,7 +7,8 @@ and need no data (`moevolve.evaluators.harness.judge`).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -26,7 +27,7 @@ from moevolve.evaluators.harness.files import (
 )
 from moevolve.evaluators.tasks.config import TaskConfig
 from moevolve.evaluators.tasks.datasets import Table
-from moevolve.evaluators.tasks.selection import check_disjoint, select_rows
+from moevolve.evaluators.tasks.selection import apart, check_disjoint, select_rows
 from moevolve.evaluators.types import Example, HarnessTask, PreparedSplit, Split
 
 _MOST = 256
@@ -65,7 +66,8 @@ def harness_task(name: str) -> TaskConfig:
 
     `test` is what lm-eval itself evaluates on: the test documents, or else the validation documents. `search` and `dev`
     take up to 256 documents each of the validation documents, or else of the training documents, shuffled. Where there
-    is nothing but what is evaluated on, `search` and `dev` take up to a third each, and `test` the rest.
+    is nothing but what is evaluated on, `search` and `dev` take up to a third each, and `test` the rest. `calibration`
+    takes up to 256 of the training documents that are left, half of them at most, so that few-shot examples are left.
 
     Args:
         name: `lm_eval:TASK`, or the path of a YAML behind the colon; `#METRIC` or `#METRIC,FILTER` may follow.
@@ -120,13 +122,14 @@ def load_harness(name: str) -> Harness:
     return Harness(task, path, _tables(task, name), chosen, filtered)
 
 
-def prepare_harness(task: TaskConfig, wanted: Iterable[Split]) -> dict[Split, PreparedSplit]:
+def prepare_harness(task: TaskConfig, wanted: Collection[Split]) -> dict[Split, PreparedSplit]:
     """Select a task's documents and make their prompts.
 
-    Few-shot examples are never documents of one of the splits.
+    Few-shot examples are never documents of one of the splits. Documents of `calibration` that ask what one of another
+    split asks, few-shot examples apart, or one before them, are left out.
 
     Raises:
-        UserError: documents can't be selected or rendered, or too few are left for few-shot examples.
+        UserError: documents can't be selected or rendered, or too few are left for few-shot examples or `calibration`.
     """
     loaded = load_harness(PREFIX + str(task.source.lm_eval))
     rows = {split: select_rows(loaded.tables[chosen.source], chosen) for split, chosen in task.splits.items()}
@@ -136,6 +139,16 @@ def prepare_harness(task: TaskConfig, wanted: Iterable[Split]) -> dict[Split, Pr
         split: [loaded.tables[task.splits[split].source].row(row) for row in found] for split, found in rows.items()
     }
     _keep_shots_apart(loaded, [document for group in documents.values() for document in group])
+    if "calibration" in wanted:
+        questions = {
+            split: [_asked(task, loaded, split, *pair) for pair in zip(found, documents[split], strict=True)]
+            for split, found in rows.items()
+        }
+        kept = apart(
+            questions.pop("calibration"), {each for group in questions.values() for each in group}, task.origin
+        )
+        rows["calibration"] = [rows["calibration"][place] for place in kept]
+        documents["calibration"] = [documents["calibration"][place] for place in kept]
     return {split: _prepare(task, loaded, split, rows[split], documents[split]) for split in wanted}
 
 
@@ -144,14 +157,12 @@ def _prepare(
 ) -> PreparedSplit:
     contexts, examples, texts = [], [], []
     for row, document in zip(rows, documents, strict=True):
-        place = f"{task.origin}: {loaded.tables[task.splits[split].source].place(row)}"
-        try:
-            contexts.append(_contexts(loaded.task, document, row))
+        with _made_into_prompts(task, loaded, split, row):
+            contexts.append(_contexts(loaded.task, document, row, loaded.task.config.num_fewshot or 0))
             examples.append(_example(loaded.task, document, contexts[-1]))
             texts.append(json.dumps(document, ensure_ascii=False))
-        except Exception as error:  # noqa: BLE001 - see `load_harness`
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            raise UserError(f"{place}: lm-eval can't make a prompt of it: {reason}") from None
+    if split == "calibration":
+        return task.prepared(split, tuple(examples))
     judged = HarnessTask(
         yaml=portable(loaded.path),
         config=describe(loaded.path),
@@ -164,9 +175,25 @@ def _prepare(
     return task.prepared(split, tuple(examples), judged if task.fitness == LmEval.name else None)
 
 
-def _contexts(task: Any, document: dict[str, Any], row: int) -> tuple[str, ...]:
-    """A document's prompt, or one prompt for each of its choices."""
-    shots = task.config.num_fewshot or 0
+@contextmanager
+def _made_into_prompts(task: TaskConfig, loaded: Harness, split: Split, row: int) -> Iterator[None]:
+    """Says whose document it is that no prompt can be made of."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - see `load_harness`
+        place = f"{task.origin}: {loaded.tables[task.splits[split].source].place(row)}"
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise UserError(f"{place}: lm-eval can't make a prompt of it: {reason}") from None
+
+
+def _asked(task: TaskConfig, loaded: Harness, split: Split, row: int, document: dict[str, Any]) -> tuple[str, ...]:
+    """What a document asks, few-shot examples left out."""
+    with _made_into_prompts(task, loaded, split, row):
+        return _contexts(loaded.task, document, row, 0)
+
+
+def _contexts(task: Any, document: dict[str, Any], row: int, shots: int) -> tuple[str, ...]:
+    """A document's prompt with `shots` examples before it, or one prompt for each of its choices."""
     if shots:
         task.set_fewshot_seed(_FEWSHOT_SEED + row)
     made = task.fewshot_context(document, num_fewshot=shots, gen_prefix=task.doc_to_prefix(document))
@@ -236,7 +263,13 @@ def _default_splits(loaded: Harness) -> dict[str, dict[str, Any]]:
     if not search or not dev:
         raise UserError(f"{loaded.name}: {count} documents in {source} are too few to be divided into splits")
     first = {"from": source, "seed": 0}
-    return {"search": first | {"count": search}, "dev": first | {"offset": search, "count": dev}, "test": test}
+    splits = {"search": first | {"count": search}, "dev": first | {"offset": search, "count": dev}, "test": test}
+    training = config.training_split
+    taken = search + dev if training == source else 0
+    left = len(loaded.tables[training]) - taken if training not in (None, evaluated) else 0
+    if left > 1:
+        splits["calibration"] = {"from": training, "seed": 0, "offset": taken, "count": min(_MOST, left // 2)}
+    return splits
 
 
 def _metric(task: Any, wanted: str, name: str) -> tuple[str, str]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
@@ -18,6 +18,8 @@ from moevolve.evaluators.yaml_files import explain_validation
 
 Count = Annotated[int, Field(ge=1)]
 Scalar = str | int | bool
+_ASIDE = 4
+"""Of so many rows of `search` one is set aside where a task has no rows of its own to measure on."""
 
 
 class TaskFileSection(BaseModel):
@@ -88,6 +90,8 @@ class Selection(TaskFileSection):
         offset: rows skipped.
         count: rows taken; None takes all that are left.
         indices: explicit row numbers from 0 (instead of everything above but `source`).
+        part: of the rows chosen so far, the last quarter (`aside`, at least one row) or those before it (`kept`); set
+            by `TaskConfig.with_calibration` only.
     """
 
     source: str = Field(alias="from")
@@ -99,6 +103,7 @@ class Selection(TaskFileSection):
     offset: int = Field(default=0, ge=0)
     count: Count | None = None
     indices: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    part: Literal["kept", "aside"] | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -110,6 +115,19 @@ class Selection(TaskFileSection):
         if not self.indices or len(set(self.indices)) != len(self.indices):
             raise ValueError("`indices` must name at least one row, and none twice")
         return self
+
+    @property
+    def stated(self) -> int | None:
+        """How many rows these are; None if that depends on the data."""
+        chosen = len(self.indices) if self.indices else self.count if self.per is None else None
+        return None if chosen is None else len(self.part_of(range(chosen)))
+
+    def part_of(self, rows: Sequence[int]) -> Sequence[int]:
+        """What of the rows chosen so far `part` leaves."""
+        if self.part is None:
+            return rows
+        border = len(rows) - max(1, len(rows) // _ASIDE)
+        return rows[border:] if self.part == "aside" else rows[:border]
 
 
 class MatchingConfig(TaskFileSection):
@@ -134,7 +152,8 @@ class TaskConfig(TaskFileSection):
         name: the task's name in commands, tables and the store; a task file's stem.
         description: one line for `moevolve tasks`.
         source: where the rows are.
-        splits: the rows of `search`, `dev` and `test`; a split that is absent can't be used.
+        splits: the rows of `calibration`, `search`, `dev` and `test`; a split that is absent can't be used. Rows of
+            `calibration` need the columns of the prompt only.
         fields: extra variables of the templates: name -> dotted path into the row, or several of which the first that
             exists counts (hub and original files name things differently).
         labels: column -> {value in the data: what it becomes}; keys are compared as text (`0`, `true`, `entailment`).
@@ -301,6 +320,20 @@ class TaskConfig(TaskFileSection):
             if split not in splits:
                 raise UserError(f"{self.origin}: there is no `{split}` split; it has: {', '.join(splits)}")
         return self._changed(splits=splits)
+
+    def with_calibration(self) -> TaskConfig:
+        """The same task, with rows to measure on.
+
+        Where it has no `calibration` split, a quarter of `search` is set aside: its last rows in its order, at least
+        one. `search` keeps the others.
+        """
+        if "calibration" in self.splits or "search" not in self.splits:
+            return self
+        splits = {
+            split: selection.model_dump(by_alias=True, exclude_unset=True) for split, selection in self.splits.items()
+        }
+        aside = {"calibration": splits["search"] | {"part": "aside"}, "search": splits["search"] | {"part": "kept"}}
+        return self._changed(splits=splits | aside)
 
     def with_fitness(self, fitness: str) -> TaskConfig:
         """The same data and prompts under another fitness, as a task of its own, `NAME@FITNESS`.

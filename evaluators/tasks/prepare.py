@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.tasks.config import TaskConfig
-from moevolve.evaluators.tasks.datasets import Table, load_table
-from moevolve.evaluators.tasks.selection import check_disjoint, select_rows
+from moevolve.evaluators.tasks.datasets import load_table
+from moevolve.evaluators.tasks.selection import apart, check_disjoint, select_rows
 from moevolve.evaluators.tasks.templates import ExampleTemplate
-from moevolve.evaluators.types import SPLITS, Example, PreparedSplit, Split
+from moevolve.evaluators.types import SCORED, SPLITS, Example, PreparedSplit, Split
 
 _LOG = logging.getLogger(__name__)
 
@@ -29,15 +29,18 @@ def prepare_split(task: TaskConfig, split: Split) -> PreparedSplit:
 def prepare_splits(task: TaskConfig, splits: Iterable[Split] | None = None) -> dict[Split, PreparedSplit]:
     """Loads, selects and renders several splits; each source split is loaded once.
 
+    Rows of `calibration` need what the prompt uses; they have answers if all of them have what answers use. Those whose
+    prompt also stands in another split of the task, or before them in `calibration`, are left out.
+
     Args:
         task: the task.
         splits: which ones; all that the task has by default.
 
     Returns:
-        Split -> prepared split, in the order `search`, `dev`, `test`.
+        Split -> prepared split, in the order `calibration`, `search`, `dev`, `test`.
 
     Raises:
-        UserError: as `prepare_split`.
+        UserError: as `prepare_split`, or no row of `calibration` is left.
     """
     wanted = tuple(task.splits) if splits is None else tuple(splits)
     for split in wanted:
@@ -47,32 +50,63 @@ def prepare_splits(task: TaskConfig, splits: Iterable[Split] | None = None) -> d
         from moevolve.evaluators.harness.tasks import prepare_harness
 
         return prepare_harness(task, [split for split in SPLITS if split in wanted])
-    tables = cache(lambda source: load_table(task.source, source))
-    template = ExampleTemplate(task)
-    prepared = {}
-    for split in (split for split in SPLITS if split in wanted):
-        table = tables(task.splits[split].source)
-        template.check_columns(table.columns, table.name)
-        prepared[split] = _prepare(task, split, table, template)
+    reader = _Reader(task)
+    scored = {split: reader.scored(split) for split in SCORED if split in wanted}
+    prepared = {split: task.prepared(split, examples) for split, examples in scored.items()}
+    if "calibration" in wanted:
+        elsewhere = {example.prompt for examples in scored.values() for example in examples}
+        for split in (split for split in SCORED if split in task.splits and split not in scored):
+            elsewhere.update(example.prompt for example in reader.prompts(split))
+        examples = reader.calibration()
+        kept = apart([example.prompt for example in examples], elsewhere, task.origin)
+        prepared = {"calibration": task.prepared("calibration", tuple(examples[i] for i in kept)), **prepared}
     _warn_of_repeats(task, prepared)
     return prepared
 
 
-def _prepare(task: TaskConfig, split: Split, table: Table, template: ExampleTemplate) -> PreparedSplit:
-    source = task.splits[split].source
-    rows = {name: select_rows(table, chosen) for name, chosen in task.splits.items() if chosen.source == source}
-    check_disjoint(rows, f"{task.origin}: {table.name}")
-    examples = tuple(
-        _checked(task, template.example(table.row(i), table.place(i)), table.place(i)) for i in rows[split]
-    )
-    return task.prepared(split, examples)
+class _Reader:
+    """Rows of a task's splits as examples; a source split is loaded once.
 
+    Args:
+        task: whose.
+    """
 
-def _checked(task: TaskConfig, example: Example, place: str) -> Example:
-    problem = task.kind.problem(example, task.matching.build())
-    if problem:
-        raise UserError(f"{task.origin}: {place}: {problem}")
-    return example
+    def __init__(self, task: TaskConfig) -> None:
+        self._task = task
+        self._tables = cache(lambda source: load_table(task.source, source))
+        self._template = ExampleTemplate(task)
+
+    def scored(self, split: Split) -> tuple[Example, ...]:
+        """Examples that can be scored."""
+        task, matching = self._task, self._task.matching.build()
+        examples = []
+        for place, example in self._rendered(split, self._template):
+            if problem := task.kind.problem(example, matching):
+                raise UserError(f"{task.origin}: {place}: {problem}")
+            examples.append(example)
+        return tuple(examples)
+
+    def prompts(self, split: Split) -> list[Example]:
+        """Prompts alone."""
+        return [example for _, example in self._rendered(split, ExampleTemplate(self._task, prompts_only=True))]
+
+    def calibration(self) -> list[Example]:
+        """Prompts, with answers if every row has them."""
+        try:
+            return [example for _, example in self._rendered("calibration", self._template)]
+        except UserError:
+            return self.prompts("calibration")
+
+    def _rendered(self, split: Split, template: ExampleTemplate) -> Iterator[tuple[str, Example]]:
+        """Examples, each after the place that it is from."""
+        task, source = self._task, self._task.splits[split].source
+        table = self._tables(source)
+        template.check_columns(table.columns, table.name)
+        # What is scored doesn't depend on whether there are rows to measure on.
+        names = [name for name in task.splits if name in (split, *SCORED) and task.splits[name].source == source]
+        rows = {name: select_rows(table, task.splits[name]) for name in names}
+        check_disjoint(rows, f"{task.origin}: {table.name}")
+        return ((table.place(row), template.example(table.row(row), table.place(row))) for row in rows[split])
 
 
 def _warn_of_repeats(task: TaskConfig, prepared: dict[Split, PreparedSplit]) -> None:

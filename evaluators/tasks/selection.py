@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import logging
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.tasks.config import Selection
 from moevolve.evaluators.tasks.datasets import Table
 from moevolve.evaluators.types import Split
+
+_LOG = logging.getLogger(__name__)
 
 
 def value_key(value: Any) -> str:
@@ -27,6 +30,18 @@ def select_rows(table: Table, selection: Selection) -> list[int]:
     Raises:
         UserError: an unknown column, or more rows asked for than there are.
     """
+    rows = _chosen(table, selection)
+    left = list(selection.part_of(rows))
+    if not left:
+        raise UserError(
+            f"{table.name}: the only row of `search` is set aside to measure on, and none is left; give the task a "
+            "`calibration` split, or `search` more rows"
+        )
+    return left
+
+
+def _chosen(table: Table, selection: Selection) -> list[int]:
+    """The rows before a part of them is taken."""
     if selection.indices is not None:
         beyond = [index for index in selection.indices if index >= len(table)]
         if beyond:
@@ -59,6 +74,32 @@ def check_disjoint(rows: Mapping[Split, list[int]], name: str) -> None:
                     "the same `seed` (or none) and separate `offset`/`count` ranges, or disjoint filters"
                 )
             owner[index] = split
+
+
+def apart(contents: Sequence[Hashable], elsewhere: Collection[Hashable], name: str) -> list[int]:
+    """The rows of `calibration` that no fitness reads, whatever their numbers are: each content once.
+
+    Args:
+        contents: of the rows: what is equal in two of them if they ask the same.
+        elsewhere: contents of the task's other splits.
+        name: of the task, for messages.
+
+    Raises:
+        UserError: none is left.
+    """
+    first = {content: row for row, content in reversed(list(enumerate(contents)))}
+    kept = sorted(row for content, row in first.items() if content not in elsewhere)
+    if not kept:
+        raise UserError(
+            f"{name}: all {len(contents)} rows of `calibration` have prompts that also stand in other splits; "
+            "give it other rows"
+        )
+    if len(kept) < len(contents):
+        _LOG.info(
+            "%s: %d of %d rows of `calibration` are left out: their prompts also stand in another split or before them",
+            *(name, len(contents) - len(kept), len(contents)),
+        )
+    return kept
 
 
 def _filtered(table: Table, selection: Selection) -> list[int]:

@@ -35,25 +35,33 @@ class ExampleTemplate:
 
     Args:
         task: whose templates to compile.
+        prompts_only: whether to leave answers, references and choices out.
 
     Raises:
         UserError: a template is not valid Jinja2.
     """
 
-    def __init__(self, task: TaskConfig) -> None:
+    def __init__(self, task: TaskConfig, prompts_only: bool = False) -> None:
         self._task = task
+        self._prompts_only = prompts_only
         self._prompt = self._text("prompt", task.prompt)
         self._answer = None if task.answer is None else self._text("answer", task.answer)
         self._references = self._list("references", task.references or ())
         self._choices = self._list("choices", task.choices)
+        used = self.variables()
+        # Rows need not have what only their answers use.
+        self._fields = {name: paths for name, paths in task.fields.items() if not prompts_only or name in used}
+        self._labels = {name: table for name, table in task.labels.items() if not prompts_only or name in used}
 
     def variables(self) -> dict[str, str]:
         """Variables the templates need from the data, each with the field of the task that uses it."""
         task = self._task
         used: dict[str, str] = {}
-        texts = {"prompt": (task.prompt,), "answer": (task.answer,) if task.answer else ()}
-        lists = {"references": _sources(task.references or ()), "choices": _sources(task.choices)}
-        for name, sources in (texts | lists).items():
+        needed: dict[str, tuple[str, ...]] = {"prompt": (task.prompt,)}
+        if not self._prompts_only:
+            needed["answer"] = (task.answer,) if task.answer else ()
+            needed |= {"references": _sources(task.references or ()), "choices": _sources(task.choices)}
+        for name, sources in needed.items():
             for source in sources:
                 for variable in sorted(meta.find_undeclared_variables(_ENVIRONMENT.parse(source))):
                     used.setdefault(variable, name)
@@ -71,15 +79,15 @@ class ExampleTemplate:
         """
         known = ", ".join(columns)
         for variable, used_by in self.variables().items():
-            if variable not in columns and variable not in self._task.fields:
+            if variable not in columns and variable not in self._fields:
                 raise UserError(f"{self._task.origin}: field {used_by} uses `{variable}`, "
                                 f"but {name} has no such column; it has: {known}")  # fmt: skip
-        for variable, paths in self._task.fields.items():
+        for variable, paths in self._fields.items():
             if not any(path.split(".")[0] in columns for path in paths):
                 raise UserError(f"{self._task.origin}: field fields.{variable} looks for {' or '.join(paths)}, "
                                 f"but {name} has no such column; it has: {known}")  # fmt: skip
-        for column in self._task.labels:
-            if column not in columns and column not in self._task.fields:
+        for column in self._labels:
+            if column not in columns and column not in self._fields:
                 raise UserError(
                     f"{self._task.origin}: field labels.{column}: {name} has no such column; it has: {known}"
                 )
@@ -96,6 +104,8 @@ class ExampleTemplate:
         """
         variables = self._variables_of(row, place)
         prompt = self._run("prompt", self._prompt, variables, place)
+        if self._prompts_only:
+            return Example(prompt=prompt, references=())
         references = self._run("references", self._references, variables, place)
         if self._answer is not None:
             references = (self._run("answer", self._answer, variables, place), *references)
@@ -114,14 +124,14 @@ class ExampleTemplate:
 
     def _variables_of(self, row: Row, place: str) -> Row:
         variables = dict(row)
-        for name, paths in self._task.fields.items():
+        for name, paths in self._fields.items():
             found = [value for path in paths if (value := _follow(row, path)) is not None]
             if not found:
                 raise UserError(
                     f"{self._task.origin}: {place}: field fields.{name}: the row has no {' or '.join(paths)}"
                 )
             variables[name] = found[0]
-        for column, table in self._task.labels.items():
+        for column, table in self._labels.items():
             key = value_key(variables.get(column))
             if key not in table:
                 known = ", ".join(table)

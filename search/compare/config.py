@@ -27,6 +27,8 @@ from moevolve.search.genomes.registry import DEFAULT, KINDS, baselines_of
 
 BASELINE = "baseline"
 """Key of a method that is a one-shot baseline instead of a search."""
+REPAIR = "repair"
+"""Key of a baseline that is repaired: how, or `true`."""
 
 Overrides = dict[str, Any]
 """Settings by dotted path, `genome.experts` for example, that replace the base's."""
@@ -41,7 +43,8 @@ class ComparisonSection(Section):
         tasks: what is searched for apart from each other; a list of tasks is one search for all of them. None takes
             the base's, as one.
         budgets: settings that every method of a row of the comparison shares.
-        methods: settings that are compared. `baseline: NAME` makes a method the one-shot baseline of that name.
+        methods: settings that are compared. `baseline: NAME` makes a method the one-shot baseline of that name, with
+            `repair: true`, or a recipe, repaired.
         seeds: one search each; scores are means over them.
     """
 
@@ -144,9 +147,13 @@ def _cells(section: ComparisonSection, path: Path) -> Iterator[Cell]:
         where = f"{path}: {' / '.join(label for label in (task, budget, method) if label)}"
         baseline, kind = own.get(BASELINE), _kind(own, shared, data)
         # An unknown kind is refused with the rest.
-        one_shot = {} if baseline is None or kind not in KINDS else _one_shot(str(baseline), kind, data, where)
+        one_shot: Overrides = {}
+        if baseline is not None and kind in KINDS:
+            one_shot = _one_shot(str(baseline), kind, data, where, own.get(REPAIR))
+        elif REPAIR in own:
+            raise UserError(f"{where}: repair: it goes with a baseline; a search has `repair` in its phases")
         for settings in (shared, one_shot, own):
-            for key in (key for key in settings if key != BASELINE):
+            for key in (key for key in settings if key not in (BASELINE, REPAIR)):
                 set_path(data, key, copy.deepcopy(settings[key]), where)
         resolve_paths(data, path.parent)
         yield Cell(task, budget, method, baseline is not None, parse_run_config(data, where))
@@ -163,8 +170,10 @@ def _kind(*settings: Mapping[str, Any]) -> str:
     return DEFAULT
 
 
-def _one_shot(name: str, kind: str, data: Mapping[str, Any], where: str) -> Overrides:
+def _one_shot(name: str, kind: str, data: Mapping[str, Any], where: str, repair: Any) -> Overrides:
     """The settings of a search that is one individual: what the baseline gives; random ones are as many as drawn.
+
+    `repair` is how they are repaired, if they are.
 
     It is scored on `dev`, which says which baseline is the best one, unless the base ranks nothing there.
     """
@@ -172,12 +181,12 @@ def _one_shot(name: str, kind: str, data: Mapping[str, Any], where: str) -> Over
     final = final if isinstance(final, dict) else {}
     if name == "random":
         draws = final.get("random_draws") or 20
-        phase: dict[str, Any] = {"kind": "prune", "evaluations": draws, "initial": draws}
+        phase: dict[str, Any] = {"kind": "prune", "evaluations": draws, "initial": draws, REPAIR: repair}
         return {"phases": [phase], "strategy": "evolution", "final.rerank": 0, "final.random_draws": draws}
     known = baselines_of(kind, f"{where}: baseline: {name}", "use another method")
     if name not in known:
         raise UserError(f"{where}: baseline: {name} is unknown; there are random, {', '.join(known)}")
-    phase = {"kind": known[name].phases[0], "evaluations": 1, "initial": 1, "init": [name]}
+    phase = {"kind": known[name].phases[0], "evaluations": 1, "initial": 1, "init": [name], REPAIR: repair}
     rerank = 0 if final.get("rerank") == 0 else 1
     return {"phases": [phase], "strategy": "evolution", "final.rerank": rerank, "final.random_draws": 0}
 

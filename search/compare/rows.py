@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-from moevolve.evaluators.types import SPLITS, Split
+from moevolve.evaluators.types import SCORED, Split
 from moevolve.search.compare.run import Outcome
 from moevolve.search.compare.significance import Outcomes, Significance, paired_test, score_interval
 from moevolve.search.loop.standings import BEST_LABEL, FULL_LABEL, Contestant, Score, Scorer, Standings
@@ -125,7 +125,7 @@ def _row(held: _Held, seeds: tuple[int, ...], store: Store) -> ComparisonRow:
     found = [_evaluations(outcome, contestant, store) for outcome, contestant in held]
     scores: list[Score] = []
     outcomes: tuple[Outcomes, ...] = ()
-    for split in SPLITS:
+    for split in SCORED:
         tasks = [each.task for each in held[0][0].setup.prepared.get(split, ())]
         if tasks and all(contestant.score(task, split) for _, contestant in held for task in tasks):
             outcomes = () if first.draws else _outcomes(held, found, split, seeds)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from moevolve.search.config.section import Section
+from moevolve.workers.methods.repair.edit import RepairRecipe
 
 
 class TopKParents(Section):
@@ -68,8 +69,19 @@ def _by_name(value: Any) -> Any:
 StrategySection = Annotated[EvolutionSection | NevergradSection, Field(discriminator="kind"), BeforeValidator(_by_name)]
 
 
+def _by_default(value: Any) -> Any:
+    """`true` for a recipe with its defaults, `false` for none."""
+    return {True: {}, False: None}[value] if isinstance(value, bool) else value
+
+
+Repair = Annotated[RepairRecipe | None, BeforeValidator(_by_default)]
+
+
 class PhaseBase(Section):
-    """What the phases of all kinds have."""
+    """What the phases of all kinds have.
+
+    `repair` is how every candidate of the phase is repaired before it is scored, if it is.
+    """
 
     evaluations: int = Field(ge=1)
     initial: int = Field(0, ge=0)
@@ -77,6 +89,7 @@ class PhaseBase(Section):
     strategy: StrategySection | None = None
     group_rate: float = Field(0.25, ge=0, le=1)
     init: tuple[str, ...] = Field(("random",), min_length=1)
+    repair: Repair = None
 
     @property
     def baselines(self) -> tuple[str, ...]:
@@ -172,5 +185,29 @@ class TunePhase(PhaseBase):
     swap_rate: float = Field(0.02, ge=0, le=1)
 
 
-PhaseConfig = PrunePhase | MergePhase | TunePhase
+class RepairPhase(PhaseBase):
+    """How the best of the phases before are repaired: their genomes stay, the recipe varies.
+
+    Not to repair needs no individual of its own: those that the phase starts from are ranked beside its own.
+
+    Attributes:
+        evaluations: individuals of the phase, the initial ones included.
+        initial: at first so many different ones of the best before it are repaired as `repair` says.
+        repair: how; children have other values. Its `tokens` are the most that any takes.
+        crossover_rate: probability that a child has two parents: one's genome, the other's recipe.
+    """
+
+    kind: Literal["repair"] = "repair"
+    initial: int = Field(4, ge=1)
+    repair: Annotated[RepairRecipe, BeforeValidator(_by_default)] = RepairRecipe()
+    crossover_rate: float = Field(0.25, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _has_no_baselines(self) -> Self:
+        if self.baselines or self.strategy is not None:
+            raise ValueError("a repair phase has neither `init` nor `strategy`: it starts from the phases before it")
+        return self
+
+
+PhaseConfig = PrunePhase | MergePhase | TunePhase | RepairPhase
 Phase = Annotated[PhaseConfig, Field(discriminator="kind")]

@@ -31,24 +31,42 @@ class TaskSection(Section):
     weight: float = Field(1.0, gt=0)
     counts: dict[Split, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
 
-    def task(self, split: Split) -> TaskConfig:
-        """The task, with this section's number of examples of one split.
+    @property
+    def sets_aside(self) -> bool:
+        """Whether a search that measures takes rows away from `search` for it: the task has none of their own.
+
+        Raises:
+            UserError: no such task, or its file is wrong.
+        """
+        return "calibration" not in load_task(self.name).splits
+
+    def task(self, split: Split, calibrating: bool = False) -> TaskConfig:
+        """The task, with this section's number of examples of one split; of all splits for `calibration`.
+
+        Args:
+            split: what the task is asked for.
+            calibrating: whether rows to measure on are set aside where the task has none.
 
         Raises:
             UserError: no such task, its file is wrong, or it has no such split to count.
         """
         task = load_task(self.name)
-        return task.with_counts({split: self.counts[split]}) if split in self.counts else task
+        # Rows of `calibration` are compared with all others, and may be those that `search` leaves.
+        counts = {name: n for name, n in self.counts.items() if split in (name, "calibration")}
+        task = task.with_counts(counts) if counts else task
+        return task.with_calibration() if calibrating else task
 
-    def prepared(self, split: Split, fitness: str | None = None) -> PreparedSplit:
+    def prepared(self, split: Split, fitness: str | None = None, calibrating: bool = False) -> PreparedSplit:
         """One split of the task, under another fitness if one is given and isn't the task's own.
+
+        `calibrating` is as in `task`.
 
         Raises:
             UserError: as `task`, or the split's data can't be had or rendered.
         """
         from moevolve.evaluators.tasks.prepare import prepare_split  # not sooner: it loads `datasets`
 
-        task = self.task(split)
+        task = self.task(split, calibrating)
         return prepare_split(task if fitness in (None, task.fitness) else task.with_fitness(fitness), split)
 
 
@@ -167,8 +185,17 @@ class RunConfig(StoredConfig):
         return self
 
     @model_validator(mode="after")
+    def _repair_comes_last(self) -> Self:
+        kinds = [phase.kind for phase in self.phases]
+        if kinds[0] == "repair" or "repair" in kinds[:-1]:
+            raise ValueError(
+                "phases: a repair phase repairs what the phases before it found, so it is the last of several"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _prune_before_merge(self) -> Self:
-        kinds = [phase.kind for phase in self.phases if phase.kind != "tune"]
+        kinds = [phase.kind for phase in self.phases if phase.kind in ("prune", "merge")]
         if kinds != sorted(kinds, key=("prune", "merge").index):
             raise ValueError("phases: a prune phase can't follow a merge phase, merged experts have no retained ones")
         return self

@@ -18,6 +18,7 @@ from moevolve.search.estimate.workload import PhaseCount, Prompts, SplitWork, Wo
 from moevolve.search.genomes.costs import GenomeCosts, ModelWork, full_work
 from moevolve.search.genomes.registry import costs_of, make_space
 from moevolve.search.loop.schedule import make_schedule
+from moevolve.search.loop.setup import needs_calibration
 from moevolve.workers.facts import active_parameters
 from moevolve.workers.profiling.outline import ModelOutline
 
@@ -112,6 +113,7 @@ class Estimate:
         counts: individuals by phase.
         final: evaluations at the end: of a candidate on `dev`, of models on `test` (the full one's included).
         devices: estimates.
+        set_aside: a line for people for each task whose `search` gives rows to measure on.
     """
 
     config: RunConfig
@@ -123,6 +125,7 @@ class Estimate:
     counts: tuple[PhaseCount, ...]
     final: tuple[int, int]
     devices: tuple[DeviceEstimate, ...]
+    set_aside: tuple[str, ...] = ()
 
 
 class _Estimator:
@@ -136,9 +139,11 @@ class _Estimator:
         """
         self._request, self._config, self._outline = request, request.config, outline
         config = request.config
-        self._costs = costs_of(make_space(config.genome, outline.facts, config.phases), outline)
-        reader = WorkloadReader(config, outline, request.prompts)
+        space = make_space(config.genome, outline.facts, config.phases)
+        self._costs = costs_of(space, outline)
+        reader = WorkloadReader(config, outline, request.prompts, needs_calibration(config, space))
         self._search = reader.splits("search")
+        self._set_aside = reader.set_aside()
         self._dev = reader.splits("dev") if config.final.rerank else ()
         self._test = (*reader.splits("test"), *reader.held_out()) if config.final.test else ()
         self._counts = phase_counts(config, self._costs)
@@ -174,6 +179,7 @@ class _Estimator:
             self._counts,
             self._final,
             tuple(self._on_device(placement, memory) for placement in placements),
+            self._set_aside,
         )
 
     @property

@@ -13,6 +13,7 @@ from moevolve.evaluators.tasks.prepare import prepare_split
 from moevolve.evaluators.types import PreparedSplit, Split
 from moevolve.search.config.run import RunConfig, TaskSection
 from moevolve.search.genomes.costs import GenomeCosts
+from moevolve.search.loop.setup import set_aside_note
 from moevolve.workers.profiling.outline import ModelOutline
 from moevolve.workers.profiling.passes import Passes, PromptMeter, SplitTokens, passes_of
 
@@ -59,15 +60,16 @@ class SplitWork:
 class WorkloadReader:
     """Finds the lengths of a run's prompts, and plans the passes over them."""
 
-    def __init__(self, config: RunConfig, outline: ModelOutline, given: Prompts | None) -> None:
+    def __init__(self, config: RunConfig, outline: ModelOutline, given: Prompts | None, calibrating: bool) -> None:
         """Take a run.
 
         Args:
             config: the run.
             outline: its model.
             given: lengths to use in the place of the tasks' data.
+            calibrating: whether the run needs rows to measure on.
         """
-        self._config, self._outline, self._given = config, outline, given
+        self._config, self._outline, self._given, self._calibrating = config, outline, given, calibrating
         self._meter: PromptMeter | None = None
         self._looked = False
 
@@ -87,8 +89,23 @@ class WorkloadReader:
         found = (self._work(TaskSection(name=name), "test", None) for name in self._config.final.held_out)
         return tuple(work for work in found if work is not None)
 
+    def set_aside(self) -> tuple[str, ...]:
+        """A line for people for each task that has no rows of its own to measure on, if the run needs some.
+
+        Raises:
+            UserError: as `splits`.
+        """
+        found = []
+        for section in self._config.tasks if self._calibrating else ():
+            if section.sets_aside:
+                task = section.task("calibration", self._calibrating)
+                given = self._given is not None
+                rows = task.splits["calibration"].stated if given else len(prepare_split(task, "calibration").examples)
+                found.append(set_aside_note(task.name, rows))
+        return tuple(found)
+
     def _work(self, section: TaskSection, split: Split, fitness: Any) -> SplitWork | None:
-        task = section.task(split)
+        task = section.task(split, self._calibrating)
         if task.kind.reads == "harness":
             raise UserError(f"task {section.name}: tasks of lm-evaluation-harness can't be planned; use another task")
         if fitness is not None:
@@ -143,8 +160,7 @@ def _given(task: TaskConfig, split: Split, given: Prompts) -> SplitTokens:
     if split not in task.splits:
         raise UserError(f"{task.origin}: there is no `{split}` split; it has: {', '.join(task.splits)}")
     rows = task.splits[split]
-    stated = len(rows.indices) if rows.indices else rows.count if rows.per is None else None
-    count = given.examples or stated
+    count = given.examples or rows.stated
     if count is None:
         raise UserError(f"task {task.name}: its file doesn't say how many examples `{split}` has; give --examples")
     new = given.new_tokens or task.max_new_tokens

@@ -23,6 +23,7 @@ from moevolve.search.genomes.costs import GenomeCosts
 from moevolve.search.genomes.eep.kind import EEP
 from moevolve.search.genomes.factorllm.kind import FACTORLLM
 from moevolve.search.genomes.nanomoe.kind import NANOMOE
+from moevolve.search.genomes.repaired import RepairedSpace, bare_space, repaired_space
 from moevolve.search.genomes.tomoe.kind import TOMOE
 from moevolve.workers.facts import ModelFacts
 
@@ -68,12 +69,12 @@ def make_space(section: GenomeSection, facts: ModelFacts, phases: Sequence[Phase
     Raises:
         UserError: the section asks for what the model can't give.
     """
-    return KINDS[section.kind].make_space(section, facts, phases)
+    return repaired_space(KINDS[section.kind].make_space(section, facts, phases), phases)
 
 
 def costs_of(space: GenomeSpace[Any], outline: ModelOutline) -> GenomeCosts[Any]:
     """What the candidates of a space cost."""
-    return KINDS[space.kind].costs(space, outline)
+    return KINDS[space.kind].costs(bare_space(space), outline)
 
 
 def figures_for(genome: Genome) -> GenomeFigures[Any]:
@@ -125,11 +126,12 @@ def check_baselines(phases: Sequence[PhaseConfig], space: GenomeSpace[Any]) -> N
                 raise UserError(f"{where} is unknown; a {phase.kind} phase can begin with {', '.join(suited)}")
             if name not in suited:
                 raise UserError(f"{where} can't begin a {phase.kind} phase; use {', '.join(suited)}")
-            fault = known[name].fault(space)
+            fault = known[name].fault(bare_space(space))
             if fault is not None:
                 raise UserError(f"{where} {fault}; use another")
 
 
-def baseline_offspring(name: str, space: GenomeSpace[Any]) -> Offspring[Any]:
-    """The individual of a baseline in a calibrated space."""
-    return KINDS[space.kind].baselines[name].make(space)
+def baseline_offspring(name: str, space: GenomeSpace[Any], phase: PhaseConfig) -> Offspring[Any]:
+    """The individual of a baseline in a calibrated space, repaired if those of its phase are."""
+    offspring = KINDS[space.kind].baselines[name].make(bare_space(space))
+    return space.made(offspring, phase) if isinstance(space, RepairedSpace) else offspring

@@ -7,12 +7,36 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moevolve.evaluators.types import PreparedSplit, Split, SplitRef
-from moevolve.search.config.run import RunConfig
+from moevolve.search.config.run import RunConfig, StoredConfig
 from moevolve.search.genomes.base import Description, Genome, GenomeSpace
 from moevolve.search.loop.schedule import Schedule
 from moevolve.workers.facts import ModelFacts
 from moevolve.workers.messages import EvaluationRequest
 from moevolve.workers.methods.base import Edit, IdentityEdit
+
+
+def needs_calibration(config: StoredConfig, space: GenomeSpace[Any]) -> bool:
+    """Whether a search measures something of the unedited model before it begins, on rows that no fitness reads."""
+    del config  # nothing in it asks for measurements but what the space says
+    return space.recipe is not None
+
+
+def set_aside_note(task: str, rows: int | None) -> str:
+    """For people: where the rows are from that a task without a `calibration` split is measured on.
+
+    Args:
+        task: its name.
+        rows: how many they are; None if that isn't known yet.
+    """
+    are = (
+        "a quarter of its `search` rows is"
+        if rows is None
+        else f"{rows:,} of its `search` rows {'are' if rows > 1 else 'is'}"
+    )
+    return (
+        f"task {task} has no `calibration` split: {are} set aside to measure on; give it a `calibration` split to "
+        "search on all of them"
+    )
 
 
 @dataclass(frozen=True)
@@ -25,7 +49,8 @@ class SearchSetup:
         facts: the model.
         space: the genomes.
         schedule: index arithmetic.
-        prepared: the tasks' rendered splits, per split name in the order of the tasks.
+        prepared: the tasks' rendered splits, per split name in the order of the tasks; `calibration` if the search
+            needs it.
         tie_breakers: with `tie_break: agreement`, the same splits under the fitness that breaks ties, where candidates
             are ranked; else empty.
         held_out: `test` splits of tasks that the search doesn't know, for the final table.
@@ -44,6 +69,12 @@ class SearchSetup:
     def weights(self) -> tuple[float, ...]:
         """Weight of each task in the fitness."""
         return tuple(task.weight for task in self.config.tasks)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What people should know of its rows: a line for each task that has none of its own to measure on."""
+        pairs = zip(self.config.tasks, self.prepared.get("calibration", ()), strict=False)
+        return tuple(set_aside_note(split.task, len(split.examples)) for section, split in pairs if section.sets_aside)
 
     def splits(self, split: Split) -> tuple[SplitRef, ...]:
         """The tasks' splits of one name, in order."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from moevolve.evaluators.types import SPLITS, Split
+from moevolve.evaluators.types import SCORED, Split
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import FinalSection, RunConfig, StoredConfig
 from moevolve.search.loop.scores import FULL, interval, ranking_of
@@ -244,7 +244,7 @@ class Scorer:
 
     def _shown(self) -> list[tuple[str, Split]]:
         """Tasks and splits that a table has."""
-        pairs: list[tuple[str, Split]] = [(task, split) for split in SPLITS for task in self.tasks]
+        pairs: list[tuple[str, Split]] = [(task, split) for split in SCORED for task in self.tasks]
         return [*pairs, *((task, "test") for task in self.others)]
 
 
@@ -346,7 +346,7 @@ def _gaps(search: SearchRecord, config: StoredConfig, scorer: Scorer, contestant
     for one in contestants:
         if one.draws:
             continue
-        splits: tuple[Split, ...] = SPLITS if one.label == BEST_LABEL else ("search", "test")
+        splits: tuple[Split, ...] = SCORED if one.label == BEST_LABEL else ("search", "test")
         wanted = [(task, split) for task in scorer.tasks for split in splits]
         for task, split in [*wanted, *((task, "test") for task in scorer.held)]:
             if one.score(task, split) is None:

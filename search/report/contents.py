@@ -19,6 +19,7 @@ from moevolve.search.config.run import RunConfig, StoredConfig
 from moevolve.search.figures.lineage import main_line
 from moevolve.search.genomes.base import Genome
 from moevolve.search.loop.scores import full_fitness
+from moevolve.search.loop.setup import set_aside_note
 from moevolve.search.loop.standings import Contestant, Scorer, Standings, standings
 from moevolve.search.service.analyse import Analysis
 from moevolve.search.service.subject import Subject, find_subject, start_of
@@ -133,7 +134,7 @@ def gather(store: Store, name: str, limit: int = 5, analysis: Analysis | None = 
         costs=store.costs(search),
         subject=subject,
         start=start,
-        notes=tuple(notes),
+        notes=(*notes, *_set_aside(store, search, config)),
         commands=tuple(_commands(search, table, config)),
         provenance=tuple(_provenance(store, search)),
         analysis=analysis,
@@ -159,6 +160,21 @@ def _subject(
     except (UserError, OSError) as error:
         return None, None, [f"The searched matrices are left out: {' '.join(str(error).split())}"]
     return subject, start_of(subject, history), []
+
+
+def _set_aside(store: Store, search: SearchRecord, config: StoredConfig) -> list[str]:
+    """A line for each task whose `search` gave rows to measure on, if its data are still what they were."""
+    records = store.search_tasks(search.id, beside=True)
+    measured = {task.task_fingerprint for task in records if task.split == "calibration"}
+    notes = []
+    for section in config.tasks if measured and isinstance(config, RunConfig) else ():
+        try:
+            split = section.prepared("calibration", calibrating=True) if section.sets_aside else None
+        except (UserError, OSError):
+            continue
+        if split is not None and split.fingerprint in measured:
+            notes.append(set_aside_note(split.task, len(split.examples)))
+    return notes
 
 
 def _facts(store: Store, search: SearchRecord, config: StoredConfig) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ from moevolve.search.figures.course import course_figure, size_figure
 from moevolve.search.figures.lineage import lineage_figure
 from moevolve.search.figures.style import to_svg
 from moevolve.search.genomes.registry import figures_for
+from moevolve.search.genomes.repaired import bare
 from moevolve.search.report.contents import Contents
 from moevolve.search.service.analyse import Analysis, figures_of
 
@@ -76,9 +77,9 @@ def _sizes(contents: Contents) -> Drawing:
 
 def _searched(contents: Contents) -> Drawing | None:
     """What was searched, of the best individual."""
-    genome = None if contents.subject is None else contents.subject.genome
-    if genome is None:
+    if contents.subject is None or contents.subject.genome is None:
         return None
+    genome = bare(contents.subject.genome)
     figures = figures_for(genome)
     if not figures.draws(genome, contents.start):
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.types import SPLITS
+from moevolve.evaluators.types import SCORED
 from moevolve.search.report.contents import Contents
 from moevolve.search.report.drawings import drawings_of
 
@@ -38,7 +38,7 @@ def render_page(contents: Contents) -> str:
         c=contents,
         s=contents.search,
         drawings=drawings_of(contents),
-        splits=SPLITS,
+        splits=SCORED,
         line=line if not skipped else (line[0], *line[skipped + 1 :]),
         skipped=skipped,
         verdict=_verdict(contents),
@@ -82,7 +82,7 @@ def _verdict(contents: Contents) -> str:
     has = f"{table.winner} has {kept:.0f} % of the full model's parameters, and uses {used:.0f} % per token"
     parts = []
     for task in table.tasks:
-        measured = [found for split in SPLITS if (found := table.best.score(task, split)) is not None]
+        measured = [found for split in SCORED if (found := table.best.score(task, split)) is not None]
         if not measured or measured[-1].score is None:
             continue
         found = measured[-1]

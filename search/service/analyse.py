@@ -36,7 +36,7 @@ class Analysis:
         ref: the individual.
         search_id: its search.
         kind: of its genome.
-        task, split: whose prompts and gold answers were run.
+        task, split: whose prompts and answers were run.
         task_fingerprint: of that split.
         before: the full model's usage; None where it has no experts to compare with.
         after: the individual's.
@@ -76,7 +76,7 @@ def analyse_individual(
     subject = find_subject(store, reference, model=model)
     detail = subject.detail
     assert detail is not None
-    prepared = prepared_split(subject.config, task, split)
+    prepared = prepared_split(subject, task, split)
     worker = EvaluationWorker(subject.config.model, subject.config.engine)
     try:
         after = worker.analyse(UsageRequest(subject.edit, tokens), prepared)

@@ -28,7 +28,7 @@ def calibrated_setup(setup: SearchSetup, store: Store, calibrate: Calibrate) -> 
     recipe = setup.space.recipe
     if recipe is None:
         return setup
-    config, splits = setup.config, setup.prepared["search"]
+    config, splits = setup.config, setup.prepared["calibration"]
     tasks = tuple(split.fingerprint for split in splits)
     fingerprint = _fingerprint(config, recipe, setup.facts.fingerprint, tasks)
     content = store.calibration(fingerprint)
@@ -58,7 +58,9 @@ def stored_calibration(
     recipe: CalibrationRecipe, config: StoredConfig, store: Store, search_id: str, model_fingerprint: str
 ) -> Calibration | None:
     """The calibration of a recorded search (what it cost is noted in it), None if it isn't made yet."""
-    tasks = tuple(task.task_fingerprint for task in store.search_tasks(search_id) if task.split == "search")
+    tasks = tuple(
+        task.task_fingerprint for task in store.search_tasks(search_id, beside=True) if task.split == "calibration"
+    )
     content = store.calibration(_fingerprint(config, recipe, model_fingerprint, tasks))
     return None if content is None else Calibration.from_bytes(content)
 

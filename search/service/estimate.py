@@ -123,6 +123,7 @@ def notes(report: Estimate) -> list[str]:
                 f"copying {device.bandwidth / 1e9:.1f} GB/s, {1e3 * device.layer_seconds:.2f} ms per layer; passes are "
                 f"assumed to get {used.compute:.0%} of the first"
             )
+    found += report.set_aside
     if any(phase.edit is None for one in report.devices for phase in one.phases):
         found.append(
             f"making a {report.config.genome.kind} candidate of the resident model takes time that isn't counted"

@@ -7,9 +7,10 @@ from typing import Any
 
 from moevolve.evaluators.tasks.registry import load_task
 from moevolve.evaluators.types import PreparedSplit, Split
-from moevolve.search.config.run import RunConfig, StoredConfig, TaskSection
+from moevolve.search.config.run import RunConfig, TaskSection
 from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.scores import interval, with_outcomes
+from moevolve.search.loop.setup import needs_calibration
 from moevolve.search.service.data import as_data
 from moevolve.search.service.subject import Subject, find_subject
 from moevolve.store.records import EvaluationRecord
@@ -81,7 +82,7 @@ def evaluate_subject(store: Store, subject: Subject, task: str, split: Split) ->
     from moevolve.search.pools.local import LocalPool
     from moevolve.workers.worker import EvaluationWorker
 
-    prepared = prepared_split(subject.config, task, split)
+    prepared = prepared_split(subject, task, split)
     model, engine = subject.config.model, subject.config.engine
     individual = None if subject.detail is None else subject.detail.individual
     sizes = () if individual is None else (individual.experts, individual.active, individual.parameters)
@@ -92,8 +93,10 @@ def evaluate_subject(store: Store, subject: Subject, task: str, split: Split) ->
     return with_outcomes(store, settled.evaluations[0])
 
 
-def prepared_split(config: StoredConfig, name: str, split: Split) -> PreparedSplit:
-    """The split as the search's configuration has it, or as the task file says for another task."""
-    sections = config.tasks if isinstance(config, RunConfig) else ()
+def prepared_split(subject: Subject, name: str, split: Split) -> PreparedSplit:
+    """The split as the subject's search has it, or as the task file says for another task."""
+    sections = subject.config.tasks if isinstance(subject.config, RunConfig) else ()
     section = next((item for item in sections if name in (item.name, load_task(item.name).name)), None)
-    return (TaskSection(name=name) if section is None else section).prepared(split)
+    if section is None:
+        return TaskSection(name=name).prepared(split)
+    return section.prepared(split, calibrating=needs_calibration(subject.config, subject.space))

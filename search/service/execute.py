@@ -50,6 +50,8 @@ def execute(
     config = parse_stored_config(record.config).model_copy(update={"final": setup.config.final})
     store.amend_search(setup.search_id, config.canonical_json(), splits_beside(setup))
     if not finished:
+        for note in setup.notes:
+            observer.on_note(note)
         store.set_status(setup.search_id, "running")
     try:
         _run(setup, store, observer, make_pool, calibrate, finished)

@@ -9,6 +9,7 @@ from pathlib import Path
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.eep.coefficients import write_coefficients
 from moevolve.search.genomes.eep.genome import EepGenome
+from moevolve.search.genomes.repaired import RepairedGenome
 from moevolve.search.loop.scores import FULL, interval, with_outcomes
 from moevolve.search.service.subject import find_subject
 from moevolve.store.records import ExportRecord, IndividualDetail
@@ -47,6 +48,8 @@ def export_coefficients(store: Store, reference: str, path: Path) -> None:
         UserError: the file exists, or the individual is of another kind.
     """
     subject = find_subject(store, reference, weights=False)
+    if isinstance(subject.genome, RepairedGenome):
+        raise UserError(f"{reference}: it is repaired, which a coefficient file can't say; export a checkpoint")
     if not isinstance(subject.genome, EepGenome):
         raise UserError(f"{reference}: only EEP individuals have coefficient files")
     edit = subject.genome.express()

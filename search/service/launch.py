@@ -6,6 +6,7 @@ import shlex
 from importlib.metadata import version
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.types import SCORED
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig, StoredConfig
 from moevolve.search.loop.setup import SearchSetup
@@ -75,7 +76,8 @@ def _record(setup: SearchSetup, store: Store) -> None:
     config = setup.config
     tasks = [
         SearchTaskRecord(item.task, item.split, item.fingerprint, task.weight)
-        for group in setup.prepared.values()
+        for split, group in setup.prepared.items()
+        if split in SCORED
         for task, item in zip(config.tasks, group, strict=True)
     ]
     record = search_record(config, setup.search_id, setup.facts.fingerprint)

@@ -17,7 +17,7 @@ class Observer:
 
     Attributes:
         on_begin: the configuration of a search that is in the store and runs from now on.
-        on_note: a line worth keeping (what a retry takes back).
+        on_note: a line worth keeping (what a retry takes back, rows set aside).
         on_stage: a line about what happens now (loading, re-ranking ...).
         on_progress: where the population stands.
     """

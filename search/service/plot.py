@@ -12,6 +12,7 @@ from moevolve.search.figures.course import draw_course
 from moevolve.search.figures.style import check_format, drawing
 from moevolve.search.genomes.base import Genome
 from moevolve.search.genomes.registry import figures_for
+from moevolve.search.genomes.repaired import bare
 from moevolve.search.loop.scores import full_fitness
 from moevolve.search.loop.standings import standings
 from moevolve.search.service.subject import find_subject, start_of
@@ -47,7 +48,9 @@ def plot_search(
             file can't be written.
     """
     above = any(row.fitness is not None for row in history)
-    drawn = genome if genome is not None and figures_for(genome).draws(genome, start) else None
+    drawn = None if genome is None else bare(genome)
+    if drawn is not None and not figures_for(drawn).draws(drawn, start):
+        drawn = None
     if not above and drawn is None:
         raise UserError(f"{title}: no evaluated individual to plot yet")
     heights = [4.0] * above + [3.6] * (drawn is not None)

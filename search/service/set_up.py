@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.types import PreparedSplit, Split
+from moevolve.evaluators.types import SPLITS, PreparedSplit, Split
 from moevolve.search.config.run import RunConfig, TaskSection
 from moevolve.search.genomes.base import GenomeSpace
 from moevolve.search.genomes.registry import check_baselines, make_space
 from moevolve.search.loop.schedule import make_schedule
-from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.loop.setup import SearchSetup, needs_calibration
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.records import SearchTaskRecord
 from moevolve.workers.config import ModelConfig
@@ -28,15 +28,13 @@ def set_up(config: RunConfig, search_id: str) -> SearchSetup:
     config = config.model_copy(update={"model": pinned(config.model)})
     facts = describe_model(config.model)
     space = make_space(config.genome, facts, config.phases)
-    names: list[Split] = ["search"]
-    if config.final.rerank:
-        names.append("dev")
-    if config.final.test:
-        names.append("test")
-    prepared = {name: tuple(task.prepared(name) for task in config.tasks) for name in names}
-    ranked = [name for name in names if name != "test" and config.tie_break == "agreement"]
+    calibrating = needs_calibration(config, space)
+    wanted = {"calibration": calibrating, "search": True, "dev": config.final.rerank, "test": config.final.test}
+    names = [name for name in SPLITS if wanted[name]]
+    prepared = {name: tuple(task.prepared(name, None, calibrating) for task in config.tasks) for name in names}
+    ranked = [name for name in names if name in ("search", "dev") and config.tie_break == "agreement"]
     ties: dict[Split, tuple[PreparedSplit, ...]] = {
-        name: tuple(task.prepared(name, "agreement") for task in config.tasks) for name in ranked
+        name: tuple(task.prepared(name, "agreement", calibrating) for task in config.tasks) for name in ranked
     }
     _check_phases(config, space)
     schedule = make_schedule(config)
@@ -53,14 +51,14 @@ def pinned(model: ModelConfig) -> ModelConfig:
 
 
 def splits_beside(setup: SearchSetup) -> list[SearchTaskRecord]:
-    """The splits that are scored beside the fitness: what breaks ties, then held-out tasks.
+    """The splits beside the fitness: what is measured on, what breaks ties, then held-out tasks.
 
     Raises:
         UserError: one has the name of another with other examples, so that tables couldn't tell them apart.
     """
-    fitness = (item for group in setup.prepared.values() for item in group)
-    known = {(item.task, item.split): item.fingerprint for item in fitness}
-    beside = []
+    known = {(item.task, item.split): item.fingerprint for group in setup.prepared.values() for item in group}
+    calibration = setup.prepared.get("calibration", ())
+    beside = [SearchTaskRecord(item.task, item.split, item.fingerprint, weight=0.0) for item in calibration]
     for item in (*(twin for group in setup.tie_breakers.values() for twin in group), *setup.held_out):
         if (item.task, item.split) not in known:
             beside.append(SearchTaskRecord(item.task, item.split, item.fingerprint, weight=0.0))

@@ -11,6 +11,7 @@ from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig, StoredConfig
 from moevolve.search.genomes.base import Genome, GenomeSpace
 from moevolve.search.genomes.registry import make_space
+from moevolve.search.genomes.repaired import bare
 from moevolve.search.loop.scores import FULL
 from moevolve.search.service.calibration import calibrated_space
 from moevolve.search.service.weights import bound_facts, shapes, where_model
@@ -80,8 +81,9 @@ def find_subject(
 
 
 def start_of(subject: Subject, history: Sequence[IndividualRecord]) -> Genome | None:
-    """The genome that a subject's search started from; None where its kind has no start of its own."""
-    return subject.space.from_bytes(history[0].genome) if history and history[0].operator == "start" else None
+    """The genome that a subject's search started from, unrepaired; None where its kind has no start of its own."""
+    starts = bool(history) and history[0].operator == "start"
+    return bare(subject.space.from_bytes(history[0].genome)) if starts else None
 
 
 def _at(config: StoredConfig, path: str) -> StoredConfig:

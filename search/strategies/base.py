@@ -70,7 +70,7 @@ def fixed_offspring(space: GenomeSpace[Any], phase: PhaseConfig, index: int, pla
     """
     start = space.start(phase) if index == 0 else None
     if start is None and place < len(phase.baselines):
-        return baseline_offspring(phase.baselines[place], space)
+        return baseline_offspring(phase.baselines[place], space, phase)
     return start
 
 

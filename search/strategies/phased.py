@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from typing import Any
 
-from moevolve.search.config.phases import EvolutionSection
+from moevolve.search.config.phases import EvolutionSection, RepairPhase
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.base import GenomeSpace, Offspring
+from moevolve.search.genomes.repaired import RepairedSpace
 from moevolve.search.loop.history import rank_key
 from moevolve.search.loop.schedule import Schedule
 from moevolve.search.strategies.base import PhaseStrategy, Strategy
 from moevolve.search.strategies.evolution import Evolution
 from moevolve.search.strategies.nevergrad import NevergradPhase
+from moevolve.search.strategies.repairing import Repairing
 from moevolve.store.records import IndividualRecord
 
 
@@ -35,6 +37,9 @@ class Phased:
         if individual.fitness is not None and (best is None or rank_key(individual) < rank_key(best)):
             self._best[position] = individual
         self._strategies[position].tell(individual)
+        for later in self._strategies[position + 1 :]:
+            if isinstance(later, Repairing):
+                later.tell_before(individual)
 
     def ask(self, index: int, taken: Container[str]) -> Offspring[Any]:
         position = self._schedule.span(index).position
@@ -57,7 +62,10 @@ def make_strategy(config: RunConfig, space: GenomeSpace[Any], schedule: Schedule
     phases: list[PhaseStrategy] = []
     for position, phase in enumerate(config.phases):
         section, first = phase.strategy or config.strategy, schedule.spans[position].start
-        if isinstance(section, EvolutionSection):
+        if isinstance(phase, RepairPhase):
+            assert isinstance(space, RepairedSpace), "a search with a repair phase has a space for it"
+            phases.append(Repairing(space, phase, config.seed, first))
+        elif isinstance(section, EvolutionSection):
             phases.append(Evolution(space, phase, config.seed, first))
         else:
             phases.append(NevergradPhase(space, position, phase, section, config.seed, schedule.in_flight, first))

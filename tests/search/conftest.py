@@ -118,9 +118,17 @@ def _write_task(folder: Path) -> None:
         for k, other in enumerate(WORDS[:9])
     ]
     (folder / "pick.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    prompts = [
+        {"text": f"the {animal} is {colour} a {other}"}
+        for other in WORDS[9:]
+        for animal in animals
+        for colour in colours
+    ]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
     task = {
-        "source": {"files": {"all": "pick.jsonl"}},
+        "source": {"files": {"all": "pick.jsonl", "prompts": "prompts.jsonl"}},
         "splits": {
+            "calibration": {"from": "prompts"},
             "search": {"from": "all", "seed": 1, "count": 40},
             "dev": {"from": "all", "seed": 1, "offset": 40, "count": 20},
             "test": {"from": "all", "seed": 1, "offset": 60},

@@ -130,7 +130,7 @@ def test_filters_and_tasks(store: Store) -> None:
         store.best("rtee")
     with pytest.raises(StoreError, match="did you mean alpha"):
         store.best("rte", search="alpa")
-    for wrong in ({"by": "train"}, {"limit": 0}):
+    for wrong in ({"by": "train"}, {"by": "calibration"}, {"limit": 0}):
         with pytest.raises(StoreError, match="a ranking needs"):
             store.best("rte", **wrong)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.fitness.engine import Decided, Generation
+from moevolve.evaluators.fitness.registry import FITNESSES
 from moevolve.evaluators.harness.files import harness_version
 from moevolve.evaluators.matching import cut
 from moevolve.evaluators.types import PreparedSplit
@@ -112,7 +114,7 @@ class GenerationEngine:
 
     def _answers(self, split: PreparedSplit, decided: Decided) -> tuple[Answers, NDArray[np.float64]]:
         """See `generate`."""
-        tokenized = self._tokens_of(split)
+        tokenized = self.tokens_of(split)
         lengths = draft_lengths(tokenized.golds, split.max_new_tokens, decided, self._text)
         answers = Answers(len(lengths), split.max_new_tokens, self._ends, decided, self._text)
         logprobs = np.zeros(len(lengths), dtype=np.float64)
@@ -146,7 +148,7 @@ class GenerationEngine:
             CandidateError: logits are not finite.
             UserError: a choice has no tokens, or the prompts can't be tokenised.
         """
-        tokenized = self._tokens_of(split)
+        tokenized = self.tokens_of(split)
         for i, choices in enumerate(tokenized.choices):
             if not all(choices):
                 where = f"task {split.task}, split {split.split}, example {i}"
@@ -172,7 +174,7 @@ class GenerationEngine:
     @torch.inference_mode()
     def text_logprobs(self, split: PreparedSplit) -> NDArray[np.float64]:
         """See `moevolve.evaluators.fitness.engine.Engine`; prompts are truncated like those of other splits."""
-        return self._scorer.logprobs(whole_texts(split, self._tokens_of(split)))
+        return self._scorer.logprobs(whole_texts(split, self.tokens_of(split)))
 
     @torch.inference_mode()
     def remember(self, split: PreparedSplit) -> None:
@@ -181,6 +183,31 @@ class GenerationEngine:
             if split.positions == "greedy":
                 self._greedy[split.fingerprint] = self._greedy_answers(split)
             self._scorer.remember(split.fingerprint, self._spans(split))
+
+    @torch.inference_mode()
+    def answered(self, split: PreparedSplit, rows: int) -> list[Tokens]:
+        """The first prompts of a split with their answers: the gold one, or else the model's own greedy one.
+
+        Texts that are read whole get no answer: those of a fitness that reads texts and compares at no answer.
+
+        Args:
+            split: greedy answers end as they do when they are scored, their end token left out.
+            rows: how many prompts.
+
+        Raises:
+            CandidateError: logits are not finite.
+            UserError: the prompts can't be tokenised.
+        """
+        tokenized = self.tokens_of(split)
+        answers = dict(enumerate(tokenized.golds[:rows]))
+        lacking = [row for row, answer in answers.items() if not answer]
+        whole = FITNESSES[split.fitness].reads == "texts" and split.positions == "text"
+        if lacking and not whole:
+            own = self._own_answers(
+                replace(split, examples=tuple(split.examples[row] for row in lacking), harness=None)
+            )
+            answers |= dict(zip(lacking, map(tuple, own.tokens), strict=True))
+        return [(*tokenized.prompts[row], *answer) for row, answer in answers.items()]
 
     @torch.inference_mode()
     def divergences(self, split: PreparedSplit) -> NDArray[np.float64]:
@@ -198,17 +225,21 @@ class GenerationEngine:
         return self._spans(split)
 
     def _spans(self, split: PreparedSplit) -> list[Span]:
-        return compared_spans(split, self._tokens_of(split), self._greedy.get(split.fingerprint, ()))
+        return compared_spans(split, self.tokens_of(split), self._greedy.get(split.fingerprint, ()))
 
     def _greedy_answers(self, split: PreparedSplit) -> tuple[Tokens, ...]:
         """The model's own answers, none empty; after one that ended by itself its end token."""
-        answers, _ = self._answers(split, lambda _, text: cut(text, split.matching.stop)[1])
+        answers = self._own_answers(split)
         # The last token of a text is never read, only predicted: which of the end tokens it was makes no difference.
         end = min(self._ends, default=0)
         pairs = zip(answers.tokens, answers.ended, strict=True)
         return tuple((*tokens, end) if ended else tuple(tokens) for tokens, ended in pairs)
 
-    def _tokens_of(self, split: PreparedSplit) -> TokenizedSplit:
+    def _own_answers(self, split: PreparedSplit) -> Answers:
+        """Greedy answers up to the end token, a stop string or `max_new_tokens`."""
+        return self._answers(split, lambda _, text: cut(text, split.matching.stop)[1])[0]
+
+    def tokens_of(self, split: PreparedSplit) -> TokenizedSplit:
         """The split's tokens, made once."""
         if split.fingerprint not in self._tokenized:
             self._tokenized[split.fingerprint] = tokenize_split(self.tokenizer, split, self.config, self.bos)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -15,8 +16,7 @@ from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
-from moevolve.workers.config import EngineConfig
-from moevolve.workers.engine.tokenizing import missing_bos, tokenize_split
+from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.methods.base import (
     Calibration,
     CalibrationRecipe,
@@ -36,15 +36,15 @@ _LAYER = re.compile(r"layers\.(\d+)\.")
 
 @torch.inference_mode()
 def calibrate(
-    resident: ResidentModel, engine: EngineConfig, recipe: CalibrationRecipe, splits: Sequence[PreparedSplit]
+    resident: ResidentModel, engine: GenerationEngine, recipe: CalibrationRecipe, splits: Sequence[PreparedSplit]
 ) -> Calibration:
     """Make a calibration and note what it cost.
 
     Args:
         resident: unedited.
-        engine: how prompts are tokenised and truncated.
+        engine: on it.
         recipe: what to measure.
-        splits: whose prompts and gold answers are run.
+        splits: whose prompts are run, with answers (`token_sequences`).
 
     Raises:
         UserError: unknown recipe, or the model isn't one it is for.
@@ -56,26 +56,33 @@ def calibrate(
             sum(part.tokens_run for part in parts), sum(part.seconds for part in parts)
         )
     calibrator = calibrator_of(recipe)
-    sequences = token_sequences(resident, engine, splits, recipe.tokens)
     started = time.perf_counter()
+    sequences = token_sequences(engine, splits, recipe.tokens)
     made = calibrator(resident, sequences, recipe)
     return made.with_cost(sum(len(each) for each in sequences), time.perf_counter() - started)
 
 
-def token_sequences(
-    resident: ResidentModel, engine: EngineConfig, splits: Sequence[PreparedSplit], limit: int
-) -> list[Tokens]:
-    """Prompts with their gold answers, split by split in turn, whole ones until `limit` tokens are reached."""
-    bos = missing_bos(resident.model, resident.tokenizer)
-    tokenized = [tokenize_split(resident.tokenizer, split, engine, bos) for split in splits]
-    sequences: list[Tokens] = []
+def token_sequences(engine: GenerationEngine, splits: Sequence[PreparedSplit], limit: int) -> list[Tokens]:
+    """Prompts with their answers, split by split in turn, whole ones until `limit` tokens are reached.
+
+    The answer is the gold one; where an example has none, the greedy one of the engine's model, which is unedited.
+    """
+    # Answers only add tokens: no more prompts are needed than reach the limit by themselves.
+    needed = Counter(place for place, _ in _in_turn([engine.tokens_of(split).prompts for split in splits], limit))
+    groups = [engine.answered(split, needed[place]) for place, split in enumerate(splits)]
+    return [sequence for _, sequence in _in_turn(groups, limit)]
+
+
+def _in_turn(groups: Sequence[Sequence[Tokens]], limit: int) -> list[tuple[int, Tokens]]:
+    """Sequences with their group's number, group by group in turn, until `limit` tokens are reached."""
+    found: list[tuple[int, Tokens]] = []
     total = 0
-    for row in range(max((len(each.prompts) for each in tokenized), default=0)):
-        for each in tokenized:
-            if row < len(each.prompts) and total < limit:
-                sequences.append((*each.prompts[row], *each.golds[row]))
-                total += len(sequences[-1])
-    return sequences
+    for row in range(max(map(len, groups), default=0)):
+        for place, group in enumerate(groups):
+            if row < len(group) and total < limit:
+                found.append((place, group[row]))
+                total += len(group[row])
+    return found
 
 
 @torch.inference_mode()

@@ -72,7 +72,7 @@ class CalibrationRecipe(Protocol):
     """How a calibration is made: a frozen dataclass of plain values, one class per kind.
 
     Attributes:
-        tokens: at most this many tokens of the search prompts and their answers are run.
+        tokens: whole prompts of the `calibration` rows with their answers are run until there are this many tokens.
     """
 
     @property

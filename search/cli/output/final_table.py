@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from moevolve.evaluators.types import SPLITS, Split
+from moevolve.evaluators.types import SCORED, Split
 from moevolve.search.cli._console import output, print_table
 from moevolve.store.session import without_password
 
@@ -20,7 +20,7 @@ def print_standings(found: Standings, store: str) -> None:
     """The contestants, one line each, in a block per task, and what to do next."""
     tasks = [*found.tasks, *found.others]
     measured = {score.split for one in found.contestants for score in one.scores}
-    splits = [split for split in SPLITS if split in measured]
+    splits = [split for split in SCORED if split in measured]
     sizes = ("parameters", *(["active"] if _tokens_skip_parameters(found) else []), "memory")
     columns = [("model", False), *((heading, True) for heading in (*splits, *sizes))]
     rows: list[list[str]] = []

@@ -59,10 +59,10 @@ class _LineObserver:
         self._name = name
         self._lines = lines
         self._next = 0
-        self.observer = moevolve.Observer(on_stage=self._stage, on_progress=self._progress)
+        self.observer = moevolve.Observer(on_note=self._line, on_stage=self._line, on_progress=self._progress)
 
-    def _stage(self, stage: str) -> None:
-        errors.print(f"{self._name}: {stage}", highlight=False, soft_wrap=True)
+    def _line(self, said: str) -> None:
+        errors.print(f"{self._name}: {said}", highlight=False, markup=False, soft_wrap=True)
 
     def _progress(self, progress: SearchProgress) -> None:
         part = progress.done * self._lines // progress.total

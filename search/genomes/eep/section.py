@@ -19,9 +19,10 @@ class EepSection(GenomeSection):
         router_space: `probs` (the paper) or `logits`.
         dynamic_skipping: every candidate skips a token's second expert where its routing weight is below the layer's
             median ratio to the first's (NAEE, arXiv 2402.14800, Sec. 3.3), measured on the unedited model; needs k = 2.
-        calibration_tokens: tokens of the search prompts that baselines and dynamic skipping are measured on.
+        calibration_tokens: tokens of the `calibration` rows that baselines and dynamic skipping are measured on.
         naee_tokens: of these, most that baseline `naee` compares subsets of experts on.
         naee_subsets: most subsets that `naee` tries in full; beyond, it drops experts one by one.
+        fitted_tokens, fitted_subsets: the same for baseline `fitted`, where a subset takes a factorisation.
         align: `none` (the paper), or `hungarian`: merge experts whose hidden neurons have been matched with each other
             before.
     """
@@ -37,6 +38,8 @@ class EepSection(GenomeSection):
     calibration_tokens: int = Field(8192, ge=1)
     naee_tokens: int = Field(1024, ge=1)
     naee_subsets: int = Field(5000, ge=0)
+    fitted_tokens: int = Field(512, ge=2)
+    fitted_subsets: int = Field(500, ge=0)
     align: Literal["none", "hungarian"] = "none"
 
     @model_validator(mode="after")

@@ -30,7 +30,7 @@ class FactorLlmSection(GenomeSection):
             dense demo model, a higher accuracy in 14, by 1.8 points on average.
         components: principal directions of a network's inputs in which its routers are searched.
         ridge: regularisation of the routers' closed-form start, as a share of the inputs' mean variance.
-        calibration_tokens: tokens of the search prompts that the start is measured on.
+        calibration_tokens: tokens of the `calibration` rows that the start is measured on.
     """
 
     random_title: ClassVar[str] = "random divisions and routers"

@@ -25,7 +25,7 @@ class ToMoeSection(GenomeSection):
             the most salient neurons.
         coverage, balance: weights of the paper's union-coverage and load-balance terms as penalties on the fitness.
             Balance is that of calibration tokens in the unedited model.
-        calibration_tokens: tokens of the search prompts that saliencies and directions are measured on.
+        calibration_tokens: tokens of the `calibration` rows that saliencies and directions are measured on.
     """
 
     random_title: ClassVar[str] = "random masks and routers"

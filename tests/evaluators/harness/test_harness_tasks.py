@@ -18,6 +18,7 @@ from moevolve.evaluators.harness.files import find_yaml, portable, read_config, 
 from moevolve.evaluators.harness.tasks import load_harness
 from moevolve.evaluators.tasks.prepare import prepare_split, prepare_splits
 from moevolve.evaluators.tasks.registry import load_task
+from moevolve.evaluators.types import SPLITS
 
 pytest.importorskip("lm_eval")
 
@@ -64,11 +65,12 @@ def questions(name: str, shots: int = 0) -> dict[str, list[str]]:
 @pytest.mark.parametrize(
     ("counts", "sizes", "sources"),
     [
-        ({"training": 30, "validation": 20, "test": 9}, (10, 10, 9), ("validation", "test")),
-        ({"training": 31, "test": 9}, (16, 15, 9), ("training", "test")),
-        ({"training": 30, "validation": 20}, (15, 15, 20), ("training", "validation")),
-        ({"validation": 20}, (6, 6, 8), ("validation", "validation")),
-        ({"validation": 600, "test": 5}, (256, 256, 5), ("validation", "test")),
+        ({"training": 30, "validation": 20, "test": 9}, (15, 10, 10, 9), ("validation", "test")),
+        ({"training": 31, "test": 9}, (0, 16, 15, 9), ("training", "test")),
+        ({"training": 30, "validation": 20}, (0, 15, 15, 20), ("training", "validation")),
+        ({"validation": 20}, (0, 6, 6, 8), ("validation", "validation")),
+        ({"validation": 600, "test": 5}, (0, 256, 256, 5), ("validation", "test")),
+        ({"training": 700, "test": 5}, (94, 256, 256, 5), ("training", "test")),
     ],
 )
 def test_splits_come_from_the_documents_and_share_none(
@@ -76,7 +78,8 @@ def test_splits_come_from_the_documents_and_share_none(
 ) -> None:
     name = write(counts)
     found = questions(name)
-    assert tuple(map(len, found.values())) == sizes
+    assert tuple(len(found.get(split, ())) for split in SPLITS) == sizes
+    assert all(question.startswith("training ") for question in found.get("calibration", ()))
     every = [question for group in found.values() for question in group]
     assert len(set(every)) == len(every)
     for split, source in zip(("search", "dev", "test"), (sources[0], *sources), strict=True):
@@ -84,6 +87,29 @@ def test_splits_come_from_the_documents_and_share_none(
     assert found["search"] != sorted(found["search"]), "shuffled"
     load_harness.cache_clear()
     assert questions(name) == found
+
+
+def test_documents_to_measure_on_ask_nothing_that_others_ask(write: Write, tmp_path: Path) -> None:
+    name = write({"training": 40, "validation": 20, "test": 9}, num_fewshot=1)
+    lines = (tmp_path / "training.jsonl").read_text().splitlines()
+    lines[:9] = (tmp_path / "test.jsonl").read_text().splitlines()
+    (tmp_path / "training.jsonl").write_text("\n".join(lines) + "\n")
+    prepared = prepare_splits(load_task(name))
+    asked = {split: [e.prompt.split("Q: ")[-1] for e in value.examples] for split, value in prepared.items()}
+    assert 11 <= len(asked["calibration"]) < 20, "half of the training documents, less those of the test"
+    assert all(question.startswith("training ") for question in asked["calibration"])
+    assert prepared["calibration"].harness is None, "nothing is judged there"
+    assert all(example.references for example in prepared["calibration"].examples)
+    assert prepare_split(load_task(name), "calibration").fingerprint == prepared["calibration"].fingerprint
+
+
+def test_documents_are_set_aside_of_a_task_without_others(write: Write) -> None:
+    task = load_task(write({"validation": 24}))
+    whole, prepared = prepare_splits(task), prepare_splits(task.with_calibration())
+    search = prepared["search"]
+    assert (*search.examples, *prepared["calibration"].examples) == whole["search"].examples
+    assert search.harness is not None and len(search.harness.documents) == len(search.examples) == 6
+    assert (prepared["dev"], prepared["test"]) == (whole["dev"], whole["test"])
 
 
 def test_a_document_becomes_an_example(write: Write) -> None:

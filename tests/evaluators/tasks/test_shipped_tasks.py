@@ -15,7 +15,8 @@ from moevolve.evaluators.tasks import prepare
 from moevolve.evaluators.tasks.config import Source
 from moevolve.evaluators.tasks.datasets import Table
 from moevolve.evaluators.tasks.registry import list_tasks, load_task
-from moevolve.evaluators.types import Example
+from moevolve.evaluators.tasks.selection import check_disjoint, select_rows
+from moevolve.evaluators.types import SCORED, Example
 
 HELD_OUT = {
     "electrical_engineering",
@@ -200,6 +201,29 @@ HUB_ROWS: dict[str, tuple[dict[str, Any], Example]] = {
 }
 
 
+# Rows of the hub's `train`; of WikiText, lines of 200 characters and more (there are more of them still).
+TRAINING_ROWS = {
+    "arc-challenge": 1_119,
+    "arc-easy": 2_251,
+    "boolq": 9_427,
+    "cb": 250,
+    "copa": 400,
+    "drop": 77_400,
+    "gsm8k": 7_473,
+    "hellaswag": 39_905,
+    "multirc": 27_243,
+    "openbookqa": 4_957,
+    "piqa": 16_113,
+    "record": 100_730,
+    "rte": 2_490,
+    "squad2": 130_319,
+    "wic": 5_428,
+    "wikitext2": 10_000,
+    "winogrande": 40_398,
+    "wsc": 554,
+}
+
+
 def _serve(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]]) -> None:
     """Gives the same rows for every source split of the hub."""
 
@@ -226,11 +250,30 @@ def test_every_shipped_task_is_covered() -> None:
 def test_splits_of_enough_rows_are_disjoint(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     rows = [HUB_ROWS[name][0] for _ in range(512)]
     _serve(monkeypatch, rows)
-    prepared = prepare.prepare_splits(load_task(name))
-    assert list(prepared) == ["search", "dev", "test"]
+    prepared = prepare.prepare_splits(load_task(name), SCORED)
+    assert tuple(prepared) == SCORED
     assert len(prepared["search"].examples) >= 150
     assert len(prepared["dev"].examples) >= 100
     assert len(prepared["test"].examples) == 512
+
+
+@pytest.mark.parametrize(("name", "count"), TRAINING_ROWS.items())
+def test_what_is_measured_on_is_left_of_the_training_rows(name: str, count: int) -> None:
+    """The sizes are those that the authors of the sets state."""
+    task = load_task(name)
+    table = Table(name, datasets.Dataset.from_dict({"text": ["word " * 50] * count}))
+    rows = {split: select_rows(table, chosen) for split, chosen in task.splits.items() if chosen.source == "train"}
+    check_disjoint(rows, name)
+    if "calibration" in task.splits:
+        assert len(rows["calibration"]) == {"wsc": 42}.get(name, task.splits["calibration"].stated)
+        assert len(rows["calibration"]) >= 512 or name == "wsc"
+    else:
+        assert count - sum(map(len, rows.values())) == 0, "rows are left to measure on"
+
+
+def test_every_task_with_training_rows_is_covered() -> None:
+    trained = {name for name in HUB_ROWS if any(each.source == "train" for each in load_task(name).splits.values())}
+    assert trained == set(TRAINING_ROWS)
 
 
 def test_mmlu_searches_on_fifty_subjects_and_holds_out_seven(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,13 +296,14 @@ def test_the_authors_further_sets_on_local_files(tmp_path: Path, name: str) -> N
     """Files with the columns of the hub data sets, read as JSONL: their splits take different rows."""
     row = HUB_ROWS[name][0]
     field = next(key for key in ("question", "question_stem", "sentence", "ctx", "goal") if key in row)
-    for source, count in (("train", 520), ("validation", 7), ("test", 7)):
+    for source, count in (("train", 1540), ("validation", 7), ("test", 7)):
         rows = [row | {field: f"{source} {n} {row[field]}"} for n in range(count)]
         (tmp_path / f"{source}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rows))
     files = {source: f"{source}.jsonl" for source in ("train", "validation", "test")}
     (tmp_path / "mine.yaml").write_text(json.dumps({"extends": name, "source": {"files": files}}))
     prepared = prepare.prepare_splits(load_task(tmp_path / "mine.yaml"))
-    assert {split: len(value.examples) for split, value in prepared.items()} == {"search": 256, "dev": 256, "test": 7}
+    sizes = {split: len(value.examples) for split, value in prepared.items()}
+    assert sizes == {"calibration": 512 if "arc" in name else 1024, "search": 256, "dev": 256, "test": 7}
     prompts = [example.prompt for value in prepared.values() for example in value.examples]
     assert len(set(prompts)) == len(prompts)
     tested = "test" if name in ("arc-easy", "arc-challenge", "openbookqa", "gsm8k") else "validation"
@@ -279,7 +323,7 @@ def test_wikitext2_takes_paragraphs_only(tmp_path: Path) -> None:
         " = Valkyria = \n",
         "",
         " Short line . \n",
-        *(f" Line {i} : {'long ' * 50}. \n" for i in range(300)),
+        *(f" Line {i} : {'long ' * 50}. \n" for i in range(800)),
         "",
     ]
     for source in ("train", "validation", "test"):
@@ -288,8 +332,13 @@ def test_wikitext2_takes_paragraphs_only(tmp_path: Path) -> None:
     files = {source: f"{source}.jsonl" for source in ("train", "validation", "test")}
     (tmp_path / "mine.yaml").write_text(json.dumps({"extends": "wikitext2", "source": {"files": files}}))
     prepared = prepare.prepare_splits(load_task(tmp_path / "mine.yaml"))
-    assert {name: len(split.examples) for name, split in prepared.items()} == {"search": 256, "dev": 256, "test": 300}
-    for split, source in (("search", "train"), ("dev", "validation"), ("test", "test")):
+    assert {name: len(split.examples) for name, split in prepared.items()} == {
+        "calibration": 512,
+        "search": 256,
+        "dev": 256,
+        "test": 800,
+    }
+    for split, source in (("calibration", "train"), ("search", "train"), ("dev", "validation"), ("test", "test")):
         assert all(e.prompt.startswith(f"{source} ") and e.prompt.endswith("long .") for e in prepared[split].examples)
     assert {(split.fitness, split.metric) for split in prepared.values()} == {("perplexity", "geometric_mean")}
 

@@ -24,6 +24,7 @@ from moevolve.search.service.launch import register
 from moevolve.search.service.set_up import set_up
 from moevolve.search.service.subject import find_subject
 from moevolve.store.repository import Store
+from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.engine.measuring import token_sequences
 from moevolve.workers.model.resident import ResidentModel
 
@@ -80,9 +81,10 @@ def plain(models: Callable[[str], Path], tiny: Any) -> Callable[[str], Layers]:
     def get(family: str) -> Layers:
         if family not in made:
             config = load_run_config(tiny.write_run(models(family) / "run.yaml", "plain", **run_of(models(family))))
-            setup = set_up(config, "plain")
             resident = ResidentModel.load(config.model)
-            sequences = token_sequences(resident, config.engine, setup.prepared["search"], TOKENS)
+            splits = tuple(task.prepared("calibration") for task in config.tasks)
+            engine = GenerationEngine(resident.model, resident.tokenizer, config.engine)
+            sequences = token_sequences(engine, splits, TOKENS)
             made[family] = [plain_tokens(resident, layer, sequences) for layer in resident.layers]
         return made[family]
 
@@ -125,7 +127,7 @@ def plain_kept(name: str, layers: Layers, rescale: bool) -> list[int]:
         costs = [sum(change(tokens, kept, 2, rescale, False) for tokens in layers) for kept in subsets]
         return list(subsets[int(np.argmin(costs))])
     total = sum(share(scores_of(name, tokens)) for tokens in layers)
-    return sorted(np.argsort(-total)[:RETAINED].tolist())  # type: ignore[operator]
+    return sorted(np.argsort(-total, kind="stable")[:RETAINED].tolist())  # type: ignore[operator]
 
 
 def owners_of(groups: Any) -> list[int]:

@@ -2,26 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from usage_checks import SEQUENCES, TOKENS
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.types import Example, Matching, PreparedSplit
+from moevolve.evaluators.types import Example, Matching, Positions, PreparedSplit
 from moevolve.workers.config import EngineConfig
-from moevolve.workers.engine.measuring import analyse_usage, calibrate
+from moevolve.workers.engine.engine import GenerationEngine
+from moevolve.workers.engine.measuring import analyse_usage, calibrate, token_sequences
+from moevolve.workers.engine.tokenizing import end_tokens
 from moevolve.workers.methods.base import Calibration, CombinedRecipe, IdentityEdit
 from moevolve.workers.methods.eep.edit import AlignmentRecipe, ExpertsRecipe
 from moevolve.workers.methods.usage import RoutedLayer
 from moevolve.workers.model.resident import ResidentModel
 
 
+def engine_of(resident: ResidentModel, **settings: Any) -> GenerationEngine:
+    return GenerationEngine(resident.model, resident.tokenizer, EngineConfig(**settings))
+
+
+def calibrated(resident: ResidentModel, recipe: Any, splits: Sequence[PreparedSplit]) -> Calibration:
+    return calibrate(resident, engine_of(resident), recipe, splits)
+
+
+def split_of(examples: Sequence[Example], fitness: str = "generate", positions: Positions = "text") -> PreparedSplit:
+    return PreparedSplit(
+        *("t", "calibration", fitness, "mean", Matching(), 4, " "), examples=tuple(examples), positions=positions
+    )
+
+
+def test_prompts_without_answers_are_followed_by_the_models_own(resident: Callable[[str], ResidentModel]) -> None:
+    model = resident("mixtral")
+    examples = [Example(f"the {word} dog is", ()) for word in ("quick", "brown", "larger", "lazy", "red")]
+    prompts = engine_of(model).tokens_of(split_of(examples)).prompts
+    ends = end_tokens(model.model, model.tokenizer)
+    expected = []
+    for prompt in prompts:
+        made = model.model.generate(torch.tensor([prompt]), max_new_tokens=4, do_sample=False)[0].tolist()
+        expected.append(tuple(token for place, token in enumerate(made) if place < len(prompt) or token not in ends))
+    assert any(len(each) > len(prompt) for each, prompt in zip(expected, prompts, strict=True))
+    for batch_tokens in (1, 4096):
+        engine = engine_of(model, batch_tokens=batch_tokens)
+        assert token_sequences(engine, [split_of(examples)], 10**6) == expected
+    length = len(prompts[0])
+    assert token_sequences(engine, [split_of(examples)], length + 1) == expected[: 1 + (len(expected[0]) == length)]
+    # Of several splits in turn, each with or without answers.
+    gold = split_of([replace(example, references=("fox",)) for example in examples[:2]])
+    mixed = token_sequences(engine, [gold, split_of(examples)], 10**6)
+    assert mixed[1::2][:2] == expected[:2] and mixed[4:] == expected[2:]
+    assert [each[: len(prompt)] for each, prompt in zip(mixed[:4:2], prompts, strict=False)] == list(prompts[:2])
+    assert all(len(each) == len(prompt) + 1 for each, prompt in zip(mixed[:4:2], prompts, strict=False))
+
+
+def test_running_text_is_read_as_it_stands(resident: Callable[[str], ResidentModel]) -> None:
+    engine = engine_of(resident("mixtral"))
+    examples = [Example(f"the {word} dog is", ()) for word in ("quick", "brown")]
+    whole, asked = (split_of(examples, "agreement", positions) for positions in ("text", "greedy"))
+    prompts = list(engine.tokens_of(whole).prompts)
+    assert token_sequences(engine, [whole], 10**6) == prompts == token_sequences(engine, [whole], 6)
+    assert token_sequences(engine, [asked], 10**6) != prompts
+
+
 def test_the_cost_is_noted(resident: Callable[[str], ResidentModel]) -> None:
     examples = tuple(Example(f"the {word} dog is", ("fox",), ()) for word in ("quick", "brown", "larger"))
     split = PreparedSplit("t", "search", "generate", "mean", Matching(), 4, " ", examples)
-    made = calibrate(resident("mixtral"), EngineConfig(), ExpertsRecipe(("usage",), None, 11), [split])
+    made = calibrated(resident("mixtral"), ExpertsRecipe(("usage",), None, 11), [split])
     made = Calibration.from_bytes(made.to_bytes())
     assert made.tokens_run == 12, "whole prompts with their answers, until 11 tokens are reached"
     assert made.arrays["counts"].sum() == 12 * 2 * 3
@@ -32,8 +83,8 @@ def test_combined_calibrations_are_those_by_themselves(resident: Callable[[str],
     examples = tuple(Example(f"which is larger {a} : {b}", (a,), (a, b)) for a, b in (("a", "b"), ("fox", "dog")))
     split = PreparedSplit("pick", "search", "rank", "mean", Matching(), 1, " ", examples)
     recipes = AlignmentRecipe(sample=200, rounds=1, tokens=1000), ExpertsRecipe(("usage",), None, 5)
-    alone = [calibrate(resident("mixtral"), EngineConfig(), recipe, [split]) for recipe in recipes]
-    both = calibrate(resident("mixtral"), EngineConfig(), CombinedRecipe(recipes), [split])
+    alone = [calibrated(resident("mixtral"), recipe, [split]) for recipe in recipes]
+    both = calibrated(resident("mixtral"), CombinedRecipe(recipes), [split])
     for each in alone:
         for name in set(each.arrays) - {"seconds", "tokens_run"}:
             assert np.array_equal(both.arrays[name], each.arrays[name])
@@ -45,7 +96,7 @@ def test_an_unknown_recipe_is_refused(resident: Callable[[str], ResidentModel]) 
         tokens = 5
 
     with pytest.raises(UserError, match="calibrations of kind Strange are unknown"):
-        calibrate(resident("mixtral"), EngineConfig(), Strange(), [])
+        calibrated(resident("mixtral"), Strange(), [])
 
 
 def test_a_dense_model_by_itself_has_no_experts(resident: Callable[[str], ResidentModel]) -> None:

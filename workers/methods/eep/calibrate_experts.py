@@ -17,8 +17,9 @@ from moevolve.evaluators.errors import UserError
 from moevolve.workers.families.layers import MoELayer
 from moevolve.workers.methods.base import Calibration, Tokens
 from moevolve.workers.methods.contract import Resident
-from moevolve.workers.methods.eep.edit import ExpertsRecipe
-from moevolve.workers.methods.eep.expert_subsets import Routed, SubsetSample, check_memory, compare_subsets
+from moevolve.workers.methods.eep.edit import ExpertsRecipe, SubsetRecipe
+from moevolve.workers.methods.eep.expert_subsets import Routed, Sample, SubsetSample, check_memory, compare_subsets
+from moevolve.workers.methods.eep.fitted_subsets import FittedSample
 
 RATIO_BINS = 1 << 16
 """Equal bins in [0, 1] that ratios of routing weights are counted in: a median is right to within 2^-17."""
@@ -43,8 +44,8 @@ def calibrate_experts(resident: Resident, sequences: Sequence[Tokens], recipe: E
         Arrays, each with the MoE layers in order of depth first. `usage`: `counts` int64 [layers, n], tokens that chose
         an expert, and `soft_activation` float32 [layers, n], sums over tokens of the softmax over all n. `saliency`:
         `saliency` float32 [layers, n]. `mean_outputs`: `output_distances` float32 [layers, n, n], Euclidean distances
-        between mean outputs. `ratio`: `ratio` float32 [layers]. Subsets: see `compare_subsets`. `expert_runs` int64
-        [1]: how many times an expert was run on a token beyond the pass itself.
+        between mean outputs. `ratio`: `ratio` float32 [layers]. Subsets, `subset` and `fitted`: see `compare_subsets`.
+        `expert_runs` int64 [1]: how many times an expert was run on a token beyond the pass itself.
 
     Raises:
         UserError: no MoE layers, no tokens, or a sample that takes too much memory.
@@ -56,20 +57,22 @@ def calibrate_experts(resident: Resident, sequences: Sequence[Tokens], recipe: E
         raise UserError("genome.calibration_tokens: there are no prompts to measure the experts on")
     total = sum(len(each) for each in sequences)
     measures = [[_MEASURES[name](layer) for name in recipe.statistics] for layer in layers]
-    samples: list[SubsetSample] = []
+    samples: dict[str, tuple[SubsetRecipe, list[Sample]]] = {}
     if recipe.subsets is not None:
         check_memory(len(layers), layers[0].count, min(total, recipe.subsets.sample))
-        samples = [SubsetSample(layer, recipe.subsets, total) for layer in layers]
+        samples["subset"] = recipe.subsets, [SubsetSample(layer, recipe.subsets, total) for layer in layers]
+    if recipe.fitted is not None:
+        samples["fitted"] = recipe.fitted, [FittedSample(layer, recipe.fitted, total) for layer in layers]
     runs = [0]
-    watchers = [[*each, *samples[i : i + 1]] for i, each in enumerate(measures)]
+    watchers = [[*each, *(kept[i] for _, kept in samples.values())] for i, each in enumerate(measures)]
     _run(resident, sequences, watchers, runs)
     arrays = {
         name: torch.stack([found[name].cpu() for found in by_layer])
         for by_layer in zip(*([each.arrays() for each in layer] for layer in measures), strict=True)
         for name in by_layer[0]
     }
-    if recipe.subsets is not None:
-        arrays |= compare_subsets(samples, recipe.subsets)
+    for name, (subsets, kept) in samples.items():
+        arrays |= compare_subsets(kept, subsets, name)
     arrays["expert_runs"] = torch.tensor(runs)
     return Calibration({name: array.numpy() for name, array in arrays.items()})
 

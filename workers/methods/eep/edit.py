@@ -65,13 +65,15 @@ class ExpertsRecipe:
 
     Attributes:
         statistics: what is measured, sorted.
-        subsets: which subsets of experts are tried, or None.
+        subsets: which subsets of experts are tried as they are, or None.
         tokens: at most about this many tokens are run.
+        fitted: which ones are tried by what a fit of them would leave, or None.
     """
 
     statistics: tuple[Statistic, ...]
     subsets: SubsetRecipe | None
     tokens: int
+    fitted: SubsetRecipe | None = None
 
 
 RouterSpace = Literal["probs", "logits"]

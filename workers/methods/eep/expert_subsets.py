@@ -15,10 +15,11 @@ least (our own fallback; the paper only tries all choices).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import combinations
 from math import comb
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -159,17 +160,39 @@ def tries_all(experts: int, recipe: SubsetRecipe) -> bool:
     return comb(experts, recipe.retained) <= recipe.limit
 
 
-def compare_subsets(samples: Sequence[SubsetSample], recipe: SubsetRecipe) -> dict[str, Tensor]:
+class Sample(Protocol):
+    """Some tokens of one layer, on which subsets of its experts are tried."""
+
+    @property
+    def count(self) -> int:
+        """Experts n."""
+        ...
+
+    def add(self, routed: Routed) -> None:
+        """Take in a sequence's tokens."""
+        ...
+
+    def loaded(self) -> AbstractContextManager[Self]:
+        """For the length of a `with` block, what subsets are tried with; all tokens were seen."""
+        ...
+
+    def discrepancy(self, kept: Sequence[int]) -> float:
+        """How far the layer's output is off with `kept` experts only: squared, relative to its squared length."""
+        ...
+
+
+def compare_subsets(samples: Sequence[Sample], recipe: SubsetRecipe, name: str = "subset") -> dict[str, Tensor]:
     """Try subsets on every layer's sample.
 
     Args:
         samples: one per MoE layer, all tokens seen.
         recipe: which subsets.
+        name: what the arrays' names begin with.
 
     Returns:
-        `subset_discrepancy` float32 [layers, C(n, n')] for all subsets in lexicographic order, where these are within
-        the limit; otherwise `subset_kept` int64 [groups, n'], what is left after dropping experts one by one.
-        Discrepancies are squared and relative, see `SubsetSample.discrepancy`; those of a group's layers are added.
+        `<name>_discrepancy` float32 [layers, C(n, n')] for all subsets in lexicographic order, where these are within
+        the limit; otherwise `<name>_kept` int64 [groups, n'], what is left after dropping experts one by one.
+        Discrepancies are those of `Sample.discrepancy`; those of a group's layers are added.
     """
     count = samples[0].count
     if tries_all(count, recipe):
@@ -177,15 +200,15 @@ def compare_subsets(samples: Sequence[SubsetSample], recipe: SubsetRecipe) -> di
         for sample in samples:
             with sample.loaded():
                 rows.append([sample.discrepancy(kept) for kept in subsets])
-        return {"subset_discrepancy": torch.tensor(rows)}
+        return {f"{name}_discrepancy": torch.tensor(rows)}
     groups = [
         [sample for sample, owner in zip(samples, recipe.layer_groups, strict=True) if owner == group]
         for group in range(max(recipe.layer_groups) + 1)
     ]
-    return {"subset_kept": torch.tensor([_drop_one_by_one(group, recipe.retained) for group in groups])}
+    return {f"{name}_kept": torch.tensor([_drop_one_by_one(group, recipe.retained) for group in groups])}
 
 
-def _drop_one_by_one(samples: Sequence[SubsetSample], retained: int) -> list[int]:
+def _drop_one_by_one(samples: Sequence[Sample], retained: int) -> list[int]:
     kept = list(range(samples[0].count))
     with ExitStack() as stack:
         for sample in samples:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from moevolve.workers.families.layers import MoELayer
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.experts import LayerExperts
+from moevolve.workers.methods.eep.neurons import ExpertNeurons, choose_neurons
 from moevolve.workers.methods.eep.router import EditableRouter
-from moevolve.workers.methods.outputs import FeatureBlock
+from moevolve.workers.methods.outputs import FeatureBlock, NeuronRecipe
 
 
 class ExpertOutputs:
@@ -60,16 +61,32 @@ class ExpertOutputs:
 
     def features(self, seen: tuple[Tensor, ...]) -> ExpertFeatures:
         hidden, weights, chosen = seen
-        neurons = ExpertNeurons(self._layer.experts)
+        neurons = ExpertNeurons(self._layer.experts, self._layer.expert_tensors())
         return ExpertFeatures(neurons, self._edit.retained, hidden, weights, chosen)
 
     def add(self, columns: slice, change: Tensor) -> Tensor:
-        neurons = ExpertNeurons(self._layer.experts)
+        neurons = ExpertNeurons(self._layer.experts, self._layer.expert_tensors())
         expert, start = divmod(columns.start, neurons.width)
         down = neurons.down(expert)[start : start + len(change)]
         before = down.to(torch.float32, copy=True)
         down.copy_(before + change)
         return down.float() - before
+
+    def recombine(self, seen: tuple[Tensor, ...], recipe: NeuronRecipe, memory: int) -> Tensor:
+        hidden, weights, chosen = seen
+        self._experts.arrange(None)
+        neurons = ExpertNeurons(self._layer.experts, self._experts.originals)
+        whole = self._router.inner(hidden)
+        ids = choose_neurons(
+            neurons, hidden, (whole[1], whole[2]), (weights, chosen), self._edit.retained, recipe, memory
+        )
+        self.fill(ids)
+        return ids
+
+    def fill(self, ids: Tensor) -> None:
+        self._experts.arrange(None)
+        originals = ExpertNeurons(self._layer.experts, self._experts.originals)
+        ExpertNeurons(self._layer.experts, self._layer.expert_tensors()).take(originals, ids)
 
     @contextmanager
     def unedited(self) -> Iterator[None]:
@@ -80,56 +97,6 @@ class ExpertOutputs:
                 yield
             finally:
                 self._router.plan = plan
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertNeurons:
-    """The neurons of a layer's fused experts as they are now, whatever form the family gives them.
-
-    Attributes:
-        experts: the family's module. `transformers` notes the form at its class: whether matrices are transposed, gates
-            and ups concatenated, and whether there are biases.
-    """
-
-    experts: Any = field(repr=False)
-
-    @property
-    def width(self) -> int:
-        """Neurons I of an expert."""
-        return int(self.down(0).shape[0])
-
-    def down(self, expert: int) -> Tensor:
-        """A view of an expert's output projection, [I, hidden]."""
-        down: Tensor = self.experts.down_proj.data[expert]
-        return down if self._transposed else down.t()
-
-    def into(self, expert: int, rows: Tensor) -> Tensor:
-        """Rows of an expert's gate and up projections, [rows, hidden]."""
-        fused: Tensor = self.experts.gate_up_proj.data[expert]
-        return fused[:, rows].t() if self._transposed else fused[rows]
-
-    def rows(self, neurons: slice) -> Tensor:
-        """Which rows of gates and ups neurons have: gates and ups one after the other, or in turn."""
-        chosen = torch.arange(neurons.start, neurons.stop, device=self.experts.down_proj.device)
-        if getattr(self.experts, "is_concatenated", True):
-            return torch.cat((chosen, chosen + self.width))
-        return torch.stack((2 * chosen, 2 * chosen + 1), dim=1).flatten()
-
-    def activations(self, expert: int, neurons: slice, hidden: Tensor) -> Tensor:
-        """Of some neurons on hidden states [tokens, hidden], in their dtype: [tokens, neurons]."""
-        rows = self.rows(neurons)
-        bias = self.experts.gate_up_proj_bias.data[expert][rows] if self._biased else None
-        gate_up = nn.functional.linear(hidden, self.into(expert, rows), bias)
-        activations: Tensor = self.experts._apply_gate(gate_up)  # noqa: SLF001 - how `transformers` names it
-        return activations
-
-    @property
-    def _transposed(self) -> bool:
-        return bool(getattr(self.experts, "is_transposed", False))
-
-    @property
-    def _biased(self) -> bool:
-        return bool(getattr(self.experts, "has_bias", False))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,10 +12,10 @@ from torch import Tensor
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.methods.base import Edit, Tokens
 from moevolve.workers.methods.contract import Applicator, ModelParts
-from moevolve.workers.methods.outputs import Features, LayerOutput, Repairable
+from moevolve.workers.methods.outputs import Features, LayerOutput, Recombinable, Repairable
 from moevolve.workers.methods.repair.edit import RepairedEdit
 from moevolve.workers.methods.repair.ridge import Fit, Outcome, fit_ridge
-from moevolve.workers.methods.repair.streams import Streams
+from moevolve.workers.methods.repair.streams import Seen, Streams
 
 _CHECKED = 8
 """Every so many sequences one is not fitted but checked."""
@@ -126,11 +126,13 @@ class _Fitted:
     """One layer, fitted.
 
     Attributes:
+        neurons: that were put in place first; None leaves the edit's own.
         changes: of the weights, by columns of the features.
         state: the residual stream behind the layer, [tokens, hidden].
         outcome: how it went; None where nothing was changed.
     """
 
+    neurons: Tensor | None
     changes: tuple[tuple[slice, Tensor], ...]
     state: Tensor
     outcome: Outcome | None
@@ -185,6 +187,9 @@ class _Repair:
         """What was fitted for a candidate that begins like this one."""
         fitted = self._kept.get(name)
         if fitted is not None:
+            if fitted.neurons is not None:
+                assert isinstance(output, Recombinable)
+                output.fill(fitted.neurons)
             for columns, change in fitted.changes:
                 output.add(columns, change)
         return fitted
@@ -193,6 +198,9 @@ class _Repair:
         streams, recipe = self._reference.streams, self._recipe
         with output.watching() as watched:
             after, seen = streams.through(output.layer, state, watched)
+            neurons = self._recombine(output, seen)
+            if neurons is not None:
+                after, seen = streams.through(output.layer, state, watched)
         if recipe.target == "global":
             target = self._reference.states[output.layer + 1].to(after.device)
         else:
@@ -201,12 +209,23 @@ class _Repair:
         features = output.features(seen)
         checked = self._reference.checked.to(after.device)
         fit = fit_ridge(features, target.float() - after.float(), checked, recipe.strengths, self._memory)
-        fitted = _Fitted((), after, None) if fit is None else self._apply(fit, features, output, after)
+        fitted = (
+            _Fitted(neurons, (), after, None) if fit is None else self._apply(fit, features, output, after, neurons)
+        )
         if fit is None or fitted.changes:
             self._kept.put(name, fitted)
         return fitted
 
-    def _apply(self, fit: Fit, features: Features, output: LayerOutput, after: Tensor) -> _Fitted:
+    def _recombine(self, output: LayerOutput, seen: Seen) -> Tensor | None:
+        if self._recipe.neurons is None:
+            return None
+        if not isinstance(output, Recombinable):
+            raise UserError("repair.neurons: only experts of a mixture can be filled with neurons of others")
+        return output.recombine(seen, self._recipe.neurons, self._memory)
+
+    def _apply(
+        self, fit: Fit, features: Features, output: LayerOutput, after: Tensor, neurons: Tensor | None
+    ) -> _Fitted:
         """Change a layer's weights, and the residual stream behind it as they do."""
         keeps = 4 * features.width * after.shape[1] + after.nbytes <= _KEPT_BYTES
         changes, stream = [], after.float()
@@ -215,4 +234,4 @@ class _Repair:
             stream[block.tokens] += block.values @ output.add(block.columns, change)
             if keeps:
                 changes.append((block.columns, change))
-        return _Fitted(tuple(changes), stream.to(after.dtype), fit.outcome)
+        return _Fitted(neurons, tuple(changes), stream.to(after.dtype), fit.outcome)

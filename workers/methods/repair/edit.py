@@ -8,13 +8,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.evaluators.errors import UserError
 from moevolve.workers.methods.base import LayeredEdit, Tokens
+from moevolve.workers.methods.outputs import NeuronRecipe
 
 Target = Literal["global", "local"]
 STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0)
@@ -74,29 +74,41 @@ class RepairRecipe:
         target: what a layer is fitted to: `global`, the unedited model's residual stream behind it, which makes up for
             what layers before it lost, too; `local`, what the unedited layer makes of the same input.
         tokens: at most this many, of the calibration's first sequences.
+        neurons: fill the kept experts with neurons of all experts first; None leaves them their own.
         memory_mb: MiB that the fit of a layer may take beside the model.
 
     Raises:
-        UserError: a value is out of range.
+        ValueError: a value is out of range.
     """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     strengths: tuple[float, ...] = STRENGTHS
     target: Target = "global"
     tokens: int = 16384
+    neurons: NeuronRecipe | None = None
     memory_mb: int = 4096
 
     def __post_init__(self) -> None:
         if not self.strengths or not all(math.isfinite(each) and each > 0 for each in self.strengths):
-            raise UserError(f"a repair's strengths must be above 0, got {list(self.strengths)}")
+            raise ValueError(f"a repair's strengths must be above 0, got {list(self.strengths)}")
         if self.target not in ("global", "local"):
-            raise UserError(f"a repair's target is global or local, not {self.target!r}")
+            raise ValueError(f"a repair's target is global or local, not {self.target!r}")
         if self.tokens < 2 or self.memory_mb < 1:
-            raise UserError("a repair needs 2 tokens and 1 MiB at least")
+            raise ValueError("a repair needs 2 tokens and 1 MiB at least")
 
     @property
     def text(self) -> str:
         """As canonical JSON."""
         return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_text(cls, text: str) -> RepairRecipe:
+        """Inverse of `text`."""
+        values = json.loads(text)
+        neurons = values.pop("neurons")
+        strengths = tuple(values.pop("strengths"))
+        return cls(strengths=strengths, neurons=None if neurons is None else NeuronRecipe(**neurons), **values)
 
 
 @dataclass(frozen=True)

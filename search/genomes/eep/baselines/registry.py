@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moevolve.search.config.phases import PhaseConfig
 from moevolve.search.genomes.base import Baseline
 from moevolve.search.genomes.eep.baselines.hc_smoe import hc_smoe
-from moevolve.search.genomes.eep.baselines.naee import naee
 from moevolve.search.genomes.eep.baselines.scores import frequency, reap, soft_activation
+from moevolve.search.genomes.eep.baselines.subsets import fitted, naee
 from moevolve.search.genomes.eep.section import EepSection
 from moevolve.search.genomes.eep.space import EepSpace
 from moevolve.workers.methods.eep.edit import ExpertsRecipe, Statistic, SubsetRecipe
@@ -21,12 +21,14 @@ class EepBaseline(Baseline):
 
     Attributes:
         statistics: what must be measured.
-        subsets: whether subsets of experts must be compared.
+        subsets: whether subsets of experts must be compared as they are.
+        fitted: whether they must be by what a fit of them leaves.
         by_part: whether it can keep as many experts in every routing group.
     """
 
     statistics: tuple[Statistic, ...] = ()
     subsets: bool = False
+    fitted: bool = False
     by_part: bool = True
 
     def fault(self, space: EepSpace) -> str | None:
@@ -45,6 +47,7 @@ BASELINES: dict[str, EepBaseline] = {
     "soft_activation": EepBaseline(soft_activation, _PRUNING, ("usage",)),
     "reap": EepBaseline(reap, _PRUNING, ("saliency",)),
     "naee": EepBaseline(naee, _PRUNING, (), subsets=True, by_part=False),
+    "fitted": EepBaseline(fitted, _PRUNING, (), fitted=True, by_part=False),
     "hc_smoe": EepBaseline(hc_smoe, ("merge",), ("mean_outputs", "usage"), by_part=False),
 }
 
@@ -55,16 +58,17 @@ def experts_recipe(space: EepSpace, section: EepSection, phases: Sequence[PhaseC
     statistics: set[Statistic] = {name for baseline in needed for name in baseline.statistics}
     if section.dynamic_skipping:
         statistics.add("ratio")
-    subsets = None
-    if any(baseline.subsets for baseline in needed):
-        subsets = SubsetRecipe(
-            retained=space.retained,
-            active=space.active,
-            layer_groups=space.layer_groups,
-            logits_space=space.router_space == "logits",
-            limit=section.naee_subsets,
-            sample=section.naee_tokens,
-        )
-    if not statistics and subsets is None:
+    compared = SubsetRecipe(
+        retained=space.retained,
+        active=space.active,
+        layer_groups=space.layer_groups,
+        logits_space=space.router_space == "logits",
+        limit=section.naee_subsets,
+        sample=section.naee_tokens,
+    )
+    subsets = compared if any(baseline.subsets for baseline in needed) else None
+    by_fit = replace(compared, limit=section.fitted_subsets, sample=section.fitted_tokens)
+    fitted = by_fit if any(baseline.fitted for baseline in needed) else None
+    if not statistics and subsets is None and fitted is None:
         return None
-    return ExpertsRecipe(tuple(sorted(statistics)), subsets, section.calibration_tokens)
+    return ExpertsRecipe(tuple(sorted(statistics)), subsets, section.calibration_tokens, fitted)

@@ -1,0 +1,134 @@
+"""Searches that measure on tasks without a `calibration` split: which rows they take for it, and where that is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from dense_lab import check_repeated_and_resumed, dense_run
+from local_workers import calibrate, local_pool
+
+from moevolve.search.compare.config import Cell, load_comparison
+from moevolve.search.compare.run import run_comparison
+from moevolve.search.config.files import load_run_config
+from moevolve.search.config.run import TaskSection
+from moevolve.search.loop.setup import set_aside_note
+from moevolve.search.service.observer import Observer
+from moevolve.search.service.set_up import set_up
+from moevolve.search.service.subject import find_subject
+from moevolve.store.repository import Store
+
+SAID = "task bare has no `calibration` split: 10 of its `search` rows are set aside to measure on"
+NOTE = (
+    "task bare has no `calibration` split: {} set aside to measure on; give it a `calibration` split to search on all "
+    "of them"
+)
+PHASES = [{"kind": "prune", "evaluations": 5, "initial": 4, "init": ["frequency", "random"]}]
+
+
+@pytest.fixture(scope="module")
+def bare(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny task without rows to measure on."""
+    task = yaml.safe_load(tiny.task.read_text())
+    del task["splits"]["calibration"]
+    task["source"]["files"] = {"all": str(tiny.task.parent / "pick.jsonl")}
+    path: Path = tmp_path_factory.mktemp("bare") / "bare.yaml"
+    path.write_text(yaml.safe_dump(task))
+    return path
+
+
+@pytest.mark.slow
+def test_a_search_says_which_rows_it_measures_on(
+    tiny: Any, bare: Path, moevolve: Any, in_process: Any, tmp_path: Path
+) -> None:
+    changes: dict[str, Any] = {"tasks": [str(bare)], "phases": PHASES, "engine": {}, "final": {"rerank": 1}}
+    run = tiny.write_run(tmp_path / "run.yaml", "measured", **changes)
+    planned = in_process("plan", run)
+    assert planned.returncode == 0 and f"- {SAID}" in planned.stdout, planned.stderr
+    launched = moevolve("launch", run, "--store", "sqlite:///store.db", "--json")
+    assert launched.returncode == 0, launched.stderr
+    assert f"measured: {SAID}" in launched.stderr
+    winner = json.loads(launched.stdout)["winner"]
+    url = f"sqlite:///{tmp_path / 'store.db'}"
+    with Store.open(url) as store:
+        record = store.search("measured")
+        weights = {(task.split, task.weight) for task in store.search_tasks(record.id, beside=True)}
+        assert weights == {("calibration", 0.0), ("search", 1.0), ("dev", 1.0), ("test", 1.0)}
+        counted = {cost.split: cost.examples // cost.evaluations for cost in store.costs(record).splits}
+        assert counted == {"search": 30, "dev": 20, "test": 21}
+        assert find_subject(store, "measured:0").edit.phenotype_hash == store.history(record.id)[0].phenotype_hash
+        before = len(store.individual(winner).evaluations)
+    # The search's own rows are those that its individuals are evaluated on from now on.
+    scored = in_process("evaluate", winner, "--task", bare, "--split", "search", "--store", url, "--json")
+    assert json.loads(scored.stdout)["examples"] == 30, scored.stderr
+    with Store.open(url) as store:
+        assert len(store.individual(winner).evaluations) == before
+    reported = in_process("report", "measured", "-o", "page.html", "--store", url)
+    assert reported.returncode == 0, reported.stderr
+    assert SAID.replace("`", "") in (tmp_path / "page.html").read_text().replace("`", "")
+    resumed = in_process("resume", "measured", "--store", url, "--json")
+    assert json.loads(resumed.stdout)["winner"] == winner, resumed.stderr
+
+
+def test_a_search_that_measures_nothing_searches_on_all_rows(tiny: Any, bare: Path, in_process: Any) -> None:
+    run = bare.parent / "plain.yaml"
+    tiny.write_run(run, "plain", tasks=[str(bare)], engine={})
+    planned = in_process("plan", run, "--json")
+    found = json.loads(planned.stdout)
+    assert [split["examples"] for split in found["splits"]] == [40, 20, 21]
+    assert not any("set aside" in note for note in found["notes"])
+
+
+def test_lengths_that_are_given_need_no_rows(tiny: Any, bare: Path, in_process: Any) -> None:
+    run = tiny.write_run(bare.parent / "given.yaml", "given", tasks=[str(bare)], phases=PHASES, engine={})
+    found = json.loads(in_process("plan", run, "--prompt-tokens", "12", "--json", "--set", "final.test=false").stdout)
+    assert [split["examples"] for split in found["splits"]] == [30, 20]
+    assert any(note.startswith(SAID) for note in found["notes"])
+
+
+def test_baselines_that_are_compared_measure_on_the_same_rows(tiny: Any, bare: Path, tmp_path: Path) -> None:
+    base = tiny.run_data("unused", tasks=[str(bare)], phases=PHASES, engine={}, final={"rerank": 1})
+    del base["name"]
+    methods = {"random": {"baseline": "random"}, "reap": {"baseline": "reap"}, "warm": None}
+    data = {"name": "both", "base": base | {"store": f"sqlite:///{tmp_path / 'store.db'}"}, "methods": methods}
+    (tmp_path / "compare.yaml").write_text(yaml.safe_dump(data))
+    said: list[tuple[str, str]] = []
+
+    def observer(place: int, cell: Cell) -> Observer:
+        return Observer(on_note=lambda note: said.append((cell.method, note)))
+
+    comparison = load_comparison(tmp_path / "compare.yaml")
+    with Store.open(comparison.store) as store:
+        outcomes = run_comparison(comparison, store, observer, local_pool, calibrate)
+    assert [(method, note.startswith(SAID)) for method, note in said] == [("reap", True), ("warm", True)]
+    _, reap, warm = (outcome.setup.prepared for outcome in outcomes)
+    assert not any(outcome.failure for outcome in outcomes) and reap["calibration"] == warm["calibration"]
+    assert [len(outcome.setup.prepared["search"][0].examples) for outcome in outcomes] == [40, 30, 30]
+
+
+def test_of_several_tasks_only_those_without_rows_give_some(tiny: Any, bare: Path, tmp_path: Path) -> None:
+    tasks = [str(tiny.task), {"name": str(bare), "counts": {"search": 8}}]
+    changes: dict[str, Any] = {"tasks": tasks, "phases": PHASES, "tie_break": "agreement"}
+    setup = set_up(load_run_config(tiny.write_run(tmp_path / "run.yaml", "two", **changes)), "two-1")
+    assert setup.notes == (NOTE.format("2 of its `search` rows are"),)
+    sizes = {split: [len(each.examples) for each in group] for split, group in setup.prepared.items()}
+    assert sizes == {"calibration": [63, 2], "search": [40, 6], "dev": [20, 20], "test": [21, 21]}
+    for split in ("search", "dev"):
+        for own, tie in zip(setup.prepared[split], setup.tie_breakers[split], strict=True):  # type: ignore[index]
+            assert (own.examples, f"{own.task}@agreement") == (tie.examples, tie.task)
+    assert set_aside_note("bare", None) == NOTE.format("a quarter of its `search` rows is")
+
+
+def test_rows_set_aside_are_found_again_on_resume(tiny: Any, bare: Path, tmp_path: Path) -> None:
+    genome = {"kind": "factorllm", "experts": 4, "active": 1, "components": 4, "calibration_tokens": 60}
+    run = dense_run(tiny, tmp_path, genome, "divided")
+    run = run.model_copy(update={"tasks": (TaskSection(name=str(bare), counts={"search": 20}),)})
+    setup = set_up(run, "divided-1")
+    assert setup.notes == (NOTE.format("5 of its `search` rows are"),)
+    sizes = {split: len(group[0].examples) for split, group in setup.prepared.items()}
+    assert sizes == {"calibration": 5, "search": 15, "dev": 20, "test": 21}
+    assert {split.fingerprint for split in setup.prepared["calibration"]} < set(setup.all_prepared)
+    check_repeated_and_resumed(run, tmp_path)

@@ -1,0 +1,103 @@
+"""How far a MoE layer's output stays off if only some of its experts are kept, and these are then fitted.
+
+Per layer, the kept experts' output projections are fitted by ridge regression to the whole layer's output, on a sample
+of tokens with the unedited model's inputs (`moevolve.workers.methods.repair.ridge`, target `local`); a subset is worth
+what is left of the error on each token when it is left out of the fit. Leaving one out needs no other fit: with
+`A = (K + s I)^-1` and `alpha = A R`, the error on token t is `alpha_t / A_tt` (Allen 1974, PRESS).
+
+The features of expert e are its activations times its routing weight, so their inner products between tokens are
+`K = sum over e of (w_e w_e^T) * K_e`, where `K_e` are those of the activations, on all tokens: these are made once, and
+every subset takes a sum and a factorisation in the number of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from moevolve.kernels.routing import route_selected
+from moevolve.workers.families.layers import MoELayer
+from moevolve.workers.methods.eep.edit import SubsetRecipe
+from moevolve.workers.methods.eep.expert_subsets import Routed
+from moevolve.workers.methods.eep.neurons import ExpertNeurons
+
+_STRENGTH = 1e-2
+"""Of the ridge, as a multiple of the mean square of a feature summed over tokens."""
+
+
+class FittedSample:
+    """Evenly spaced tokens of one layer; see `moevolve.workers.methods.eep.expert_subsets.SubsetSample`.
+
+    Args:
+        layer: the layer.
+        recipe: how many tokens at most, and how subsets route.
+        tokens: how many tokens will be seen.
+    """
+
+    def __init__(self, layer: MoELayer, recipe: SubsetRecipe, tokens: int) -> None:
+        self.count = layer.count
+        self._layer, self._recipe = layer, recipe
+        self._stride = -(-tokens // recipe.sample)
+        self._seen = 0
+        self._kept: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def add(self, routed: Routed) -> None:
+        """Take in a sequence's tokens."""
+        rows = torch.arange(-self._seen % self._stride, len(routed.hidden), self._stride, device=routed.hidden.device)
+        self._seen += len(routed.hidden)
+        weights = torch.zeros(len(rows), self.count, device=rows.device)
+        weights.scatter_(1, routed.chosen[rows], routed.weights[rows].float())
+        self._kept.append((routed.hidden[rows], weights, routed.logits[rows].float()))
+
+    @contextmanager
+    def loaded(self) -> Iterator[FittedSample]:
+        """Inner products and outputs of all experts on all tokens, for the length of a `with` block."""
+        hidden, weights, self._logits = (torch.cat(each) for each in zip(*self._kept, strict=True))
+        neurons = ExpertNeurons(self._layer.experts, self._layer.expert_tensors())
+        self._width = neurons.width
+        products, outputs = [], []
+        for expert in range(self.count):
+            activations = neurons.activations(expert, slice(0, neurons.width), hidden).float()
+            products.append(activations @ activations.t())
+            # Biases of the outputs are left out: they aren't fitted.
+            outputs.append(activations @ neurons.down(expert).float())
+        self._products, self._outputs = torch.stack(products), torch.stack(outputs)
+        self._target = self._mixed(weights)
+        self._size = float(self._target.double().square().sum())
+        yield self
+        del self._products, self._outputs, self._target, self._logits
+
+    def _mixed(self, weights: Tensor) -> Tensor:
+        """The layer's output with routing weights [tokens, n]: [tokens, hidden]."""
+        return torch.einsum("te,eth->th", weights, self._outputs)
+
+    def discrepancy(self, kept: Sequence[int]) -> float:
+        """Squared error that is left, relative to the outputs' squared length; only while it is loaded."""
+        selected, recipe = torch.tensor(kept, device=self._logits.device), self._recipe
+        bias = self._layer.correction_bias
+        chosen_weights, chosen = route_selected(
+            self._logits,
+            selected,
+            recipe.active,
+            self._layer.rule,
+            recipe.logits_space,
+            bias=None if bias is None else bias[selected],
+        )
+        weights = torch.zeros_like(self._logits).scatter_add_(1, selected[chosen], chosen_weights.float())
+        residual = (self._target - self._mixed(weights)).double()
+        gram = torch.zeros_like(self._products[0])
+        for expert in kept:
+            share = weights[:, expert]
+            gram.addcmul_(torch.outer(share, share), self._products[expert])
+        gram = gram.double()
+        scale = float(gram.diagonal().sum()) / (len(kept) * self._width)
+        gram.diagonal().add_(_STRENGTH * scale if scale > 0 else 1.0)
+        factor, failed = torch.linalg.cholesky_ex(gram)
+        if int(failed) or not self._size > 0:
+            return float(residual.square().sum()) / self._size if self._size > 0 else 0.0
+        inverse = torch.cholesky_inverse(factor)
+        left_out = (inverse @ residual) / inverse.diagonal()[:, None]
+        return float(left_out.square().sum()) / self._size
