@@ -48,7 +48,6 @@ class RepairApplicator:
         self._kept = _KeptLayers(_KEPT_BYTES)
         self.outcomes: list[Outcome | None] = []
 
-    @torch.inference_mode()
     def apply(self, edit: Edit) -> None:
         """See `Applicator.apply`."""
         assert isinstance(edit, RepairedEdit)
@@ -59,7 +58,9 @@ class RepairApplicator:
         reference = self._reference_for(edit)
         self._base = base
         base.apply(edit.base)
-        self.outcomes = _Repair(edit, reference, self._kept).run(base.outputs())
+        # Only now: a tensor that the base edit makes may become an exported parameter, which no inference tensor can.
+        with torch.inference_mode():
+            self.outcomes = _Repair(edit, reference, self._kept).run(base.outputs())
         self._edit = edit
 
     def revert(self) -> None:
@@ -83,6 +84,7 @@ class RepairApplicator:
             ("squared error on checked tokens", f"{min(left):.1%} to {max(left):.1%} of what it was"),
         )
 
+    @torch.inference_mode()
     def _reference_for(self, edit: RepairedEdit) -> _Reference:
         """What the unedited model makes of the rows; it is unedited now."""
         sequences = edit.rows.first(edit.recipe.tokens)

@@ -1,0 +1,277 @@
+"""Repaired edits on tiny models, against plain models fitted by hand and against runs one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from edit_checks import Residents, assert_close, digest, logits
+from family_samples import edit_of_kind
+from repair_samples import repaired_by_hand, rows_of, seen_at, sequences_of
+from torch import Tensor
+
+from moevolve.evaluators.errors import CandidateError, UserError
+from moevolve.workers.config import ModelConfig
+from moevolve.workers.methods.base import LayeredEdit
+from moevolve.workers.methods.eep.alignment import Alignment
+from moevolve.workers.methods.eep.edit import EepEdit
+from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit
+from moevolve.workers.methods.repair.apply import RepairApplicator
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe, Target
+from moevolve.workers.methods.repair.ridge import Outcome
+from moevolve.workers.model.resident import ResidentModel
+
+Checkpoints = Callable[[str], Path]
+
+LENGTHS = (25, 3, 40, 11, 25, 1, 33, 18, 30, 30, 7, 60, 22, 41, 5, 29, 12)
+SEQUENCES = sequences_of(LENGTHS)
+CHECKED = np.repeat([each % 8 == 7 for each in range(len(LENGTHS))], LENGTHS)
+UNSEEN = torch.tensor(sequences_of([40] * 6, seed=9))
+KEPT = ((0, 3, 5), (4, 1, 2), (2, 0, 4))
+
+
+def pruned(kept: Sequence[Sequence[int]] = KEPT) -> EepEdit:
+    matrices = np.eye(6, dtype=np.float32)[np.array(kept)]
+    return EepEdit(matrices, matrices, 2)
+
+
+def repaired(base: Any, strengths: tuple[float, ...] = (0.01,), target: Target = "global") -> RepairedEdit:
+    return RepairedEdit(base, RepairRecipe(strengths, target), rows_of(SEQUENCES))
+
+
+def outcomes_of(model: ResidentModel, edit: RepairedEdit) -> list[Outcome | None]:
+    with model.edited(edit):
+        applicator = model._applicators[RepairedEdit]
+        assert isinstance(applicator, RepairApplicator)
+        return applicator.outcomes
+
+
+def distance(found: Tensor, expected: Tensor) -> float:
+    """Squared, of logits."""
+    return float((found - expected).double().square().sum())
+
+
+@pytest.mark.parametrize("target", ["global", "local"])
+def test_a_repaired_model_is_the_one_fitted_by_hand(
+    target: Target, resident: Residents, checkpoint: Checkpoints
+) -> None:
+    expected, changed = repaired_by_hand(checkpoint("mixtral"), KEPT, SEQUENCES, CHECKED, 0.01, target)
+    assert any(changed)
+    edit = repaired(pruned(), target=target)
+    assert [each is not None for each in outcomes_of(resident("mixtral"), edit)] == changed
+    with torch.no_grad():
+        assert_close(logits(resident("mixtral"), edit, UNSEEN), expected(UNSEEN).logits, 1e-4)
+
+
+@pytest.mark.parametrize("target", ["global", "local"])
+@pytest.mark.parametrize("kind", ["prune", "merged", "both", "mapped"])
+def test_what_is_said_to_be_left_is_left(
+    kind: str, target: Target, resident: Residents, checkpoint: Checkpoints
+) -> None:
+    """The error on checked tokens, from the stream of the edited model itself run prompt by prompt."""
+    from transformers import AutoModelForCausalLM
+
+    model, edit = resident("mixtral"), repaired(edit_of_kind(3, 6, kind), (0.1, 1.0), target)
+    found = outcomes_of(model, edit)
+    plain = AutoModelForCausalLM.from_pretrained(checkpoint("mixtral")).eval()
+    reference = seen_at(plain, SEQUENCES)
+    with model.edited(edit):
+        now = seen_at(model.model, SEQUENCES)
+    assert sum(each is not None for each in found) >= 2
+    for layer, outcome in enumerate(found):
+        if outcome is None:
+            continue
+        wanted = reference[layer]["behind"]
+        if target == "local":
+            inputs = torch.tensor(now[layer]["into"], dtype=torch.float32)[None]
+            with torch.no_grad():
+                given = plain.model.layers[layer].mlp(inputs)[0].double().numpy()
+            wanted = now[layer]["behind"] - now[layer]["experts"] + given
+        left = ((wanted - now[layer]["behind"])[CHECKED] ** 2).sum()
+        assert left == pytest.approx(outcome.after, rel=1e-3)
+        assert outcome.after < outcome.before
+
+
+def test_unseen_tokens_are_nearer_the_unedited_model(resident: Residents) -> None:
+    model = resident("mixtral")
+    plain, cut = logits(model, None, UNSEEN), logits(model, pruned(), UNSEEN)
+    for target in ("global", "local"):
+        fitted = logits(model, repaired(pruned(), (0.01, 0.1, 1.0), target), UNSEEN)
+        assert distance(fitted, plain) < 0.95 * distance(cut, plain)
+
+
+@pytest.mark.parametrize("target", ["global", "local"])
+def test_an_edit_that_changes_nothing_is_not_changed_either(target: Target, resident: Residents) -> None:
+    model = resident("mixtral")
+    same = edit_of_kind(3, 6, "prune", retained=6)
+    edit = repaired(replace(same, router_mapping=np.stack([np.eye(6)] * 3), expert_merging=np.stack([np.eye(6)] * 3)))
+    edit = replace(edit, recipe=RepairRecipe((0.01,), target))
+    assert torch.equal(logits(model, edit, UNSEEN), logits(model, edit.base, UNSEEN))
+    assert outcomes_of(model, edit) == [None] * 3
+    assert dict(in_report(model, edit))["repaired outputs"] == "0 of 3"
+
+
+def in_report(model: ResidentModel, edit: RepairedEdit) -> tuple[tuple[str, str], ...]:
+    with model.edited(edit):
+        return model.report()
+
+
+def test_a_duplicate_of_a_kept_expert_is_made_up_for(
+    model_config: Callable[..., ModelConfig], tmp_path: Path, checkpoint: Checkpoints
+) -> None:
+    """Experts 4 and 5 are alike, routers included, and every token has all experts: their weights add up."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    plain = AutoModelForCausalLM.from_pretrained(checkpoint("olmoe"))
+    for layer in plain.model.layers:
+        layer.mlp.gate.weight.data[5] = layer.mlp.gate.weight.data[4]
+        for tensor in (layer.mlp.experts.gate_up_proj, layer.mlp.experts.down_proj):
+            tensor.data[5] = tensor.data[4]
+    plain.config.num_experts_per_tok = 6
+    plain.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(checkpoint("olmoe")).save_pretrained(tmp_path)
+    model = ResidentModel.load(replace(model_config("olmoe"), path=str(tmp_path)))
+    cut = replace(pruned([(0, 1, 2, 3, 4)] * 3), active=5)
+    rows = rows_of(sequences_of([50] * 40))
+    edit = RepairedEdit(cut, RepairRecipe((1e-9,), tokens=2000), rows)
+    whole = logits(model, None, UNSEEN)
+    assert float((logits(model, cut, UNSEEN) - whole).abs().max()) > 0.1
+    assert_close(logits(model, edit, UNSEEN), whole, 2e-3)
+
+
+def test_kept_layers_are_what_a_fresh_worker_gives(
+    resident: Residents, model_config: Callable[..., ModelConfig]
+) -> None:
+    model = resident("mixtral")
+    first, second = repaired(pruned(), (0.1, 1.0)), repaired(pruned((*KEPT[:2], (1, 3, 5))), (0.1, 1.0))
+    assert first.layer_hashes[:2] == second.layer_hashes[:2] and first.layer_hashes[2] != second.layer_hashes[2]
+    logits(model, first, UNSEEN)
+    found = [logits(model, each, UNSEEN) for each in (second, first)]
+    for edit, known in zip((second, first), found, strict=True):
+        fresh = ResidentModel.load(model_config("mixtral"))
+        assert torch.equal(logits(fresh, edit, UNSEEN), known)
+        assert outcomes_of(fresh, edit) == outcomes_of(model, edit)
+
+
+def test_layers_behind_another_are_not_taken_over(resident: Residents) -> None:
+    edits = [repaired(pruned((first, *KEPT[1:]))) for first in (KEPT[0], (1, 3, 5))]
+    assert not set(edits[0].layer_hashes) & set(edits[1].layer_hashes)
+    others = [repaired(pruned(), (0.02,)), repaired(pruned(), target="local")]
+    others.append(replace(edits[0], rows=rows_of(SEQUENCES[1:])))
+    others.append(replace(edits[0], recipe=replace(edits[0].recipe, tokens=300)))
+    hashes = {each.phenotype_hash for each in (*edits, *others, edits[0].base)}
+    assert len(hashes) == 7
+    assert all(not set(edits[0].layer_hashes) & set(other.layer_hashes) for other in others)
+
+
+def test_the_first_rows_are_taken_up_to_a_number_of_tokens(resident: Residents) -> None:
+    edit = repaired(pruned())
+    few = replace(edit, recipe=replace(edit.recipe, tokens=200))  # 25 + 3 + 40 + 11 + 25 + 1 + 33 + 18 + 30
+    same = replace(few, rows=rows_of(SEQUENCES[:9]))
+    assert sum(LENGTHS[:9]) == 186 and few.rows.first(200) == SEQUENCES[:9]
+    assert torch.equal(logits(resident("mixtral"), few, UNSEEN), logits(resident("mixtral"), same, UNSEEN))
+    assert dict(in_report(resident("mixtral"), few))["fitted on"] == (
+        "168 tokens of calibration prompts, checked on 18 of others"
+    )
+
+
+def test_aligned_merged_experts(resident: Residents) -> None:
+    """Neurons lie otherwise and their features with them; the function that is fitted is the one that runs."""
+    rng = np.random.default_rng(3)
+    order = rng.permuted(np.tile(np.arange(24), (3, 6, 1)), axis=2)
+    flips = rng.random(order.shape) < 0.5
+    alignment = Alignment(np.where(flips, -order - 1, order).astype(np.int16))
+    merged = replace(edit_of_kind(3, 6, "mixed"), alignment=alignment)
+    model = resident("mixtral")
+    before, plain, cut = digest(model), logits(model, None, UNSEEN), logits(model, merged, UNSEEN)
+    for target in ("global", "local"):
+        fitted = logits(model, repaired(merged, (0.1, 1.0), target), UNSEEN)
+        assert distance(fitted, plain) < distance(cut, plain)
+        assert torch.equal(logits(model, merged, UNSEEN), cut)
+    model.restore()
+    assert digest(model) == before
+
+
+def test_dynamic_skipping_stays(resident: Residents) -> None:
+    model = resident("mixtral")
+    skipping = replace(pruned(), skip_below=np.full(3, 0.5, dtype=np.float32))
+    plain, cut = logits(model, None, UNSEEN), logits(model, skipping, UNSEEN)
+    assert distance(logits(model, repaired(skipping, (0.1, 1.0)), UNSEEN), plain) < distance(cut, plain)
+
+
+@pytest.mark.parametrize("kind", ["prune", "both"])
+@pytest.mark.parametrize("target", ["global", "local"])
+def test_originals_on_the_host(
+    kind: str, target: Target, resident: Residents, model_config: Callable[..., ModelConfig]
+) -> None:
+    hosted = ResidentModel.load(model_config("mixtral", originals="host"))
+    edit = repaired(edit_of_kind(3, 6, kind), (0.1, 1.0), target)
+    plain = logits(hosted, None, UNSEEN)
+    assert_close(logits(hosted, edit, UNSEEN), logits(resident("mixtral"), edit, UNSEEN))
+    assert torch.equal(logits(hosted, None, UNSEEN), plain)
+
+
+def test_bfloat16_is_fitted_in_float32_and_rounded_once(
+    model_config: Callable[..., ModelConfig], resident: Residents
+) -> None:
+    model = ResidentModel.load(model_config("mixtral", dtype="bfloat16"))
+    before, plain, cut = digest_of_halves(model), logits(model, None, UNSEEN), logits(model, pruned(), UNSEEN)
+    edit = repaired(pruned(), (0.1, 1.0))
+    assert distance(logits(model, edit, UNSEEN), plain) < 0.9 * distance(cut, plain)
+    whole_model = resident("mixtral")
+    with model.edited(edit), whole_model.edited(edit):
+        halves, whole = (each.layers[0].expert_tensors()["down_proj"] for each in (model, whole_model))
+    assert halves.dtype == torch.bfloat16
+    # Inputs, and so what is fitted, differ by a half's precision; rounding alone is 0.4 %.
+    assert float((halves.float() - whole).norm() / whole.norm()) < 0.03
+    model.restore()
+    assert digest_of_halves(model) == before
+
+
+def digest_of_halves(model: ResidentModel) -> int:
+    return hash(tuple(tensor.view(torch.int16).sum().item() for tensor in model.model.state_dict().values()))
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+def test_an_edit_at_fault_is_a_candidates_error(broken: float, resident: Residents) -> None:
+    matrices = pruned().router_mapping.copy()
+    matrices[1, 2, 3] = broken
+    with pytest.raises(CandidateError, match="finite"):
+        resident("mixtral").apply(repaired(EepEdit(matrices, matrices, 2)))
+
+
+def test_what_overflows_is_left_as_it_is(resident: Residents) -> None:
+    """Merged with coefficients beyond float32's reach, the first layer's experts give infinities."""
+    edit = edit_of_kind(3, 6, "merged")
+    edit.expert_merging[0, :, 0] = 1e30
+    assert outcomes_of(resident("mixtral"), repaired(edit)) == [None] * 3
+
+
+def test_refusals(resident: Residents) -> None:
+    model = resident("mixtral")
+    little = replace(repaired(pruned()), recipe=RepairRecipe(memory_mb=1))
+    with pytest.raises(UserError, match="memory_mb is 1; fit fewer tokens"):
+        model.apply(replace(little, rows=rows_of(sequences_of([60] * 100))))
+    form = BlockForm("II", 4, 3)
+    unlike = NanoMoeEdit(form, ("layers.0.self_attn.q_proj",), form.unmixed[None])
+    with pytest.raises(UserError, match="NanoMoeEdit can't be repaired"):
+        model.apply(repaired(unlike))
+    with pytest.raises(UserError, match="RepairedEdit can't be repaired"):
+        model.apply(repaired(repaired(pruned())))
+
+
+def test_repaired_edits_tell_their_layers() -> None:
+    assert isinstance(repaired(pruned()), LayeredEdit)
+    with pytest.raises(UserError, match="above 0"):
+        RepairRecipe(())
+    with pytest.raises(UserError, match="above 0"):
+        RepairRecipe((0.1, float("nan")))
+    with pytest.raises(UserError, match="global or local"):
+        RepairRecipe(target="all")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="2 tokens"):
+        RepairRecipe(tokens=1)

@@ -1,0 +1,67 @@
+"""Checkpoints of repaired edits: what their base's would be, with the fitted weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from edit_checks import Computed, Found, assert_same_elsewhere, computed
+from family_samples import edit_of_kind
+from repair_samples import rows_of, sequences_of
+from torch import Tensor
+
+from moevolve.workers.config import ModelConfig
+from moevolve.workers.engine.measuring import analyse_usage
+from moevolve.workers.export.card import ExportCard
+from moevolve.workers.export.export import export_model
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
+from moevolve.workers.model.resident import ResidentModel
+
+Configs = Callable[..., ModelConfig]
+SEQUENCES = sequences_of([40] * 12)
+CARD = ExportCard(title="A small model", base_model="someone/base", base_fingerprint="f00d")
+
+
+def repaired(kind: str) -> RepairedEdit:
+    return RepairedEdit(edit_of_kind(3, 6, kind), RepairRecipe((0.1, 1.0)), rows_of(SEQUENCES))
+
+
+@pytest.mark.parametrize("settings", [{}, {"originals": "host"}, {"dtype": "bfloat16"}])
+def test_exports_load_and_agree_without_moevolve(
+    settings: dict[str, str],
+    model_config: Configs,
+    tokens: Tensor,
+    outsider: Callable[[list[Path], Tensor], Found],
+    tmp_path: Path,
+) -> None:
+    model = ResidentModel.load(model_config("mixtral", **settings))
+    expected: dict[Path, Computed] = {}
+    for kind, form in (("prune", "stock"), ("merged", "stock"), ("both", "native")):
+        directory = tmp_path / f"{kind}-{form}"
+        expected[directory] = computed(model, repaired(kind), tokens)
+        report = export_model(model, repaired(kind), directory, CARD)
+        assert report.form == form and report.agreement.holds and report.experts == 4
+    if not settings:
+        assert_same_elsewhere(expected, outsider(list(expected), tokens))
+
+
+def test_the_card_says_how_it_was_repaired(model_config: Configs, tmp_path: Path) -> None:
+    edit = repaired("prune")
+    export_model(model_config("mixtral"), edit, tmp_path / "out", CARD)
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "reduced from 6 to 4 experts per MoE layer" in card and edit.phenotype_hash in card
+    assert "| repair | ridge regression of output projections toward the unedited model's residual stream" in card
+    assert "| repaired outputs | 3 of 3 |" in card
+    assert "| fitted on | 440 tokens of calibration prompts, checked on 40 of others |" in card
+    assert "| strengths | " in card and "% of what it was |" in card
+
+
+def test_what_is_counted_is_the_bases(model_config: Configs) -> None:
+    model = ResidentModel.load(model_config("mixtral"))
+    edit = repaired("both")
+    base, found = (analyse_usage(model, each, SEQUENCES) for each in (edit.base, edit))
+    assert [layer.origins for layer in found.routed] == [layer.origins for layer in base.routed] != [()] * 3
+    assert (found.routed[0].counts == base.routed[0].counts).all(), "before the first change routing is the same"
+    assert torch.tensor([layer.counts.sum() for layer in found.routed]).unique().tolist() == [2 * found.tokens]

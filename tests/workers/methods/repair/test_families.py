@@ -1,0 +1,76 @@
+"""Repair in every family of experts: what is left of the error is what the edited model itself gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from edit_checks import Residents, digest, logits
+from family_samples import SETTINGS, edit_of_kind
+from repair_samples import rows_of, seen_at, sequences_of
+
+from moevolve.workers.config import ModelConfig
+from moevolve.workers.export.card import ExportCard
+from moevolve.workers.export.export import export_model
+from moevolve.workers.methods.repair.apply import RepairApplicator
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe, Target
+from moevolve.workers.model.resident import ResidentModel
+
+LENGTHS = (40, 17, 50, 3, 44, 31, 28, 39, 60, 52, 1, 47)
+SEQUENCES = sequences_of(LENGTHS)
+CHECKED = np.repeat([each == 7 for each in range(len(LENGTHS))], LENGTHS)
+UNSEEN = torch.tensor(sequences_of([40] * 6, seed=9))
+FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", *SETTINGS)
+
+
+def repaired(model: ResidentModel, kind: str, target: Target = "global") -> RepairedEdit:
+    count = model.layers[0].count
+    retained = 4 if model.layers[0].rule.groups.fault(3) else 3
+    space = "logits" if model.layers[0].rule.scores == "softmax_of_chosen" else "probs"
+    base = edit_of_kind(len(model.layers), count, kind, retained, space=space)
+    return RepairedEdit(base, RepairRecipe((0.1, 1.0, 10.0), target), rows_of(SEQUENCES))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_left_is_told_and_less(family: str, resident: Residents, checkpoint: Callable[[str], Path]) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = resident(family)
+    edit = repaired(model, "prune")
+    before, plain = digest(model), logits(model, None, UNSEEN)
+    reference = seen_at(AutoModelForCausalLM.from_pretrained(checkpoint(family)).eval(), SEQUENCES)
+    with model.edited(edit):
+        applicator = model._applicators[RepairedEdit]
+        assert isinstance(applicator, RepairApplicator)
+        now = seen_at(model.model, SEQUENCES)
+        assert None not in applicator.outcomes
+        for layer, outcome in zip(model.layers, applicator.outcomes, strict=True):
+            assert outcome is not None and outcome.after < outcome.before
+            left = reference[layer.index]["behind"] - now[layer.index]["behind"]
+            assert (left[CHECKED] ** 2).sum() == pytest.approx(outcome.after, rel=2e-3)
+    cut, fitted = (logits(model, each, UNSEEN) for each in (edit.base, edit))
+    assert float((fitted - plain).square().sum()) < float((cut - plain).square().sum())
+    model.restore()
+    assert digest(model) == before
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", ["prune", "both"])
+def test_exports(family: str, kind: str, model_config: Callable[..., ModelConfig], tmp_path: Path) -> None:
+    model = ResidentModel.load(model_config(family))
+    edit = repaired(model, kind, "local")
+    forms = [
+        export_model(model, each, tmp_path / name, ExportCard("A model", "someone/base", "f00d"))
+        for name, each in (("base", edit.base), ("repaired", edit))
+    ]
+    base, found = forms
+    assert found.agreement.holds
+    assert (found.form, found.parameters, found.experts, found.active) == (
+        base.form,
+        base.parameters,
+        base.experts,
+        base.active,
+    )

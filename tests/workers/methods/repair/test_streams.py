@@ -1,0 +1,79 @@
+"""Streams layer by layer against whole runs, one sequence at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from repair_samples import seen_at, sequences_of
+from torch import Tensor, nn
+
+from moevolve.workers.methods.repair import streams
+from moevolve.workers.methods.repair.streams import Streams
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+LENGTHS = (25, 3, 40, 11, 25, 1, 33, 18)
+SEQUENCES = sequences_of(LENGTHS)
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("mixtral", {}),
+    "sliding": ("mixtral", {"sliding_window": 5}),
+    "alternating": ("gpt_oss", {}),
+    "first layer dense": ("deepseek_v3", {}),
+    "shared expert": ("qwen2_moe", {}),
+    "llama": ("llama", {}),
+    "positions learnt": ("opt", {}),
+    "parallel": ("phi", {}),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@torch.inference_mode()
+def test_streams_are_those_of_whole_runs(
+    name: str, tiny_model: Callable[..., PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family, settings = MODELS[name]
+    monkeypatch.setattr(streams, "_COLUMNS", 60)
+    model: Any = tiny_model(family, **settings)
+    tower = model.model.decoder if family == "opt" else model.model
+    expected: list[list[Tensor]] = [[] for _ in range(len(tower.layers) + 1)]
+    handles = [
+        tower.layers[0].register_forward_pre_hook(
+            lambda _m, args, kwargs: expected[0].append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
+        )
+    ]
+    for i, layer in enumerate(tower.layers):
+        handles.append(layer.register_forward_hook(lambda _m, _args, out, i=i: expected[i + 1].append(out)))
+    for each in SEQUENCES:
+        model(torch.tensor([each]))
+    for handle in handles:
+        handle.remove()
+    whole = [torch.cat([part.reshape(-1, 32) for part in parts]) for parts in expected]
+    found = Streams(model, SEQUENCES)
+    assert (found.tokens, found.layers) == (sum(LENGTHS), 3)
+    torch.testing.assert_close(found.embedded(), whole[0])
+    for i in range(3):
+        out, seen = found.through(i, whole[i])
+        torch.testing.assert_close(out, whole[i + 1], rtol=2e-5, atol=2e-5)
+        assert seen == ()
+
+
+@torch.inference_mode()
+def test_what_watchers_see_is_put_in_the_sequences_order(tiny_model: Callable[..., PreTrainedModel]) -> None:
+    model: Any = tiny_model("mixtral")
+    found, watched = Streams(model, SEQUENCES), []
+
+    def watch(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        watched.append((args[0].reshape(-1, 32),))
+
+    state = found.embedded()
+    handle = model.model.layers[0].mlp.register_forward_hook(watch)
+    _, (seen,) = found.through(0, state, watched)
+    handle.remove()
+    assert watched == []
+    expected = torch.from_numpy(seen_at(model, SEQUENCES)[0]["into"]).float()
+    torch.testing.assert_close(seen, expected, rtol=2e-5, atol=2e-5)
+    assert "forward" not in model.model.layers[0].__dict__, "layers are left as they were"
