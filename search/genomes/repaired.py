@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from moevolve.search.config.phases import PhaseConfig, RepairPhase
 from moevolve.search.genomes.base import Choosing, Description, Genome, GenomeSpace, Offspring
 from moevolve.workers.methods.base import Calibration, CalibrationRecipe, Edit, IdentityEdit, LayeredEdit, combined
-from moevolve.workers.methods.outputs import NeuronRecipe
-from moevolve.workers.methods.repair.edit import FitRows, RepairedEdit, RepairRecipe, RowsRecipe
+from moevolve.workers.methods.repair.edit import FitRows, NeuronRecipe, RepairedEdit, RepairRecipe, RowsRecipe
 
 _HEADER = struct.Struct("<4sI")
 _MAGIC = b"RPR1"

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
 from moevolve.workers.methods.contract import Applicator
+from moevolve.workers.methods.repair.edit import NeuronRecipe
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,32 +84,6 @@ class LayerOutput(Protocol):
     def unedited(self) -> AbstractContextManager[None]:
         """For the length of a `with` block, let this part compute what the unedited model's does."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class NeuronRecipe:
-    """How slots are filled with neurons of all experts, before they are fitted.
-
-    Attributes:
-        routing: exponent of the slot's routing weight in what a neuron is worth to it.
-        activation: of the neuron's activation times its own expert's routing weight.
-        output: of the length of its output.
-        shared: whether a neuron may stand in several slots.
-
-    Raises:
-        ValueError: an exponent is negative.
-    """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-
-    routing: float = 1.0
-    activation: float = 2.0
-    output: float = 2.0
-    shared: bool = True
-
-    def __post_init__(self) -> None:
-        if not all(0 <= each < 100 for each in (self.routing, self.activation, self.output)):  # NaN, too
-            raise ValueError("exponents must be 0 at least, and less than 100")
 
 
 @runtime_checkable

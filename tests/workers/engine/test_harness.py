@@ -16,7 +16,7 @@ import yaml
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.fitness.runner import run_split
 from moevolve.evaluators.harness.tasks import load_harness
-from moevolve.evaluators.tasks.prepare import prepare_split, prepare_splits
+from moevolve.evaluators.tasks.prepare import prepare_split
 from moevolve.evaluators.tasks.registry import load_task
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.workers.config import EngineConfig
@@ -276,6 +276,6 @@ def test_a_worker_needs_no_data_but_the_same_task(engine_of: Engines, write: Wri
 
 
 def test_an_empty_prompt_is_opened_by_the_models_own_token(engine_of: Engines, write: Write) -> None:
-    split = prepare_splits(load_task(write("choice", doc_to_text="")))["search"]
+    split = prepare_split(load_task(write("choice", doc_to_text="")), "search")
     assert split.examples[0].prompt == ""
     assert np.isfinite(engine_of().judged(split)[1]).all()

@@ -17,6 +17,7 @@ from torch import Tensor
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.workers.config import EngineConfig, ModelConfig
+from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.engine.measuring import analyse_usage, calibrate
 from moevolve.workers.export.card import ExportCard
 from moevolve.workers.export.export import export_model
@@ -253,9 +254,10 @@ def test_recipes_measure_the_same_every_time_and_change_nothing(
 ) -> None:
     sample = SAMPLES[kind]
     model = resident(sample.family)
+    engine = GenerationEngine(model.model, model.tokenizer, EngineConfig())
     before, plain = digest(model), logits(model, None, tokens)
     for recipe in sample.recipes:
-        made, again = (calibrate(model, EngineConfig(), recipe, [SPLIT]) for _ in range(2))
+        made, again = (calibrate(model, engine, recipe, [SPLIT]) for _ in range(2))
         stored = Calibration.from_bytes(made.to_bytes())
         assert stored.tokens_run == 4 * 6, "a beginning, four words and an answer"
         for name in set(made.arrays) - {"seconds"}:

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.workers.methods.base import LayeredEdit, Tokens
-from moevolve.workers.methods.outputs import NeuronRecipe
 
 Target = Literal["global", "local"]
 STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0)
@@ -62,6 +61,32 @@ class FitRows:
         digest = hashlib.sha256(self.lengths.astype("<i4").tobytes())
         digest.update(self.tokens.astype("<i4").tobytes())
         return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class NeuronRecipe:
+    """How slots are filled with neurons of all experts, before they are fitted.
+
+    Attributes:
+        routing: exponent of the slot's routing weight in what a neuron is worth to it.
+        activation: of the neuron's activation times its own expert's routing weight.
+        output: of the length of its output.
+        shared: whether a neuron may stand in several slots.
+
+    Raises:
+        ValueError: an exponent is negative.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    routing: float = 1.0
+    activation: float = 2.0
+    output: float = 2.0
+    shared: bool = True
+
+    def __post_init__(self) -> None:
+        if not all(0 <= each < 100 for each in (self.routing, self.activation, self.output)):  # NaN, too
+            raise ValueError("exponents must be 0 at least, and less than 100")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.workers.config import EngineConfig, ModelConfig
+from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.engine.measuring import calibrate
 from moevolve.workers.families.layers import DenseLayer
 from moevolve.workers.methods.base import Calibration, Tokens
@@ -231,7 +232,9 @@ def test_neurons_that_fire_together_come_together(resident: Any) -> None:
 def test_it_is_found_by_its_recipe(resident: Any) -> None:
     examples = tuple(Example(f"the quick {word} fox", ("dog",), ()) for word in ("a", "b", "brown", "larger"))
     split = PreparedSplit("task", "search", "generate", "accuracy", Matching(), 1, " ", examples)
-    start = calibrate(resident("llama"), EngineConfig(), RECIPE, [split]).arrays
+    model = resident("llama")
+    engine = GenerationEngine(model.model, model.tokenizer, EngineConfig())
+    start = calibrate(model, engine, RECIPE, [split]).arrays
     assert start["experts"].shape == (LAYERS, WIDTH)
     assert start["directions"].shape == (LAYERS, 5, HIDDEN)
     assert start["router_weight"].shape == (LAYERS, 1, 6, HIDDEN)
