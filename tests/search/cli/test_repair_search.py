@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from dense_lab import never, population, search
+from dense_lab import dense_run, never, population, search
 from killing import Forked, count, kill_at
 from local_workers import calibrate
-from report_lab import finished
+from report_lab import DENSE, finished
 
+from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.repaired import RepairedGenome, bare
@@ -249,6 +250,42 @@ def test_a_profile_is_that_of_its_export(best: str, folder: Path, in_process: An
     full, ours = json.loads(done.stdout)["models"]
     assert (full["model_type"], ours["model_type"]) == ("mixtral", "mixtral")
     assert ours["parameters"] < full["parameters"]
+
+
+@pytest.mark.parametrize(
+    ("genome", "repair", "message"),
+    [
+        ({"kind": "nanomoe", "variant": "II", "blocks": 4, "rank": 3}, {}, "genome kind nanomoe can't be repaired"),
+        ({"kind": "factorllm", "experts": 4, "active": 2}, {"neurons": {}}, "only experts of a mixture can be filled"),
+    ],
+)
+def test_what_a_kind_can_not_have_is_refused_before_anything_runs(
+    genome: dict[str, Any], repair: dict[str, Any], message: str, tiny: Any, tmp_path: Path
+) -> None:
+    plain = dense_run(tiny, tmp_path, genome, "dense")
+    for position, phases in ((0, [{"repair": repair}]), (1, [{}, {"kind": "repair", "repair": repair}])):
+        settings = [{"kind": "tune", "evaluations": 8, "initial": 4} | phase for phase in phases]
+        run = RunConfig.model_validate(plain.model_dump() | {"phases": settings})
+        with pytest.raises(UserError, match=rf"phases\.{position}\.repair.*{message}"):
+            set_up(run, "dense-1")
+
+
+@pytest.mark.parametrize("kind", ["factorllm", "tomoe"])
+def test_dense_kinds_are_repaired_without_neurons(kind: str, tiny: Any, tmp_path: Path) -> None:
+    plain = dense_run(tiny, tmp_path, {"kind": kind, **DENSE[kind]}, "dense")
+    phases = [
+        {"kind": "tune", "evaluations": 4, "initial": 3, "repair": {"tokens": 100, "target": "local"}},
+        {"kind": "repair", "evaluations": 8, "initial": 2, "repair": {"tokens": TOKENS}},
+    ]
+    final = {"rerank": 0, "test": False}
+    run = RunConfig.model_validate(plain.model_dump() | {"phases": phases, "final": final})
+    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
+        finished(store, run)
+        rows = store.history(store.search("dense").id)
+        assert [row.status for row in rows] == ["ok"] * 12 and rows[0].operator == "start"
+        for row in rows:
+            genome = find_subject(store, f"dense:{row.index}").genome
+            assert isinstance(genome, RepairedGenome) and genome.recipe.neurons is None
 
 
 MENDING: dict[str, Any] = {"kind": "repair", "evaluations": 2, "initial": 1}

@@ -63,8 +63,8 @@ def calibrate_experts(resident: Resident, sequences: Sequence[Tokens], recipe: E
         samples["subset"] = recipe.subsets, [SubsetSample(layer, recipe.subsets, total) for layer in layers]
     if recipe.fitted is not None:
         originals = [resident.original_experts(ordinal) for ordinal in range(len(layers))]
-        made = [FittedSample(*each, recipe.fitted, total) for each in zip(layers, originals, strict=True)]
-        samples["fitted"] = recipe.fitted, made
+        pairs = zip(layers, originals, strict=True)
+        samples["fitted"] = recipe.fitted, [FittedSample(*each, recipe.fitted, total) for each in pairs]
     runs = [0]
     watchers = [[*each, *(kept[i] for _, kept in samples.values())] for i, each in enumerate(measures)]
     _run(resident, sequences, watchers, runs)
