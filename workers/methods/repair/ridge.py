@@ -48,7 +48,7 @@ class Fit:
         outcome: how it went.
         weights: primal: the change, float32 [width, hidden].
         duals: dual: `alpha` of the change `phi^T alpha`, float32 [tokens, hidden], zero on checked tokens.
-        blocks: primal: the features, which needn't be made again.
+        blocks: the features, where there was room to keep them.
     """
 
     outcome: Outcome
@@ -161,13 +161,20 @@ def _dual(features: Features, residual: Tensor, checked: Tensor, strengths: Sequ
     order = checked.int().argsort(stable=True)
     place, fitted = order.argsort(), int((~checked).sum())
     gram = residual.new_zeros(len(residual), len(residual), dtype=torch.float64)
-    for block in features.blocks(memory):
+    kept: list[FeatureBlock] = []
+    size, room = 0, memory // 2
+    for block in features.blocks(memory - room):
+        size += block.values.nbytes
+        if size <= room:
+            kept.append(block)
         places, by_place = place[block.tokens].sort()
         values = block.values[by_place]
         # The lower triangle is all that is read.
         for end in range(_ROWS, len(values) + _ROWS, _ROWS):
             rows = slice(end - _ROWS, end)
             gram[places[rows, None], places[:end]] += values[rows] @ values[:end].t()
+    blocks = tuple(kept) if size <= room else ()
+    kept.clear()
     across, gram = gram[fitted:, :fitted], gram[:fitted, :fitted]
     missing = residual[checked]
     before, best = _squares(missing), None
@@ -175,7 +182,8 @@ def _dual(features: Features, residual: Tensor, checked: Tensor, strengths: Sequ
     for strength, solved in _solutions(gram, residual[~checked].double(), scale, strengths):
         outcome = Outcome(strength, before, _squares(missing - (across @ solved).float()))
         if outcome.after < (before if best is None else best.outcome.after):
-            best = Fit(outcome, duals=torch.zeros_like(residual).index_copy_(0, order[:fitted], solved.float()))
+            duals = torch.zeros_like(residual).index_copy_(0, order[:fitted], solved.float())
+            best = Fit(outcome, duals=duals, blocks=blocks)
     return best
 
 

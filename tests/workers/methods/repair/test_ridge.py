@@ -192,7 +192,8 @@ def test_blocks_get_what_is_left_of_the_memory() -> None:
     case = problem(7, 30, (40,), 3, 1.0)
     residual: Tensor = torch.from_numpy(case.residual).float()
     fit_ridge(Watched(case.features.parts, 40), residual, torch.from_numpy(case.checked), (0.1,), MEMORY)
-    assert given == [MEMORY - fit_bytes(40, 30, 3)]
+    room = MEMORY - fit_bytes(40, 30, 3)
+    assert given == [room - room // 2]
 
 
 def peak_of(case: Problem, strengths: Sequence[float]) -> int:
@@ -235,3 +236,9 @@ def test_a_fits_operations_are_those_that_are_counted(
     solved = len(strengths) * (size**3 // 3 + 2 * size * size * hidden)  # the counter passes these over
     stated = fit_flops(sum(widths), tokens, hidden, len(strengths), len(widths), share)
     assert counter.get_total_flops() + solved == pytest.approx(stated, rel=0.1)
+
+
+def test_features_are_kept_where_there_is_room() -> None:
+    for tokens, memory in ((90, MEMORY), (30, MEMORY), (30, math.ceil(fit_bytes(40, 30, 3) * 8 / 7) + 8)):
+        fit = problem(6, tokens, (40,), 3, 1.0).fit((0.1,), memory)
+        assert fit is not None and len(fit.blocks) == (memory == MEMORY)
