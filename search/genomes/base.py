@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -165,6 +165,19 @@ class GenomeSpace(Protocol[G]):
 
     def describe(self, genome: G) -> Description:
         """What the genome costs."""
+        ...
+
+
+@runtime_checkable
+class Choosing(Protocol):
+    """A space whose genomes are, in some phases, a choice among parts; a space may be one, none has to."""
+
+    def chooses(self, phase: PhaseConfig) -> bool:
+        """Whether genomes of the phase are a choice among parts.
+
+        Then `flatten` says which parts a genome has, 1 for those and 0 for the others, and `unflatten(scores)` is the
+        genome whose parts' scores have the largest sum: no genome g has a larger `scores @ flatten(g)`.
+        """
         ...
 
 
