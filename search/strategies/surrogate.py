@@ -7,8 +7,8 @@ draw of the weights from their posterior, so that uncertain parts are tried as o
 Sources: Bayesian linear regression as in Bishop, Pattern Recognition and Machine Learning (2006), Sec. 3.3; with
 Thompson sampling of binary choices it is BOCS (Baptista and Poloczek, arXiv 1806.08838), there on products of pairs,
 too. Weights are drawn as in Bhattacharya, Chakraborty and Mallick (arXiv 1506.04778), which takes as many equations as
-there are individuals or features, whichever are fewer. Target, precision, noise and the share of bred children are from
-trials of our own.
+there are individuals or features, whichever are fewer. The target and the shares of bred children are from trials of
+our own.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from moevolve.search.strategies.base import DRAWS
 from moevolve.search.strategies.evolution import Evolution
 from moevolve.store.records import IndividualRecord
 
-Vector = NDArray[np.float64]
-Choice = Offspring[Any] | None
+Floats = NDArray[np.float64]
+Made = Offspring[Any] | None
 _WIDER = 1.2
 """How much further from the mean every draw goes that follows a repeat."""
 
@@ -49,17 +49,17 @@ class LinearPosterior:
         noise: standard deviation of the noise.
     """
 
-    features: Vector
-    targets: Vector
+    features: Floats
+    targets: Floats
     precision: float
     noise: float
 
     @property
-    def mean(self) -> Vector:
+    def mean(self) -> Floats:
         """Expected weights: float64 [features]."""
         return self._fit(self.targets)
 
-    def draw(self, rng: np.random.Generator) -> Vector:
+    def draw(self, rng: np.random.Generator) -> Floats:
         """Weights drawn from the posterior: float64 [features].
 
         A draw of weights and noise from the prior, moved by what the targets say otherwise, is one of the posterior.
@@ -69,7 +69,7 @@ class LinearPosterior:
         said = self.features @ weights + self.noise * rng.standard_normal(individuals)
         return weights + self._fit(self.targets - said)
 
-    def _fit(self, targets: Vector) -> Vector:
+    def _fit(self, targets: Floats) -> Floats:
         """Ridge regression: (X'X + r)^-1 X't = X'(XX' + r)^-1 t."""
         x = self.features
         return x.T @ (self._inverse @ targets) if self._wide else self._inverse @ (x.T @ targets)
@@ -80,7 +80,7 @@ class LinearPosterior:
         return individuals < features
 
     @cached_property
-    def _inverse(self) -> Vector:
+    def _inverse(self) -> Floats:
         x = self.features
         products = x @ x.T if self._wide else x.T @ x
         ridge = self.precision * self.noise**2
@@ -112,7 +112,7 @@ class Surrogate:
         self._direct = self._chooses and section.propose == "direct"
         self._bred = (0.3 if self._direct else 0.1) if section.bred is None else section.bred
         self._told: deque[IndividualRecord] = deque(maxlen=section.memory)
-        self._features: dict[int, Vector] = {}
+        self._features: dict[int, Floats] = {}
 
     def tell(self, individual: IndividualRecord) -> None:
         """A failed one says nothing: what it would have scored is unknown."""
@@ -134,7 +134,7 @@ class Surrogate:
             made = self._learned(rng, start, taken)
         return made or self._evolution.ask(index, initial, start, taken)
 
-    def _learned(self, rng: np.random.Generator, start: IndividualRecord | None, taken: Container[str]) -> Choice:
+    def _learned(self, rng: np.random.Generator, start: IndividualRecord | None, taken: Container[str]) -> Made:
         features = np.stack([self._features_of(one) for one in self._told])
         spread = np.ones(features.shape[1]) if self._chooses else features.std(axis=0)
         scale = np.where(spread > 0, spread, np.inf)
@@ -145,7 +145,7 @@ class Surrogate:
             return self._best_choice(rng, model, taken)
         return self._best_child(rng, model.draw(rng) / scale, self._evolution.pool(start), taken)
 
-    def _best_choice(self, rng: np.random.Generator, model: LinearPosterior, taken: Container[str]) -> Choice:
+    def _best_choice(self, rng: np.random.Generator, model: LinearPosterior, taken: Container[str]) -> Made:
         """The best genome of all by a draw of the weights. It is made from no one in particular, so has no parents.
 
         Draws that repeat an earlier individual are followed by ones ever further from the mean.
@@ -159,8 +159,8 @@ class Surrogate:
         return None
 
     def _best_child(
-        self, rng: np.random.Generator, weights: Vector, pool: Sequence[IndividualRecord], taken: Container[str]
-    ) -> Choice:
+        self, rng: np.random.Generator, weights: Floats, pool: Sequence[IndividualRecord], taken: Container[str]
+    ) -> Made:
         """Of children bred from the pool the new one that the weights find best."""
         children = [self._evolution.bred(rng, pool) for _ in range(self._section.candidates)]
         scores = [weights @ self._space.flatten(child.genome, self._phase) for child in children]
@@ -170,7 +170,7 @@ class Surrogate:
                 return replace(child, operator=f"surrogate:{child.operator}")
         return None
 
-    def _features_of(self, individual: IndividualRecord) -> Vector:
+    def _features_of(self, individual: IndividualRecord) -> Floats:
         found = self._features.get(individual.index)
         if found is None:
             found = self._space.flatten(self._space.from_bytes(individual.genome), self._phase)
@@ -178,7 +178,7 @@ class Surrogate:
         return found
 
 
-def targets_of(individuals: Sequence[IndividualRecord]) -> Vector:
+def targets_of(individuals: Sequence[IndividualRecord]) -> Floats:
     """What the model is fitted to: normal scores of fitness plus those of the tie-break; float64 [individuals].
 
     The normal score of a value is the normal quantile of its rank among all (ties: the mean rank): a few broken
@@ -188,7 +188,7 @@ def targets_of(individuals: Sequence[IndividualRecord]) -> Vector:
     return _normal_scores([one.fitness for one in individuals]) + _normal_scores([one.tie_break for one in individuals])
 
 
-def _normal_scores(values: Sequence[float | None]) -> Vector:
+def _normal_scores(values: Sequence[float | None]) -> Floats:
     _, places, counts = np.unique(np.array(values, dtype=np.float64), return_inverse=True, return_counts=True)
     middles = (np.cumsum(counts) - counts / 2) / len(values)
     return np.array([NormalDist().inv_cdf(middle) for middle in middles])[places]
