@@ -13,9 +13,8 @@ from moevolve.search.genomes.base import Genome, Offspring
 from moevolve.search.genomes.repaired import RepairedSpace
 from moevolve.search.genomes.rng import generator
 from moevolve.search.loop.history import Ranking, eligible
+from moevolve.search.strategies.base import DRAWS
 from moevolve.store.records import IndividualRecord
-
-_DRAWS = 32
 
 
 class Repairing:
@@ -57,7 +56,7 @@ class Repairing:
         if initial and place < len(bases):
             genome = self._space.repaired(self._genome(bases[place]), self._phase.repair)
             return Offspring(genome, "repair", (bases[place].index,))
-        for _ in range(_DRAWS):
+        for _ in range(DRAWS):
             offspring = self._child(rng, bases, own or bases)
             if offspring.genome.express().phenotype_hash not in taken:
                 break
