@@ -180,7 +180,7 @@ def test_who_makes_what(section: SurrogateSection) -> None:
 @pytest.mark.parametrize(("section", "share"), [(DIRECT, 0.3), (SCREEN, 0.1)], ids=["direct", "screen"])
 def test_a_share_of_the_children_is_evolution_s(section: SurrogateSection, share: float) -> None:
     space = eep_space(groups="per_layer", layers=8)
-    phases = (PrunePhase(evaluations=180, initial=10),)
+    phases = (PrunePhase(evaluations=120, initial=10),)
 
     def bred(section: SurrogateSection) -> float:
         return float(
