@@ -91,12 +91,16 @@ def expert_ffn(hidden: Tensor, chosen: Tensor, network: NetworkWeights, scale: f
 
 def _slice_output(hidden: Tensor, network: NetworkWeights, neurons: slice) -> Tensor:
     """The output of some neurons, [tokens, hidden], without the output bias."""
+    return linear(activations(hidden, network, neurons), network.down[:, neurons])
+
+
+def activations(hidden: Tensor, network: NetworkWeights, neurons: slice) -> Tensor:
+    """What some neurons give to the layer out, [tokens, neurons] in the dtype of `hidden`, [tokens, hidden]."""
     inner = linear(hidden, network.up[neurons], _part(network.up_bias, neurons))
     if network.gate is None:
-        inner = network.activation(inner)
-    else:
-        inner *= network.activation(linear(hidden, network.gate[neurons], _part(network.gate_bias, neurons)))
-    return linear(inner, network.down[:, neurons])
+        return network.activation(inner)
+    inner *= network.activation(linear(hidden, network.gate[neurons], _part(network.gate_bias, neurons)))
+    return inner
 
 
 def _part(bias: Tensor | None, neurons: slice) -> Tensor | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -138,6 +139,17 @@ class Replacement:
         """Bring the network back."""
         for name, original in self._originals.items():
             setattr(self._holder, name, original)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """For the length of a `with` block, run the network, and then again what ran before."""
+        shown = {name: getattr(self._holder, name) for name in self._originals}
+        self.restore()
+        try:
+            yield
+        finally:
+            for name, module in shown.items():
+                setattr(self._holder, name, module)
 
 
 def find_moe_layers(model: PreTrainedModel, name: str) -> tuple[MoELayer, ...]:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from moevolve.workers.methods.contract import Applicator
 from moevolve.workers.methods.repair.edit import NeuronRecipe
@@ -53,6 +53,11 @@ class LayerOutput(Protocol):
         """Index of the decoder layer."""
         ...
 
+    @property
+    def next_part(self) -> nn.Module | None:
+        """The module of the layer that takes the residual stream behind this part; None if the layer ends with it."""
+        ...
+
     def watching(self) -> AbstractContextManager[list[tuple[Tensor, ...]]]:
         """For the length of a `with` block, what features are made of: a list to which every pass of the layer adds.
 
@@ -77,7 +82,7 @@ class LayerOutput(Protocol):
         ...
 
     def unedited(self) -> AbstractContextManager[None]:
-        """For the length of a `with` block, let the layer compute what the unedited model's does."""
+        """For the length of a `with` block, let this part compute what the unedited model's does."""
         ...
 
 

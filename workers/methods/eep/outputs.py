@@ -43,6 +43,8 @@ class ExpertOutputs:
             experts.show_selected(edit.expert_merging[ordinal].argmax(axis=1).tolist(), edit.alignment)
             router.plan = replace(router.plan, slots=None)
 
+    next_part = None
+
     @property
     def layer(self) -> int:
         return self._layer.index

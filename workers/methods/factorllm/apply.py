@@ -13,6 +13,7 @@ from moevolve.workers.families.layers import DenseLayer, Replacement
 from moevolve.workers.methods.base import Edit
 from moevolve.workers.methods.contract import ModelParts, host_tensor
 from moevolve.workers.methods.dense import check_shape, dense_layers_for, weights_of
+from moevolve.workers.methods.dense_outputs import AtWork, NetworkOutput, OwnWeights, check_additive
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
 
 _ROWS = 256
@@ -74,8 +75,18 @@ class FactorizedNetwork(nn.Module):
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Map hidden states [..., hidden] to outputs of the same shape."""
         flat = hidden_states.reshape(-1, hidden_states.shape[-1])
-        chosen = choose_experts(flat, self.router_weight, self.router_bias, self.active)
+        chosen = self._choose(flat)
         return expert_ffn(flat, chosen, weights_of(self._source[0]), self.output_scale).view(hidden_states.shape)
+
+    def at_work(self, hidden: Tensor) -> AtWork:
+        """Which neurons work for hidden states [tokens, hidden]."""
+        experts = self.router_weight.shape[1]
+        unit = self._source[0].width // experts
+        kept = torch.eye(experts, dtype=torch.bool, device=hidden.device).repeat_interleave(unit, dim=1)
+        return AtWork(self._choose(hidden), kept, unit, self.output_scale)
+
+    def _choose(self, hidden: Tensor) -> Tensor:
+        return choose_experts(hidden, self.router_weight, self.router_bias, self.active)
 
 
 class FactorLlmApplicator:
@@ -95,11 +106,13 @@ class FactorLlmApplicator:
         self._replacements = tuple(Replacement(layer) for layer in layers)
         self.networks = tuple(FactorizedNetwork(layer).eval() for layer in layers)
         self.orders = tuple(NeuronOrder(layer) for layer in layers)
+        self._weights = tuple(OwnWeights(layer.down) for layer in layers)
 
     def apply(self, edit: Edit) -> None:
         """See `Applicator.apply`."""
         assert isinstance(edit, FactorLlmEdit)
         self._check(edit)
+        self._forget_fits()
         weights, biases = host_tensor(edit.router_weight), host_tensor(edit.router_bias)
         for i, (layer, network, order) in enumerate(zip(self._layers, self.networks, self.orders, strict=True)):
             order.show(edit.order[i])
@@ -109,9 +122,27 @@ class FactorLlmApplicator:
 
     def revert(self) -> None:
         """See `Applicator.revert`."""
+        self._forget_fits()
         for replacement, order in zip(self._replacements, self.orders, strict=True):
             replacement.restore()
             order.restore()
+
+    def outputs(self) -> tuple[NetworkOutput, ...]:
+        """See `Repairable`.
+
+        Raises:
+            UserError: the layers don't add what their networks give.
+        """
+        check_additive(self._layers[0])
+        parts = zip(self._layers, self._weights, self.networks, self._replacements, strict=True)
+        return tuple(
+            NetworkOutput(layer, weights, network, network.at_work, replacement.aside)
+            for layer, weights, network, replacement in parts
+        )
+
+    def _forget_fits(self) -> None:
+        for weights in self._weights:
+            weights.restore()
 
     def _check(self, edit: FactorLlmEdit) -> None:
         check_shape(edit, self._layers)

@@ -175,13 +175,25 @@ class _Repair:
     def run(self, outputs: Sequence[LayerOutput]) -> list[Outcome | None]:
         """Fit all layers; how it went, output by output."""
         state, layer, outcomes = self._reference.states[0], 0, []
-        for ordinal, output in enumerate(outputs):
+        for output, name in zip(outputs, self._named(outputs), strict=True):
             for between in range(layer, output.layer):
                 state, _ = self._reference.streams.through(between, state)
-            fitted = self._take_over(output, self._names[ordinal]) or self._fit(output, state, self._names[ordinal])
-            state, layer = fitted.state, output.layer + 1
+            layer = output.layer
+            fitted = self._take_over(output, name) or self._fit(output, state, name)
+            if output.next_part is None:
+                state, layer = fitted.state, layer + 1
             outcomes.append(fitted.outcome)
         return outcomes
+
+    def _named(self, outputs: Sequence[LayerOutput]) -> list[str]:
+        """What each output's fit follows from: the layers up to it, and the parts of its own."""
+        places = {layer: place for place, layer in enumerate(dict.fromkeys(output.layer for output in outputs))}
+        parts = Counter[int]()
+        names = []
+        for output in outputs:
+            names.append(f"{self._names[places[output.layer]]} {parts[output.layer]}")
+            parts[output.layer] += 1
+        return names
 
     def _take_over(self, output: LayerOutput, name: str) -> _Fitted | None:
         """What was fitted for a candidate that begins like this one."""
@@ -197,15 +209,11 @@ class _Repair:
     def _fit(self, output: LayerOutput, state: Tensor, name: str) -> _Fitted:
         streams, recipe = self._reference.streams, self._recipe
         with output.watching() as watched:
-            after, seen = streams.through(output.layer, state, watched)
+            after, seen = streams.through(output.layer, state, watched, output.next_part)
             neurons = self._recombine(output, seen)
             if neurons is not None:
-                after, seen = streams.through(output.layer, state, watched)
-        if recipe.target == "global":
-            target = self._reference.states[output.layer + 1].to(after.device)
-        else:
-            with output.unedited():
-                target, _ = streams.through(output.layer, state)
+                after, seen = streams.through(output.layer, state, watched, output.next_part)
+        target = self._target(output, state).to(after.device)
         features = output.features(seen)
         checked = self._reference.checked.to(after.device)
         fit = fit_ridge(features, target.float() - after.float(), checked, recipe.strengths, self._memory)
@@ -215,6 +223,17 @@ class _Repair:
         if fit is None or fitted.changes:
             self._kept.put(name, fitted)
         return fitted
+
+    def _target(self, output: LayerOutput, state: Tensor) -> Tensor:
+        """What the residual stream behind an output is to be, [tokens, hidden]; nothing of the output is fitted yet."""
+        reference, begins = self._reference, state
+        if self._recipe.target == "global":
+            if output.next_part is None:
+                return reference.states[output.layer + 1]
+            begins = reference.states[output.layer].to(state.device)
+        with output.unedited():
+            target, _ = reference.streams.through(output.layer, begins, part=output.next_part)
+        return target
 
     def _recombine(self, output: LayerOutput, seen: Seen) -> Tensor | None:
         if self._recipe.neurons is None:
@@ -229,7 +248,7 @@ class _Repair:
         """Change a layer's weights, and the residual stream behind it as they do."""
         keeps = 4 * features.width * after.shape[1] + after.nbytes <= _KEPT_BYTES
         changes, stream = [], after.float()
-        for block in features.blocks(self._memory // 2):
+        for block in fit.blocks or features.blocks(self._memory // 2):
             change = fit.change(block)
             stream[block.tokens] += block.values @ output.add(block.columns, change)
             if keeps:

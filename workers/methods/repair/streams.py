@@ -67,31 +67,36 @@ class Streams:
             found.take(batch, (self._run(batch, self.layers, self._layers[-1]),))
         return found.seen[0]
 
-    def through(self, layer: int, state: Tensor, watched: list[Seen] | None = None) -> tuple[Tensor, Seen]:
-        """The residual stream behind a layer.
+    def through(
+        self, layer: int, state: Tensor, watched: list[Seen] | None = None, part: nn.Module | None = None
+    ) -> tuple[Tensor, Seen]:
+        """The residual stream behind a layer, or within it.
 
         Args:
             layer: its index.
             state: the stream before it, [tokens, hidden].
             watched: where a watcher of the layer leaves what it saw of a pass.
+            part: of the layer, to which the stream goes that is asked for; None for that behind the layer.
 
         Returns:
             [tokens, hidden], and what was seen, by token.
         """
         found = _Collected(self.tokens)
         for batch in self._batches:
-            hidden = state.new_zeros(batch.ids.numel(), state.shape[1])
-            hidden[batch.real.to(state.device)] = state[batch.places.to(state.device)]
-            out = self._run(batch, layer, self._layers[layer], hidden.view(*batch.ids.shape, -1))
+            hidden = torch.zeros(batch.ids.numel(), state.shape[1], dtype=state.dtype, device=batch.ids.device)
+            hidden[batch.real] = state[batch.places.to(state.device)].to(hidden.device)
+            out = self._run(batch, layer, part or self._layers[layer], hidden.view(*batch.ids.shape, -1), part is None)
             found.take(batch, (out, *(() if watched is None else watched.pop())))
         return found.seen[0], found.seen[1:]
 
-    def _run(self, batch: _Batch, layer: int, read: nn.Module, hidden: Tensor | None = None) -> Tensor:
-        """What `read` hands on, where `layer` alone runs, on `hidden`: [columns of all rows, hidden]."""
+    def _run(
+        self, batch: _Batch, layer: int, read: nn.Module, hidden: Tensor | None = None, behind: bool = True
+    ) -> Tensor:
+        """What `read` hands on, or is given, where `layer` alone runs, on `hidden`: [columns of all rows, hidden]."""
         found: list[Tensor] = []
 
         def keep(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-            found.append(output)
+            found.append(output if behind else args[0])
 
         first = self._layers[:layer]
         with ExitStack() as stack:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,14 @@ from moevolve.workers.families.layers import DenseLayer, Replacement
 from moevolve.workers.methods.base import Edit
 from moevolve.workers.methods.contract import ModelParts, host_tensor
 from moevolve.workers.methods.dense import check_shape, dense_layers_for, weights_of
+from moevolve.workers.methods.dense_outputs import (
+    AttentionOutput,
+    AtWork,
+    NetworkOutput,
+    OwnWeights,
+    check_additive,
+)
+from moevolve.workers.methods.outputs import LayerOutput
 from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
 
 
@@ -46,6 +56,13 @@ class MaskedNetwork(nn.Module):
         _, chosen = choose_expert(flat, self.router)
         return masked_network(flat, chosen, self._masks, weights_of(self._source[0])).view(hidden_states.shape)
 
+    def at_work(self, hidden: Tensor) -> AtWork:
+        """Which neurons work for hidden states [tokens, hidden]."""
+        assert self._masks is not None
+        kept = self._masks.kept
+        _, chosen = choose_expert(hidden, self.router)
+        return AtWork(nn.functional.one_hot(chosen, len(kept)).bool(), kept, kept.shape[1])
+
 
 class _MaskedHeads:
     """Hooks on one attention's projections (ToMoE, Eq. 4).
@@ -62,6 +79,7 @@ class _MaskedHeads:
         self._directions = host_tensor(heads.directions[layer]).to(device)
         self._active = int(heads.active[layer])
         self._kept: Tensor | None = None
+        self._masking = True
         self._handles: list[RemovableHandle] = []
         projections: dict[str, Any] = {name: getattr(attention, f"{name}_proj") for name in "qvo"}
         if not pairs.all():
@@ -74,16 +92,29 @@ class _MaskedHeads:
         for handle in self._handles:
             handle.remove()
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """For the length of a `with` block, mask nothing."""
+        self._masking = False
+        try:
+            yield
+        finally:
+            self._masking = True
+
     def _mask_query(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        return _times(output, self._query)
+        return _times(output, self._query) if self._masking else output
 
     def _mask_value(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        if not self._masking:
+            return output
         products = nn.functional.linear(args[0].float(), self._directions)
         scores = nn.functional.linear(products, self._router, self._bias)
         self._kept = top_dimensions(scores, self._active).unsqueeze(-2)
         return _times(output, self._kept)
 
     def _mask_output(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not self._masking:
+            return args
         assert self._kept is not None, "an attention ran its output projection before its values"
         kept, self._kept = self._kept, None
         return (_times(args[0], kept), *args[1:])
@@ -106,6 +137,8 @@ class ToMoeApplicator:
         self._replacements = tuple(Replacement(layer) for layer in layers)
         self.networks = tuple(MaskedNetwork(layer).eval() for layer in layers)
         self._heads: list[_MaskedHeads] = []
+        self._edit: ToMoeEdit | None = None
+        self._weights: dict[nn.Module, OwnWeights] = {}
 
     def apply(self, edit: Edit) -> None:
         """See `Applicator.apply`. A layer that keeps all is left as it is."""
@@ -120,6 +153,32 @@ class ToMoeApplicator:
                 self._replacements[i].show(network)
             if edit.heads is not None:
                 self._heads.append(_MaskedHeads(layer.attention, edit.heads, i, device))
+        self._edit = edit
+
+    def outputs(self) -> tuple[LayerOutput, ...]:
+        """See `Repairable`. Where heads are masked, every layer's attention and then its network.
+
+        Raises:
+            UserError: the layers don't add what their networks give.
+        """
+        assert self._edit is not None, "there is no edit on the model"
+        check_additive(self._layers[0])
+        found: list[LayerOutput] = []
+        for i, (layer, network, replacement) in enumerate(
+            zip(self._layers, self.networks, self._replacements, strict=True)
+        ):
+            if self._edit.heads is not None:
+                projection: Any = layer.attention.o_proj
+                found.append(AttentionOutput(layer, self._weights_of(projection), self._heads[i].aside))
+            weights = self._weights_of(layer.down)
+            if self._edit.widths[i] < layer.width:
+                found.append(NetworkOutput(layer, weights, network, network.at_work, replacement.aside))
+            else:
+                found.append(NetworkOutput(layer, weights, layer.up, None, nullcontext))
+        return tuple(found)
+
+    def _weights_of(self, linear: nn.Linear) -> OwnWeights:
+        return self._weights.setdefault(linear, OwnWeights(linear))
 
     def revert(self) -> None:
         """See `Applicator.revert`."""
@@ -128,6 +187,8 @@ class ToMoeApplicator:
         for heads in self._heads:
             heads.remove()
         self._heads = []
+        for weights in self._weights.values():
+            weights.restore()
 
     def _check(self, edit: ToMoeEdit) -> None:
         check_shape(edit, self._layers)

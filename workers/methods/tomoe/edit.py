@@ -160,3 +160,13 @@ class ToMoeEdit:
             # Adding zero turns -0.0 into 0.0: equal arrays have equal bytes.
             digest.update(((array + np.float32(0)).astype("<f4") if array.dtype == np.float32 else array).tobytes())
         return digest.hexdigest()
+
+    @cached_property
+    def layer_hashes(self) -> tuple[str, ...]:
+        """See `moevolve.workers.methods.base.LayeredEdit`."""
+        arrays: tuple[NDArray[Any], ...] = (self.kept, self.router, self.directions)
+        if self.heads is not None:
+            arrays += self.heads.arrays
+        head = f"tomoe/1 {[array.shape[1:] for array in arrays]}".encode()
+        layers = zip(*arrays, strict=True)
+        return tuple(hashlib.sha256(head + b"".join(part.tobytes() for part in layer)).hexdigest() for layer in layers)

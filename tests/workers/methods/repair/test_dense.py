@@ -1,0 +1,272 @@
+"""Repair of divided and masked networks and of masked attentions, with features made by hand from the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from edit_checks import Residents, assert_close, digest, logits
+from repair_samples import Floats, rows_of, sequences_of
+from torch import Tensor, nn
+
+from moevolve.evaluators.errors import UserError
+from moevolve.workers.config import ModelConfig
+from moevolve.workers.export.card import ExportCard
+from moevolve.workers.export.export import export_model
+from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
+from moevolve.workers.methods.outputs import NeuronRecipe
+from moevolve.workers.methods.repair.apply import RepairApplicator
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe, Target
+from moevolve.workers.methods.repair.ridge import Outcome
+from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
+from moevolve.workers.model.resident import ResidentModel
+
+Configs = Callable[..., ModelConfig]
+Seen = list[dict[str, Floats]]
+
+LAYERS, HIDDEN, WIDTH, EXPERTS, HEAD_DIM = 3, 32, 48, 4, 8
+LENGTHS = (40, 17, 50, 3, 44, 31, 28, 39, 60, 52, 1, 47) * 3
+SEQUENCES = sequences_of(LENGTHS)
+CHECKED = np.repeat([each % 8 == 7 for each in range(len(LENGTHS))], LENGTHS)
+UNSEEN = torch.tensor(sequences_of([40] * 6, seed=9))
+STRENGTH = 0.1
+
+
+def divided(active: int = 2, scale: float = 1.5, routers: int = 1) -> FactorLlmEdit:
+    rng = np.random.default_rng(0)
+    order = np.stack([rng.permutation(WIDTH) for _ in range(LAYERS)])
+    shape = (LAYERS, routers, EXPERTS)
+    return FactorLlmEdit(order, rng.standard_normal((*shape, HIDDEN)), rng.standard_normal(shape), active, scale)
+
+
+def masked(heads: bool = False, widths: tuple[int, ...] = (20, WIDTH, 33), experts: int = EXPERTS) -> ToMoeEdit:
+    rng = np.random.default_rng(1)
+    kept = np.stack([[rng.permutation(WIDTH) < width for _ in range(experts)] for width in widths])
+    masks = HeadMasks(
+        rng.permuted(np.tile([True, True, True, False], (LAYERS, 1)), axis=1),
+        np.array([5, 8, 3]),
+        rng.standard_normal((LAYERS, HEAD_DIM)),
+        rng.standard_normal((LAYERS, HEAD_DIM, 2)),
+        rng.standard_normal((LAYERS, 2, HIDDEN)),
+    )
+    router = rng.standard_normal((LAYERS, experts, 5))
+    return ToMoeEdit(kept, router, rng.standard_normal((LAYERS, 5, HIDDEN)), masks if heads else None)
+
+
+def repaired(base: Any, strengths: tuple[float, ...] = (STRENGTH, 1.0), target: Target = "global") -> RepairedEdit:
+    return RepairedEdit(base, RepairRecipe(strengths, target), rows_of(SEQUENCES))
+
+
+def outcomes_of(model: ResidentModel) -> list[Outcome | None]:
+    """Of the edit that is on the model."""
+    applicator = model._applicators[RepairedEdit]
+    assert isinstance(applicator, RepairApplicator)
+    return applicator.outcomes
+
+
+@torch.no_grad()
+def streams_of(model: Any) -> Seen:
+    """The stream `between` attention and network, and `behind` every layer; a Llama's output projections' inputs."""
+    found: list[dict[str, list[Tensor]]] = [{} for _ in range(LAYERS)]
+
+    def note(layer: int, name: str, given: bool) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            value = args[0] if given else output
+            found[layer].setdefault(name, []).append(value.reshape(-1, value.shape[-1]).double())
+
+        return hook
+
+    with ExitStack() as stack:
+        for i, layer in enumerate(model.get_decoder().layers):
+            modules = [(layer, "behind", False)]
+            if hasattr(layer, "post_attention_layernorm"):
+                modules.append((layer.post_attention_layernorm, "between", True))
+                modules.append((layer.self_attn.o_proj, "attended", True))
+                modules.append((layer.mlp, "into", True))
+            for module, name, given in modules:
+                stack.callback(module.register_forward_hook(note(i, name, given)).remove)
+        for each in SEQUENCES:
+            model(torch.tensor([each]))
+    return [{name: torch.cat(values).numpy() for name, values in layer.items()} for layer in found]
+
+
+EDITS: dict[str, tuple[str, Any]] = {
+    "divided": ("llama", divided()),
+    "divided, plain": ("opt", divided()),
+    "divided, parallel": ("phi", divided(routers=2, active=3)),
+    "masked": ("llama", masked()),
+    "masked, plain": ("opt", masked()),
+    "heads": ("llama", masked(heads=True)),
+    "heads with biases": ("qwen2", masked(heads=True)),
+    "heads only": ("llama", masked(heads=True, widths=(WIDTH, WIDTH, WIDTH))),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_what_is_left_is_told_and_less(name: str, resident: Residents) -> None:
+    family, base = EDITS[name]
+    model, edit = resident(family), repaired(base)
+    before, plain, reference = digest(model), logits(model, None, UNSEEN), streams_of(model.model)
+    with model.edited(edit):
+        found, now = outcomes_of(model), streams_of(model.model)
+    places = [(i, part) for i in range(LAYERS) for part in (("between", "behind") if "heads" in name else ("behind",))]
+    assert len(found) == len(places) and sum(each is not None for each in found) > LAYERS / 2
+    for (layer, part), outcome in zip(places, found, strict=True):
+        if outcome is not None:
+            left = (reference[layer][part] - now[layer][part])[CHECKED]
+            assert (left**2).sum() == pytest.approx(outcome.after, rel=2e-3)
+            assert outcome.after < outcome.before
+    cut, fitted = (logits(model, each, UNSEEN) for each in (base, edit))
+    assert float((fitted - plain).square().sum()) < float((cut - plain).square().sum())
+    assert torch.equal(logits(model, None, UNSEEN), plain)
+    model.restore()
+    assert digest(model) == before
+
+
+def activations(layer: Any, hidden: Floats) -> Floats:
+    """Of a Llama's network, [tokens, width]."""
+    gate, up = (hidden @ part.weight.detach().double().numpy().T for part in (layer.mlp.gate_proj, layer.mlp.up_proj))
+    return gate / (1 + np.exp(-gate)) * up
+
+
+def divided_by_hand(edit: FactorLlmEdit, hidden: Floats) -> Floats:
+    """Factors on the first layer's activations, neurons as they were loaded: [tokens, width]."""
+    scores = hidden @ edit.router_weight[0, 0].T.astype(np.float64) + edit.router_bias[0, 0]
+    factors = np.zeros((len(hidden), WIDTH))
+    for token, row in enumerate(scores):
+        for expert in np.argsort(-row)[: edit.active]:
+            neurons = edit.order[0][expert * WIDTH // EXPERTS : (expert + 1) * WIDTH // EXPERTS]
+            factors[token, neurons] = edit.output_scale
+    return factors
+
+
+def masked_by_hand(edit: ToMoeEdit, hidden: Floats) -> Floats:
+    scores = hidden @ (edit.router[0].astype(np.float64) @ edit.directions[0]).T
+    return edit.kept[0][scores.argmax(axis=1)].astype(np.float64)
+
+
+def ridge(phi: Floats, residual: Floats) -> Floats:
+    fitted = phi[~CHECKED]
+    scale = STRENGTH * np.mean(np.sum(fitted**2, axis=0))
+    return np.linalg.solve(fitted.T @ fitted + scale * np.eye(phi.shape[1]), fitted.T @ residual[~CHECKED])
+
+
+@pytest.mark.parametrize("target", ["global", "local"])
+@pytest.mark.parametrize("base", [divided(), masked()], ids=["divided", "masked"])
+def test_a_first_network_is_the_one_fitted_by_hand(base: Any, target: Target, resident: Residents) -> None:
+    """Nothing is lost before it, so that both targets are one."""
+    model = resident("llama")
+    layer: Any = model.model.get_decoder().layers[0]
+    reference, loaded = streams_of(model.model)[0], layer.mlp.down_proj.weight.detach().double().numpy()
+    whole = activations(layer, reference["into"])
+    factors = (divided_by_hand if isinstance(base, FactorLlmEdit) else masked_by_hand)(base, reference["into"])
+    phi = whole * factors
+    expected = phi @ (loaded.T + ridge(phi, (whole - phi) @ loaded.T))
+    with model.edited(repaired(base, (STRENGTH,), target)):
+        now = streams_of(model.model)[0]
+        assert outcomes_of(model)[0] is not None
+    np.testing.assert_allclose(now["behind"] - now["between"], expected, atol=2e-4 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("target", ["global", "local"])
+def test_a_first_attention_is_the_one_fitted_by_hand(target: Target, resident: Residents) -> None:
+    model, base = resident("llama"), masked(heads=True)
+    layer: Any = model.model.get_decoder().layers[0]
+    reference, loaded = streams_of(model.model)[0], layer.self_attn.o_proj.weight.detach().double().numpy()
+    with model.edited(base):
+        cut = streams_of(model.model)[0]
+    change = ridge(cut["attended"], reference["between"] - cut["between"])
+    with model.edited(repaired(base, (STRENGTH,), target)):
+        fitted = layer.self_attn.o_proj.weight.detach().double().numpy()
+        assert outcomes_of(model)[0] is not None
+    np.testing.assert_allclose(fitted - loaded, change.T, atol=2e-4 * np.abs(change).max())
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_kept_layers_are_what_a_fresh_worker_gives(name: str, resident: Residents, model_config: Configs) -> None:
+    family, base = EDITS[name]
+    model, edit = resident(family), repaired(base, target="local")
+    first, again = (logits(model, edit, UNSEEN) for _ in range(2))
+    other = (
+        replace(base, router_bias=base.router_bias + 1)
+        if isinstance(base, FactorLlmEdit)
+        else replace(base, router=base.router[::-1])
+    )
+    logits(model, repaired(other, target="local"), UNSEEN)
+    fresh = ResidentModel.load(model_config(family))
+    assert torch.equal(first, again) and torch.equal(logits(fresh, edit, UNSEEN), first)
+    assert torch.equal(logits(fresh, base, UNSEEN), logits(model, base, UNSEEN))
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_exports_have_the_fitted_weights(name: str, model_config: Configs, tmp_path: Path) -> None:
+    family, base = EDITS[name]
+    model = ResidentModel.load(model_config(family))
+    reports = [
+        export_model(model, edit, tmp_path / kind, ExportCard("A model", "someone/base", "f00d"))
+        for kind, edit in (("base", base), ("repaired", repaired(base)))
+    ]
+    assert len({(report.form, report.parameters, report.experts, report.active) for report in reports}) == 1
+    parts = 6 if "heads" in name else 3
+    assert f" of {parts} |" in (tmp_path / "repaired" / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("base", [divided(1, 1.0), masked()], ids=["divided", "masked"])
+def test_stock_forms_stay_stock(base: Any, model_config: Configs, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    if isinstance(base, FactorLlmEdit):
+        base = replace(base, router_bias=np.zeros_like(base.router_bias))
+    model, edit = ResidentModel.load(model_config("llama")), repaired(base)
+    assert export_model(model, edit, tmp_path / "out", ExportCard("A model", "someone/base", "f00d")).form == "stock"
+    with torch.no_grad():
+        found = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()(UNSEEN).logits
+    assert_close(found, logits(model, edit, UNSEEN), 2e-5)
+
+
+def test_bfloat16(model_config: Configs) -> None:
+    model = ResidentModel.load(model_config("llama", dtype="bfloat16"))
+    for base in (divided(), masked(heads=True)):
+        plain, cut, fitted = (logits(model, each, UNSEEN).float() for each in (None, base, repaired(base)))
+        assert float((fitted - plain).square().sum()) < float((cut - plain).square().sum())
+
+
+def test_networks_whose_output_is_normalised_are_refused(
+    checkpoint: Callable[[str], Path], model_config: Configs, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(checkpoint("opt"), do_layer_norm_before=False)
+    model.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(checkpoint("opt")).save_pretrained(tmp_path)
+    post_norm = ResidentModel.load(replace(model_config("opt"), path=str(tmp_path)))
+    for base in (divided(), masked()):
+        plain = logits(post_norm, None, UNSEEN)
+        with pytest.raises(UserError, match=r"do_layer_norm_before: false.* can't be repaired"):
+            post_norm.apply(repaired(base))
+        assert torch.equal(logits(post_norm, None, UNSEEN), plain)
+
+
+def test_neurons_are_exchanged_between_experts_of_mixtures_only(resident: Residents) -> None:
+    edit = repaired(divided())
+    with pytest.raises(UserError, match="only experts of a mixture"):
+        resident("llama").apply(replace(edit, recipe=RepairRecipe(neurons=NeuronRecipe())))
+
+
+def test_layers_of_masked_networks_are_told_apart() -> None:
+    base = masked(heads=True)
+    assert isinstance(base.heads, HeadMasks)
+    changed: Sequence[ToMoeEdit] = [
+        replace(base, router=np.concatenate([base.router[:2], base.router[2:] + 1])),
+        replace(base, heads=replace(base.heads, active=np.array([5, 8, 2]))),
+        replace(base, kept=np.concatenate([base.kept[:2], base.kept[2:, ::-1]])),
+    ]
+    for other in changed:
+        assert other.layer_hashes[:2] == base.layer_hashes[:2] and other.layer_hashes[2] != base.layer_hashes[2]
+    assert len({each.layer_hashes[0] for each in (base, replace(base, heads=None))}) == 2
