@@ -65,7 +65,7 @@ def make_strategy(config: RunConfig, space: GenomeSpace[Any], schedule: Schedule
         section, first = phase.strategy or config.strategy, schedule.spans[position].start
         if isinstance(phase, RepairPhase):
             assert isinstance(space, RepairedSpace), "a search with a repair phase has a space for it"
-            phases.append(Repairing(space, phase, config.seed, first))
+            phases.append(Repairing(space, phase, config.phases[position - 1], config.seed))
         elif isinstance(section, EvolutionSection):
             phases.append(Evolution(space, phase, config.seed, first))
         elif isinstance(section, NevergradSection):
