@@ -250,6 +250,8 @@ class GenomeKind:
         costs: what candidates of a space cost, for a model's outline.
         figures: how its genomes are drawn.
         baselines: one-shot methods by name; all but `random`, which is any space's `sample`.
+        repairable: whether its edits can be repaired (`moevolve.workers.methods.outputs.Repairable`).
+        recombinable: whether what its edits keep are experts that a repair can fill with neurons of others.
     """
 
     section: type[GenomeSection]
@@ -257,3 +259,5 @@ class GenomeKind:
     costs: Callable[[Any, ModelOutline], GenomeCosts[Any]]
     figures: GenomeFigures[Any]
     baselines: Mapping[str, Baseline] = field(default_factory=dict)
+    repairable: bool = False
+    recombinable: bool = False

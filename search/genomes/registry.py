@@ -69,7 +69,8 @@ def make_space(section: GenomeSection, facts: ModelFacts, phases: Sequence[Phase
     Raises:
         UserError: the section asks for what the model can't give.
     """
-    return repaired_space(KINDS[section.kind].make_space(section, facts, phases), phases)
+    kind = KINDS[section.kind]
+    return repaired_space(kind.make_space(section, facts, phases), phases, kind.recombinable)
 
 
 def costs_of(space: GenomeSpace[Any], outline: ModelOutline) -> GenomeCosts[Any]:

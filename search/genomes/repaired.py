@@ -47,6 +47,9 @@ class RepairedGenome:
 
     @cached_property
     def content_hash(self) -> str:
+        """The base's own where there is nothing to repair, whatever the recipe."""
+        if isinstance(self._edit, IdentityEdit):
+            return self.base.content_hash
         return hashlib.sha256(_MAGIC + self.recipe.text.encode() + self.base.content_hash.encode()).hexdigest()
 
     def express(self) -> Edit:
@@ -70,11 +73,13 @@ class RepairedSpace:
     Attributes:
         inner: where the bases come from.
         tokens: most that any of the search's repairs takes.
+        recombinable: see `GenomeKind`.
         rows: what is fitted; None before calibration.
     """
 
     inner: GenomeSpace[Any]
     tokens: int
+    recombinable: bool
     rows: FitRows | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -122,16 +127,20 @@ class RepairedSpace:
         """The first parent's base; its recipe, or where there are two the second's, with something else in it."""
         donor = parents[-1]
         recipe = donor.recipe if isinstance(donor, RepairedGenome) else phase.repair
-        varied = vary(rng, recipe, phase.repair)
+        varied = vary(rng, recipe, phase.repair, self.recombinable)
         return Offspring(self.repaired(parents[0], varied), "repair", tuple(range(len(parents))))
 
     def from_bytes(self, data: bytes) -> Genome:
         if not data.startswith(_MAGIC):
             genome: Genome = self.inner.from_bytes(data)
             return genome
-        _, length = _HEADER.unpack_from(data)
+        length = _HEADER.unpack_from(data)[1] if len(data) >= _HEADER.size else 0
         text, rest = data[_HEADER.size : _HEADER.size + length], data[_HEADER.size + length :]
-        return RepairedGenome(self, self.inner.from_bytes(rest), RepairRecipe.from_text(text.decode()))
+        try:
+            recipe = RepairRecipe.from_text(text.decode())
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"these bytes are no repaired genome: {error}") from None
+        return RepairedGenome(self, self.inner.from_bytes(rest), recipe)
 
     def flatten(self, genome: Genome, phase: PhaseConfig) -> NDArray[np.float64]:
         return self.inner.flatten(bare(genome), phase)
@@ -157,10 +166,10 @@ def bare_space(space: GenomeSpace[Any]) -> GenomeSpace[Any]:
     return space.inner if isinstance(space, RepairedSpace) else space
 
 
-def repaired_space(inner: GenomeSpace[Any], phases: Sequence[PhaseConfig]) -> GenomeSpace[Any]:
-    """The space of a search with these phases; `inner` if they repair nothing."""
+def repaired_space(inner: GenomeSpace[Any], phases: Sequence[PhaseConfig], recombinable: bool) -> GenomeSpace[Any]:
+    """The space of a search with these phases; `inner` if they repair nothing. `recombinable`: see `GenomeKind`."""
     tokens = [phase.repair.tokens for phase in phases if phase.repair is not None]
-    return RepairedSpace(inner, max(tokens)) if tokens else inner
+    return RepairedSpace(inner, max(tokens), recombinable) if tokens else inner
 
 
 def described(recipe: RepairRecipe) -> str:
@@ -175,13 +184,14 @@ def described(recipe: RepairRecipe) -> str:
     return ", ".join(parts)
 
 
-def vary(rng: np.random.Generator, recipe: RepairRecipe, phase: RepairRecipe) -> RepairRecipe:
+def vary(rng: np.random.Generator, recipe: RepairRecipe, phase: RepairRecipe, recombinable: bool) -> RepairRecipe:
     """A recipe with one or more other values.
 
     Args:
         rng: the individual's generator.
         recipe: what it is made from.
-        phase: the phase's own: `tokens` are at most its, and `neurons` are as it has them where they are put back.
+        phase: the phase's own: `tokens` are at most its, and `neurons` have its exponents where they are put back.
+        recombinable: whether there may be `neurons`.
     """
     changes: dict[str, Any] = {}
     while not changes:
@@ -192,16 +202,16 @@ def vary(rng: np.random.Generator, recipe: RepairRecipe, phase: RepairRecipe) ->
             changes["target"] = "local" if recipe.target == "global" else "global"
         if rng.random() < 0.25:
             changes["tokens"] = max(2, phase.tokens // int(2 ** rng.integers(3)))
-        if rng.random() < 0.5:
-            changes["neurons"] = _varied_neurons(rng, recipe.neurons)
+        if recombinable and rng.random() < 0.5:
+            changes["neurons"] = _varied_neurons(rng, recipe.neurons, phase.neurons or NeuronRecipe())
         changes = {name: value for name, value in changes.items() if value != getattr(recipe, name)}
     return replace(recipe, **changes)
 
 
-def _varied_neurons(rng: np.random.Generator, neurons: NeuronRecipe | None) -> NeuronRecipe | None:
+def _varied_neurons(rng: np.random.Generator, neurons: NeuronRecipe | None, first: NeuronRecipe) -> NeuronRecipe | None:
     """Put aside, put back, or with another exponent or sharing."""
     if neurons is None:
-        return NeuronRecipe(shared=bool(rng.random() < 0.5))
+        return replace(first, shared=bool(rng.random() < 0.5))
     draw = rng.random()
     if draw < 0.2:
         return None

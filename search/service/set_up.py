@@ -9,12 +9,13 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import SPLITS, PreparedSplit, Split
 from moevolve.search.config.run import RunConfig, TaskSection
 from moevolve.search.genomes.base import GenomeSpace
-from moevolve.search.genomes.registry import check_baselines, make_space
+from moevolve.search.genomes.registry import KINDS, check_baselines, make_space
 from moevolve.search.loop.schedule import make_schedule
 from moevolve.search.loop.setup import SearchSetup, needs_calibration
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.records import SearchTaskRecord
 from moevolve.workers.config import ModelConfig
+from moevolve.workers.methods.repair.edit import RepairRecipe
 from moevolve.workers.model.describe import describe_model
 from moevolve.workers.model.fingerprint import pinned_revision
 
@@ -78,3 +79,17 @@ def _check_phases(config: RunConfig, space: GenomeSpace[Any]) -> None:
                 f"phases.{position}.kind: a {phase.kind} phase doesn't suit genome kind {config.genome.kind}; "
                 f"use {' or '.join(space.phase_kinds)}"
             )
+        if phase.repair is not None:
+            _check_repair(phase.repair, f"phases.{position}.repair", space.kind)
+
+
+def _check_repair(recipe: RepairRecipe, where: str, kind: str) -> None:
+    if not KINDS[kind].repairable:
+        having = ", ".join(name for name, each in KINDS.items() if each.repairable)
+        raise UserError(f"{where}: candidates of genome kind {kind} can't be repaired, those of {having} can")
+    if recipe.neurons is not None and not KINDS[kind].recombinable:
+        having = ", ".join(name for name, each in KINDS.items() if each.recombinable)
+        raise UserError(
+            f"{where}.neurons: only experts of a mixture can be filled with neurons of others, those of genome kind "
+            f"{having}; leave it out"
+        )

@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from moevolve.search.config.phases import RepairPhase, TopKParents
+from moevolve.search.config.phases import PhaseConfig, RepairPhase, TopKParents
 from moevolve.search.genomes.base import Genome, Offspring
 from moevolve.search.genomes.repaired import RepairedSpace
 from moevolve.search.genomes.rng import generator
 from moevolve.search.loop.history import Ranking, eligible
+from moevolve.search.strategies.base import DRAWS
 from moevolve.store.records import IndividualRecord
-
-_DRAWS = 32
 
 
 class Repairing:
@@ -27,12 +26,12 @@ class Repairing:
     Args:
         space: where genomes come from.
         phase: its settings.
+        before: those of the phase before it.
         seed: the search's seed.
-        first: index of the phase's first individual.
     """
 
-    def __init__(self, space: RepairedSpace, phase: RepairPhase, seed: int, first: int) -> None:
-        self._space, self._phase, self._seed, self._first = space, phase, seed, first
+    def __init__(self, space: RepairedSpace, phase: RepairPhase, before: PhaseConfig, seed: int) -> None:
+        self._space, self._phase, self._before, self._seed = space, phase, before, seed
         self._ranking = Ranking(phase.parents)
         self._bases = Ranking(TopKParents(k=phase.initial))
 
@@ -50,18 +49,26 @@ class Repairing:
         """Draw until the individual is new, but not for ever."""
         rng, bases = generator(self._seed, index), list(self._bases)
         own = eligible(list(self._ranking), self._phase.parents)
-        if not bases and not own:
+        first = self._repaired_base(bases, taken) if initial else None
+        if first is not None:
+            return first
+        for _ in range(DRAWS):
             # Nothing that was evaluated before may be seen yet, or all of it failed.
-            return self._space.made(self._space.inner.sample(rng, self._phase), self._phase)
-        place = index - self._first
-        if initial and place < len(bases):
-            genome = self._space.repaired(self._genome(bases[place]), self._phase.repair)
-            return Offspring(genome, "repair", (bases[place].index,))
-        for _ in range(_DRAWS):
-            offspring = self._child(rng, bases, own or bases)
+            offspring = self._child(rng, bases, own or bases) if own or bases else self._sampled(rng)
             if offspring.genome.express().phenotype_hash not in taken:
                 break
         return offspring
+
+    def _repaired_base(self, bases: Sequence[IndividualRecord], taken: Container[str]) -> Offspring[Any] | None:
+        """The best of the bases that isn't repaired as the phase says; which come to be seen may change until then."""
+        for base in bases:
+            genome = self._space.repaired(self._genome(base), self._phase.repair)
+            if genome.express().phenotype_hash not in taken:
+                return Offspring(genome, "repair", (base.index,))
+        return None
+
+    def _sampled(self, rng: np.random.Generator) -> Offspring[Any]:
+        return self._space.made(self._space.inner.sample(rng, self._before), self._phase)
 
     def _child(
         self, rng: np.random.Generator, bases: Sequence[IndividualRecord], parents: Sequence[IndividualRecord]

@@ -22,4 +22,12 @@ def _space(section: EepSection, facts: ModelFacts, phases: Sequence[PhaseConfig]
     return replace(space, recipe=combined(experts_recipe(space, section, phases), space.recipe))
 
 
-EEP = GenomeKind(section=EepSection, make_space=_space, costs=EepCosts, figures=EepFigures(), baselines=BASELINES)
+EEP = GenomeKind(
+    section=EepSection,
+    make_space=_space,
+    costs=EepCosts,
+    figures=EepFigures(),
+    baselines=BASELINES,
+    repairable=True,
+    recombinable=True,
+)

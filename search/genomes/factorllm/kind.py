@@ -13,4 +13,5 @@ FACTORLLM = GenomeKind(
     make_space=lambda section, facts, phases: FactorLlmSpace.of(section, facts),
     costs=FactorLlmCosts,
     figures=FactorLlmFigures(),
+    repairable=True,
 )

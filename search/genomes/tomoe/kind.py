@@ -13,4 +13,5 @@ TOMOE = GenomeKind(
     make_space=lambda section, facts, phases: ToMoeSpace.of(section, facts),
     costs=ToMoeCosts,
     figures=ToMoeFigures(),
+    repairable=True,
 )

@@ -17,12 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from outline_samples import outline_of
+from repair_samples import rows_of
 from search_samples import MERGE, PRUNE, TUNE, continuous, deepseek, dense_model, eep_space, few, gpt_oss
 from tomoe_samples import tomoe_space
 
 from moevolve.search.config.phases import PhaseConfig
 from moevolve.search.figures.style import drawing, to_svg
-from moevolve.search.genomes.base import Genome, GenomeSpace, Offspring
+from moevolve.search.genomes.base import Choosing, Genome, GenomeSpace, Offspring
 from moevolve.search.genomes.costs import full_work
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.factorllm.genome import FactorLlmGenome
@@ -30,9 +31,11 @@ from moevolve.search.genomes.nanomoe.genome import NanoMoeGenome
 from moevolve.search.genomes.nanomoe.section import NanoMoeSection
 from moevolve.search.genomes.nanomoe.space import NanoMoeSpace
 from moevolve.search.genomes.registry import KINDS, costs_of, figures_for
+from moevolve.search.genomes.repaired import RepairedGenome, RepairedSpace, bare, bare_space, repaired_space
 from moevolve.search.genomes.tomoe.genome import ToMoeGenome
 from moevolve.workers.facts import ModelFacts
 from moevolve.workers.methods.base import Calibration, Edit
+from moevolve.workers.methods.repair.edit import NeuronRecipe, RepairRecipe
 
 
 @dataclass(frozen=True)
@@ -169,6 +172,30 @@ def _tomoe(facts: ModelFacts, **settings: Any) -> Sample:
     )
 
 
+def _repaired(kind: Sample, **recipe: Any) -> Sample:
+    """The same, where every phase repairs what it brings forth."""
+    phases = tuple(phase.model_copy(update={"repair": RepairRecipe(**recipe)}) for phase in kind.phases)
+    space = repaired_space(kind.space, phases, recombinable=True)
+    assert isinstance(space, RepairedSpace)
+    space = replace(space, rows=rows_of([(1, 2, 3), (4, 5)]))
+
+    def permuted(genome: Any, rng: np.random.Generator) -> Genome:
+        return replace(genome, base=kind.permuted(genome.base, rng))
+
+    def check(genome: Any, phase: PhaseConfig) -> None:
+        assert isinstance(genome, RepairedGenome) and genome.recipe == phase.repair
+        kind.check(genome.base, phase)
+
+    return replace(
+        kind,
+        space=space,
+        phases=phases,
+        arrays=lambda genome: kind.arrays(genome.base),
+        permuted=permuted,
+        check=check,
+    )
+
+
 SAMPLES = {
     "eep": _eep(4, 4),
     "eep-one-expert": _eep(1, 2, layers=4, experts=8),
@@ -189,6 +216,10 @@ SAMPLES = {
     "tomoe-networks": _tomoe(dense_model(gated=False, bias=True), experts=7, budget=0.8, start="saliency"),
     "tomoe-whole": _tomoe(dense_model(layers=1), experts=1, budget=1.0, components=0),
     "factorllm-whole": _factorllm(dense_model(layers=1), experts=2, active=2, components=0, router_bias=False),
+    "eep-repaired": _repaired(_eep(4, 3, layers=9), target="local", tokens=512),
+    "eep-tuning-repaired": _repaired(_eep(5, 2, layers=2, experts=5), neurons=NeuronRecipe(shared=False)),
+    "factorllm-repaired": _repaired(_factorllm(dense_model(layers=3)), strengths=(0.1,)),
+    "tomoe-repaired": _repaired(_tomoe(dense_model(layers=2), experts=3)),
 }
 PHASED = [
     pytest.param(kind, phase, id=f"{name}-{phase.kind}") for name, kind in SAMPLES.items() for phase in kind.phases
@@ -335,12 +366,27 @@ def test_any_point_is_a_genome(kind: Sample, phase: PhaseConfig, seed: int) -> N
 @phased
 @few
 @given(seed=seeds)
+def test_where_genomes_are_a_choice_the_highest_scores_are_chosen(kind: Sample, phase: PhaseConfig, seed: int) -> None:
+    if not isinstance(kind.space, Choosing) or not kind.space.chooses(phase):
+        return
+    chosen = kind.space.flatten(grown(kind, phase, seed), phase)
+    assert set(np.unique(chosen)) <= {0.0, 1.0}
+    scores = np.random.default_rng(seed).standard_normal(chosen.size)
+    best = scores @ kind.space.flatten(kind.space.unflatten(scores, phase), phase)
+    others = [scores @ kind.space.flatten(grown(kind, phase, seed + more), phase) for more in range(5)]
+    assert max(others) <= best + 1e-9
+
+
+@phased
+@few
+@given(seed=seeds)
 def test_descriptions_add_up(kind: Sample, phase: PhaseConfig, seed: int) -> None:
     description = kind.space.describe(grown(kind, phase, seed))
     assert 1 <= description.active <= description.experts
     assert 0 < description.active_parameters <= description.parameters
     assert description.parameters <= description.parameters_full + kind.added
-    assert description.summary and description.summary.isprintable() and len(description.summary) <= 120
+    assert description.summary and description.summary.isprintable()
+    assert len(description.summary) <= (120 if phase.repair is None else 200)
 
 
 def start_of(kind: Sample) -> Any:
@@ -351,7 +397,7 @@ def start_of(kind: Sample) -> Any:
 
 @phased
 def test_costs_agree_with_descriptions(kind: Sample, phase: PhaseConfig) -> None:
-    outline = outline_of(kind.space.facts)  # type: ignore[attr-defined]
+    outline = outline_of(bare_space(kind.space).facts)  # type: ignore[attr-defined]
     costs, genome = costs_of(kind.space, outline), start_of(kind)
     described = kind.space.describe(grown(kind, phase, 1) if genome is None else genome)
     experts, active, parameters, active_parameters = costs.counts(phase.kind)
@@ -366,7 +412,7 @@ def test_costs_agree_with_descriptions(kind: Sample, phase: PhaseConfig) -> None
 
 @phased
 def test_there_are_no_more_candidates_than_costs_say(kind: Sample, phase: PhaseConfig) -> None:
-    most = costs_of(kind.space, outline_of(kind.space.facts)).different(phase.kind)  # type: ignore[attr-defined]
+    most = costs_of(kind.space, outline_of(bare_space(kind.space).facts)).different(phase.kind)  # type: ignore[attr-defined]
     drawn = {grown(kind, phase, seed, steps=3).express().phenotype_hash for seed in range(12)}
     assert most is None or len(drawn) <= most
     assert most != 1 or len(drawn) == 1
@@ -374,7 +420,7 @@ def test_there_are_no_more_candidates_than_costs_say(kind: Sample, phase: PhaseC
 
 @phased
 def test_edits_move_no_more_than_there_is(kind: Sample, phase: PhaseConfig) -> None:
-    outline = outline_of(kind.space.facts)  # type: ignore[attr-defined]
+    outline = outline_of(bare_space(kind.space).facts)  # type: ignore[attr-defined]
     costs, phases = costs_of(kind.space, outline), [each.kind for each in kind.phases]
     for host in (False, True):
         assert 0 <= costs.buffer_bytes(phases, host) <= outline.experts_bytes
@@ -387,7 +433,8 @@ def test_edits_move_no_more_than_there_is(kind: Sample, phase: PhaseConfig) -> N
 
 @phased
 def test_genomes_are_drawn(kind: Sample, phase: PhaseConfig) -> None:
-    start, genome = start_of(kind), grown(kind, phase, 2)
+    start, genome = start_of(kind), bare(grown(kind, phase, 2))
+    start = None if start is None else bare(start)
     figures = figures_for(genome)
     assert figures is KINDS[kind.space.kind].figures
     if not figures.draws(genome, start):

@@ -82,7 +82,7 @@ class NeuronRecipe:
     routing: float = 1.0
     activation: float = 2.0
     output: float = 2.0
-    shared: bool = True
+    shared: bool = False
 
     def __post_init__(self) -> None:
         if not all(0 <= each < 100 for each in (self.routing, self.activation, self.output)):  # NaN, too

@@ -1,0 +1,256 @@
+"""Repaired genomes: what the suite over all kinds doesn't ask, and how recipes are varied."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from factorllm_samples import factorllm_space
+from hypothesis import given
+from hypothesis import strategies as st
+from repair_samples import rows_of
+from search_samples import MERGE, PRUNE, continuous, dense_model, eep_space, few, many
+
+from moevolve.search.config.phases import RepairPhase
+from moevolve.search.genomes.base import Choosing, GenomeSpace, Offspring
+from moevolve.search.genomes.repaired import RepairedGenome, RepairedSpace, bare, described, repaired_space, vary
+from moevolve.workers.methods.base import Calibration, CombinedRecipe, IdentityEdit
+from moevolve.workers.methods.repair.edit import NeuronRecipe, RepairedEdit, RepairRecipe, RowsRecipe
+
+ROWS = rows_of([(1, 2, 3), (4, 5)])
+REPAIR = RepairPhase(evaluations=20)
+REPAIRING = PRUNE.model_copy(update={"repair": RepairRecipe(tokens=100)})
+
+
+def repaired(inner: GenomeSpace[Any], recombinable: bool = True, calibrated: bool = True) -> RepairedSpace:
+    space = repaired_space(inner, [PRUNE, REPAIRING, REPAIR], recombinable)
+    assert isinstance(space, RepairedSpace)
+    return replace(space, rows=ROWS) if calibrated else space
+
+
+@st.composite
+def neurons(draw: st.DrawFn) -> NeuronRecipe:
+    exponents = [draw(st.floats(0, 99)) for _ in range(3)]
+    return NeuronRecipe(*exponents, shared=draw(st.booleans()))
+
+
+@st.composite
+def recipes(draw: st.DrawFn) -> RepairRecipe:
+    strengths = draw(st.lists(st.floats(1e-9, 1e3), min_size=1, max_size=4))
+    return RepairRecipe(
+        tuple(strengths),
+        draw(st.sampled_from(["global", "local"])),
+        draw(st.integers(2, 10**6)),
+        draw(st.none() | neurons()),
+        draw(st.integers(1, 10**5)),
+    )
+
+
+@many
+@given(recipe=recipes(), seed=st.integers(0, 99))
+def test_any_recipe_comes_back_from_bytes(recipe: RepairRecipe, seed: int) -> None:
+    space = repaired(eep_space(4, 2, layers=2))
+    base = continuous(eep_space(4, 2, layers=2), seed)
+    genome = space.repaired(base, recipe)
+    copy = space.from_bytes(genome.to_bytes())
+    assert copy == genome and isinstance(copy, RepairedGenome)
+    assert copy.content_hash == genome.content_hash != base.content_hash
+    edit = copy.express()
+    assert isinstance(edit, RepairedEdit)
+    assert edit.base.phenotype_hash == base.express().phenotype_hash != edit.phenotype_hash
+    assert edit.recipe == recipe and edit.rows is ROWS
+    assert copy.express() is edit
+
+
+def test_a_space_takes_bare_genomes_too_and_a_bare_one_no_repaired() -> None:
+    inner = eep_space(4, 2, layers=2)
+    space, base = repaired(inner), continuous(inner)
+    assert space.from_bytes(base.to_bytes()) == base
+    whole = space.repaired(base, RepairRecipe())
+    assert space.repaired(whole, RepairRecipe()) == whole, "there is one repair at most"
+    assert bare(whole) == base and bare(base) is base
+    with pytest.raises(ValueError, match="genome"):
+        inner.from_bytes(whole.to_bytes())
+
+
+@pytest.mark.parametrize("old", [b'"global"', b'"tokens"', b"16384", b'"strengths": [0.001'])
+def test_recipes_that_are_none_are_refused(old: bytes) -> None:
+    space = repaired(eep_space(4, 2, layers=2))
+    data = space.repaired(continuous(eep_space(4, 2, layers=2)), RepairRecipe()).to_bytes()
+    assert old in data
+    with pytest.raises(ValueError, match="no repaired genome"):
+        space.from_bytes(data.replace(old, b"-" * len(old)))
+
+
+def test_what_changes_nothing_is_not_repaired() -> None:
+    """All recipes make the same of it: the unedited model."""
+    space = repaired(eep_space(8, 2, layers=2))
+    genome = space.sample(np.random.default_rng(0), REPAIRING).genome
+    other = space.repaired(genome, RepairRecipe(target="local"))
+    assert isinstance(genome, RepairedGenome) and isinstance(genome.express(), IdentityEdit)
+    assert genome.content_hash == other.content_hash == genome.base.content_hash
+    assert genome.express().phenotype_hash == "full"
+
+
+def test_equal_recipes_of_different_bases_are_apart() -> None:
+    space, inner = repaired(eep_space(4, 2)), eep_space(4, 2)
+    genomes = [space.repaired(continuous(inner, seed), RepairRecipe(target=t)) for seed in (0, 1) for t in TARGETS]
+    assert len({genome.content_hash for genome in genomes}) == 4
+    assert len({genome.express().phenotype_hash for genome in genomes}) == 4
+
+
+TARGETS: tuple[Any, ...] = ("global", "local")
+
+
+def test_other_rows_make_another_edit_of_the_same_genome() -> None:
+    inner = eep_space(4, 2)
+    one, two = repaired(inner), replace(repaired(inner), rows=rows_of([(1, 2), (3, 4, 5)]))
+    pair = [space.repaired(continuous(inner), RepairRecipe()) for space in (one, two)]
+    assert pair[0].content_hash == pair[1].content_hash
+    assert pair[0].express().phenotype_hash != pair[1].express().phenotype_hash
+
+
+def test_a_space_without_rows_knows_all_but_edits() -> None:
+    space = repaired(eep_space(4, 2), calibrated=False)
+    genome = space.repaired(continuous(eep_space(4, 2)), RepairRecipe())
+    assert space.from_bytes(genome.to_bytes()) == genome
+    assert "repaired" in space.describe(genome).summary
+    with pytest.raises(AssertionError, match="calibrated"):
+        genome.express()
+
+
+def test_rows_are_measured_beside_what_the_kind_needs() -> None:
+    assert repaired(eep_space(4, 2)).recipe == RowsRecipe(16384)
+    both = repaired(eep_space(4, 2, align="hungarian")).recipe
+    assert isinstance(both, CombinedRecipe) and RowsRecipe(16384) in both.parts and len(both.parts) == 2
+    arrays = {
+        "row_tokens": ROWS.tokens,
+        "row_lengths": ROWS.lengths,
+        "alignment": np.tile(np.arange(5, dtype=np.int16), (32, 8, 1)),
+    }
+    space = repaired(eep_space(4, 2, align="hungarian"), calibrated=False).calibrated(Calibration(arrays))
+    assert space.rows is not None and space.rows.fingerprint == ROWS.fingerprint
+    assert space.inner.alignment is not None
+
+
+def test_nothing_is_wrapped_where_nothing_is_repaired() -> None:
+    inner = eep_space(4, 2)
+    assert repaired_space(inner, [PRUNE, MERGE], recombinable=True) is inner
+    assert repaired(inner).phase_kinds == ("prune", "merge", "repair")
+
+
+def test_descriptions_say_how() -> None:
+    inner = eep_space(4, 2)
+    space, base = repaired(inner), continuous(inner)
+    plain = inner.describe(base)
+    found = space.describe(space.repaired(base, RepairRecipe(neurons=NeuronRecipe(0.5, shared=False))))
+    assert replace(found, summary="") == replace(plain, summary="")
+    expected = "repaired, global, strength 0.001 to 1, 16384 tokens, neurons apart by 0.5/2/2"
+    assert found.summary == f"{plain.summary}, {expected}"
+    assert space.describe(base) == plain
+    assert described(RepairRecipe((0.05,), "local", 8)) == "repaired, local, strength 0.05, 8 tokens"
+
+
+def test_a_phase_that_repairs_nothing_brings_forth_bare_genomes() -> None:
+    space, rng = repaired(eep_space(4, 2)), np.random.default_rng(0)
+    parent = space.sample(rng, REPAIRING).genome
+    assert isinstance(parent, RepairedGenome) and parent.recipe == REPAIRING.repair
+    for phase in (PRUNE, MERGE):
+        child = space.breed(rng, phase, (parent,))
+        assert not isinstance(child.genome, RepairedGenome)
+        assert space.unflatten(space.flatten(parent, phase), phase) == parent.base
+    child = space.breed(rng, REPAIRING, (parent.base,))
+    assert isinstance(child.genome, RepairedGenome)
+
+
+class ChoosingSpace:
+    """All that a space has to do to be asked whether it chooses."""
+
+    def chooses(self, phase: Any) -> bool:
+        return bool(phase.kind == "prune")
+
+
+def test_a_space_chooses_where_what_it_wraps_does() -> None:
+    choosing = replace(repaired(eep_space(4, 2)), inner=ChoosingSpace())  # type: ignore[arg-type]
+    assert isinstance(choosing, Choosing)
+    assert [choosing.chooses(phase) for phase in (PRUNE, REPAIRING, MERGE, REPAIR)] == [True, True, False, False]
+    dense = repaired(factorllm_space(dense_model()))
+    assert not any(dense.chooses(phase) for phase in (PRUNE, REPAIR))
+
+
+@many
+@given(recipe=recipes(), seed=st.integers(0, 2**32 - 1), recombinable=st.booleans())
+def test_a_varied_recipe_is_another_one_within_range(recipe: RepairRecipe, seed: int, recombinable: bool) -> None:
+    recipe = recipe if recombinable else replace(recipe, neurons=None)
+    phase = RepairRecipe(tokens=64, neurons=NeuronRecipe(routing=7.0) if recombinable else None)
+    varied = vary(np.random.default_rng(seed), recipe, phase, recombinable)
+    assert varied != recipe and varied.memory_mb == recipe.memory_mb
+    assert varied.strengths == recipe.strengths or 1e-6 <= varied.strengths[0] <= 1e2
+    assert varied.tokens in (recipe.tokens, 64, 32, 16)
+    assert recombinable or varied.neurons is None
+    if recipe.neurons is None and varied.neurons is not None:
+        assert replace(varied.neurons, shared=True) == NeuronRecipe(routing=7.0)
+    if recipe.neurons is not None and varied.neurons is not None and recipe.neurons != varied.neurons:
+        changed = [name for name in NAMES if getattr(recipe.neurons, name) != getattr(varied.neurons, name)]
+        assert len(changed) == 1
+    assert vary(np.random.default_rng(seed), recipe, phase, recombinable) == varied
+
+
+NAMES = ("routing", "activation", "output", "shared")
+
+
+def test_tokens_never_fall_below_two() -> None:
+    phase = RepairRecipe(tokens=3)
+    found = {vary(np.random.default_rng(seed), phase, phase, True).tokens for seed in range(60)}
+    assert found == {2, 3}
+
+
+def test_every_part_of_a_recipe_is_varied_as_often_as_it_should() -> None:
+    start, counts, draws = RepairRecipe((0.1,), tokens=1024), Counter[str](), 4000
+    steps = []
+    for seed in range(draws):
+        varied = vary(np.random.default_rng(seed), start, start, True)
+        counts.update(name for name in ("strengths", "target", "tokens", "neurons") if in_both(name, start, varied))
+        if varied.strengths != start.strengths:
+            steps.append(np.log10(varied.strengths[0] / 0.1))
+    # At least one of the four is changed; a third of the draws of tokens are what they were.
+    any_of_them = 1 - 0.5 * 0.75 * (1 - 0.25 * 2 / 3) * 0.5
+    for name, rate in (("strengths", 0.5), ("target", 0.25), ("tokens", 0.25 * 2 / 3), ("neurons", 0.5)):
+        assert counts[name] / draws == pytest.approx(rate / any_of_them, abs=0.03), name
+    assert np.mean(steps) == pytest.approx(0, abs=0.05) and np.std(steps) == pytest.approx(0.7, abs=0.05)
+
+
+def in_both(name: str, one: RepairRecipe, other: RepairRecipe) -> bool:
+    return bool(getattr(one, name) != getattr(other, name))
+
+
+def test_neurons_are_put_aside_and_back() -> None:
+    filled = RepairRecipe((0.1,), neurons=NeuronRecipe())
+    found = Counter[str]()
+    for seed in range(2000):
+        varied = vary(np.random.default_rng(seed), filled, filled, True).neurons
+        if varied is None:
+            found["aside"] += 1
+        elif varied != filled.neurons:
+            found[next(name for name in NAMES if getattr(varied, name) != getattr(filled.neurons, name))] += 1
+    assert found["aside"] > 100 and all(found[name] > 50 for name in NAMES)
+
+
+@few
+@given(seed=st.integers(0, 2**32 - 1))
+def test_a_child_has_one_parents_base_and_the_others_recipe(seed: int) -> None:
+    inner = eep_space(4, 2, layers=4)
+    space, (one, two) = repaired(inner), (continuous(inner, 1), continuous(inner, 2))
+    donor = space.repaired(two, RepairRecipe((7.0,), "local", 9))
+
+    def child(*parents: Any) -> Offspring[Any]:
+        return space.breed(np.random.default_rng(seed), REPAIR, parents)
+
+    single, crossed = child(donor), child(one, donor)
+    assert single.genome.base == two and crossed.genome.base == one
+    assert single.genome.recipe == crossed.genome.recipe != donor.recipe
+    assert (single.parents, crossed.parents, crossed.operator) == ((0,), (0, 1), "repair")
+    assert child(two).genome.recipe == vary(np.random.default_rng(seed), REPAIR.repair, REPAIR.repair, True)
