@@ -112,7 +112,7 @@ class RepairRecipe:
     target: Target = "global"
     tokens: int = 16384
     neurons: NeuronRecipe | None = None
-    memory_mb: int = 4096
+    memory_mb: int = 8192
 
     def __post_init__(self) -> None:
         if not self.strengths or not all(math.isfinite(each) and each > 0 for each in self.strengths):
