@@ -32,6 +32,7 @@ bench: $(STAMP)
 	$(BIN)/python tests/benchmarks/bench_busy.py
 	$(BIN)/python tests/benchmarks/bench_edits.py
 	$(BIN)/python tests/benchmarks/bench_kernels.py
+	$(BIN)/python tests/benchmarks/bench_repair.py
 	$(BIN)/python tests/benchmarks/bench_estimate.py
 	$(BIN)/python tests/benchmarks/bench_search.py
 

@@ -21,6 +21,7 @@ from moevolve.search.config.files import (
     resolve_paths,
     set_path,
 )
+from moevolve.search.config.presets import PRESET, filled, preset, with_preset
 from moevolve.search.config.run import RunConfig
 from moevolve.search.config.section import Section
 from moevolve.search.genomes.registry import DEFAULT, KINDS, baselines_of
@@ -152,8 +153,10 @@ def _cells(section: ComparisonSection, path: Path) -> Iterator[Cell]:
             one_shot = _one_shot(str(baseline), kind, data, where, own.get(REPAIR))
         elif REPAIR in own:
             raise UserError(f"{where}: repair: it goes with a baseline; a search has `repair` in its phases")
+        # A preset that the method names rules what the base says.
+        data = filled(preset(own[PRESET], data, where), data) if PRESET in own else with_preset(data, where)
         for settings in (shared, one_shot, own):
-            for key in (key for key in settings if key not in (BASELINE, REPAIR)):
+            for key in (key for key in settings if key not in (BASELINE, REPAIR, PRESET)):
                 set_path(data, key, copy.deepcopy(settings[key]), where)
         resolve_paths(data, path.parent)
         yield Cell(task, budget, method, baseline is not None, parse_run_config(data, where))

@@ -14,6 +14,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.harness.files import split_name
 from moevolve.evaluators.tasks.registry import split_fitness
 from moevolve.evaluators.yaml_files import read_yaml
+from moevolve.search.config.presets import PRESET, with_preset
 from moevolve.search.config.run import RunConfig, StoredConfig
 
 
@@ -29,8 +30,13 @@ def load_run_config(path: Path, overrides: tuple[str, ...] = ()) -> RunConfig:
     data = read_yaml(path)
     if "base" in data and "methods" in data:
         raise UserError(f"{path}: this is a comparison: run it with `moevolve compare`")
-    for override in overrides:
+    chosen = [override for override in overrides if override.partition("=")[0] in (PRESET, "genome.kind")]
+    for override in chosen:  # they say what the others may change
         apply_override(data, override)
+    data = with_preset(data, str(path))
+    for override in overrides:
+        if override.partition("=")[0] != PRESET:
+            apply_override(data, override)
     resolve_paths(data, path.parent)
     return parse_run_config(data, str(path))
 

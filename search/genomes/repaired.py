@@ -208,9 +208,7 @@ def vary(rng: np.random.Generator, recipe: RepairRecipe, phase: RepairRecipe, re
     return replace(recipe, **changes)
 
 
-def _varied_neurons(
-    rng: np.random.Generator, neurons: NeuronRecipe | None, first: NeuronRecipe
-) -> NeuronRecipe | None:
+def _varied_neurons(rng: np.random.Generator, neurons: NeuronRecipe | None, first: NeuronRecipe) -> NeuronRecipe | None:
     """Put aside, put back, or with another exponent or sharing."""
     if neurons is None:
         return replace(first, shared=bool(rng.random() < 0.5))

@@ -14,7 +14,13 @@ import yaml
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import parse_stored_config
-from moevolve.search.config.phases import PhaseConfig
+from moevolve.search.config.phases import (
+    EvolutionSection,
+    NevergradSection,
+    PhaseConfig,
+    StrategySection,
+    SurrogateSection,
+)
 from moevolve.search.config.run import RunConfig, StoredConfig
 from moevolve.search.figures.lineage import main_line
 from moevolve.search.genomes.base import Genome
@@ -189,16 +195,26 @@ def _facts(store: Store, search: SearchRecord, config: StoredConfig) -> list[tup
     if isinstance(config, RunConfig):
         facts += [("phases", "; ".join(_phase(phase) for phase in config.phases))]
         strategy = config.strategy
-        kind = strategy.mode if strategy.kind == "evolution" else strategy.optimizer
-        facts += [("strategy", f"{strategy.kind} ({kind}), window {config.window}"), ("seed", str(config.seed))]
+        facts += [("strategy", f"{_strategy(strategy)}, window {config.window}"), ("seed", str(config.seed))]
     batch = f"{engine.batch_tokens:,} tokens per batch, {engine.threads} thread" + "s" * (engine.threads > 1)
     cut = "" if engine.max_prompt_tokens is None else f", prompts cut to {engine.max_prompt_tokens} tokens"
     return [*facts, ("engine", batch + cut), ("software", f"moevolve {search.software_version}")]
 
 
+def _strategy(section: StrategySection) -> str:
+    match section:
+        case EvolutionSection():
+            return f"{section.kind} ({section.mode})"
+        case NevergradSection():
+            return f"{section.kind} ({section.optimizer})"
+        case SurrogateSection():
+            return f"{section.kind} ({section.propose})"
+
+
 def _phase(phase: PhaseConfig) -> str:
     initial = f", {phase.initial} of them initial" if phase.initial else ""
-    return f"{phase.kind}: {phase.evaluations} individuals{initial}"
+    own = f", by {_strategy(phase.strategy)}" if phase.strategy else ""
+    return f"{phase.kind}: {phase.evaluations} individuals{initial}{own}"
 
 
 def _word(value: Any) -> str:

@@ -12,6 +12,9 @@ from moevolve.search.genomes.base import GenomeSpace, Offspring
 from moevolve.search.genomes.registry import baseline_offspring
 from moevolve.store.records import IndividualRecord
 
+DRAWS = 32
+"""Draws for one individual before it may repeat an earlier one."""
+
 
 class Strategy(Protocol):
     """Makes individuals.

@@ -17,11 +17,8 @@ from moevolve.search.config.phases import PhaseConfig
 from moevolve.search.genomes.base import GenomeSpace, Offspring
 from moevolve.search.genomes.rng import generator
 from moevolve.search.loop.history import Ranking, eligible, rank_key
-from moevolve.search.strategies.base import fixed_offspring
+from moevolve.search.strategies.base import DRAWS, fixed_offspring
 from moevolve.store.records import IndividualRecord
-
-_DRAWS = 32
-"""Draws for one individual before it may repeat an earlier one."""
 
 
 class Evolution:
@@ -53,14 +50,14 @@ class Evolution:
         fixed = fixed_offspring(self._space, self._phase, index, index - self._first)
         if fixed is not None:
             return fixed
-        pool = () if initial else self._pool(start)
-        for draw in range(_DRAWS):
-            offspring = self._bred(rng, pool) if pool else self._sampled(rng, draw)
+        pool = () if initial else self.pool(start)
+        for draw in range(DRAWS):
+            offspring = self.bred(rng, pool) if pool else self._sampled(rng, draw)
             if offspring.genome.express().phenotype_hash not in taken:
                 break
         return offspring
 
-    def _bred(self, rng: np.random.Generator, pool: Sequence[IndividualRecord]) -> Offspring[Any]:
+    def bred(self, rng: np.random.Generator, pool: Sequence[IndividualRecord]) -> Offspring[Any]:
         """A child of two different individuals of the pool, drawn uniformly; of the only one if there is one."""
         drawn = rng.choice(len(pool), size=min(2, len(pool)), replace=False)
         pair = [pool[position] for position in drawn]
@@ -70,12 +67,12 @@ class Evolution:
 
     def _sampled(self, rng: np.random.Generator, draw: int) -> Offspring[Any]:
         offspring = self._space.sample(rng, self._phase)
-        if draw >= _DRAWS // 2:
+        if draw >= DRAWS // 2:
             # Where random genomes are all alike (without pruning: the identity), mutants of them start the phase.
             offspring = replace(self._space.breed(rng, self._phase, (offspring.genome,)), parents=())
         return offspring
 
-    def _pool(self, start: IndividualRecord | None) -> Sequence[IndividualRecord]:
+    def pool(self, start: IndividualRecord | None) -> Sequence[IndividualRecord]:
         """Possible parents: the phase's own individuals and the one it started from."""
         own = list(self._ranking)
         if start is not None and all(one.content_hash != start.content_hash for one in own):

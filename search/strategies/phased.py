@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from typing import Any
 
-from moevolve.search.config.phases import EvolutionSection, RepairPhase
+from moevolve.search.config.phases import EvolutionSection, NevergradSection, RepairPhase
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.base import GenomeSpace, Offspring
 from moevolve.search.genomes.repaired import RepairedSpace
@@ -15,6 +15,7 @@ from moevolve.search.strategies.base import PhaseStrategy, Strategy
 from moevolve.search.strategies.evolution import Evolution
 from moevolve.search.strategies.nevergrad import NevergradPhase
 from moevolve.search.strategies.repairing import Repairing
+from moevolve.search.strategies.surrogate import Surrogate
 from moevolve.store.records import IndividualRecord
 
 
@@ -67,6 +68,8 @@ def make_strategy(config: RunConfig, space: GenomeSpace[Any], schedule: Schedule
             phases.append(Repairing(space, phase, config.phases[position - 1], config.seed))
         elif isinstance(section, EvolutionSection):
             phases.append(Evolution(space, phase, config.seed, first))
-        else:
+        elif isinstance(section, NevergradSection):
             phases.append(NevergradPhase(space, position, phase, section, config.seed, schedule.in_flight, first))
+        else:
+            phases.append(Surrogate(space, phase, section, config.seed, first))
     return Phased(phases, schedule)

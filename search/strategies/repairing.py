@@ -13,9 +13,8 @@ from moevolve.search.genomes.base import Genome, Offspring
 from moevolve.search.genomes.repaired import RepairedSpace
 from moevolve.search.genomes.rng import generator
 from moevolve.search.loop.history import Ranking, eligible
+from moevolve.search.strategies.base import DRAWS
 from moevolve.store.records import IndividualRecord
-
-_DRAWS = 32
 
 
 class Repairing:
@@ -53,7 +52,7 @@ class Repairing:
         first = self._repaired_base(bases, taken) if initial else None
         if first is not None:
             return first
-        for _ in range(_DRAWS):
+        for _ in range(DRAWS):
             # Nothing that was evaluated before may be seen yet, or all of it failed.
             offspring = self._child(rng, bases, own or bases) if own or bases else self._sampled(rng)
             if offspring.genome.express().phenotype_hash not in taken:

@@ -9,10 +9,10 @@ Three questions, answered for the model and task of a run file (a Mixtral):
    searches: wall time over individuals, with all shortcuts and with each one off.
 2. When is a held-out score reached? A search whose candidates are evaluated in the authors' way, one after another
    (right answers alone as fitness; rates from the authors' released configuration, operators and budget the run
-   file's), against the run file's, as it is and begun with one-shot methods (their calibration pass is counted): the
-   score on `test` of the best individual so far, mean over seeds, against seconds. Since candidates score the same
-   either way (a test says so), the first one's population is found with our workers and charged what the authors' way
-   takes per pruning and per merging candidate, measured before and after.
+   file's), against the run file's: as it is, begun with one-shot methods, and as `preset: best` has it, which repairs
+   (what calibrations take is counted): the score on `test` of the best individual so far, mean over seeds, against
+   seconds. Since candidates score the same either way (a test says so), the first one's population is found with our
+   workers and charged what the authors' way takes per pruning and per merging candidate, measured before and after.
 3. What does each shortcut save? Evaluations with one of them off, and shorter searches, in turns; see
    `shortcut_shares.py`.
 
@@ -39,10 +39,18 @@ from shortcut_shares import evaluation_shares, search_shares
 from timed_search import TimedSearch, run_timed
 
 from moevolve.search.config.files import load_run_config
+from moevolve.search.config.presets import BEST, filled, preset
 from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.service.launch import set_up_new
 from moevolve.workers.messages import EvaluationRequest
+
+LABELS = {
+    "theirs": "authors' way",
+    "ours": "moevolve",
+    "warm": "moevolve, warm start",
+    "best": "moevolve, preset best",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +80,11 @@ def main() -> None:
     ours = [run_timed(with_settings(base, {"seed": seed})) for seed in options.seeds]
     begun = begun_with(base, options.init)
     warm = [run_timed(with_settings(begun, {"seed": seed})) for seed in options.seeds]
+    best = [run_timed(with_settings(best_of(base), {"seed": seed})) for seed in options.seeds]
     samples.append(measure_units(yardstick, setup, options.repeats))
     units = UnitCosts(*(statistics.mean(getattr(s, f.name) for s in samples) for f in fields(UnitCosts)))
     theirs = [charged(search, units) for search in theirs]
-    result = summary(units, theirs, ours, warm)
+    result = summary(units, theirs, {"ours": ours, "warm": warm, "best": best})
     if options.shares:
         result["evaluation_shares"] = evaluation_shares(base, options.repeats)
         result["search_shares"] = search_shares(base, options.short, options.repeats)
@@ -119,6 +128,12 @@ def begun_with(base: RunConfig, baselines: list[str]) -> RunConfig:
     return with_settings(base, {"phases": [first | {"init": ["random", *baselines]}, *others]})
 
 
+def best_of(base: RunConfig) -> RunConfig:
+    """The same run as `preset: best` has it."""
+    settings = base.model_dump(mode="json")
+    return RunConfig.model_validate(filled(preset(BEST, settings, "best"), settings))
+
+
 def with_settings(config: RunConfig, settings: dict[str, Any]) -> RunConfig:
     return RunConfig.model_validate(config.model_dump(mode="json") | settings)
 
@@ -159,22 +174,34 @@ def reached(searches: list[TimedSearch], score: float) -> float | None:
     return next((moment for moment, mean in means if mean >= score - 1e-9), None)
 
 
-def summary(
-    units: UnitCosts, theirs: list[TimedSearch], ours: list[TimedSearch], warm: list[TimedSearch]
-) -> dict[str, Any]:
-    """The numbers of questions 1 and 2."""
+def summary(units: UnitCosts, theirs: list[TimedSearch], ours: dict[str, list[TimedSearch]]) -> dict[str, Any]:
+    """The numbers of questions 1 and 2; `ours` by name."""
     end = statistics.mean(search.incumbents[-1].held_out for search in theirs)
     goals = sorted({round(share * end, 4) for share in (0.9, 0.95, 1.0)})
     return {
         "units": {field.name: getattr(units, field.name) for field in fields(units)},
         "theirs": costs(theirs, units),
-        "ours": costs(ours, units),
-        "warm": costs(warm, units),
+        **{name: costs(searches, units) for name, searches in ours.items()},
         "goals": [
-            {"score": goal, "theirs": reached(theirs, goal), "ours": reached(ours, goal), "warm": reached(warm, goal)}
+            {
+                "score": goal,
+                "theirs": reached(theirs, goal),
+                **{name: reached(searches, goal) for name, searches in ours.items()},
+            }
             for goal in goals
         ],
+        "curves": {name: curve(searches) for name, searches in {"theirs": theirs, **ours}.items()},
     }
+
+
+def curve(searches: list[TimedSearch]) -> list[tuple[float, float, float]]:
+    """Seconds, and the mean and standard deviation over seeds of the held-out score then, at every change."""
+    moments = sorted({each.seconds for search in searches for each in search.incumbents})
+    scores = [[search.held_out_at(moment) for search in searches] for moment in moments]
+    return [
+        (moment, statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0)
+        for moment, values in zip(moments, scores, strict=True)
+    ]
 
 
 def costs(searches: list[TimedSearch], units: UnitCosts) -> dict[str, float]:
@@ -209,7 +236,7 @@ def show(console: Console, base: RunConfig, result: dict[str, Any]) -> None:
     table = Table(title=f"{base.tasks[0].name}, {base.genome.kind}: cost of a search")
     for column in ("", "individuals", "evaluated", "wall s", "s per individual", "plain forwards", "search", "test"):
         table.add_column(column, justify="right" if column else "left")
-    for label, name in (("authors' way", "theirs"), ("moevolve", "ours"), ("moevolve, warm start", "warm")):
+    for name, label in LABELS.items():
         row = result[name]
         table.add_row(
             label,
@@ -225,7 +252,7 @@ def show(console: Console, base: RunConfig, result: dict[str, Any]) -> None:
     console.print(f"plain forward of the full model over the search split: {result['units']['forward']:.3f} s")
     for goal in result["goals"]:
         theirs = goal["theirs"]
-        found = [f"{name} {spared(theirs, goal[key])}" for name, key in (("ours", "ours"), ("warm start", "warm"))]
+        found = [f"{label} {spared(theirs, goal[name])}" for name, label in LABELS.items() if name != "theirs"]
         console.print(f"{100 * goal['score']:.1f} on test: authors' way {theirs:.1f} s, {', '.join(found)}")
     for what in ("evaluation", "search"):
         for name, ratio in result.get(f"{what}_shares", {}).items():

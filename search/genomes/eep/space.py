@@ -181,6 +181,10 @@ class EepSpace:
         values = np.frombuffer(data, dtype="<f4", offset=HEADER.size).reshape(2, *shape)
         return EepGenome(self, values[0], values[1])
 
+    def chooses(self, phase: PhaseConfig) -> bool:
+        """The prune phase chooses experts of every group."""
+        return isinstance(phase, PrunePhase)
+
     def flatten(self, genome: EepGenome, phase: PhaseConfig) -> NDArray[np.float64]:
         """Prune: expert scores [groups * n], 1 for retained ones, else 0. Merge: both tensors' entries in order."""
         if isinstance(phase, PrunePhase):

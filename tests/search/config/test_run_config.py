@@ -82,7 +82,12 @@ def test_the_papers_settings_are_the_defaults(tmp_path: Path) -> None:
         ({"model": {"path": "m", "originals": "host", "device_map": "auto"}}, "model: originals: host and device_map"),
         ({"genome": "eep"}, "genome: expected a mapping of settings"),
         ({"genome": {"kind": "moe"}}, "genome: moe is unknown; there are eep, factorllm, tomoe, nanomoe"),
-        ({"strategy": "luck"}, "strategy: luck is unknown; there are evolution, nevergrad"),
+        ({"strategy": "luck"}, "strategy: luck is unknown; there are evolution, nevergrad, surrogate"),
+        (
+            {"strategy": {"kind": "surrogate", "propose": "best"}},
+            "strategy.propose: Input should be 'direct' or 'screen'",
+        ),
+        ({"strategy": {"kind": "surrogate", "noise": 0}}, "strategy.noise: Input should be greater than 0"),
         ({"tasks": ["rte", "rte"]}, "tasks: a task is named twice in rte, rte"),
         ({"tasks": [{"name": "rte", "weight": 0}]}, "tasks.0.weight: Input should be greater than 0"),
         ({"tasks": [{"name": "rte", "counts": {"train": 9}}]}, "tasks.0.counts.train"),
@@ -247,6 +252,17 @@ def test_the_hash_covers_what_determines_the_population(field: str) -> None:
     apply_override(changed, f"{field}={json.dumps((HASHED | NOT_HASHED)[field])}")
     same = RunConfig.model_validate(data).config_hash == RunConfig.model_validate(changed).config_hash
     assert same == (field in NOT_HASHED)
+
+
+@pytest.mark.parametrize("strategy", ["evolution", "nevergrad:DiagonalCMA", "surrogate"])
+def test_a_strategy_is_named_or_spelt_out(strategy: str) -> None:
+    data = PLAIN | {"tasks": [{"name": "rte"}]}
+    config = RunConfig.model_validate(data | {"strategy": strategy})
+    kind, _, optimizer = strategy.partition(":")
+    spelt = {"kind": kind} | ({"optimizer": optimizer} if optimizer else {})
+    own = RunConfig.model_validate(data | {"phases": [PLAIN["phases"][0] | {"strategy": spelt}]})
+    assert config.strategy == own.phases[0].strategy
+    assert config.strategy.kind == kind
 
 
 def test_writing_a_default_out_changes_no_hash() -> None:

@@ -23,7 +23,7 @@ from tomoe_samples import tomoe_space
 
 from moevolve.search.config.phases import PhaseConfig
 from moevolve.search.figures.style import drawing, to_svg
-from moevolve.search.genomes.base import Genome, GenomeSpace, Offspring
+from moevolve.search.genomes.base import Choosing, Genome, GenomeSpace, Offspring
 from moevolve.search.genomes.costs import full_work
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.factorllm.genome import FactorLlmGenome
@@ -361,6 +361,20 @@ def test_any_point_is_a_genome(kind: Sample, phase: PhaseConfig, seed: int) -> N
     genome = kind.space.unflatten(np.random.default_rng(seed).standard_normal(dimension), phase)
     kind.check(genome, phase)
     assert kind.space.from_bytes(genome.to_bytes()) == genome
+
+
+@phased
+@few
+@given(seed=seeds)
+def test_where_genomes_are_a_choice_the_highest_scores_are_chosen(kind: Sample, phase: PhaseConfig, seed: int) -> None:
+    if not isinstance(kind.space, Choosing) or not kind.space.chooses(phase):
+        return
+    chosen = kind.space.flatten(grown(kind, phase, seed), phase)
+    assert set(np.unique(chosen)) <= {0.0, 1.0}
+    scores = np.random.default_rng(seed).standard_normal(chosen.size)
+    best = scores @ kind.space.flatten(kind.space.unflatten(scores, phase), phase)
+    others = [scores @ kind.space.flatten(grown(kind, phase, seed + more), phase) for more in range(5)]
+    assert max(others) <= best + 1e-9
 
 
 @phased

@@ -187,7 +187,7 @@ def test_a_configuration_takes_it(make_run: Callable[..., RunConfig]) -> None:
             make_run(genome=genome)
 
 
-@pytest.mark.parametrize("strategy", ["evolution", "nevergrad:OnePlusOne"])
+@pytest.mark.parametrize("strategy", ["evolution", "nevergrad:OnePlusOne", "surrogate"])
 def test_it_is_searched_listed_and_drawn(
     make_run: Callable[..., RunConfig], tiny: Any, in_process: Any, tmp_path: Path, strategy: str
 ) -> None:

@@ -35,6 +35,8 @@ MODES: dict[str, dict[str, Any]] = {
         ]
     },
     "nevergrad": {"strategy": "nevergrad:TwoPointsDE"},
+    "surrogate": {"strategy": {"kind": "surrogate", "candidates": 8}},
+    "screening": {"strategy": {"kind": "surrogate", "propose": "screen", "candidates": 8, "memory": 20}},
     "two tasks": {"tasks": [{"name": "one", "weight": 2}, {"name": "two"}]},
     "tuning": {"genome": {"experts": 8, "active": 1}, "phases": [{"kind": "merge", "evaluations": 40}]},
 }

@@ -30,7 +30,12 @@ PHASES = [
     {"kind": "prune", "evaluations": 14, "initial": 6, "init": ["random", "reap", "frequency", "naee"]},
     {"kind": "merge", "evaluations": 12, "initial": 3, "init": ["hc_smoe", "soft_activation"], "sigma": 0.2},
 ]
-STRATEGIES = ["evolution", "nevergrad:DiagonalCMA"]
+BRED = {"mutation", "crossover+mutation"}
+MADE_BY = {
+    "evolution": BRED,
+    "nevergrad:DiagonalCMA": {"nevergrad:DiagonalCMA"},
+    "surrogate": BRED | {"surrogate", *(f"surrogate:{operator}" for operator in BRED)},
+}
 
 
 def warm_run(tiny: Any, folder: Path, strategy: str, phases: Any = None, groups: Any = 2, **more: Any) -> RunConfig:
@@ -55,7 +60,7 @@ def _never(*arguments: Any) -> bytes:
     raise AssertionError("the calibration is stored")
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", MADE_BY)
 def test_baselines_come_first_and_a_resumed_search_is_the_same(tiny: Any, strategy: str, tmp_path: Path) -> None:
     config = warm_run(tiny, tmp_path, strategy)
     with Store.open(f"sqlite:///{tmp_path / 'whole.db'}") as store:
@@ -79,8 +84,7 @@ def test_baselines_come_first_and_a_resumed_search_is_the_same(tiny: Any, strate
     assert operators[:6] == ["reap", "frequency", "naee", "random", "random", "random"]
     assert operators[14:17] == ["hc_smoe", "soft_activation", "random"]
     assert [row[3] for row in whole[:6] + whole[14:17]] == [()] * 9
-    bred = {"mutation", "crossover+mutation"} if strategy == "evolution" else {strategy}
-    assert set(operators[6:14] + operators[17:]) <= bred
+    assert set(operators[6:14] + operators[17:]) <= MADE_BY[strategy]
     assert len({row[5] for row in whole}) > 3
 
 

@@ -173,6 +173,32 @@ def test_costs_add_up(lab: Store) -> None:
     assert f"{len(history)} individuals are {contents.costs.phenotypes} different models" in page_of(contents)[1]
 
 
+STRATEGIES = [
+    ("evolution", "evolution (steady)"),
+    ("nevergrad:TwoPointsDE", "nevergrad (TwoPointsDE)"),
+    ({"kind": "surrogate", "candidates": 5}, "surrogate (direct)"),
+]
+
+
+@pytest.mark.parametrize(("strategy", "named"), STRATEGIES)
+def test_strategies_are_named_and_individuals_say_how_they_were_made(lab: Store, strategy: Any, named: str) -> None:
+    phases = [
+        {"kind": "prune", "evaluations": 30, "initial": 10, "strategy": strategy},
+        {"kind": "merge", "evaluations": 20},
+    ]
+    setup = start(lab, lab_config(strategy=strategy, phases=phases))
+    drive(lab, setup, UnrulyPool(4))
+    contents = gather(lab, "lab")
+    _, text = page_of(contents)
+    assert f"{named}, window 6" in text and f"30 individuals, 10 of them initial, by {named}" in text
+    made = {row.index: row for row in contents.history}
+    for one in (row for row in contents.history if row.operator == "surrogate"):
+        assert "(learned from " in one.summary and one.depth == 0
+        assert [node.index for node in lab.ancestors(f"lab:{one.index}").nodes] == [one.index]
+    bred = [row for row in contents.history if row.operator.startswith("surrogate:")]
+    assert all(row.depth == 1 + max(made[parent].depth for parent in row.parents) for row in bred)
+
+
 def test_a_search_whose_individuals_all_failed_is_reported(lab: Store) -> None:
     setup = start(lab, lab_config())
     drive(lab, setup, UnrulyPool(4, score=lambda edit: (0.9, -0.2) if edit.phenotype_hash == "full" else None))

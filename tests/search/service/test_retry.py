@@ -31,6 +31,7 @@ MODES: dict[str, dict[str, Any]] = {
     "steady": {},
     "generations": {"strategy": {"kind": "evolution", "mode": "generations", "generation": 7}},
     "nevergrad": {"strategy": "nevergrad:TwoPointsDE"},
+    "surrogate": {"strategy": {"kind": "surrogate", "candidates": 8}},
 }
 
 

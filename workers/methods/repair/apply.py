@@ -248,7 +248,7 @@ class _Repair:
         """Change a layer's weights, and the residual stream behind it as they do."""
         keeps = 4 * features.width * after.shape[1] + after.nbytes <= _KEPT_BYTES
         changes, stream = [], after.float()
-        for block in features.blocks(self._memory // 2):
+        for block in fit.blocks or features.blocks(self._memory // 2):
             change = fit.change(block)
             stream[block.tokens] += block.values @ output.add(block.columns, change)
             if keeps:

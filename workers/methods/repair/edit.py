@@ -82,7 +82,7 @@ class NeuronRecipe:
     routing: float = 1.0
     activation: float = 2.0
     output: float = 2.0
-    shared: bool = True
+    shared: bool = False
 
     def __post_init__(self) -> None:
         if not all(0 <= each < 100 for each in (self.routing, self.activation, self.output)):  # NaN, too
@@ -112,7 +112,7 @@ class RepairRecipe:
     target: Target = "global"
     tokens: int = 16384
     neurons: NeuronRecipe | None = None
-    memory_mb: int = 4096
+    memory_mb: int = 8192
 
     def __post_init__(self) -> None:
         if not self.strengths or not all(math.isfinite(each) and each > 0 for each in self.strengths):

@@ -48,11 +48,13 @@ class Fit:
         outcome: how it went.
         weights: primal: the change, float32 [width, hidden].
         duals: dual: `alpha` of the change `phi^T alpha`, float32 [tokens, hidden], zero on checked tokens.
+        blocks: the features, where there was room to keep them.
     """
 
     outcome: Outcome
     weights: Tensor | None = field(default=None, repr=False)
     duals: Tensor | None = field(default=None, repr=False)
+    blocks: tuple[FeatureBlock, ...] = field(default=(), repr=False)
 
     def change(self, block: FeatureBlock) -> Tensor:
         """Of the weights of a block's columns, float32 [columns, hidden]."""
@@ -96,48 +98,61 @@ def fit_bytes(width: int, tokens: int, hidden: int) -> int:
     """What `fit_ridge` takes at most beside the features' blocks: the system, its factor, both sides, and products."""
     rows = min(_ROWS, tokens)
     if width <= tokens:
-        features = 4 * (tokens + tokens // 8 + rows) * width
+        features = 4 * (tokens + tokens // 8 + 2 * rows) * width
         return features + 2 * 8 * width * width + 4 * 8 * width * hidden + 3 * 4 * (tokens // 8 + rows) * hidden
     return 2 * 8 * tokens * tokens + 4 * 8 * tokens * hidden + 3 * 8 * rows * tokens
 
 
-def fit_flops(width: int, tokens: int, hidden: int, strengths: int, density: float = 1.0) -> int:
+def fit_flops(width: int, tokens: int, hidden: int, strengths: int, blocks: int = 1, density: float = 1.0) -> int:
     """Operations of `fit_ridge`, a multiply and an add counting two, features themselves left out.
 
     Args:
         width, tokens, hidden: sizes.
         strengths: how many are tried.
-        density: share of the tokens on which a column isn't zero; the dual form leaves zeros out.
+        blocks: of columns that are zero on the same tokens: a layer's experts.
+        density: share of the tokens on which a column isn't zero.
     """
     held = tokens // 8
     fitted = tokens - held
     if width <= tokens:
-        form = 2 * fitted * width * (width + hidden)
+        # Every block with itself, and with those before it where both aren't zero.
+        pairs = density + density**2 * (blocks - 1) / 2
+        form = int(2 * fitted * width * (pairs * width / blocks + density * hidden))
         return form + strengths * (width**3 // 3 + 2 * width * width * hidden + 2 * held * width * hidden)
-    # Half of the symmetric products, and the change itself.
-    form = int((density * tokens) ** 2 * width + 2 * density * tokens * width * hidden)
+    # The lower half of the products, in rows, and the change itself.
+    there = density * tokens
+    form = int(there * (there + min(_ROWS, there)) * width + 2 * there * width * hidden)
     return form + strengths * (fitted**3 // 3 + 2 * fitted * fitted * hidden + 2 * held * fitted * hidden)
 
 
 def _primal(
     features: Features, residual: Tensor, checked: Tensor, strengths: Sequence[float], memory: int
 ) -> Fit | None:
-    phi = residual.new_zeros(len(residual), features.width)
-    for block in features.blocks(memory):
-        phi[block.tokens, block.columns] = block.values
+    blocks = tuple(features.blocks(memory))
     gram = residual.new_zeros(features.width, features.width, dtype=torch.float64)
     right = residual.new_zeros(features.width, residual.shape[1], dtype=torch.float64)
-    for part in (~checked).nonzero()[:, 0].split(_ROWS):
-        rows = phi[part]
-        gram += rows.t() @ rows
-        right += rows.t() @ residual[part]
-    held, missing = phi[checked], residual[checked]
+    held = residual.new_zeros(int(checked.sum()), features.width)
+    place, order = torch.empty_like(checked, dtype=torch.int64), checked.int().cumsum(0) - 1
+    for number, block in enumerate(blocks):
+        at = checked[block.tokens]
+        held[order[block.tokens[at]], block.columns] = block.values[at]
+        place.fill_(-1)
+        place[block.tokens[~at]] = (~at).nonzero()[:, 0]
+        for part in (~at).nonzero()[:, 0].split(_ROWS):
+            right[block.columns] += block.values[part].t() @ residual[block.tokens[part]]
+        # The lower triangle is all that is read, and tokens that only one of two blocks has give nothing.
+        for other in blocks[: number + 1]:
+            both = (place[other.tokens] >= 0).nonzero()[:, 0]
+            for part in both.split(_ROWS):
+                rows = block.values[place[other.tokens[part]]]
+                gram[block.columns, other.columns] += rows.t() @ other.values[part]
+    missing = residual[checked]
     before, best = _squares(missing), None
     for strength, solved in _solutions(gram, right, float(gram.diagonal().mean()), strengths):
         weights = solved.float()
         outcome = Outcome(strength, before, _squares(missing - held @ weights))
         if outcome.after < (before if best is None else best.outcome.after):
-            best = Fit(outcome, weights=weights)
+            best = Fit(outcome, weights=weights, blocks=blocks)
     return best
 
 
@@ -146,13 +161,20 @@ def _dual(features: Features, residual: Tensor, checked: Tensor, strengths: Sequ
     order = checked.int().argsort(stable=True)
     place, fitted = order.argsort(), int((~checked).sum())
     gram = residual.new_zeros(len(residual), len(residual), dtype=torch.float64)
-    for block in features.blocks(memory):
+    kept: list[FeatureBlock] = []
+    size, room = 0, memory // 2
+    for block in features.blocks(memory - room):
+        size += block.values.nbytes
+        if size <= room:
+            kept.append(block)
         places, by_place = place[block.tokens].sort()
         values = block.values[by_place]
         # The lower triangle is all that is read.
         for end in range(_ROWS, len(values) + _ROWS, _ROWS):
             rows = slice(end - _ROWS, end)
             gram[places[rows, None], places[:end]] += values[rows] @ values[:end].t()
+    blocks = tuple(kept) if size <= room else ()
+    kept.clear()
     across, gram = gram[fitted:, :fitted], gram[:fitted, :fitted]
     missing = residual[checked]
     before, best = _squares(missing), None
@@ -160,7 +182,8 @@ def _dual(features: Features, residual: Tensor, checked: Tensor, strengths: Sequ
     for strength, solved in _solutions(gram, residual[~checked].double(), scale, strengths):
         outcome = Outcome(strength, before, _squares(missing - (across @ solved).float()))
         if outcome.after < (before if best is None else best.outcome.after):
-            best = Fit(outcome, duals=torch.zeros_like(residual).index_copy_(0, order[:fitted], solved.float()))
+            duals = torch.zeros_like(residual).index_copy_(0, order[:fitted], solved.float())
+            best = Fit(outcome, duals=duals, blocks=blocks)
     return best
 
 

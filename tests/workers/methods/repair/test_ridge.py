@@ -13,11 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.methods.outputs import FeatureBlock
 from moevolve.workers.methods.repair import ridge
-from moevolve.workers.methods.repair.ridge import Fit, fit_bytes, fit_ridge
+from moevolve.workers.methods.repair.ridge import Fit, fit_bytes, fit_flops, fit_ridge
 
 MEMORY = 1 << 30
 Floats = NDArray[np.float64]
@@ -190,4 +192,53 @@ def test_blocks_get_what_is_left_of_the_memory() -> None:
     case = problem(7, 30, (40,), 3, 1.0)
     residual: Tensor = torch.from_numpy(case.residual).float()
     fit_ridge(Watched(case.features.parts, 40), residual, torch.from_numpy(case.checked), (0.1,), MEMORY)
-    assert given == [MEMORY - fit_bytes(40, 30, 3)]
+    room = MEMORY - fit_bytes(40, 30, 3)
+    assert given == [room - room // 2]
+
+
+def peak_of(case: Problem, strengths: Sequence[float]) -> int:
+    """The most bytes that a fit holds at once, blocks of features aside unless they are all kept."""
+    residual, checked = torch.from_numpy(case.residual).float(), torch.from_numpy(case.checked)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
+        fit_ridge(case.features, residual, checked, strengths, MEMORY)
+    assert watched.profiler is not None and watched.profiler.kineto_results is not None
+    events = [each for each in watched.profiler.kineto_results.events() if each.name() == "[memory]"]
+    kept = 4 * case.phi.size if case.phi.shape[1] <= len(case.phi) else 0
+    return kept + int(np.cumsum([each.nbytes() for each in sorted(events, key=lambda each: each.start_ns())]).max())
+
+
+SHAPES = pytest.mark.parametrize(
+    ("tokens", "widths", "hidden"),
+    [(2000, (100, 100, 100), 20), (2000, (100, 100, 100), 400), (500, (400, 400), 20), (500, (400, 400), 600)],
+)
+
+
+@SHAPES
+def test_a_fit_takes_no_more_memory_than_it_says(tokens: int, widths: tuple[int, ...], hidden: int) -> None:
+    case = problem(8, tokens, widths, hidden, 0.6)
+    stated = fit_bytes(sum(widths), tokens, hidden)
+    assert 0.4 * stated < peak_of(case, (0.01, 0.1, 1.0)) <= stated
+
+
+@SHAPES
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_a_fits_operations_are_those_that_are_counted(
+    tokens: int, widths: tuple[int, ...], hidden: int, share: float
+) -> None:
+    case, strengths = problem(9, tokens, widths, hidden, share), (0.01, 0.1)
+    residual, checked = torch.from_numpy(case.residual).float(), torch.from_numpy(case.checked)
+    with FlopCounterMode(display=False) as counter:
+        fit = fit_ridge(case.features, residual, checked, strengths, MEMORY)
+        assert fit is not None
+        for block in case.features.parts:
+            fit.change(block)
+    size = min(sum(widths), tokens - tokens // 8)
+    solved = len(strengths) * (size**3 // 3 + 2 * size * size * hidden)  # the counter passes these over
+    stated = fit_flops(sum(widths), tokens, hidden, len(strengths), len(widths), share)
+    assert counter.get_total_flops() + solved == pytest.approx(stated, rel=0.1)
+
+
+def test_features_are_kept_where_there_is_room() -> None:
+    for tokens, memory in ((90, MEMORY), (30, MEMORY), (30, math.ceil(fit_bytes(40, 30, 3) * 8 / 7) + 8)):
+        fit = problem(6, tokens, (40,), 3, 1.0).fit((0.1,), memory)
+        assert fit is not None and len(fit.blocks) == (memory == MEMORY)

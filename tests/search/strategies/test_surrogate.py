@@ -1,0 +1,269 @@
+"""The strategy `surrogate`: its posterior against the textbook's formula, what it learns, and what it may depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from factorllm_samples import factorllm_space
+from numpy.typing import NDArray
+from scipy.special import ndtri
+from scipy.stats import rankdata
+from search_samples import decided, deepseek, dense_model, eep_space, history_row
+
+from moevolve.search.config.phases import MergePhase, PhaseConfig, PrunePhase, SurrogateSection, TunePhase
+from moevolve.search.genomes.base import GenomeSpace
+from moevolve.search.genomes.eep.space import EepSpace
+from moevolve.search.loop.driver import individual_record
+from moevolve.search.loop.history import rank_key
+from moevolve.search.loop.schedule import Schedule
+from moevolve.search.strategies.phased import Phased
+from moevolve.search.strategies.surrogate import LinearPosterior, Surrogate, targets_of
+from moevolve.store.records import IndividualRecord
+
+Score = Callable[[IndividualRecord], tuple[float, float] | None]
+Told = tuple[list[IndividualRecord], list[IndividualRecord]]
+PRUNING = PrunePhase(evaluations=50, initial=12)
+MERGING = MergePhase(evaluations=20)
+DIRECT, SCREEN = SurrogateSection(), SurrogateSection(propose="screen", candidates=8)
+EVOLUTION = {"random", "mutation", "crossover+mutation"}
+sections = pytest.mark.parametrize("section", [DIRECT, SCREEN], ids=["direct", "screen"])
+
+
+def planted(space: EepSpace, failing: int = 11) -> Score:
+    """Every expert of a group is worth something of its own; some candidates fail."""
+    worth = np.random.default_rng(3).standard_normal((space.groups, space.experts))
+
+    def score(made: IndividualRecord) -> tuple[float, float] | None:
+        if failing and int(made.content_hash[:4], 16) % failing == 3:
+            return None
+        total = float((space.from_bytes(made.genome).expert_merging.sum(axis=1) * worth).sum())
+        return round(0.5 + total / 40, 2), round(total, 3)
+
+    return score
+
+
+def best_of(space: EepSpace) -> float:
+    """The largest total of `planted`."""
+    worth = np.random.default_rng(3).standard_normal((space.groups, space.experts))
+    parts = np.sort(worth.reshape(space.groups, space.subsets.parts, -1), axis=2)
+    return float(parts[:, :, -space.retained // space.subsets.parts :].sum())
+
+
+def run(
+    space: GenomeSpace[Any],
+    phases: tuple[PhaseConfig, ...],
+    section: SurrogateSection,
+    score: Score,
+    window: int = 4,
+    seed: int = 0,
+    resumed_at: int = 0,
+) -> Told:
+    """Ask and tell as the driver does; what is before `resumed_at` is skipped by a second strategy."""
+    schedule = Schedule.of([(phase.kind, phase.evaluations, phase.initial) for phase in phases], window)
+
+    def strategy() -> Phased:
+        firsts = [span.start for span in schedule.spans]
+        pairs = zip(phases, firsts, strict=True)
+        return Phased([Surrogate(space, phase, section, seed, first) for phase, first in pairs], schedule)
+
+    one, two = strategy(), strategy()
+    proposals: list[IndividualRecord] = []
+    members: list[IndividualRecord] = []
+    taken: set[str] = set()
+    told = 0
+    for index in range(schedule.total):
+        while told < schedule.visible(index):
+            one.tell(members[told])
+            two.tell(members[told])
+            told += 1
+        made = one.ask(index, taken)
+        if index < resumed_at:
+            two.skip(index)
+        else:
+            assert two.ask(index, taken) == made
+        np.random.random(index % 3)  # noqa: NPY002 - the global generator must not matter
+        phase = schedule.span(index).kind
+        proposals.append(individual_record(index, phase, made, space.describe(made.genome), 0))
+        taken.add(proposals[-1].phenotype_hash)
+        members.append(decided(proposals[-1], score(proposals[-1])))
+    return proposals, members
+
+
+def system(individuals: int, features: int) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Features, targets, and the weights behind them."""
+    rng = np.random.default_rng(individuals)
+    found, weights = rng.standard_normal((individuals, features)), rng.standard_normal(features) / 2
+    return found, found @ weights + 0.3 * rng.standard_normal(individuals), weights
+
+
+@pytest.mark.parametrize("shape", [(60, 8), (8, 20), (12, 12), (1, 3)])
+def test_the_posterior_is_the_textbook_s(shape: tuple[int, int]) -> None:
+    """Bishop (2006), eqs. 3.53 and 3.54, inverted as they stand; draws have that mean and covariance."""
+    features, targets, _ = system(*shape)
+    covariance = np.linalg.inv(4.0 * np.eye(shape[1]) + features.T @ features / 0.3**2)
+    mean = covariance @ features.T @ targets / 0.3**2
+    model = LinearPosterior(features, targets, precision=4.0, noise=0.3)
+    assert np.allclose(model.mean, mean, rtol=0, atol=1e-10)
+    rng = np.random.default_rng(0)
+    draws = np.stack([model.draw(rng) for _ in range(20_000)])
+    spread = np.sqrt(np.diag(covariance))
+    assert np.abs((draws.mean(axis=0) - mean) / spread).max() < 5 / np.sqrt(len(draws))
+    scaled = np.cov(draws.T) / np.outer(spread, spread)
+    assert np.abs(scaled - covariance / np.outer(spread, spread)).max() < 0.06
+
+
+def test_it_finds_the_weights_behind_the_targets() -> None:
+    features, targets, weights = system(4000, 8)
+    assert np.abs(LinearPosterior(features, targets, 4.0, 0.3).mean - weights).max() < 0.03
+
+
+def test_without_features_there_is_nothing_to_weigh() -> None:
+    model = LinearPosterior(np.zeros((5, 0)), np.arange(5.0), 4.0, 0.3)
+    assert model.mean.shape == model.draw(np.random.default_rng(0)).shape == (0,)
+
+
+def test_targets_are_normal_scores_of_fitness_and_tie_break() -> None:
+    rng = np.random.default_rng(0)
+    rows = [
+        replace(history_row(index, "prune", float(rng.integers(4)) / 4), tie_break=float(rng.integers(9)))
+        for index in range(50)
+    ]
+    values = np.array([(row.fitness, row.tie_break) for row in rows])
+    expected = ndtri((rankdata(values, axis=0) - 0.5) / len(rows)).sum(axis=1)
+    assert np.allclose(targets_of(rows), expected, atol=1e-12)
+    off = replace(rows[0], tie_break=-1.0)
+    far = replace(rows[0], tie_break=-1e9)
+    assert np.array_equal(targets_of([off, *rows[1:]]), targets_of([far, *rows[1:]])), "how far off says nothing"
+    level = [replace(row, fitness=0.5, tie_break=0.0) for row in rows]
+    assert np.allclose(targets_of(level), 0.0)
+
+
+@pytest.mark.parametrize("groups", [4, "per_layer"])
+def test_where_worth_adds_up_it_finds_the_best_choice_of_all(groups: Any) -> None:
+    space = eep_space(2, groups, layers=6)
+    _, members = run(space, (PrunePhase(evaluations=120, initial=31),), DIRECT, planted(space, failing=0))
+    found = min(members, key=rank_key).tie_break
+    assert found == pytest.approx(best_of(space), abs=1e-3)
+
+
+def test_experts_of_every_routing_group_are_learned_apart() -> None:
+    space = eep_space(8, 3, facts=deepseek())
+    proposals, members = run(space, (PrunePhase(evaluations=120, initial=31),), DIRECT, planted(space, failing=0))
+    for proposal in proposals:
+        space.from_kept(space.kept(space.from_bytes(proposal.genome)))  # as many of each group, or it raises
+    found = min(members, key=rank_key).tie_break
+    assert found == pytest.approx(best_of(space), rel=0.02)
+
+
+@sections
+def test_who_makes_what(section: SurrogateSection) -> None:
+    space = eep_space(layers=4)
+    proposals, members = run(space, (PRUNING, MERGING), section, planted(space))
+    assert {one.operator for one in proposals[:12]} == {"random"}
+    learned = [one for one in proposals[12:] if one.operator.startswith("surrogate")]
+    assert {one.operator for one in proposals[12:]} - {one.operator for one in learned} <= EVOLUTION
+    assert all(one.parents for one in learned if one.phase == "merge"), "a merged genome is bred from others"
+    direct = [one for one in learned if one.operator == "surrogate"]
+    assert bool(direct) == (section is DIRECT)
+    assert all(one.parents == () and "(learned from " in one.summary for one in direct)
+    assert all(one.phase == "prune" and space.from_bytes(one.genome).one_hot for one in direct)
+    best = min((one for one in members[: 50 - 3] if one.fitness is not None), key=rank_key)
+    assert proposals[50].parents == (best.index,)
+    failed = {one.index for one in members if one.fitness is None}
+    assert failed and not failed & {parent for one in proposals for parent in one.parents}
+
+
+@pytest.mark.parametrize(("section", "share"), [(DIRECT, 0.3), (SCREEN, 0.1)], ids=["direct", "screen"])
+def test_a_share_of_the_children_is_evolution_s(section: SurrogateSection, share: float) -> None:
+    space = eep_space(groups="per_layer", layers=8)
+    phases = (PrunePhase(evaluations=120, initial=10),)
+
+    def bred(section: SurrogateSection) -> float:
+        return float(
+            np.mean([one.operator in EVOLUTION for one in run(space, phases, section, planted(space))[0][20:]])
+        )
+
+    light = section.model_copy(update={"candidates": 4})
+    assert bred(light) == pytest.approx(share, abs=0.1)
+    assert bred(light.model_copy(update={"bred": 1.0})) == 1.0
+    assert bred(light.model_copy(update={"bred": 0.0})) == 0.0
+
+
+@sections
+@pytest.mark.parametrize("window", [1, 7])
+def test_no_individual_repeats_an_earlier_one_while_there_are_others(section: SurrogateSection, window: int) -> None:
+    space = eep_space(2, 2 if section is DIRECT else 4, layers=4)  # 784 in all, or 614,656
+    alone = section.model_copy(update={"bred": 0.0})
+    proposals, _ = run(space, (PrunePhase(evaluations=150, initial=20),), alone, planted(space), window)
+    assert len({one.phenotype_hash for one in proposals}) == len(proposals)
+
+
+@sections
+def test_a_space_without_anything_new_repeats(section: SurrogateSection) -> None:
+    space = eep_space(7, 1, layers=4)
+    proposals, _ = run(space, (PrunePhase(evaluations=30, initial=10),), section, planted(space, failing=0))
+    assert len({one.phenotype_hash for one in proposals}) == 8 and len(proposals) == 30
+
+
+@sections
+def test_skipping_what_is_stored_changes_no_later_answer(section: SurrogateSection) -> None:
+    space = eep_space(layers=4)
+    whole = run(space, (PRUNING, MERGING), section, planted(space), resumed_at=33)
+    assert whole == run(space, (PRUNING, MERGING), section, planted(space), resumed_at=61)
+    assert whole != run(space, (PRUNING, MERGING), section, planted(space), seed=1)
+
+
+@sections
+def test_a_search_where_everything_fails_goes_on_at_random(section: SurrogateSection) -> None:
+    proposals, _ = run(eep_space(layers=4), (PRUNING,), section, lambda _: None)
+    assert {one.operator for one in proposals} == {"random"}
+    assert len({one.phenotype_hash for one in proposals}) == len(proposals)
+
+
+def test_equal_scores_are_no_obstacle() -> None:
+    proposals, _ = run(eep_space(layers=4), (PRUNING, MERGING), DIRECT, lambda _: (0.5, 0.0))
+    assert len({one.phenotype_hash for one in proposals}) == len(proposals)
+
+
+def test_only_the_newest_are_remembered() -> None:
+    """And failed ones are not among them."""
+    space = eep_space(layers=4)
+    rng = np.random.default_rng(0)
+    made = [space.sample(rng, PRUNING) for _ in range(40)]
+    rows = [individual_record(i, "prune", one, space.describe(one.genome), 0) for i, one in enumerate(made)]
+    members = [decided(row, (float(rng.random()), 0.0)) for row in rows]
+    members[38] = decided(rows[38], None)
+
+    def answer(told: list[IndividualRecord]) -> Any:
+        section = SurrogateSection(memory=10, bred=0.0)
+        strategy = Surrogate(space, PrunePhase(evaluations=50, initial=0), section, 0)
+        for one in told:
+            strategy.tell(one)
+            strategy.ask(one.index, False, None, ())
+        return strategy.ask(40, False, None, ()).genome
+
+    changed = [replace(one, fitness=0.0) for one in members[:29]] + members[29:]
+    assert answer(members) == answer(changed) == answer(members[29:])
+    assert answer(members) != answer([*members[:29], replace(members[29], fitness=9.0), *members[30:]])
+
+
+def test_continuous_genomes_are_screened_in_standard_units() -> None:
+    """Coordinates that vary little, or not at all, must not be lost among those that vary much."""
+    space = factorllm_space(dense_model())
+    phase = TunePhase(evaluations=40, initial=8)
+    target = np.random.default_rng(1).standard_normal(space.flatten(space.start(phase).genome, phase).size)
+
+    def score(made: IndividualRecord) -> tuple[float, float]:
+        distance = float(((space.flatten(space.from_bytes(made.genome), phase) - target) ** 2).mean())
+        return 1 / (1 + distance), -distance
+
+    proposals, members = run(space, (phase,), SCREEN, score)
+    assert proposals[0].operator == "start"
+    operators = {one.operator for one in proposals[12:]}
+    assert operators & {"surrogate:mutation", "surrogate:crossover+mutation"}
+    assert {one.operator for one in run(space, (phase,), DIRECT, score)[0]} & operators, "direct screens here, too"
+    assert min(members, key=rank_key).index > 8
