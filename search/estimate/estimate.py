@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,16 @@ from moevolve.search.config.models import shipped_models
 from moevolve.search.config.run import RunConfig
 from moevolve.search.estimate.devices import GPU_UTILISATION, Device, Utilisation
 from moevolve.search.estimate.memory import WorkerMemory, worker_memory
-from moevolve.search.estimate.timing import NOTHING, Placement, Range, edit_seconds, evaluation_flops
+from moevolve.search.estimate.repairs import RepairWork, described_as, repair_works
+from moevolve.search.estimate.timing import (
+    NOTHING,
+    Placement,
+    Range,
+    edit_seconds,
+    evaluation_flops,
+    reference_seconds,
+    repair_seconds,
+)
 from moevolve.search.estimate.workload import PhaseCount, Prompts, SplitWork, WorkloadReader, phase_counts
 from moevolve.search.genomes.costs import GenomeCosts, ModelWork, full_work
 from moevolve.search.genomes.registry import costs_of, make_space
@@ -71,11 +80,24 @@ class ModelSize:
 
 @dataclass(frozen=True, slots=True)
 class PhaseEstimate:
-    """A candidate of one phase on one device: making it (None if not known), and scoring it on `search`."""
+    """A candidate of one phase on one device, in seconds.
+
+    Attributes:
+        kind: of the phase.
+        edit: making it; None if not known.
+        repair: repairing it, where it is.
+        scoring: scoring it on `search`.
+    """
 
     kind: str
     edit: float | None
+    repair: float
     scoring: Range
+
+    @property
+    def making(self) -> float:
+        """All that is known of making and repairing it."""
+        return (self.edit or 0.0) + self.repair
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +135,7 @@ class Estimate:
         counts: individuals by phase.
         final: evaluations at the end: of a candidate on `dev`, of models on `test` (the full one's included).
         devices: estimates.
+        repairs: of the phases that do.
         set_aside: a line for people for each task whose `search` gives rows to measure on.
     """
 
@@ -125,6 +148,7 @@ class Estimate:
     counts: tuple[PhaseCount, ...]
     final: tuple[int, int]
     devices: tuple[DeviceEstimate, ...]
+    repairs: tuple[RepairWork, ...] = ()
     set_aside: tuple[str, ...] = ()
 
 
@@ -147,7 +171,11 @@ class _Estimator:
         self._dev = reader.splits("dev") if config.final.rerank else ()
         self._test = (*reader.splits("test"), *reader.held_out()) if config.final.test else ()
         self._counts = phase_counts(config, self._costs)
-        self._works: dict[str, ModelWork] = {phase.kind: self._costs.work(phase.kind) for phase in config.phases}
+        self._like = described_as(config.phases)
+        self._works: dict[str, ModelWork] = {kind: self._costs.work(like) for kind, like in self._like.items()}
+        examples = sum(split.examples for split in self._search)
+        length = sum(split.tokens for split in self._search) / examples
+        self._repairs = repair_works(config, self._costs, outline, length)
         self._full = full_work(outline)
         self._busy = min(config.workers.count, make_schedule(config).in_flight)
         self._check_positions()
@@ -163,7 +191,7 @@ class _Estimator:
         on_gpu = bool(request.gpus) or not request.cpu
         passes = [one for split in self.splits for one in (*split.passes.sure, *split.passes.decoding)]
         memory = {
-            where: worker_memory(config, self._outline, self._costs, passes, on_gpu, where == HOST)
+            where: worker_memory(config, self._outline, self._costs, passes, on_gpu, where == HOST, self._repairs)
             for where in ((DEVICE, HOST) if self._outline.experts_bytes else (DEVICE,))
         }
         placements = [self._on_gpu(gpu) for gpu in request.gpus]
@@ -172,13 +200,14 @@ class _Estimator:
         return Estimate(
             config,
             self._outline,
-            model_sizes(self._outline, self._costs, self._works),
+            model_sizes(self._outline, self._costs, self._like),
             memory,
             self.splits,
             tuple((kind, evaluation_flops(work, self._search)) for kind, work in self._works.items()),
             self._counts,
             self._final,
             tuple(self._on_device(placement, memory) for placement in placements),
+            self._repairs,
             self._set_aside,
         )
 
@@ -189,12 +218,14 @@ class _Estimator:
         return section.rerank, (2 + starts + section.random_draws if section.test else 0)
 
     def _on_device(self, placement: Placement, memory: Mapping[str, WorkerMemory]) -> DeviceEstimate:
-        phases = tuple(self._phase(placement, count.kind) for count in self._counts)
+        phases = tuple(self._phase(placement, position) for position in range(len(self._counts)))
         searched, individuals = NOTHING, 0
         for count, phase in zip(self._counts, phases, strict=True):
             searched += _whole(phase).times(count.different)
             individuals += count.different
         everything = searched + self._ending(placement, phases[-1])
+        referred = max((reference_seconds(placement, work) for work in self._repairs), default=0.0)
+        everything += Range(referred, referred).times(placement.workers)
         rate = Range(*(placement.workers * individuals / seconds for seconds in (searched.most, searched.least)))
         hours = everything.times(1 / placement.workers / 3600)
         fits = {where: placement.fits(each) for where, each in memory.items()}
@@ -202,14 +233,18 @@ class _Estimator:
         scoring = tuple(placement.evaluation(work, (split,)) for split in self.splits)
         return DeviceEstimate(placement, fits, phases, scoring, rate, hours)
 
-    def _phase(self, placement: Placement, kind: str) -> PhaseEstimate:
-        edit = edit_seconds(placement, self._costs, kind, self._config.model.originals)
-        return PhaseEstimate(kind, edit, placement.evaluation(self._works[kind], self._search))
+    def _phase(self, placement: Placement, position: int) -> PhaseEstimate:
+        kind = self._counts[position].kind
+        work = next((each for each in self._repairs if each.phase == position), None)
+        originals, like = self._config.model.originals, self._like[kind]
+        edit = edit_seconds(placement, self._costs, like, originals, work is not None)
+        repair = 0.0 if work is None else repair_seconds(placement, work)
+        return PhaseEstimate(kind, edit, repair, placement.evaluation(self._works[kind], self._search))
 
     def _ending(self, placement: Placement, last: PhaseEstimate) -> Range:
         """The full model on `search` and `test`, the best few on `dev`, the others on `test`."""
         ranked, tested = self._final
-        work, edit = self._works[last.kind], last.edit or 0.0
+        work, edit = self._works[last.kind], last.making
         total = placement.evaluation(self._full, (*self._search, *self._test))
         total += (placement.evaluation(work, self._dev) + Range(edit, edit)).times(ranked)
         return total + (placement.evaluation(work, self._test) + Range(edit, edit)).times(max(0, tested - 1))
@@ -250,17 +285,17 @@ def _all(split: SplitWork) -> Sequence[Any]:
 
 
 def _whole(phase: PhaseEstimate) -> Range:
-    edit = phase.edit or 0.0
-    return phase.scoring + Range(edit, edit)
+    return phase.scoring + Range(phase.making, phase.making)
 
 
-def model_sizes(outline: ModelOutline, costs: GenomeCosts[Any], phases: Iterable[str]) -> tuple[ModelSize, ...]:
-    """The full model, then a candidate of every kind of phase."""
+def model_sizes(outline: ModelOutline, costs: GenomeCosts[Any], like: Mapping[str, str]) -> tuple[ModelSize, ...]:
+    """The full model, then a candidate of every kind of phase; `like` says which kind it is counted as."""
     facts = outline.facts
     active = active_parameters(facts, facts.experts, facts.active)
     flops = full_work(outline).token_flops
     full = ModelSize("full model", facts.experts, facts.active, facts.parameters, active, flops)
-    return full, *(ModelSize(kind, *costs.counts(kind), costs.work(kind).token_flops) for kind in phases)
+    pairs = like.items()
+    return full, *(ModelSize(kind, *costs.counts(each), costs.work(each).token_flops) for kind, each in pairs)
 
 
 def estimate(request: EstimateRequest) -> Estimate:

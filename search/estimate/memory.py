@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from moevolve.search.config.run import RunConfig
+from moevolve.search.estimate.repairs import RepairWork
 from moevolve.search.genomes.costs import GenomeCosts
 from moevolve.workers.profiling.outline import ModelOutline
 from moevolve.workers.profiling.passes import Pass
@@ -46,7 +47,13 @@ class WorkerMemory:
 
 
 def worker_memory(
-    config: RunConfig, outline: ModelOutline, costs: GenomeCosts[Any], passes: Iterable[Pass], on_gpu: bool, host: bool
+    config: RunConfig,
+    outline: ModelOutline,
+    costs: GenomeCosts[Any],
+    passes: Iterable[Pass],
+    on_gpu: bool,
+    host: bool,
+    repairs: Sequence[RepairWork] = (),
 ) -> WorkerMemory:
     """Memory of a worker of a search.
 
@@ -60,12 +67,13 @@ def worker_memory(
         passes: all that are run.
         on_gpu: whether the device has memory of its own.
         host: whether original experts stay on the host, whatever the run says.
+        repairs: of its phases.
     """
     experts, passes = outline.experts_bytes, tuple(passes)
     items = [MemoryItem("weights outside of experts", outline.weight_bytes - experts, 0)]
     if experts:
         items.append(_original(outline, host, on_gpu))
-        buffers = costs.buffer_bytes([phase.kind for phase in config.phases], host)
+        buffers = costs.buffer_bytes([phase.kind for phase in config.phases], host, bool(repairs))
         items.append(MemoryItem("buffers for candidates' experts", buffers, 0))
         # The unedited model runs on one layer's originals at a time where they stay on the host.
         shown = experts // len(outline.facts.moe_layers) if host else 0
@@ -73,6 +81,7 @@ def worker_memory(
     cached = max((_cached(outline, one) for one in passes), default=0)
     items.append(MemoryItem("keys and values of a batch", cached, 0))
     items.append(MemoryItem("activations and logits of a batch (estimate)", _activations(outline, passes), 0))
+    items += _repairing(config, costs, repairs, bool(experts))
     loading = outline.weight_bytes if on_gpu and config.model.device_map is None else 0
     return WorkerMemory(tuple(items), loading)
 
@@ -82,6 +91,20 @@ def _original(outline: ModelOutline, host: bool, on_gpu: bool) -> MemoryItem:
     if not host:
         return MemoryItem(title, outline.experts_bytes, 0)
     return MemoryItem(title, 0, outline.pinned_bytes if on_gpu else outline.experts_bytes)
+
+
+def _repairing(
+    config: RunConfig, costs: GenomeCosts[Any], repairs: Sequence[RepairWork], experts: bool
+) -> Iterator[MemoryItem]:
+    """What repairs take beside scoring, at most."""
+    if not repairs:
+        return
+    if not experts:
+        copies = costs.buffer_bytes([phase.kind for phase in config.phases], False, repaired=True)
+        yield MemoryItem("copies of what is fitted", copies, 0)
+    yield MemoryItem("a layer's fit, with states of its tokens", max(each.taken for each in repairs), 0)
+    yield MemoryItem("fitted layers kept for other candidates", max(each.kept for each in repairs), 0)
+    yield MemoryItem("states of all layers to fit to", 0, max(each.streams for each in repairs))
 
 
 def _cached(outline: ModelOutline, one: Pass) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 from moevolve.search.estimate.devices import Device, Utilisation
 from moevolve.search.estimate.memory import WorkerMemory
+from moevolve.search.estimate.repairs import RepairWork
 from moevolve.search.estimate.workload import SplitWork
 from moevolve.search.genomes.costs import GenomeCosts, ModelWork
 from moevolve.workers.profiling.passes import Pass
@@ -50,9 +51,13 @@ class Placement:
     workers: float
     dtype: str
 
+    def rate(self, dtype: str) -> float:
+        """Operations per second."""
+        return self.device.flops(dtype) * self.utilisation.compute * self.share
+
     def seconds(self, work: ModelWork, one: Pass) -> float:
         """A pass, in all its steps: bound by operations or by memory traffic, and each layer takes its least time."""
-        rate = self.device.flops(self.dtype) * self.utilisation.compute * self.share
+        rate = self.rate(self.dtype)
         bandwidth = self.device.bandwidth * self.utilisation.memory * self.share
         least = one.steps * len(work.layers) * self.device.layer_seconds
         return least + max(work.flops(one) / rate, work.traffic(one) / bandwidth)
@@ -78,13 +83,15 @@ def evaluation_flops(work: ModelWork, splits: Sequence[SplitWork]) -> Range:
     return Range(sure, sure + sum(work.flops(one) for split in splits for one in split.passes.decoding))
 
 
-def edit_seconds(placement: Placement, costs: GenomeCosts[Any], phase: str, originals: str) -> float | None:
+def edit_seconds(
+    placement: Placement, costs: GenomeCosts[Any], phase: str, originals: str, repaired: bool = False
+) -> float | None:
     """Making a candidate of the resident model; None where nobody knows beforehand.
 
     Originals on the device: what is read of them and what is written go through its memory. Originals on the host:
     they come over the link, where there is one, and what is computed of them is written then.
     """
-    moved = costs.edit_traffic(phase, originals == "host")
+    moved = costs.edit_traffic(phase, originals == "host", repaired)
     if moved is None:
         return None
     device, utilisation = placement.device, placement.utilisation
@@ -92,3 +99,17 @@ def edit_seconds(placement: Placement, costs: GenomeCosts[Any], phase: str, orig
     if originals == "device" or not device.link:
         return (moved.read + moved.written) / bandwidth
     return moved.read / (device.link * utilisation.link) + (0 if moved.copied else moved.written / bandwidth)
+
+
+def repair_seconds(placement: Placement, work: RepairWork) -> float:
+    """Repairing one candidate, once it is made, if none of its layers was fitted before.
+
+    Layers run in the model's dtype; fits are products in float32 and systems in float64, taken at float32's rate.
+    """
+    least = work.layer_passes * placement.device.layer_seconds
+    return least + work.forward / placement.rate(placement.dtype) + work.fitting / placement.rate("float32")
+
+
+def reference_seconds(placement: Placement, work: RepairWork) -> float:
+    """Running the unedited model on a repair's tokens."""
+    return work.reference / placement.rate(placement.dtype)

@@ -111,6 +111,16 @@ def network_flops(dense: DenseFacts) -> int:
     return 2 * (3 if dense.gated else 2) * dense.hidden * dense.width
 
 
+def activation_flops(dense: DenseFacts) -> int:
+    """Of these, all but the output projection's."""
+    return network_flops(dense) - 2 * dense.hidden * dense.width
+
+
+def down_bytes(outline: ModelOutline, dense: DenseFacts) -> int:
+    """The output projections of all dense networks."""
+    return dense.layers * dense.width * dense.hidden * outline.facts.dtype_bytes
+
+
 @dataclass(frozen=True, slots=True)
 class EditTraffic:
     """What making a candidate of the resident model moves.
@@ -124,6 +134,25 @@ class EditTraffic:
     read: int
     written: int
     copied: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FitOutline:
+    """A linear map of a candidate's decoder layer that a repair fits.
+
+    Attributes:
+        width: features.
+        blocks: of features that are zero on the same tokens.
+        density: share of the tokens on which a feature isn't zero.
+        flops: operations of a token's features.
+        neurons: operations per token of choosing which neurons are to be fitted; 0 where they can't be others.
+    """
+
+    width: int
+    blocks: int
+    density: float
+    flops: int
+    neurons: int = 0
 
 
 class GenomeCosts(ABC, Generic[S]):
@@ -152,20 +181,26 @@ class GenomeCosts(ABC, Generic[S]):
         """How many different candidates a phase can make; None if they don't run out."""
         return None
 
-    def buffer_bytes(self, phases: Iterable[str], host: bool) -> int:
-        """What a worker sets aside for candidates' experts.
+    def buffer_bytes(self, phases: Iterable[str], host: bool, repaired: bool) -> int:
+        """What a worker sets aside for candidates' own weights.
 
         Args:
             phases: of the search.
             host: whether original experts stay on the host.
+            repaired: whether candidates are.
         """
         return 0
 
-    def edit_traffic(self, phase: str, host: bool) -> EditTraffic | None:
-        """What making a candidate moves; None where nobody knows beforehand.
+    def edit_traffic(self, phase: str, host: bool, repaired: bool) -> EditTraffic | None:
+        """What making a candidate moves, before it is fitted; None where nobody knows beforehand.
 
         Args:
             phase: of the candidate.
             host: whether original experts stay on the host.
+            repaired: whether the candidate is.
         """
         return None
+
+    def fits(self) -> tuple[tuple[FitOutline, ...], ...]:
+        """What a repair fits of every decoder layer, in the order in which it does."""
+        return ((),) * len(self.outline.layers)

@@ -124,6 +124,12 @@ def notes(report: Estimate) -> list[str]:
                 f"assumed to get {used.compute:.0%} of the first"
             )
     found += report.set_aside
+    if report.repairs:
+        found.append(
+            "repairs: as their phases say (a repair phase's candidates vary it), with none of a candidate's layers "
+            "fitted before; fits are taken to run at float32's rate"
+        )
+        found += [f"{work.fault}; `launch` refuses it" for work in report.repairs if work.fault is not None]
     if any(phase.edit is None for one in report.devices for phase in one.phases):
         found.append(
             f"making a {report.config.genome.kind} candidate of the resident model takes time that isn't counted"
@@ -176,6 +182,7 @@ def _(report: Estimate) -> dict[str, Any]:
             for s in report.splits
         ],
         "evaluation_flops": as_data(dict(report.flops)),
+        "repairs": [as_data(work) | {"flops": work.flops, "fault": work.fault} for work in report.repairs],
         "phases": as_data(report.counts),
         "final": {"ranked": ranked_tested[0], "tested": ranked_tested[1]},
         "devices": [_device_data(device) for device in report.devices],

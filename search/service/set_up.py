@@ -8,8 +8,9 @@ from typing import Any
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import SPLITS, PreparedSplit, Split
 from moevolve.search.config.run import RunConfig, TaskSection
+from moevolve.search.estimate.repairs import repair_works
 from moevolve.search.genomes.base import GenomeSpace
-from moevolve.search.genomes.registry import KINDS, check_baselines, make_space
+from moevolve.search.genomes.registry import KINDS, check_baselines, costs_of, make_space
 from moevolve.search.loop.schedule import make_schedule
 from moevolve.search.loop.setup import SearchSetup, needs_calibration
 from moevolve.search.strategies.phased import make_strategy
@@ -18,6 +19,8 @@ from moevolve.workers.config import ModelConfig
 from moevolve.workers.methods.repair.edit import RepairRecipe
 from moevolve.workers.model.describe import describe_model
 from moevolve.workers.model.fingerprint import pinned_revision
+from moevolve.workers.profiling.outline import outline_model
+from moevolve.workers.profiling.passes import PromptMeter
 
 
 def set_up(config: RunConfig, search_id: str) -> SearchSetup:
@@ -43,6 +46,7 @@ def set_up(config: RunConfig, search_id: str) -> SearchSetup:
     held_out = tuple(TaskSection(name=name).prepared("test") for name in config.final.held_out)
     setup = SearchSetup(config, search_id, facts, space, schedule, prepared, ties, held_out)
     splits_beside(setup)  # only to see that names tell them apart
+    _check_room(setup)
     return setup
 
 
@@ -81,6 +85,23 @@ def _check_phases(config: RunConfig, space: GenomeSpace[Any]) -> None:
             )
         if phase.repair is not None:
             _check_repair(phase.repair, f"phases.{position}.repair", space.kind)
+
+
+def _check_room(setup: SearchSetup) -> None:
+    """Refuse repairs whose fits wouldn't be made for lack of room."""
+    config = setup.config
+    if all(phase.repair is None for phase in config.phases):
+        return
+    outline = outline_model(config.model)
+    costs = costs_of(setup.space, outline)
+    if not any(work.fault for work in repair_works(config, costs, outline, 1.0)):
+        return
+    # There may be fewer tokens than they ask for.
+    meter = PromptMeter(config.model, config.engine)
+    rows = sum(meter.most_tokens(split) for split in setup.prepared["calibration"])
+    for work in repair_works(config, costs, outline, 1.0, max(rows, 2)):
+        if work.fault is not None:
+            raise UserError(work.fault)
 
 
 def _check_repair(recipe: RepairRecipe, where: str, kind: str) -> None:

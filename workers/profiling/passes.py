@@ -160,6 +160,16 @@ class PromptMeter:
             split.positions,
         )
 
+    def most_tokens(self, split: PreparedSplit) -> int:
+        """Of a split's prompts and answers, gold ones or, where there are none, those that the model gives.
+
+        Raises:
+            UserError: a prompt has no tokens.
+        """
+        tokenized = tokenize_split(self._tokenizer, split, self._engine, self._bos)
+        pairs = zip(tokenized.prompts, tokenized.golds, strict=True)
+        return sum(len(prompt) + (len(gold) or split.max_new_tokens) for prompt, gold in pairs)
+
 
 def _answers(tokenizer: PreTrainedTokenizerBase, split: PreparedSplit, tokenized: TokenizedSplit) -> tuple[Tokens, ...]:
     fitness = FITNESSES[split.fitness]

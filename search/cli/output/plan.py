@@ -58,6 +58,8 @@ def print_plan(report: Estimate, comparisons: Sequence[MeasuredEstimate]) -> Non
     )
     _print_memory(report)
     _print_work(report)
+    if report.repairs:
+        _print_repairs(report)
     _print_devices(report)
     if comparisons:
         _print_comparisons(comparisons)
@@ -98,6 +100,24 @@ def _print_work(report: Estimate) -> None:
         )
 
 
+def _print_repairs(report: Estimate) -> None:
+    print_table(
+        None,
+        [
+            *(("repair of a candidate", False), ("tokens", True), ("FLOPs", True), ("in passes", True)),
+            *(("in fits", True), ("a fit takes", True), ("allowed", True)),
+        ],
+        [
+            [
+                *(f"phase {work.phase}: {work.kind}", f"{work.tokens:,}", _operations_text(work.flops)),
+                *(_operations_text(work.forward), _operations_text(work.fitting)),
+                *(bytes_text(work.needed), bytes_text(work.allowed)),
+            ]
+            for work in report.repairs
+        ],
+    )
+
+
 def _print_devices(report: Estimate) -> None:
     originals = report.config.model.originals
     rows = []
@@ -108,7 +128,8 @@ def _print_devices(report: Estimate) -> None:
             f"\n{other}: {estimate.fits[other]}" if other and estimate.placement.memory else ""
         )
         per_phase = "\n".join(
-            f"{p.kind}: {_span_text(p.scoring, _seconds_text)}{_edit(p.edit)}" for p in estimate.phases
+            f"{p.kind}: {_span_text(p.scoring, _seconds_text)}{_edit(p.edit)}{_repair(p.repair)}"
+            for p in estimate.phases
         )
         rows.append(
             [
@@ -125,7 +146,7 @@ def _print_devices(report: Estimate) -> None:
         [
             ("workers", False),
             (f"fits{named}", False),
-            ("s per evaluation + edit", False),
+            (f"s per evaluation + edit{' + repair' if report.repairs else ''}", False),
             ("evaluations/s", True),
             ("hours at most", True),
         ],
@@ -156,6 +177,10 @@ def _print_comparisons(comparisons: Sequence[MeasuredEstimate]) -> None:
 
 def _edit(seconds: float | None) -> str:
     return " + ?" if seconds is None else f" + {_seconds_text(seconds)}"
+
+
+def _repair(seconds: float) -> str:
+    return f" + {_seconds_text(seconds)}" if seconds else ""
 
 
 def print_summary(reports: Sequence[Estimate]) -> None:

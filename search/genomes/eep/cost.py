@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import comb
 from typing import TYPE_CHECKING
 
-from moevolve.search.genomes.costs import EditTraffic, GenomeCosts, LayerWork, ModelWork, full_work
+from moevolve.search.genomes.costs import EditTraffic, FitOutline, GenomeCosts, LayerWork, ModelWork, full_work
 from moevolve.search.genomes.eep.space import EepSpace
 
 if TYPE_CHECKING:
@@ -35,15 +35,26 @@ class EepCosts(GenomeCosts[EepSpace]):
         size, kept = subsets.experts // subsets.parts, subsets.retained // subsets.parts
         return comb(size, kept) ** (subsets.parts * self.space.groups)
 
-    def buffer_bytes(self, phases: Iterable[str], host: bool) -> int:
-        """Copies of retained experts where the originals are on the host, merged ones where there are any."""
-        return self._kept_bytes if host or "merge" in phases else 0
+    def buffer_bytes(self, phases: Iterable[str], host: bool, repaired: bool) -> int:
+        """Copies of retained experts where originals are on the host or copies fitted, merged ones if there are any."""
+        return self._kept_bytes if host or repaired or "merge" in phases else 0
 
-    def edit_traffic(self, phase: str, host: bool) -> EditTraffic:
+    def edit_traffic(self, phase: str, host: bool, repaired: bool) -> EditTraffic:
         if phase == "merge":
             return EditTraffic(self.outline.experts_bytes, self._kept_bytes, copied=False)
-        kept = self._kept_bytes if host else 0
+        kept = self._kept_bytes if host or repaired else 0
         return EditTraffic(kept, kept, copied=True)
+
+    def fits(self) -> tuple[tuple[FitOutline, ...], ...]:
+        """The output projections of all retained experts of a layer at once."""
+        return tuple((self._fit(layer),) if layer.expert else () for layer in self.outline.layers)
+
+    def _fit(self, layer: LayerOutline) -> FitOutline:
+        space, neurons = self.space, self.outline.intermediate
+        # Gates and ups are two of an expert's three matrices. What a neuron is worth is summed for every slot.
+        chosen = space.facts.active * (2 * layer.expert // 3 + 2 * space.retained * neurons)
+        made = space.active * 2 * layer.expert // 3
+        return FitOutline(space.retained * neurons, space.retained, space.active / space.retained, made, chosen)
 
     @property
     def _kept_bytes(self) -> int:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from moevolve.search.genomes.costs import GenomeCosts, ModelWork, full_work, network_flops
+from moevolve.search.genomes.costs import (
+    FitOutline,
+    GenomeCosts,
+    ModelWork,
+    activation_flops,
+    down_bytes,
+    full_work,
+    network_flops,
+)
 from moevolve.search.genomes.tomoe.space import ToMoeSpace
 
 
@@ -16,6 +24,27 @@ class ToMoeCosts(GenomeCosts[ToMoeSpace]):
         full = full_work(self.outline)
         pairs = zip(full.layers, self._changes(), strict=True)
         return replace(full, layers=tuple(layer.with_network(change) for layer, change in pairs))
+
+    def buffer_bytes(self, phases: Iterable[str], host: bool, repaired: bool) -> int:
+        """Of networks' output projections, and of attentions' where heads are masked."""
+        if not repaired:
+            return 0
+        dense, attended = self.space.dense, self._masked * self.space.dense.heads * self.space.dense.head_dim
+        return down_bytes(self.outline, dense) * (dense.width + attended) // dense.width
+
+    def fits(self) -> tuple[tuple[FitOutline, ...], ...]:
+        return tuple(map(self._fits, self.space.even_widths.tolist()))
+
+    def _fits(self, widths: list[int]) -> tuple[FitOutline, ...]:
+        dense, width = self.space.dense, widths[0]
+        made = activation_flops(dense) * width // dense.width
+        network = FitOutline(dense.width, 1, width / dense.width, made)
+        attention = FitOutline(dense.heads * dense.head_dim, 1, 1.0, 0)
+        return (attention, network) if self._masked else (network,)
+
+    @property
+    def _masked(self) -> bool:
+        return self.space.even_widths.shape[1] > 1
 
     def counts(self, phase: str) -> tuple[int, int, None, int]:
         space = self.space

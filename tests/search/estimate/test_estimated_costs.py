@@ -50,7 +50,7 @@ def test_configs_of_all_published_models_are_there() -> None:
 def test_shipped_configs_have_the_published_parameters(name: str) -> None:
     outline = outline_model(ModelConfig(find_model(name), dtype="bfloat16"))
     space = make_space(TypeAdapter(AnyGenomeSection).validate_python({"experts": outline.facts.experts}), outline.facts)
-    full = model_sizes(outline, costs_of(space, outline), ())[0]
+    full = model_sizes(outline, costs_of(space, outline), {})[0]
     assert full.parameters is not None
     assert full.parameters / 1e9 == pytest.approx(PUBLISHED[name][0], rel=0.005)
     assert full.active_parameters / 1e9 == pytest.approx(PUBLISHED[name][1], rel=0.02)
@@ -199,7 +199,7 @@ def test_candidates_are_as_large_and_take_as_much_as_their_exports(tiny: Any, tm
     space = make_space(TypeAdapter(AnyGenomeSection).validate_python(genome), outline.facts)
     kind = "merge" if case == "eep" else "tune"
     costs = model_costs(load_plainly(exported.directory), 1)
-    _, size = model_sizes(outline, costs_of(space, outline), [kind])
+    _, size = model_sizes(outline, costs_of(space, outline), {kind: kind})
     assert size.token_flops == costs.linear_flops
     assert size.active_parameters == costs.active_parameters
     assert size.parameters is None if case == "tomoe" else size.parameters == costs.parameters
@@ -208,5 +208,5 @@ def test_candidates_are_as_large_and_take_as_much_as_their_exports(tiny: Any, tm
 def test_masked_values_are_counted_as_the_genome_counts_them(tiny: Any, tmp_path: Path) -> None:
     outline = outline_model(ModelConfig(str(write_model(tiny, "llama", tmp_path / "model"))))
     space = tomoe_space(outline.facts)
-    _, size = model_sizes(outline, costs_of(space, outline), ["tune"])
+    _, size = model_sizes(outline, costs_of(space, outline), {"tune": "tune"})
     assert size.active_parameters == space.describe(space.start(TUNE).genome).active_parameters

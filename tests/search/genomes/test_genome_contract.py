@@ -8,6 +8,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, dataclass, replace
+from itertools import product
 from typing import Any, get_args
 
 import numpy as np
@@ -422,12 +423,13 @@ def test_there_are_no_more_candidates_than_costs_say(kind: Sample, phase: PhaseC
 def test_edits_move_no_more_than_there_is(kind: Sample, phase: PhaseConfig) -> None:
     outline = outline_of(bare_space(kind.space).facts)  # type: ignore[attr-defined]
     costs, phases = costs_of(kind.space, outline), [each.kind for each in kind.phases]
-    for host in (False, True):
-        assert 0 <= costs.buffer_bytes(phases, host) <= outline.experts_bytes
-        moved = costs.edit_traffic(phase.kind, host)
+    most = outline.experts_bytes or outline.weight_bytes
+    for host, repaired in product((False, True), repeat=2):
+        assert 0 <= costs.buffer_bytes(phases, host, repaired) <= most
+        moved = costs.edit_traffic(phase.kind, host, repaired)
         if moved is not None:
             assert 0 <= moved.read <= outline.experts_bytes
-            assert moved.written in (0, costs.buffer_bytes(phases, host))
+            assert moved.written in (0, costs.buffer_bytes(phases, host, repaired))
             assert not moved.copied or moved.read == moved.written
 
 

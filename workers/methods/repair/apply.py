@@ -21,7 +21,7 @@ from moevolve.workers.methods.repair.streams import Seen, Streams
 
 _CHECKED = 8
 """Every so many sequences one is not fitted but checked."""
-_KEPT_BYTES = 512 << 20
+KEPT_BYTES = 512 << 20
 """Most bytes of fitted layers that are kept for candidates to come."""
 
 _TARGETS = {
@@ -48,7 +48,7 @@ class RepairApplicator:
         self._base: Applicator | None = None
         self._edit: RepairedEdit | None = None
         self._reference: _Reference | None = None
-        self._kept = _KeptLayers(_KEPT_BYTES)
+        self._kept = _KeptLayers(KEPT_BYTES)
         self.outcomes: list[Outcome | None] = []
         self.neurons: dict[int, Tensor] = {}
 
@@ -260,7 +260,7 @@ class _Repair:
         self, fit: Fit, features: Features, output: LayerOutput, after: Tensor, neurons: Tensor | None
     ) -> _Fitted:
         """Change a layer's weights, and the residual stream behind it as they do."""
-        keeps = 4 * features.width * after.shape[1] + after.nbytes <= _KEPT_BYTES
+        keeps = 4 * features.width * after.shape[1] + after.nbytes <= KEPT_BYTES
         changes, stream = [], after.float()
         for block in fit.blocks or features.blocks(self._memory // 2):
             change = fit.change(block)

@@ -84,7 +84,7 @@ def fit_ridge(
     """
     tokens, hidden = residual.shape
     needed = fit_bytes(features.width, tokens, hidden)
-    if needed > memory - memory // _BLOCKS_SHARE:
+    if not has_room(needed, memory):
         raise UserError(
             f"repair: fitting {features.width} features on {tokens} tokens takes {needed / 2**20:,.0f} MiB beside one "
             f"part in {_BLOCKS_SHARE} for the features, and memory_mb is {memory >> 20:,}; fit fewer tokens, or allow "
@@ -92,6 +92,11 @@ def fit_ridge(
         )
     solve = _primal if features.width <= tokens else _dual
     return solve(features, residual, checked, strengths, memory - needed)
+
+
+def has_room(needed: int, memory: int) -> bool:
+    """Whether a fit that takes `fit_bytes` may be made in so many bytes, blocks of its features beside it."""
+    return needed <= memory - memory // _BLOCKS_SHARE
 
 
 def fit_bytes(width: int, tokens: int, hidden: int) -> int:

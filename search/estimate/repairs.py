@@ -1,0 +1,183 @@
+"""What repairing a candidate takes: operations, layer by layer as the worker runs them, and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from moevolve.search.config.phases import PhaseConfig
+from moevolve.search.config.run import RunConfig
+from moevolve.search.genomes.costs import FitOutline, GenomeCosts, ModelWork, full_work
+from moevolve.workers.methods.repair.apply import KEPT_BYTES
+from moevolve.workers.methods.repair.edit import RepairRecipe
+from moevolve.workers.methods.repair.ridge import fit_bytes, fit_flops, has_room
+from moevolve.workers.profiling.outline import ModelOutline
+
+
+@dataclass(frozen=True, slots=True)
+class RepairWork:
+    """Repairing a candidate of one phase as the phase says; those of a repair phase vary it.
+
+    Attributes:
+        phase: position of the phase.
+        kind: of the phase.
+        tokens: that are run and fitted.
+        layer_passes: layers that are run.
+        forward: operations of these passes, in the model's dtype.
+        fitting: operations of features, fits and what they change, in float32 and float64.
+        reference: operations of the unedited model on the tokens, once per worker.
+        width: features of the largest fit.
+        needed: bytes of the largest fit, beside blocks of its features.
+        taken: bytes of the largest fit, these blocks and states of the tokens included.
+        allowed: bytes that a fit may take.
+        streams: bytes of the unedited model's states of all layers, on the host.
+        kept: bytes of fitted layers that are kept for candidates to come.
+    """
+
+    phase: int
+    kind: str
+    tokens: int
+    layer_passes: int
+    forward: int
+    fitting: int
+    reference: int
+    width: int
+    needed: int
+    taken: int
+    allowed: int
+    streams: int
+    kept: int
+
+    @property
+    def flops(self) -> int:
+        """Operations per candidate."""
+        return self.forward + self.fitting
+
+    @property
+    def fault(self) -> str | None:
+        """Why its largest fit would be refused, naming the field; None if it wouldn't."""
+        if has_room(self.needed, self.allowed):
+            return None
+        least = self.allowed >> 20
+        while not has_room(self.needed, least << 20):
+            least += max(1, least // 64)
+        return (
+            f"phases.{self.phase}.repair.memory_mb: fitting {self.width:,} features on {self.tokens:,} tokens takes "
+            f"{self.needed / 2**20:,.0f} MiB and more, and {self.allowed >> 20:,} are allowed; allow {least:,}, or fit "
+            "fewer tokens"
+        )
+
+
+def repair_works(
+    config: RunConfig, costs: GenomeCosts[Any], outline: ModelOutline, length: float, most: int | None = None
+) -> tuple[RepairWork, ...]:
+    """What the repairs of a search take, phase by phase.
+
+    Args:
+        config: the search.
+        costs: of its candidates.
+        outline: its model.
+        length: mean tokens of a sequence.
+        most: tokens of all rows; None takes as many as repairs ask for.
+    """
+    like = described_as(config.phases)
+    found = []
+    for position, phase in enumerate(config.phases):
+        if phase.repair is not None:
+            tokens = phase.repair.tokens if most is None else min(phase.repair.tokens, most)
+            counted = _Counted(phase.repair, costs, outline, costs.work(like[phase.kind]), tokens, length)
+            found.append(counted.work(position, phase.kind))
+    return tuple(found)
+
+
+def described_as(phases: Sequence[PhaseConfig]) -> Mapping[str, str]:
+    """Which kind of phase the candidates of a kind are like: a repair phase's are like those before it."""
+    pairs = zip(phases, (phases[0], *phases), strict=False)
+    return {phase.kind: before.kind if phase.kind == "repair" else phase.kind for phase, before in pairs}
+
+
+class _Counted:
+    """Counts one recipe's work."""
+
+    def __init__(
+        self,
+        recipe: RepairRecipe,
+        costs: GenomeCosts[Any],
+        outline: ModelOutline,
+        edited: ModelWork,
+        tokens: int,
+        length: float,
+    ) -> None:
+        self._recipe, self._outline, self._edited, self._tokens = recipe, outline, edited, tokens
+        self._full = full_work(outline)
+        self._fits = costs.fits()
+        # Of one layer, on all pairs of a sequence.
+        self._attention = int(outline.attention_flops * tokens * length) // len(outline.layers)
+
+    def work(self, position: int, kind: str) -> RepairWork:
+        hidden, size, tokens = self._outline.hidden, self._outline.facts.dtype_bytes, self._tokens
+        fits = [fit for layer in self._fits for fit in layer]
+        passes = list(self._passes())
+        largest = max(fits, key=self._needed)
+        states = tokens * hidden * size
+        kept = [4 * fit.width * hidden + states for fit in fits]
+        return RepairWork(
+            phase=position,
+            kind=kind,
+            tokens=tokens,
+            layer_passes=len(passes),
+            forward=sum(passes),
+            fitting=sum(map(self._fitting, fits)),
+            reference=sum(self._layer(self._full, layer) for layer in range(len(self._fits))),
+            width=largest.width,
+            needed=self._needed(largest),
+            # Streams before and behind the layer and what goes into it, and three times in float32 what is missing.
+            taken=max(map(self._taken, fits)) + 4 * states + 3 * 4 * tokens * hidden,
+            allowed=self._allowed,
+            streams=(len(self._fits) + 1) * states,
+            kept=min(KEPT_BYTES, sum(each for each in kept if each <= KEPT_BYTES)),
+        )
+
+    @property
+    def _allowed(self) -> int:
+        return self._recipe.memory_mb << 20
+
+    def _passes(self) -> Iterator[int]:
+        """Operations of every layer that is run, in the order of the applicator."""
+        for layer, fits in enumerate(self._fits):
+            edited, full = self._layer(self._edited, layer), self._layer(self._full, layer)
+            if not fits:
+                yield edited
+            for place, fit in enumerate(fits):
+                yield edited
+                if self._recipe.neurons is not None and fit.neurons:
+                    yield edited
+                # The stream behind a whole layer of the unedited model is known.
+                if self._recipe.target == "local" or place < len(fits) - 1:
+                    yield full
+
+    def _layer(self, work: ModelWork, layer: int) -> int:
+        return (work.layers[layer].outside + work.layers[layer].block) * self._tokens + self._attention
+
+    def _fitting(self, fit: FitOutline) -> int:
+        """Features, to fit and to apply where they aren't kept; the fit; what is put on the stream; neurons."""
+        tokens, hidden = self._tokens, self._outline.hidden
+        made = 1 if fit.width <= tokens or self._features(fit) <= (self._allowed - self._needed(fit)) // 2 else 2
+        operations = made * fit.flops * tokens
+        operations += fit_flops(fit.width, tokens, hidden, len(self._recipe.strengths), fit.blocks, fit.density)
+        operations += int(2 * fit.density * tokens * fit.width * hidden)
+        if self._recipe.neurons is not None:
+            operations += fit.neurons * tokens
+        return operations
+
+    def _needed(self, fit: FitOutline) -> int:
+        return fit_bytes(fit.width, self._tokens, self._outline.hidden)
+
+    def _features(self, fit: FitOutline) -> int:
+        return int(4 * fit.density * self._tokens * fit.width)
+
+    def _taken(self, fit: FitOutline) -> int:
+        """With its features, and what making a block of them takes; never more than is allowed."""
+        rows = int(fit.density * self._tokens) + self._outline.hidden
+        return min(self._allowed, self._needed(fit) + self._features(fit) + 28 * rows * fit.width // fit.blocks)
