@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
+
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.config import ModelConfig
 from moevolve.workers.export.card import CardFacts, CheckpointForm, ExportCard, ExportReport
@@ -88,6 +90,10 @@ def _export(
     exported.save_pretrained(part, max_shard_size=MAX_SHARD_SIZE)
     del exported
     load_tokenizer(resident.config).save_pretrained(part)
+    arrays = resident.arrays()
+    if arrays:
+        # Which neuron of which expert a slot's are: [slots, neurons], neuron j of expert e as e * (neurons) + j.
+        np.savez_compressed(part / "neurons.npz", **arrays)  # type: ignore[arg-type]  # its stub's `allow_pickle`
     facts = CardFacts(
         summary=replace(summary, rows=(*summary.rows, *resident.report())),
         form=form,

@@ -109,6 +109,10 @@ class ReportingApplicator(Applicator, Protocol):
         """Of the edit that is on the model: titles and values, for a table."""
         ...
 
+    def arrays(self) -> Mapping[str, NDArray[Any]]:
+        """What of it is too long for a table, by name: kept beside a checkpoint, in `neurons.npz`."""
+        ...
+
 
 @runtime_checkable
 class ExpertsOwner(Applicator, Protocol):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from moevolve.workers.config import ModelConfig
@@ -143,6 +144,11 @@ class ResidentModel:
         """What there is to tell of how the edit came out on this model, titles and values; of most edits nothing."""
         applicator = self._applicators.get(type(self._applied))
         return applicator.report() if isinstance(applicator, ReportingApplicator) else ()
+
+    def arrays(self) -> Mapping[str, NDArray[Any]]:
+        """What of that is too long for a table; see `ReportingApplicator`."""
+        applicator = self._applicators.get(type(self._applied))
+        return applicator.arrays() if isinstance(applicator, ReportingApplicator) else {}
 
     def restore(self) -> None:
         """`revert`, and let all original experts lie as they were loaded, now."""

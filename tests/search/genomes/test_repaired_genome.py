@@ -192,7 +192,7 @@ def test_a_varied_recipe_is_another_one_within_range(recipe: RepairRecipe, seed:
     assert varied.tokens in (recipe.tokens, 64, 32, 16)
     assert recombinable or varied.neurons is None
     if recipe.neurons is None and varied.neurons is not None:
-        assert replace(varied.neurons, shared=True) == NeuronRecipe(routing=7.0)
+        assert replace(varied.neurons, shared=False) == NeuronRecipe(routing=7.0)
     if recipe.neurons is not None and varied.neurons is not None and recipe.neurons != varied.neurons:
         changed = [name for name in NAMES if getattr(recipe.neurons, name) != getattr(varied.neurons, name)]
         assert len(changed) == 1

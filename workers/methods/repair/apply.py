@@ -6,7 +6,9 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
@@ -37,6 +39,7 @@ class RepairApplicator:
 
     Attributes:
         outcomes: of the edit that is on the model, output by output; None where nothing was changed.
+        neurons: that fill its experts, by decoder layer, see `Recombinable`; empty where they have their own.
     """
 
     def __init__(self, parts: ModelParts) -> None:
@@ -47,6 +50,7 @@ class RepairApplicator:
         self._reference: _Reference | None = None
         self._kept = _KeptLayers(_KEPT_BYTES)
         self.outcomes: list[Outcome | None] = []
+        self.neurons: dict[int, Tensor] = {}
 
     def apply(self, edit: Edit) -> None:
         """See `Applicator.apply`."""
@@ -60,7 +64,12 @@ class RepairApplicator:
         base.apply(edit.base)
         # Only now: a tensor that the base edit makes may become an exported parameter, which no inference tensor can.
         with torch.inference_mode():
-            self.outcomes = _Repair(edit, reference, self._kept).run(base.outputs())
+            outputs = base.outputs()
+            fitted = _Repair(edit, reference, self._kept).run(outputs)
+        self.outcomes = [each.outcome for each in fitted]
+        self.neurons = {
+            output.layer: each.neurons for output, each in zip(outputs, fitted, strict=True) if each.neurons is not None
+        }
         self._edit = edit
 
     def revert(self) -> None:
@@ -78,11 +87,16 @@ class RepairApplicator:
         left = [each.after / each.before for each in repaired] or [1.0]
         return (
             ("repair", f"ridge regression of output projections toward {_TARGETS[self._edit.recipe.target]}"),
+            *((("neurons", "chosen among all experts of a layer; see neurons.npz"),) if self.neurons else ()),
             ("repaired outputs", f"{len(repaired)} of {len(self.outcomes)}"),
             ("fitted on", f"{len(checked) - held:,} tokens of calibration prompts, checked on {held:,} of others"),
             ("strengths", ", ".join(f"{each:g} ({count})" for each, count in sorted(strengths.items())) or "-"),
             ("squared error on checked tokens", f"{min(left):.1%} to {max(left):.1%} of what it was"),
         )
+
+    def arrays(self) -> dict[str, NDArray[np.int32]]:
+        """See `ReportingApplicator`."""
+        return {f"layers.{layer}": ids.to(torch.int32).cpu().numpy() for layer, ids in self.neurons.items()}
 
     @torch.inference_mode()
     def _reference_for(self, edit: RepairedEdit) -> _Reference:
@@ -172,9 +186,9 @@ class _Repair:
         self._names = edit.layer_hashes
         self._memory = edit.recipe.memory_mb << 20
 
-    def run(self, outputs: Sequence[LayerOutput]) -> list[Outcome | None]:
-        """Fit all layers; how it went, output by output."""
-        state, layer, outcomes = self._reference.states[0], 0, []
+    def run(self, outputs: Sequence[LayerOutput]) -> list[_Fitted]:
+        """Fit all layers, output by output."""
+        state, layer, found = self._reference.states[0], 0, []
         for output, name in zip(outputs, self._named(outputs), strict=True):
             for between in range(layer, output.layer):
                 state, _ = self._reference.streams.through(between, state)
@@ -182,8 +196,8 @@ class _Repair:
             fitted = self._take_over(output, name) or self._fit(output, state, name)
             if output.next_part is None:
                 state, layer = fitted.state, layer + 1
-            outcomes.append(fitted.outcome)
-        return outcomes
+            found.append(fitted)
+        return found
 
     def _named(self, outputs: Sequence[LayerOutput]) -> list[str]:
         """What each output's fit follows from: the layers up to it, and the parts of its own."""

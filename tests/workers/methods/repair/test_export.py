@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from edit_checks import Computed, Found, assert_same_elsewhere, computed
 from family_samples import edit_of_kind
 from repair_samples import rows_of, sequences_of
 from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from moevolve.workers.config import ModelConfig
 from moevolve.workers.engine.measuring import analyse_usage
 from moevolve.workers.export.card import ExportCard
 from moevolve.workers.export.export import export_model
-from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
+from moevolve.workers.methods.repair.edit import NeuronRecipe, RepairedEdit, RepairRecipe
 from moevolve.workers.model.resident import ResidentModel
 
 Configs = Callable[..., ModelConfig]
@@ -65,3 +67,24 @@ def test_what_is_counted_is_the_bases(model_config: Configs) -> None:
     assert [layer.origins for layer in found.routed] == [layer.origins for layer in base.routed] != [()] * 3
     assert (found.routed[0].counts == base.routed[0].counts).all(), "before the first change routing is the same"
     assert torch.tensor([layer.counts.sum() for layer in found.routed]).unique().tolist() == [2 * found.tokens]
+
+
+def test_neurons_of_other_experts_are_exported_with_where_they_are_from(model_config: Configs, tmp_path: Path) -> None:
+    config = model_config("mixtral")
+    recipe = RepairRecipe((1e9,), neurons=NeuronRecipe())  # so strong that the fit changes next to nothing
+    edit = RepairedEdit(edit_of_kind(3, 6, "prune"), recipe, rows_of(SEQUENCES))
+    report = export_model(config, edit, tmp_path / "out", CARD)
+    assert report.form == "stock" and report.agreement.holds
+    width = AutoConfig.from_pretrained(config.path).intermediate_size
+    kept = AutoModelForCausalLM.from_pretrained(tmp_path / "out").model.layers
+    whole = AutoModelForCausalLM.from_pretrained(config.path).model.layers
+    arrays = np.load(tmp_path / "out" / "neurons.npz", allow_pickle=False)
+    assert set(arrays) == {f"layers.{index}" for index in range(3)}
+    for index, (small, large) in enumerate(zip(kept, whole, strict=True)):
+        ids = torch.from_numpy(arrays[f"layers.{index}"]).long()
+        experts, places = ids // width, ids % width
+        assert ids.shape == (4, width) and ids.unique().numel() == ids.numel(), "no neuron stands twice"
+        taken = large.mlp.experts.gate_up_proj[experts, places]
+        assert torch.equal(small.mlp.experts.gate_up_proj[:, :width], taken)
+        down = large.mlp.experts.down_proj.transpose(1, 2)[experts, places]
+        torch.testing.assert_close(small.mlp.experts.down_proj.transpose(1, 2), down, atol=1e-4, rtol=1e-4)
