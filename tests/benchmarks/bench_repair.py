@@ -1,6 +1,6 @@
 """What fitting takes: one layer of Mixtral-8x7B's shape, a narrow layer, and the demo model beside an evaluation.
 
-    python tests/benchmarks/bench_repair.py [--threads 2] [--tokens 4096] [--device cpu] [--memory-mb 4096]
+    python tests/benchmarks/bench_repair.py [--threads 2] [--tokens 4096] [--device cpu] [--memory-mb 8192]
 
 The layer has 4 kept experts of 14,336 neurons with weights and tokens drawn at random, in float32 (2.6 GiB): more
 features than tokens, so the dual form; one strength is tried. The narrow layer has more tokens than features, so the
@@ -28,7 +28,8 @@ from moevolve.workers.methods.base import Calibration
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.neurons import ExpertNeurons
 from moevolve.workers.methods.eep.outputs import ExpertFeatures
-from moevolve.workers.methods.repair.edit import FitRows, RepairedEdit, RepairRecipe, RowsRecipe
+from moevolve.workers.methods.fitting import FitRows, RowsRecipe
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
 from moevolve.workers.methods.repair.ridge import fit_bytes, fit_flops, fit_ridge
 from moevolve.workers.worker import EvaluationWorker
 
@@ -72,7 +73,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--memory-mb", type=int, default=4096)
+    parser.add_argument("--memory-mb", type=int, default=8192)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     print("repair of one layer, 4 experts of which 2 are active, random weights and tokens")

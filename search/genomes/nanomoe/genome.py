@@ -61,4 +61,6 @@ class NanoMoeGenome:
     @cached_property
     def _edit(self) -> NanoMoeEdit:
         space = self.space
-        return NanoMoeEdit(space.form, tuple(each.name for each in space.layers), self.mixing, space.fit, space.refine)
+        assert space.tokens is None or space.rows is not None, "the space has to be calibrated before this is known"
+        names = tuple(each.name for each in space.layers)
+        return NanoMoeEdit(space.form, names, self.mixing, space.fit, space.refine, space.rows)

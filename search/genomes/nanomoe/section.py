@@ -23,6 +23,8 @@ class NanoMoeSection(GenomeSection):
         refine: rounds of alternating least squares on U and V, given a candidate's M: they bring a layer back to its
             weight, whatever M is, and so undo much of what the search finds. On the dense demo model 60 evaluations
             gained 0.006 with one round and 0.037 with none, in exp(-KL).
+        fit_to: what layers are fitted to: their `weights`, or their `outputs` on the tasks' calibration rows (SVD-LLM).
+        calibration_tokens: tokens of the `calibration` rows that `outputs` are measured on.
     """
 
     random_title: ClassVar[str] = "random mixing"
@@ -35,3 +37,5 @@ class NanoMoeSection(GenomeSection):
     layers: str = "*.mlp.*"
     fit: int = Field(0, ge=0)
     refine: int = Field(0, ge=0)
+    fit_to: Literal["weights", "outputs"] = "weights"
+    calibration_tokens: int = Field(8192, ge=1)

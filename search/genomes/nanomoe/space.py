@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import ClassVar
@@ -20,6 +20,7 @@ from moevolve.search.genomes.nanomoe.section import NanoMoeSection
 from moevolve.search.genomes.operators import gaussian_noise, layer_crossover, select_groups
 from moevolve.workers.facts import LinearFacts, ModelFacts, active_parameters
 from moevolve.workers.methods.base import Calibration
+from moevolve.workers.methods.fitting import FitRows, RowsRecipe
 from moevolve.workers.methods.nanomoe.edit import BlockForm
 
 _HEADER = struct.Struct("<4sBHHH4s")
@@ -38,7 +39,9 @@ class NanoMoeSpace:
         layers: the chosen linear layers.
         fit: see `NanoMoeSection`.
         refine: see `NanoMoeSection`.
+        tokens: that outputs are measured on; None where layers are fitted to their weights.
         facts: the model, for accounting.
+        rows: these tokens; None before calibration.
     """
 
     kind: ClassVar[str] = "nanomoe"
@@ -46,7 +49,9 @@ class NanoMoeSpace:
     layers: tuple[LinearFacts, ...] = field(repr=False)
     fit: int
     refine: int
+    tokens: int | None
     facts: ModelFacts = field(repr=False)
+    rows: FitRows | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, section: NanoMoeSection, facts: ModelFacts) -> NanoMoeSpace:
@@ -72,7 +77,8 @@ class NanoMoeSpace:
                 if form.rank > size:
                     raise UserError(f"genome.rank: {form.rank} is more than the {size} {what} of {each.name}")
         # Plain low rank is a fixed function of the weight: rounds would only give the same function other names.
-        return cls(form, layers, section.fit if mixes else 0, section.refine if mixes else 0, facts)
+        tokens = section.calibration_tokens if section.fit_to == "outputs" else None
+        return cls(form, layers, section.fit if mixes else 0, section.refine if mixes else 0, tokens, facts)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -92,11 +98,11 @@ class NanoMoeSpace:
         return ("tune",)
 
     @property
-    def recipe(self) -> None:
-        return None
+    def recipe(self) -> RowsRecipe | None:
+        return None if self.tokens is None else RowsRecipe(self.tokens)
 
     def calibrated(self, calibration: Calibration) -> NanoMoeSpace:
-        return self
+        return replace(self, rows=FitRows.of(calibration.arrays))
 
     def start(self, phase: PhaseConfig) -> Offspring[NanoMoeGenome]:
         """Plain low rank, or what the fit gives."""

@@ -19,6 +19,8 @@ from moevolve.search.genomes.nanomoe.section import NanoMoeSection
 from moevolve.search.genomes.nanomoe.space import NanoMoeSpace
 from moevolve.search.genomes.registry import costs_of, make_space
 from moevolve.workers.facts import ModelFacts
+from moevolve.workers.methods.base import Calibration
+from moevolve.workers.methods.fitting import RowsRecipe
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit, Variant
 
 VARIANTS: tuple[Variant, ...] = ("I", "II", "III", "low_rank")
@@ -202,3 +204,16 @@ def test_a_genome_does_not_share_memory_with_what_it_was_made_of() -> None:
     assert NanoMoeGenome(space, np.zeros(space.shape)) == NanoMoeGenome(space, -np.zeros(space.shape))
     with pytest.raises(ValueError, match="mixing has shape"):
         NanoMoeGenome(space, source[1:])
+
+
+def test_layers_can_be_fitted_to_their_outputs() -> None:
+    plain, space = space_of(), space_of(fit_to="outputs", calibration_tokens=500)
+    assert plain.recipe is None and space.recipe == RowsRecipe(500)
+    with pytest.raises(AssertionError, match="has to be calibrated"):
+        space.start(TUNE).genome.express()
+    arrays = {"row_tokens": np.arange(9, dtype=np.int32), "row_lengths": np.array([4, 5], dtype=np.int32)}
+    genome = space.calibrated(Calibration(arrays)).start(TUNE).genome
+    edit = genome.express()
+    assert edit.rows is not None and edit.rows.first(9) == [(0, 1, 2, 3), (4, 5, 6, 7, 8)]
+    unlike = plain.start(TUNE).genome
+    assert genome.to_bytes() == unlike.to_bytes() and edit.phenotype_hash != unlike.express().phenotype_hash

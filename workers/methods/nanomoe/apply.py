@@ -15,7 +15,8 @@ from moevolve.workers.families.layers import find_linears
 from moevolve.workers.methods.base import Edit
 from moevolve.workers.methods.contract import ModelParts, host_tensor
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit
-from moevolve.workers.methods.nanomoe.mixing import fit_layer, refine_factors
+from moevolve.workers.methods.nanomoe.mixing import Metric, fit_layer, refine_factors
+from moevolve.workers.methods.nanomoe.moments import input_moments
 
 
 class BlockMixedLinear(nn.Module):
@@ -46,6 +47,7 @@ class _Fit:
 
     form: BlockForm
     rounds: int
+    rows: str
     u: Tensor
     v: Tensor
     mixing: Tensor
@@ -57,6 +59,7 @@ class _StandIn:
 
     form: BlockForm
     rounds: tuple[int, int]
+    rows: str
     mixing: NDArray[np.float32]
     module: BlockMixedLinear
 
@@ -75,6 +78,8 @@ class NanoMoeApplicator:
         self._linears = find_linears(parts.model)
         self._fits: dict[str, _Fit] = {}
         self._made: dict[str, _StandIn] = {}
+        self._moments: dict[str, Tensor] = {}
+        self._measured = ""
         self._shown: set[str] = set()
 
     @torch.inference_mode(False)  # factors are kept, and an export outside of inference mode shares them
@@ -83,6 +88,7 @@ class NanoMoeApplicator:
         assert isinstance(edit, NanoMoeEdit)
         self._check(edit)
         self.revert()
+        self._measure(edit)
         for name, mixing in zip(edit.layers, edit.mixing, strict=True):
             self._show(name, self._stand_in(edit, name, mixing))
             self._shown.add(name)
@@ -98,8 +104,9 @@ class NanoMoeApplicator:
         setattr(self._decoder.get_submodule(parent), child, module)
 
     def _stand_in(self, edit: NanoMoeEdit, name: str, mixing: NDArray[np.float32]) -> BlockMixedLinear:
-        made, rounds = self._made.get(name), (edit.fit, edit.refine)
-        if made is not None and (made.form, made.rounds) == (edit.form, rounds) and np.array_equal(made.mixing, mixing):
+        made, rounds, rows = self._made.get(name), (edit.fit, edit.refine), _rows(edit)
+        same = made is not None and (made.form, made.rounds, made.rows) == (edit.form, rounds, rows)
+        if made is not None and same and np.array_equal(made.mixing, mixing):
             return made.module
         try:
             u, v, full = self._factors(edit, name, mixing)
@@ -110,7 +117,7 @@ class NanoMoeApplicator:
         if not all(bool(part.isfinite().all()) for part in (u, v, full)):
             raise CandidateError(f"the factors of {name} are not finite")
         module = BlockMixedLinear(u, v, full if full.numel() else None, linear.bias)
-        self._made[name] = _StandIn(edit.form, rounds, mixing.copy(), module)
+        self._made[name] = _StandIn(edit.form, rounds, rows, mixing.copy(), module)
         return module
 
     def _factors(self, edit: NanoMoeEdit, name: str, mixing: NDArray[np.float32]) -> tuple[Tensor, Tensor, Tensor]:
@@ -121,17 +128,32 @@ class NanoMoeApplicator:
         full = fit.mixing.double() + (host_tensor(mixing).double() - host_tensor(edit.form.unmixed))
         # The factors make up for what M loses in the layer's dtype.
         full = full.to(weight.dtype).double()
-        u, v = refine_factors(weight, fit.u.double(), fit.v.double(), full, edit.refine)
+        metric = self._metric(edit, name) if edit.refine else None
+        u, v = refine_factors(weight, fit.u.double(), fit.v.double(), full, edit.refine, metric)
         return u, v, full
 
     def _fitted(self, edit: NanoMoeEdit, name: str) -> _Fit:
         fit = self._fits.get(name)
-        if fit is None or (fit.form, fit.rounds) != (edit.form, edit.fit):
-            form = edit.form
+        if fit is None or (fit.form, fit.rounds, fit.rows) != (edit.form, edit.fit, _rows(edit)):
+            form, metric = edit.form, self._metric(edit, name)
             rounds = 0 if form.variant == "low_rank" else edit.fit
-            found = fit_layer(self._linears[name].weight, form.rank, form.blocks, host_tensor(form.unmixed), rounds)
-            fit = self._fits[name] = _Fit(form, edit.fit, *(part.float() for part in found))
+            start = host_tensor(form.unmixed)
+            found = fit_layer(self._linears[name].weight, form.rank, form.blocks, start, rounds, metric)
+            fit = self._fits[name] = _Fit(form, edit.fit, _rows(edit), *(part.float() for part in found))
         return fit
+
+    def _measure(self, edit: NanoMoeEdit) -> None:
+        """See to it that the inputs of an edit's layers are known, if it fits to outputs; the model is unedited."""
+        if edit.rows is None:
+            return
+        if self._measured != edit.rows.fingerprint:
+            self._moments, self._measured = {}, edit.rows.fingerprint
+        missing = {name: self._linears[name] for name in edit.layers if name not in self._moments}
+        if missing:
+            self._moments |= input_moments(self._decoder, missing, edit.rows)
+
+    def _metric(self, edit: NanoMoeEdit, name: str) -> Metric | None:
+        return None if edit.rows is None else Metric.of(self._moments[name])
 
     def _check(self, edit: NanoMoeEdit) -> None:
         for name in edit.layers:
@@ -149,3 +171,8 @@ class NanoMoeApplicator:
                 )
         if not edit.finite:
             raise CandidateError("a mixing parameter is not finite")
+
+
+def _rows(edit: NanoMoeEdit) -> str:
+    """Which tokens an edit's layers are fitted on; empty if they are fitted to their weights."""
+    return "" if edit.rows is None else edit.rows.fingerprint

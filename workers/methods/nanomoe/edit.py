@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
+from moevolve.workers.methods.fitting import FitRows
 
 Variant = Literal["I", "II", "III", "low_rank"]
 
@@ -73,6 +74,7 @@ class NanoMoeEdit:
             from: where they are `form.unmixed`, M is as fitted.
         fit: rounds that U, V and M are fitted together before; 0 leaves all blocks of M the identity.
         refine: rounds that U and V are refined given M.
+        rows: tokens on which layers' outputs are to be kept; None keeps their weights.
 
     Raises:
         UserError: the shapes disagree.
@@ -83,6 +85,7 @@ class NanoMoeEdit:
     mixing: NDArray[np.float32] = field(repr=False)
     fit: int = 0
     refine: int = 1
+    rows: FitRows | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mixing", np.ascontiguousarray(self.mixing, dtype=np.float32))
@@ -101,4 +104,6 @@ class NanoMoeEdit:
         head = f"nanomoe/1 {form.variant} K={form.blocks} r={form.rank} fit={self.fit} refine={self.refine} "
         digest = hashlib.sha256((head + " ".join(self.layers) + "\n").encode())
         digest.update(self.mixing.astype("<f4").tobytes())
+        if self.rows is not None:
+            digest.update(b"rows" + self.rows.fingerprint.encode())
         return digest.hexdigest()

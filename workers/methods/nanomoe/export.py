@@ -42,6 +42,7 @@ class NanoMoeExporter:
                 ("variant", edit.form.variant),
                 ("blocks K", str(edit.form.blocks)),
                 ("rank r", str(edit.form.rank)),
+                ("fitted to", "the layers' weights" if edit.rows is None else "their outputs on calibration prompts"),
                 ("layers", ", ".join(dict.fromkeys(name.split(".", 2)[-1] for name in edit.layers))),
             ),
         )

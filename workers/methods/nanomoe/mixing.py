@@ -2,9 +2,16 @@
 
 With P = U_i^T U_i, Q = V_j V_j^T and T = U_i^T W_ij V_j^T, the squared error of block (i, j) is, up to a constant,
 `tr(M_ij^T P M_ij Q) - 2 tr(M_ij^T T)`; every block is a problem of its own. Float64 on the host.
+
+Where inputs are known (`Metric`), an error E of the weight is measured by that of the layer's outputs, `tr(E S E^T)`
+with the inputs' second moments S (SVD-LLM, arXiv 2403.07378: the truncated decomposition of the weight times the
+Cholesky factor of S gives the best of its rank). Blocks of columns then depend on each other; they are fitted one after
+the other, each with the others as they are.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,9 +20,37 @@ _DAMPING = 1e-10
 """Pull towards the solution before, as a share of a least-squares problem's mean curvature."""
 _LEAST_DAMPING = 1e-30
 """The same where there is no curvature at all, as for a factor that M leaves no influence."""
+_SCARCE = 1e-3
+"""What is added to second moments, as a share of their mean: directions in which few tokens have anything count too."""
 
 
-def low_rank_factors(weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True, slots=True, eq=False)
+class Metric:
+    """By what a weight's error is measured: that of the layer's outputs.
+
+    Attributes:
+        moments: S, second moments of the layer's inputs, positive definite, float64 [d1, d1] on the host.
+        root: L with `L L^T = S`, lower triangular.
+    """
+
+    moments: Tensor
+    root: Tensor
+
+    @classmethod
+    def of(cls, moments: Tensor) -> Metric:
+        """From measured moments [d1, d1]."""
+        measured = on_host(moments)
+        scarce = _SCARCE * float(measured.diagonal().mean()) + _LEAST_DAMPING
+        whole = measured + scarce * torch.eye(len(measured), dtype=torch.float64)
+        return cls(whole, torch.linalg.cholesky(whole))
+
+    def onto(self, error: Tensor, columns: slice) -> Tensor:
+        """What some columns would have to add to make up for an error [n, d1] as a whole: [n, columns]."""
+        found: Tensor = torch.linalg.solve(self.moments[columns, columns], error @ self.moments[:, columns], left=False)
+        return found
+
+
+def low_rank_factors(weight: Tensor, rank: int, metric: Metric | None = None) -> tuple[Tensor, Tensor]:
     """The best approximation `U V` of a rank, by truncated singular value decomposition.
 
     The singular values are shared evenly; the entry of largest size in every column of U is positive.
@@ -23,15 +58,20 @@ def low_rank_factors(weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     Args:
         weight: [d2, d1].
         rank: r, 1 to min(d1, d2).
+        metric: of the error; None for the Frobenius norm.
 
     Returns:
         U float64 [d2, r] and V float64 [r, d1], on the host.
     """
-    left, values, right = torch.linalg.svd(on_host(weight), full_matrices=False)
+    whole = on_host(weight)
+    left, values, right = torch.linalg.svd(whole if metric is None else whole @ metric.root, full_matrices=False)
     left, right = left[:, :rank], right[:rank]
     peaks = left.gather(0, left.abs().argmax(dim=0, keepdim=True)).flatten()
     shares = values[:rank].sqrt() * torch.where(peaks < 0, -1.0, 1.0)
-    return left * shares, shares[:, None] * right
+    right = shares[:, None] * right
+    if metric is not None:
+        right = torch.linalg.solve_triangular(metric.root, right, upper=False, left=False)
+    return left * shares, right
 
 
 def split_factors(u: Tensor, v: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
@@ -40,8 +80,10 @@ def split_factors(u: Tensor, v: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
     return u.reshape(blocks, -1, rank), v.reshape(rank, blocks, -1).permute(1, 0, 2).contiguous()
 
 
-def refine_factors(weight: Tensor, u: Tensor, v: Tensor, mixing: Tensor, rounds: int) -> tuple[Tensor, Tensor]:
-    """Alternating least squares on U and V for a given M, in the Frobenius norm of the weight's error.
+def refine_factors(
+    weight: Tensor, u: Tensor, v: Tensor, mixing: Tensor, rounds: int, metric: Metric | None = None
+) -> tuple[Tensor, Tensor]:
+    """Alternating least squares on U and V for a given M.
 
     Given U and M every V_j is a least-squares problem of its own, over the weight's columns of block j; given V and M
     so is every U_i, over its rows of block i. No step makes the error larger, and factors that are best already stay.
@@ -52,17 +94,36 @@ def refine_factors(weight: Tensor, u: Tensor, v: Tensor, mixing: Tensor, rounds:
         v: the blocks V_j, float64 [K, r, d1 / K].
         mixing: M's parameters, not None.
         rounds: how often both are solved for, V first.
+        metric: of the error; None for the Frobenius norm.
 
     Returns:
         U and V in the shapes given, float64 on the host.
     """
     target, mixing = on_host(weight), _wide(on_host(mixing))
     blocks = len(u)
-    columns, rows = target.chunk(blocks, dim=1), target.chunk(blocks, dim=0)
     for _ in range(rounds):
-        v = torch.stack([_fit(_mixed_u(u, mixing, j), columns[j], v[j]) for j in range(blocks)])
-        u = torch.stack([_fit(_mixed_v(v, mixing, i), rows[i].t(), u[i].t()).t() for i in range(blocks)])
+        v = _fit_columns(target, u, v, mixing, metric)
+        rows = (target if metric is None else target @ metric.root).chunk(blocks, dim=0)
+        designs = (_mixed_v(v, mixing, i) for i in range(blocks))
+        if metric is not None:
+            designs = (metric.root.t() @ design for design in designs)
+        u = torch.stack([_fit(each, rows[i].t(), u[i].t()).t() for i, each in enumerate(designs)])
     return u.contiguous(), v.contiguous()
+
+
+def _fit_columns(target: Tensor, u: Tensor, v: Tensor, mixing: Tensor, metric: Metric | None) -> Tensor:
+    """Every V_j given U and M, [K, r, d1 / K]."""
+    blocks, size = len(u), v.shape[2]
+    columns, designs = target.chunk(blocks, dim=1), [_mixed_u(u, mixing, j) for j in range(blocks)]
+    if metric is None:
+        return torch.stack([_fit(designs[j], columns[j], v[j]) for j in range(blocks)])
+    found = list(v)
+    error = target - torch.cat([designs[j] @ v[j] for j in range(blocks)], dim=1)
+    for j, design in enumerate(designs):
+        here = slice(j * size, (j + 1) * size)
+        found[j] = _fit(design, design @ v[j] + metric.onto(error, here), v[j])
+        error[:, here] -= design @ (found[j] - v[j])
+    return torch.stack(found)
 
 
 def damped_solve(curvature: Tensor, moment: Tensor, before: Tensor) -> Tensor:
@@ -114,7 +175,9 @@ def _fit(design: Tensor, target: Tensor, before: Tensor) -> Tensor:
     return damped_solve(design.t() @ design, design.t() @ target, before)
 
 
-def fit_layer(weight: Tensor, rank: int, blocks: int, start: Tensor, rounds: int) -> tuple[Tensor, Tensor, Tensor]:
+def fit_layer(
+    weight: Tensor, rank: int, blocks: int, start: Tensor, rounds: int, metric: Metric | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """U, V and M of a layer together: alternating least squares, from the truncated singular value decomposition.
 
     Args:
@@ -123,16 +186,17 @@ def fit_layer(weight: Tensor, rank: int, blocks: int, start: Tensor, rounds: int
         blocks: K, dividing d1 and d2.
         start: M's parameters to start from; see `moevolve.kernels.block_mix.block_mix`.
         rounds: how often V, U and then M are solved for; 0 gives the decomposition and `start`.
+        metric: of the error; None for the Frobenius norm.
 
     Returns:
         U [K, d2 / K, r], V [K, r, d1 / K], and M's parameters in the shape of `start`; float64 on the host.
     """
     target = on_host(weight)
-    u, v = split_factors(*low_rank_factors(target, rank), blocks)
+    u, v = split_factors(*low_rank_factors(target, rank, metric), blocks)
     mixing = on_host(start)
     for _ in range(rounds):
-        u, v = refine_factors(target, u, v, mixing, 1)
-        mixing = fit_mixing(target, u, v, mixing)
+        u, v = refine_factors(target, u, v, mixing, 1, metric)
+        mixing = fit_mixing(target, u, v, mixing, metric)
     return balance(u, v, mixing) if rounds else (u, v, mixing)
 
 
@@ -165,7 +229,7 @@ def _size(diagonals: Tensor, dim: int) -> Tensor:
     return torch.where(size > 0, size, 1.0)
 
 
-def fit_mixing(weight: Tensor, u: Tensor, v: Tensor, mixing: Tensor) -> Tensor:
+def fit_mixing(weight: Tensor, u: Tensor, v: Tensor, mixing: Tensor, metric: Metric | None = None) -> Tensor:
     """M's parameters that minimise the weight's error for given factors; no step makes it larger.
 
     Scalars and diagonals are the minimum. With rank-one parts, whose error is not convex, c and alpha are solved for
@@ -176,11 +240,14 @@ def fit_mixing(weight: Tensor, u: Tensor, v: Tensor, mixing: Tensor) -> Tensor:
         u: the blocks U_i, float64 [K, d2 / K, r].
         v: the blocks V_j, float64 [K, r, d1 / K].
         mixing: M's parameters before.
+        metric: of the error; None for the Frobenius norm.
 
     Returns:
         The same shape, float64.
     """
     blocks = len(u)
+    if metric is not None:
+        return _fit_mixing_by(metric, weight, u, v, mixing)
     right = v @ v.transpose(1, 2)
     rows = []
     for i, row in enumerate(weight.chunk(blocks)):
@@ -188,6 +255,28 @@ def fit_mixing(weight: Tensor, u: Tensor, v: Tensor, mixing: Tensor) -> Tensor:
         targets = (u[i].t() @ row).view(len(left[0]), blocks, -1).transpose(0, 1) @ v.transpose(1, 2)
         rows.append(_fit_row(left, right, targets, mixing[..., i, :] if mixing.dim() == 2 else mixing[..., i, :, :]))
     return torch.stack(rows, dim=-3 if mixing.dim() > 2 else 0)
+
+
+def _fit_mixing_by(metric: Metric, weight: Tensor, u: Tensor, v: Tensor, mixing: Tensor) -> Tensor:
+    """See `fit_mixing`; block after block, each with the others as they are."""
+    found, size = mixing.clone(), v.shape[2]
+    for i, row in enumerate(weight.chunk(len(u))):
+        left = (u[i].t() @ u[i])[None]
+        error = row - torch.cat([_block(u, v, found, i, j) for j in range(len(v))], dim=1)
+        for j, factor in enumerate(v):
+            here = slice(j * size, (j + 1) * size)
+            before, moments = _block(u, v, found, i, j), metric.moments[here, here]
+            targets = u[i].t() @ (before @ moments + error @ metric.moments[:, here]) @ factor.t()
+            right = (factor @ moments @ factor.t())[None]
+            place = (i, slice(j, j + 1)) if mixing.dim() < 4 else (slice(None), i, slice(j, j + 1))
+            found[place] = _fit_row(left, right, targets[None], found[place])
+            error[:, here] += before - _block(u, v, found, i, j)
+    return found
+
+
+def _block(u: Tensor, v: Tensor, mixing: Tensor, i: int, j: int) -> Tensor:
+    """`U_i M_ij V_j`, [d2 / K, d1 / K]."""
+    return _times(u[i : i + 1], _wide(mixing)[..., i, j : j + 1, :])[0] @ v[j]
 
 
 def _fit_row(left: Tensor, right: Tensor, targets: Tensor, before: Tensor) -> Tensor:

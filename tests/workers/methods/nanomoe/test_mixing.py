@@ -13,6 +13,7 @@ from torch import Tensor
 
 from moevolve.workers.methods.nanomoe.edit import BlockForm, Variant
 from moevolve.workers.methods.nanomoe.mixing import (
+    Metric,
     balance,
     fit_layer,
     fit_mixing,
@@ -157,3 +158,72 @@ def test_fits_improve_on_low_rank_in_the_papers_order() -> None:
     best = float(torch.linalg.svdvals(weight)[rank:].norm() / weight.norm())
     assert [errors[variant, 0] for variant in VARIANTS] == pytest.approx([best] * 3)
     assert errors["III", 60] < errors["II", 60] < errors["I", 60] < best
+
+
+def moments(inputs: int, tokens: int = 60, seed: int = 9) -> Tensor:
+    """Of inputs whose entries vary together, and unlike each other."""
+    seen = random(tokens, inputs, seed=seed) @ random(inputs, inputs, seed=seed + 1) * torch.linspace(0.1, 3, inputs)
+    return seen.t() @ seen / tokens
+
+
+def output_error(weight: Tensor, u: Tensor, v: Tensor, mixing: Tensor, metric: Metric) -> float:
+    missing = weight - oracles.block_mix_weight(u, v, mixing)
+    return float((missing @ metric.moments * missing).sum())
+
+
+@pytest.mark.parametrize("rank", [1, 5, 8])
+def test_low_rank_factors_are_the_best_for_outputs(rank: int) -> None:
+    weight, seen = random(9, 14), moments(14)
+    metric = Metric.of(seen)
+    torch.testing.assert_close(metric.moments, seen, atol=2e-3 * float(seen.diagonal().mean()), rtol=0)
+    u, v = low_rank_factors(weight, rank, metric)
+    missing = weight - u @ v
+    rest = torch.linalg.svdvals(weight @ metric.root)[rank:]
+    assert float((missing @ metric.moments * missing).sum()) == pytest.approx(float(rest.square().sum()), rel=1e-8)
+    plain = weight - torch.matmul(*low_rank_factors(weight, rank))
+    assert float((missing @ seen * missing).sum()) < float((plain @ seen * plain).sum())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_inputs_that_are_all_alike_change_nothing(variant: Variant) -> None:
+    weight, mixing, metric = random(12, 15), parameters(variant, 3, 2, 5), Metric.of(3 * torch.eye(15))
+    u, v = random(3, 4, 2, seed=1), random(3, 2, 5, seed=2)
+    for found, expected in zip(
+        (*refine_factors(weight, u, v, mixing, 2, metric), fit_mixing(weight, u, v, mixing, metric)),
+        (*refine_factors(weight, u, v, mixing, 2), fit_mixing(weight, u, v, mixing)),
+        strict=True,
+    ):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_no_round_makes_outputs_worse(variant: Variant) -> None:
+    weight, metric = random(12, 15), Metric.of(moments(15))
+    start = unmixed(variant, 3, 2)
+    errors = [output_error(weight, *fit_layer(weight, 2, 3, start, rounds, metric), metric) for rounds in range(6)]
+    assert all(after <= before * (1 + 1e-9) for before, after in pairwise(errors))
+    assert errors[-1] < errors[0]
+    plain = output_error(weight, *fit_layer(weight, 2, 3, start, 5), metric)
+    assert errors[-1] < plain
+
+
+@pytest.mark.parametrize("variant", ["I", "II"])
+def test_mixing_comes_to_the_least_squares_solution_for_outputs(variant: Variant) -> None:
+    """Scalars and diagonals are a linear problem in all their entries."""
+    weight, metric, mixing = random(12, 15), Metric.of(moments(15)), parameters(variant, 3, 2, 5)
+    u, v = random(3, 4, 2, seed=1), random(3, 2, 5, seed=2)
+    units = torch.eye(mixing.numel(), dtype=torch.float64).view(-1, *mixing.shape)
+    design = torch.stack([(oracles.block_mix_weight(u, v, unit) @ metric.root).flatten() for unit in units], dim=1)
+    expected = torch.linalg.lstsq(design, (weight @ metric.root).flatten()[:, None]).solution.view(mixing.shape)
+    found = mixing
+    for _ in range(400):
+        found = fit_mixing(weight, u, v, found, metric)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_refining_comes_to_the_best_of_a_rank_for_outputs() -> None:
+    weight, metric, mixing = random(9, 14), Metric.of(moments(14)), unmixed("I", 2, 2)
+    weight = weight[:8]
+    u, v = refine_factors(weight, random(2, 4, 2, seed=3), random(2, 2, 7, seed=4), mixing, 300, metric)
+    rest = torch.linalg.svdvals(weight @ metric.root)[2:]
+    assert output_error(weight, u, v, mixing, metric) == pytest.approx(float(rest.square().sum()), rel=1e-3)

@@ -1,0 +1,59 @@
+"""What linear layers get to see on rows of tokens: by these an error of their weight is measured as their outputs'."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from moevolve.workers.methods.fitting import FitRows
+from moevolve.workers.methods.input_statistics import InputMoments
+
+_MEMORY = 1 << 30
+"""Bytes of sums held at once; layers are measured in as many passes as that takes, one a pass at least."""
+
+
+@torch.inference_mode()
+def input_moments(decoder: nn.Module, linears: Mapping[str, nn.Linear], rows: FitRows) -> dict[str, Tensor]:
+    """Mean products of layers' inputs over all tokens, float32 [d1, d1] on the host, by name.
+
+    Args:
+        decoder: unedited.
+        linears: layers of it.
+        rows: the tokens, each sequence run by itself.
+    """
+    found: dict[str, Tensor] = {}
+    device = next(decoder.parameters()).device
+    for batch in _batches(linears):
+        sums = {name: InputMoments(linear.in_features, linear.weight.device) for name, linear in batch.items()}
+        with ExitStack() as stack:
+            for name, linear in batch.items():
+                stack.callback(linear.register_forward_pre_hook(_adding(sums[name])).remove)
+            for tokens in rows.first(int(rows.lengths.sum())):
+                decoder(input_ids=torch.tensor([tokens], device=device), use_cache=False)
+        found |= {name: torch.from_numpy(each.moment).float() for name, each in sums.items()}
+    return found
+
+
+def _adding(moments: InputMoments) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+    def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+        moments.add(args[0].flatten(0, -2))
+
+    return hook
+
+
+def _batches(linears: Mapping[str, nn.Linear]) -> Iterator[dict[str, nn.Linear]]:
+    batch: dict[str, nn.Linear] = {}
+    room = _MEMORY
+    for name, linear in linears.items():
+        size = 8 * linear.in_features**2
+        if batch and size > room:
+            yield batch
+            batch, room = {}, _MEMORY
+        batch[name] = linear
+        room -= size
+    if batch:
+        yield batch
