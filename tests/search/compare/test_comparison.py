@@ -29,6 +29,7 @@ from moevolve.search.service.observer import Observer
 from moevolve.store.repository import Store
 from moevolve.workers.messages import EvaluationReply, EvaluationRequest
 from moevolve.workers.methods.base import IdentityEdit
+from moevolve.workers.methods.repair.edit import RepairRecipe
 
 
 def write(tiny: Any, folder: Path, **changes: Any) -> Path:
@@ -88,6 +89,39 @@ def test_cells_are_all_combinations_in_order(tiny: Any, tmp_path: Path) -> None:
         assert phases == known[cell.method]
 
 
+def test_baselines_are_compared_as_they_are_and_repaired(tiny: Any, tmp_path: Path) -> None:
+    methods: dict[str, Any] = {
+        "reap": {"baseline": "reap"},
+        "reap repaired": {"baseline": "reap", "repair": True},
+        "hc_smoe repaired": {"baseline": "hc_smoe", "repair": {"tokens": 60, "target": "local"}},
+        "random repaired": {"baseline": "random", "repair": {"tokens": 60}},
+        "kept": {"baseline": "reap", "repair": False},
+    }
+    comparison = load_comparison(write(tiny, tmp_path, methods=methods, budgets={"2 of 4": {}}, seeds=[0]))
+    found = {cell.method: cell.config.phases for cell in comparison.cells}
+    assert {method: [phase.repair for phase in phases] for method, phases in found.items()} == {
+        "reap": [None],
+        "reap repaired": [RepairRecipe()],
+        "hc_smoe repaired": [RepairRecipe(tokens=60, target="local")],
+        "random repaired": [RepairRecipe(tokens=60)],
+        "kept": [None],
+    }
+    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
+        rows = run(comparison, store)
+        for row in rows:
+            assert row.failure is None
+            if row.method != FULL_LABEL:
+                assert ("repaired" in row.method) == all(
+                    "repaired" in store.individual(ref).individual.summary for ref in row.refs
+                )
+        plain, repaired = (next(row for row in rows if row.method == name) for name in ("reap", "reap repaired"))
+        ours, theirs = (store.individual(row.refs[0]).individual for row in (plain, repaired))
+        assert theirs.summary.startswith(f"{ours.summary}, repaired, global, ")
+        assert ours.phenotype_hash != theirs.phenotype_hash and ours.parameters == theirs.parameters
+    with_draws = [row.contestant for row in rows if row.method == "random repaired"]
+    assert len(with_draws) == 1 and "draws" in with_draws[0]
+
+
 def test_the_base_may_be_a_run_of_its_own(tiny: Any, tmp_path: Path) -> None:
     data = yaml.safe_load(write(tiny, tmp_path).read_text())
     (tmp_path / "runs").mkdir()
@@ -117,6 +151,18 @@ def test_the_base_may_be_a_run_of_its_own(tiny: Any, tmp_path: Path) -> None:
         (
             {"methods": {"a": {"baseline": "reap", "genome.kind": "moe"}}},
             "2 of 4 / a: genome: moe is unknown; there are eep, factorllm, tomoe, nanomoe",
+        ),
+        (
+            {"methods": {"a": {"repair": True}}},
+            "2 of 4 / a: repair: it goes with a baseline; a search has `repair` in its phases",
+        ),
+        (
+            {"methods": {"a": {"baseline": "reap", "repair": {"strengths": [-1]}}}},
+            "2 of 4 / a: phases.0.repair: a repair's strengths must be above 0",
+        ),
+        (
+            {"methods": {"a": {"baseline": "reap", "repair": {"colour": 1}}}},
+            "2 of 4 / a: phases.0.repair.colour: unknown key",
         ),
         ({"base": "nowhere.yaml"}, "nowhere.yaml: no such file"),
     ],

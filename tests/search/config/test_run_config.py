@@ -20,6 +20,7 @@ from moevolve.search.genomes.factorllm.section import FactorLlmSection
 from moevolve.search.genomes.nanomoe.section import NanoMoeSection
 from moevolve.search.genomes.tomoe.section import ToMoeSection
 from moevolve.workers.config import EngineConfig, ModelConfig
+from moevolve.workers.methods.repair.edit import NeuronRecipe, RepairRecipe
 
 PLAIN: dict[str, Any] = {
     "name": "rte-4",
@@ -28,6 +29,9 @@ PLAIN: dict[str, Any] = {
     "genome": {"experts": 4},
     "phases": [{"kind": "prune", "evaluations": 40}, {"kind": "merge", "evaluations": 160}],
 }
+
+PRUNING: dict[str, Any] = {"kind": "prune", "evaluations": 8, "initial": 4}
+MENDING: dict[str, Any] = {"kind": "repair", "evaluations": 8}
 
 KINDS = {"eep": EepSection, "factorllm": FactorLlmSection, "tomoe": ToMoeSection, "nanomoe": NanoMoeSection}
 
@@ -96,6 +100,24 @@ def test_the_papers_settings_are_the_defaults(tmp_path: Path) -> None:
         ({"phases": PLAIN["phases"][::-1]}, "phases: a prune phase can't follow a merge phase"),
         ({"phases": [{"kind": "merge", "evaluations": 3, "parents": {"rule": "top_k", "k": 0}}]}, "phases.0.parents.k"),
         ({"engine": {"max_prompt_tokens": 60}}, "engine: tail_tokens 64 must be below max_prompt_tokens 60"),
+        ({"phases": [PRUNING, MENDING, PRUNING]}, "phases: a repair phase repairs what the phases before it found"),
+        ({"phases": [MENDING]}, "phases: a repair phase repairs what the phases before it found, so it is the last"),
+        ({"phases": [PRUNING, MENDING, MENDING]}, "phases: a repair phase repairs what the phases before it found"),
+        ({"phases": [PRUNING, MENDING | {"init": ["reap"]}]}, "phases.1: a repair phase has neither `init` nor"),
+        ({"phases": [PRUNING, MENDING | {"strategy": "evolution"}]}, "phases.1: a repair phase has neither `init` nor"),
+        ({"phases": [PRUNING, MENDING | {"initial": 0}]}, "phases.1.initial: Input should be greater than or equal"),
+        ({"phases": [PRUNING, MENDING | {"initial": 9}]}, "phases.1: initial 9 is more than evaluations 8"),
+        ({"phases": [PRUNING, MENDING | {"repair": False}]}, "phases.1.repair"),
+        ({"phases": [PRUNING, MENDING | {"row_rate": 0.5}]}, "phases.1.row_rate: unknown key"),
+        ({"phases": [PRUNING | {"repair": {"strength": 1}}]}, "phases.0.repair.strength: unknown key"),
+        ({"phases": [PRUNING | {"repair": {"strengths": [0.1, -1]}}]}, "phases.0.repair: a repair's strengths must be"),
+        ({"phases": [PRUNING | {"repair": {"strengths": []}}]}, "phases.0.repair: a repair's strengths must be above"),
+        ({"phases": [PRUNING | {"repair": {"target": "near"}}]}, "phases.0.repair.target: Input should be 'global'"),
+        ({"phases": [PRUNING | {"repair": {"tokens": 1}}]}, "phases.0.repair: a repair needs 2 tokens"),
+        ({"phases": [PRUNING | {"repair": {"memory_mb": 0}}]}, "phases.0.repair: a repair needs 2 tokens"),
+        ({"phases": [PRUNING | {"repair": {"neurons": {"rooting": 1}}}]}, "phases.0.repair.neurons.rooting: unknown"),
+        ({"phases": [PRUNING | {"repair": {"neurons": {"output": -1}}}]}, "phases.0.repair.neurons: exponents must be"),
+        ({"phases": [PRUNING | {"repair": "yes please"}]}, "phases.0.repair: expected a mapping of settings"),
         ({"workers": {"count": 0}}, "workers.count: Input should be greater than or equal to 1"),
         ({"final": {"rerank": -1}}, "final.rerank"),
     ],
@@ -283,7 +305,27 @@ def test_a_configuration_is_stored_with_all_its_defaults(kind: str) -> None:
     assert back == config and back.config_hash == hashed
 
 
-@pytest.mark.parametrize("path", ["window", "engine.products", "genome.align", "phases.0.init"])
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (True, RepairRecipe()),
+        ({}, RepairRecipe()),
+        (False, None),
+        (None, None),
+        ({"strengths": [0.5], "neurons": {"shared": False}}, RepairRecipe((0.5,), neurons=NeuronRecipe(shared=False))),
+    ],
+)
+def test_a_repair_is_yes_or_no_or_how(value: Any, expected: RepairRecipe | None, tmp_path: Path) -> None:
+    phases = [PRUNING | {"repair": value}, {"kind": "merge", "evaluations": 3, "repair": value}, MENDING]
+    config = load_run_config(written(tmp_path, phases=phases))
+    assert [phase.repair for phase in config.phases] == [expected, expected, RepairRecipe()]
+    back = parse_stored_config(config.canonical_json())
+    assert back == config and back.config_hash == config.config_hash
+    plain = load_run_config(written(tmp_path, phases=[PRUNING, {"kind": "merge", "evaluations": 3}, MENDING]))
+    assert (plain.config_hash == config.config_hash) == (expected is None)
+
+
+@pytest.mark.parametrize("path", ["window", "engine.products", "genome.align", "phases.0.init", "phases.0.repair"])
 def test_a_stored_configuration_that_lacks_a_setting_is_refused(path: str) -> None:
     data = json.loads(RunConfig.model_validate(PLAIN | {"tasks": [{"name": "rte"}]}).canonical_json())
     *way, last = path.split(".")

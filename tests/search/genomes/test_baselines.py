@@ -14,11 +14,13 @@ import torch
 from dense_lab import search
 from local_workers import calibrate
 from numpy.typing import NDArray
-from plain_experts import Token, change, plain_tokens
+from plain_experts import Token, change, change_after_fit, plain_tokens
+from report_lab import finished
 
 from moevolve.search.config.files import load_run_config
 from moevolve.search.genomes.eep.baselines.hc_smoe import average_linkage
 from moevolve.search.genomes.eep.genome import EepGenome
+from moevolve.search.genomes.repaired import RepairedGenome
 from moevolve.search.service.calibration import calibrated_setup, stored_calibration
 from moevolve.search.service.launch import register
 from moevolve.search.service.set_up import set_up
@@ -29,7 +31,9 @@ from moevolve.workers.engine.measuring import token_sequences
 from moevolve.workers.model.resident import ResidentModel
 
 EXPERTS, RETAINED, LAYERS, TOKENS = 6, 3, 4, 150
-PRUNING = ("frequency", "soft_activation", "reap", "naee")
+PRUNING = ("frequency", "soft_activation", "reap", "naee", "fitted")
+FITTED = 16
+"""Tokens that fits are tried on."""
 Layers = list[list[Token]]
 
 
@@ -95,7 +99,14 @@ def run_of(model: Path, name: str = "random", groups: Any = "per_layer", **genom
     kind = "merge" if name == "hc_smoe" else "prune"
     return {
         "model": {"path": str(model), "device": "cpu"},
-        "genome": {"kind": "eep", "experts": RETAINED, "groups": groups, "calibration_tokens": TOKENS} | genome,
+        "genome": {
+            "kind": "eep",
+            "experts": RETAINED,
+            "groups": groups,
+            "calibration_tokens": TOKENS,
+            "fitted_tokens": FITTED,
+        }
+        | genome,
         "phases": [{"kind": kind, "evaluations": 1, "initial": 1, "init": [name]}],
         "engine": {},
         "final": {"rerank": 0, "test": False},
@@ -125,6 +136,13 @@ def plain_kept(name: str, layers: Layers, rescale: bool) -> list[int]:
     if name == "naee":
         subsets = list(combinations(range(EXPERTS), RETAINED))
         costs = [sum(change(tokens, kept, 2, rescale, False) for tokens in layers) for kept in subsets]
+        return list(subsets[int(np.argmin(costs))])
+    if name == "fitted":
+        subsets, sampled = (
+            list(combinations(range(EXPERTS), RETAINED)),
+            [each[:: -(-len(each) // FITTED)] for each in layers],
+        )
+        costs = [sum(change_after_fit(tokens, kept, 2, rescale, False) for tokens in sampled) for kept in subsets]
         return list(subsets[int(np.argmin(costs))])
     total = sum(share(scores_of(name, tokens)) for tokens in layers)
     return sorted(np.argsort(-total, kind="stable")[:RETAINED].tolist())  # type: ignore[operator]
@@ -166,8 +184,8 @@ def test_a_pruning_baseline_is_a_search_of_one(
         members = [tokens for tokens, owner in zip(plain(family), owners, strict=True) if owner == group]
         assert kept == plain_kept(name, members, rescale=family == "mixtral")
     assert calibration.tokens_run == len(plain(family)[0]) >= TOKENS and calibration.seconds > 0
-    if name == "naee":
-        assert individual.summary.endswith("(naee, exhaustive: 20 subsets)")
+    if name in ("naee", "fitted"):
+        assert individual.summary.endswith(f"({name}, exhaustive: 20 subsets)")
 
 
 def plain_clusters(distances: NDArray[np.float64], count: int) -> list[list[int]]:
@@ -206,9 +224,23 @@ def test_hc_smoe_merges_what_is_alike(
             np.testing.assert_allclose(genome.router_mapping[group, row], mapping, rtol=1e-6)
 
 
-def test_naee_says_when_it_did_not_try_everything(models: Any, tiny: Any, tmp_path: Path) -> None:
-    individual, *_ = run_baseline(tiny, tmp_path, run_of(models("mixtral"), "naee", naee_subsets=19))
-    assert individual.summary.endswith("(naee, greedy: 20 subsets are above the limit)")
+@pytest.mark.parametrize("name", ["naee", "fitted"])
+def test_it_is_said_when_not_everything_was_tried(name: str, models: Any, tiny: Any, tmp_path: Path) -> None:
+    individual, *_ = run_baseline(tiny, tmp_path, run_of(models("mixtral"), name, **{f"{name}_subsets": 19}))
+    assert individual.summary.endswith(f"({name}, greedy: 20 subsets are above the limit)")
+
+
+def test_a_repaired_baseline_keeps_the_same_experts(models: Any, tiny: Any, tmp_path: Path) -> None:
+    data = run_of(models("mixtral"), "fitted")
+    data["phases"][0]["repair"] = {"tokens": 60}
+    config = load_run_config(tiny.write_run(tmp_path / "run.yaml", "base", **data))
+    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
+        finished(store, config)
+        genome, (row,) = find_subject(store, "base:0").genome, store.history(store.search("base").id)
+    (tmp_path / "plain").mkdir()
+    individual, plain, fitness, _ = run_baseline(tiny, tmp_path / "plain", run_of(models("mixtral"), "fitted"))
+    assert isinstance(genome, RepairedGenome) and genome.base == plain
+    assert (row.operator, individual.operator) == ("fitted", "fitted") and row.fitness != fitness
 
 
 @pytest.mark.parametrize("name", ["random", "naee"])

@@ -62,7 +62,9 @@ def calibrate_experts(resident: Resident, sequences: Sequence[Tokens], recipe: E
         check_memory(len(layers), layers[0].count, min(total, recipe.subsets.sample))
         samples["subset"] = recipe.subsets, [SubsetSample(layer, recipe.subsets, total) for layer in layers]
     if recipe.fitted is not None:
-        samples["fitted"] = recipe.fitted, [FittedSample(layer, recipe.fitted, total) for layer in layers]
+        originals = [resident.original_experts(ordinal) for ordinal in range(len(layers))]
+        pairs = zip(layers, originals, strict=True)
+        samples["fitted"] = recipe.fitted, [FittedSample(*each, recipe.fitted, total) for each in pairs]
     runs = [0]
     watchers = [[*each, *(kept[i] for _, kept in samples.values())] for i, each in enumerate(measures)]
     _run(resident, sequences, watchers, runs)

@@ -12,7 +12,7 @@ every subset takes a sum and a factorisation in the number of tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -33,13 +33,14 @@ class FittedSample:
 
     Args:
         layer: the layer.
+        originals: its experts' fused tensors by name, wherever they are kept.
         recipe: how many tokens at most, and how subsets route.
         tokens: how many tokens will be seen.
     """
 
-    def __init__(self, layer: MoELayer, recipe: SubsetRecipe, tokens: int) -> None:
+    def __init__(self, layer: MoELayer, originals: Mapping[str, Tensor], recipe: SubsetRecipe, tokens: int) -> None:
         self.count = layer.count
-        self._layer, self._recipe = layer, recipe
+        self._layer, self._originals, self._recipe = layer, originals, recipe
         self._stride = -(-tokens // recipe.sample)
         self._seen = 0
         self._kept: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -56,14 +57,14 @@ class FittedSample:
     def loaded(self) -> Iterator[FittedSample]:
         """Inner products and outputs of all experts on all tokens, for the length of a `with` block."""
         hidden, weights, self._logits = (torch.cat(each) for each in zip(*self._kept, strict=True))
-        neurons = ExpertNeurons(self._layer.experts, self._layer.expert_tensors())
+        neurons = ExpertNeurons(self._layer.experts, self._originals)
         self._width = neurons.width
         products, outputs = [], []
         for expert in range(self.count):
             activations = neurons.activations(expert, slice(0, neurons.width), hidden).float()
             products.append(activations @ activations.t())
             # Biases of the outputs are left out: they aren't fitted.
-            outputs.append(activations @ neurons.down(expert).float())
+            outputs.append(activations @ neurons.down(expert).to(hidden.device).float())
         self._products, self._outputs = torch.stack(products), torch.stack(outputs)
         self._target = self._mixed(weights)
         self._size = float(self._target.double().square().sum())

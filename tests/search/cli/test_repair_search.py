@@ -1,0 +1,307 @@
+"""Whole searches that repair: run, killed, repeated with shortcuts off, and their individuals through every command."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dense_lab import dense_run, never, population, search
+from killing import Forked, count, kill_at
+from local_workers import calibrate
+from report_lab import DENSE, finished
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.config.files import load_run_config
+from moevolve.search.config.run import RunConfig
+from moevolve.search.genomes.repaired import RepairedGenome, bare
+from moevolve.search.service.calibration import calibrated_setup
+from moevolve.search.service.launch import register
+from moevolve.search.service.resume import set_up_stored
+from moevolve.search.service.set_up import set_up
+from moevolve.search.service.subject import find_subject
+from moevolve.store.repository import Store
+from moevolve.workers.methods.repair import apply as repair_apply
+from moevolve.workers.model.resident import ResidentModel
+
+TOKENS = 200
+PRUNED, MERGED, TOTAL = 8, 14, 24
+PHASES: list[dict[str, Any]] = [
+    {
+        "kind": "prune",
+        "evaluations": PRUNED,
+        "initial": 5,
+        "init": ["reap", "random"],
+        "repair": {"strengths": [0.01, 0.3], "tokens": TOKENS},
+    },
+    {
+        "kind": "merge",
+        "evaluations": MERGED - PRUNED,
+        "sigma": 0.2,
+        "repair": {"target": "local", "tokens": TOKENS // 2, "neurons": {}},
+    },
+    {"kind": "repair", "evaluations": TOTAL - MERGED, "initial": 3, "repair": {"strengths": [0.1], "tokens": TOKENS}},
+]
+GENOME = {"kind": "eep", "experts": 2, "groups": 2, "router_space": "logits", "align": "hungarian"}
+
+
+def written(tiny: Any, folder: Path, **changes: Any) -> Path:
+    """A search that repairs in every phase, for agreement with the full model."""
+    settings = {
+        "tasks": [f"{tiny.task}@kl"],
+        "phases": PHASES,
+        "genome": GENOME,
+        "engine": {},
+        "final": {"rerank": 2, "random_draws": 0},
+    }
+    path: Path = tiny.write_run(folder / "run.yaml", "mended", **(settings | changes))
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    return load_run_config(written(tiny, tmp_path_factory.mktemp("mended")))
+
+
+@pytest.fixture(scope="module")
+def folder(run: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where `moevolve.db` has the search, finished in this process by one worker."""
+    folder = tmp_path_factory.mktemp("store")
+    with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
+        finished(store, run)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path, run: RunConfig, snapshot: Any) -> Any:
+    """What the store holds: taken before any command adds to it."""
+    return snapshot(folder / "moevolve.db", run.name)
+
+
+@pytest.fixture
+def best(folder: Path, expected: Any, in_process: Any) -> str:
+    """A repaired individual."""
+    (row,) = json.loads(in_process("best", "--task", "pick@kl", "--json", "--limit", "1", cwd=folder).stdout)
+    assert "repaired" in row["genome"] and row["scores"]["dev"] is not None
+    return str(row["id"])
+
+
+def test_every_phase_repairs_as_it_says(folder: Path, expected: Any) -> None:
+    with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
+        rows = store.history(store.search("mended").id)
+        genomes = [find_subject(store, f"mended:{row.index}").genome for row in rows]
+        stored = [find_subject(store, f"mended:{row.index}").edit.phenotype_hash for row in rows]
+    assert len(rows) == TOTAL and all(row.status == "ok" for row in rows)
+    assert stored == [row.phenotype_hash for row in rows], "an edit can be made again of what is stored"
+    assert rows[0].operator == "reap"
+    recipes = []
+    for genome in genomes:
+        assert isinstance(genome, RepairedGenome)
+        recipes.append(genome.recipe)
+    assert {recipe.target for recipe in recipes[:PRUNED]} == {"global"}
+    assert all(recipe.neurons is not None and recipe.tokens == TOKENS // 2 for recipe in recipes[PRUNED:MERGED])
+    assert len(set(recipes[MERGED:])) > 3 and {recipe.tokens for recipe in recipes} <= {200, 100, 50}
+    for row, genome in zip(rows[MERGED:], genomes[MERGED:], strict=True):
+        assert row.operator == "repair" and row.depth > 0
+        assert bare(genome) == bare(genomes[row.parents[0]])  # type: ignore[arg-type]
+    assert len({row.fitness for row in rows}) > 4
+
+
+@pytest.mark.parametrize("stop", [4, 12, 19])
+def test_a_resumed_search_gives_the_same_population(stop: int, run: RunConfig, folder: Path, tmp_path: Path) -> None:
+    with Store.open(f"sqlite:///{tmp_path / 'again.db'}") as store:
+        setup = set_up(run, "mended-1")
+        register(setup, store)
+        setup = calibrated_setup(setup, store, calibrate)
+        with pytest.raises(KeyboardInterrupt):
+            search(setup, store, stop)
+        search(calibrated_setup(set_up_stored(store, "mended"), store, never), store)
+        again = population(store, "mended-1")
+    with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
+        assert again == population(store, store.search("mended").id)
+
+
+def test_layers_in_common_are_fitted_once_and_change_nothing(
+    run: RunConfig, expected: Any, snapshot: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing kept of earlier candidates, neither fitted layers nor hidden states: the store is the same."""
+    fits = Counter[bool]()
+    fit_ridge = repair_apply.fit_ridge
+
+    def counted(*arguments: Any) -> Any:
+        fits[bool(repair_apply._KEPT_BYTES)] += 1
+        return fit_ridge(*arguments)
+
+    monkeypatch.setattr(repair_apply, "fit_ridge", counted)
+    for kept in (repair_apply._KEPT_BYTES, 0):
+        monkeypatch.setattr(repair_apply, "_KEPT_BYTES", kept)
+        workers = run.workers if kept else run.workers.model_copy(update={"reuse_memory_mb": 0})
+        with Store.open(f"sqlite:///{tmp_path / str(kept)}.db") as store:
+            finished(store, run.model_copy(update={"workers": workers}))
+        assert snapshot(tmp_path / f"{kept}.db", "mended") == expected
+    assert fits[True] < 0.8 * fits[False]
+
+
+@pytest.mark.slow
+def test_sigkill_and_two_workers_change_nothing(
+    tiny: Any, expected: Any, snapshot: Any, ray_address: str, tmp_path: Path
+) -> None:
+    database, path = tmp_path / "moevolve.db", written(tiny, tmp_path)
+    rng, joined = random.Random(2), ["--address", ray_address]
+    for command, goal in ((["launch", str(path)], 3), (["resume", "mended"], MERGED + 1)):
+        kill_at(Forked([*command, *joined], tmp_path), database, goal, rng.uniform(0, 0.1))
+        assert count(database) < TOTAL
+    two = ["--set", "workers.count=2", "--set", "workers.num_cpus=0.5"]
+    driver = Forked(["resume", "mended", *joined, *two], tmp_path)
+    output, _ = driver.communicate(timeout=400)
+    assert driver.poll() == 0, output
+    assert snapshot(database, "mended") == expected
+
+
+def test_listings_say_how_it_is_repaired(best: str, folder: Path, in_process: Any) -> None:
+    shown = in_process("show", best, cwd=folder)
+    assert shown.returncode == 0 and "repaired, " in shown.stdout
+    assert json.loads(in_process("show", best, "--json", cwd=folder).stdout)["genome"]
+    last = json.loads(in_process("lineage", f"mended:{TOTAL - 1}", "--json", cwd=folder).stdout)
+    assert {"repair"} < {node["operator"] for node in last["nodes"]}
+    assert "repaired, " in in_process("lineage", f"mended:{TOTAL - 1}", cwd=folder).stdout
+    drawn = in_process("plot", "mended", "-o", "search.svg", "--individual", f"mended:{TOTAL - 1}", cwd=folder)
+    assert drawn.returncode == 0, drawn.stderr
+    assert (folder / "search.svg").stat().st_size > 10_000
+    reported = in_process("report", "mended", "-o", "page.html", cwd=folder)
+    assert reported.returncode == 0, reported.stderr
+    page = (folder / "page.html").read_text()
+    assert "repaired, " in page and best in page
+
+
+def test_it_is_evaluated_on_another_task(best: str, folder: Path, tiny: Any, in_process: Any) -> None:
+    for split in ("dev", "test"):
+        done = in_process("evaluate", best, "--task", tiny.task, "--split", split, "--json", cwd=folder)
+        assert done.returncode == 0, done.stderr
+        assert 0 <= json.loads(done.stdout)["score"] <= 1
+        again = in_process("evaluate", best, "--task", tiny.task, "--split", split, "--json", cwd=folder)
+        assert json.loads(again.stdout) == json.loads(done.stdout)
+
+
+def test_usage_is_that_of_what_is_repaired(best: str, folder: Path, tiny: Any, in_process: Any) -> None:
+    done = in_process("analyse", best, "--task", tiny.task, "-o", "analysis", "--json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "analysis" / "analysis.json").is_file()
+    with_it = in_process("report", "mended", "-o", "whole.html", "--analysis", "analysis", cwd=folder)
+    assert with_it.returncode == 0, with_it.stderr
+
+
+@pytest.mark.parametrize("index", [0, TOTAL - 1])
+def test_an_export_is_a_stock_checkpoint_that_scores_alike(
+    index: int, folder: Path, expected: Any, in_process: Any, tmp_path: Path
+) -> None:
+    """In a process without moevolve; logits are compared by `export` itself, scores here."""
+    name, target = f"mended:{index}", tmp_path / "out"
+    done = in_process("export", name, target, "--json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["form"] == "stock" and report["experts"] == 2
+    card = (target / "README.md").read_text()
+    assert name in card and "ridge regression of output projections" in card
+    check = (
+        "import json, sys; sys.modules['moevolve'] = None\n"
+        "import torch\n"
+        "from transformers import AutoModelForCausalLM, AutoTokenizer\n"
+        f"model = AutoModelForCausalLM.from_pretrained({str(target)!r})\n"
+        f"tokens = AutoTokenizer.from_pretrained({str(target)!r})\n"
+        "logits = model(**tokens('the cat is red a dog which Answer :', return_tensors='pt')).logits\n"
+        "print(json.dumps([model.config.num_local_experts, logits[0].tolist()]))"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", check], capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False
+    )
+    assert loaded.returncode == 0, loaded.stderr
+    experts, logits = json.loads(loaded.stdout)
+    assert experts == 2
+    with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
+        subject = find_subject(store, name)
+    resident = ResidentModel.load(subject.config.model)
+    prompt = resident.tokenizer("the cat is red a dog which Answer :", return_tensors="pt")
+    with torch.no_grad():
+        plain = resident.model(**prompt).logits[0]
+        with resident.edited(subject.edit):
+            ours = resident.model(**prompt).logits[0]
+    assert float((torch.tensor(logits) - ours).abs().max()) <= 2e-5 * float(ours.abs().max())
+    assert float((plain - ours).abs().max()) > 0.01
+
+
+def test_coefficients_can_not_say_it(best: str, folder: Path, in_process: Any) -> None:
+    refused = in_process("export", best, "file.pth", cwd=folder)
+    assert refused.returncode == 2 and not (folder / "file.pth").exists()
+    assert f"{best}: it is repaired, which a coefficient file can't say; export a checkpoint" in refused.stderr
+
+
+@pytest.mark.slow
+def test_a_profile_is_that_of_its_export(best: str, folder: Path, in_process: Any) -> None:
+    quick = ("--batch-sizes", "1", "--repeats", "2", "--prompt-tokens", "8", "--new-tokens", "2", "--threads", "1")
+    done = in_process("profile", best, "--json", *quick, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    full, ours = json.loads(done.stdout)["models"]
+    assert (full["model_type"], ours["model_type"]) == ("mixtral", "mixtral")
+    assert ours["parameters"] < full["parameters"]
+
+
+@pytest.mark.parametrize(
+    ("genome", "repair", "message"),
+    [
+        ({"kind": "nanomoe", "variant": "II", "blocks": 4, "rank": 3}, {}, "genome kind nanomoe can't be repaired"),
+        ({"kind": "factorllm", "experts": 4, "active": 2}, {"neurons": {}}, "only experts of a mixture can be filled"),
+    ],
+)
+def test_what_a_kind_can_not_have_is_refused_before_anything_runs(
+    genome: dict[str, Any], repair: dict[str, Any], message: str, tiny: Any, tmp_path: Path
+) -> None:
+    plain = dense_run(tiny, tmp_path, genome, "dense")
+    for position, phases in ((0, [{"repair": repair}]), (1, [{}, {"kind": "repair", "repair": repair}])):
+        settings = [{"kind": "tune", "evaluations": 8, "initial": 4} | phase for phase in phases]
+        run = RunConfig.model_validate(plain.model_dump() | {"phases": settings})
+        with pytest.raises(UserError, match=rf"phases\.{position}\.repair.*{message}"):
+            set_up(run, "dense-1")
+
+
+@pytest.mark.parametrize("kind", ["factorllm", "tomoe"])
+def test_dense_kinds_are_repaired_without_neurons(kind: str, tiny: Any, tmp_path: Path) -> None:
+    plain = dense_run(tiny, tmp_path, {"kind": kind, **DENSE[kind]}, "dense")
+    phases = [
+        {"kind": "tune", "evaluations": 4, "initial": 3, "repair": {"tokens": 100, "target": "local"}},
+        {"kind": "repair", "evaluations": 8, "initial": 2, "repair": {"tokens": TOKENS}},
+    ]
+    final = {"rerank": 0, "test": False}
+    run = RunConfig.model_validate(plain.model_dump() | {"phases": phases, "final": final})
+    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
+        finished(store, run)
+        rows = store.history(store.search("dense").id)
+        assert [row.status for row in rows] == ["ok"] * 12 and rows[0].operator == "start"
+        for row in rows:
+            genome = find_subject(store, f"dense:{row.index}").genome
+            assert isinstance(genome, RepairedGenome) and genome.recipe.neurons is None
+
+
+MENDING: dict[str, Any] = {"kind": "repair", "evaluations": 2, "initial": 1}
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"phases": [MENDING]}, "phases: a repair phase repairs what the phases before it found"),
+    ({"phases": [PHASES[0], MENDING, PHASES[1]]}, "phases: a repair phase repairs what the phases before it found"),
+    ({"phases": [PHASES[0] | {"repair": {"tolkens": 9}}]}, "phases.0.repair.tolkens: unknown key"),
+    ({"phases": [PHASES[0] | {"repair": {"strengths": [-1]}}]}, "phases.0.repair: a repair's strengths must be above"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), WRONG)
+def test_what_is_wrong_is_said_in_a_line(
+    changes: dict[str, Any], message: str, tiny: Any, in_process: Any, tmp_path: Path
+) -> None:
+    for command in ("launch", "plan"):
+        done = in_process(command, written(tiny, tmp_path, **changes))
+        assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "moevolve.db").exists()

@@ -1,0 +1,206 @@
+"""Neurons of all experts in the kept slots: which are chosen, against plain loops, and that they are what is moved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from edit_checks import Residents, digest, logits
+from family_samples import edit_of_kind
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from repair_samples import rows_of, sequences_of
+from torch import Tensor
+
+from moevolve.workers.config import ModelConfig
+from moevolve.workers.methods.eep.edit import EepEdit
+from moevolve.workers.methods.eep.neurons import ExpertNeurons, _best_apart, choose_neurons
+from moevolve.workers.methods.repair.edit import NeuronRecipe, RepairedEdit, RepairRecipe
+from moevolve.workers.model.resident import ResidentModel
+
+EXPERTS, SLOTS, WIDTH, HIDDEN, TOKENS = 6, 3, 24, 32, 70
+FAMILIES = ("mixtral", "gpt_oss")
+UNSEEN = torch.tensor(sequences_of([30] * 4, seed=9))
+RECIPES = (
+    NeuronRecipe(),
+    NeuronRecipe(0.0, 1.0, 0.0),
+    NeuronRecipe(0.5, 3.0, 1.0, shared=False),
+    NeuronRecipe(1.0, 0.0, 2.0, shared=False),
+)
+WHOLE = RepairRecipe((0.1,))
+
+
+def neurons_of(model: ResidentModel, ordinal: int = 1) -> ExpertNeurons:
+    return ExpertNeurons(model.layers[ordinal].experts, model.original_experts(ordinal))
+
+
+def routed(generator: torch.Generator, experts: int) -> tuple[Tensor, Tensor]:
+    """Two experts for every token; some weights are negative, as mappings may make them."""
+    chosen = torch.rand(TOKENS, experts, generator=generator).topk(2).indices
+    return torch.randn(TOKENS, 2, generator=generator), chosen
+
+
+def activation(module: Any, tensors: Any, expert: int, neuron: int, state: Any) -> tuple[float, Any]:
+    """One neuron on one hidden state, and its output weights, from the families' equations in float64."""
+    gate_up, down = tensors["gate_up_proj"][expert].double().numpy(), tensors["down_proj"][expert].double().numpy()
+    if "gate_up_proj_bias" not in tensors:
+        gate, up = gate_up[neuron] @ state, gate_up[WIDTH + neuron] @ state
+        return gate / (1 + np.exp(-gate)) * up, down[:, neuron]
+    bias = tensors["gate_up_proj_bias"][expert].double().numpy()
+    gate, up = (state @ gate_up[:, 2 * neuron + odd] + bias[2 * neuron + odd] for odd in (0, 1))
+    gate, up = min(gate, module.limit), np.clip(up, -module.limit, module.limit)
+    return gate / (1 + np.exp(-module.alpha * gate)) * (up + 1), down[neuron]
+
+
+def worth_by_hand(neurons: ExpertNeurons, hidden: Tensor, whole: Any, edited: Any, recipe: NeuronRecipe) -> Any:
+    """Of every neuron to every slot, token by token: [slots, n x I]."""
+    worth = np.zeros((SLOTS, EXPERTS * WIDTH))
+    for token in range(TOKENS):
+        state = hidden[token].double().numpy()
+        slots = zip(edited[1][token].tolist(), edited[0][token].tolist(), strict=True)
+        sent = [(slot, abs(weight) ** recipe.routing) for slot, weight in slots]
+        for expert, weight in zip(whole[1][token].tolist(), whole[0][token].tolist(), strict=True):
+            for neuron in range(WIDTH):
+                value, down = activation(neurons.module, neurons.tensors, expert, neuron, state)
+                used = abs(value * weight) ** recipe.activation * np.sqrt((down**2).sum()) ** recipe.output
+                for slot, share in sent:
+                    worth[slot, expert * WIDTH + neuron] += share * used
+    return worth
+
+
+def best_by_hand(worth: Any, shared: bool) -> Any:
+    """[slots, I]; of equals the first."""
+    if shared:
+        return [sorted(np.argsort(-row, kind="stable")[:WIDTH].tolist()) for row in worth]
+    taken: list[list[int]] = [[] for _ in worth]
+    for slot, neuron in sorted(np.ndindex(*worth.shape), key=lambda pair: (-worth[pair], pair)):
+        if len(taken[slot]) < WIDTH and not any(neuron in each for each in taken):
+            taken[slot].append(neuron)
+    return [sorted(each) for each in taken]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("recipe", RECIPES, ids=range(len(RECIPES)))
+def test_neurons_are_chosen_by_what_they_do_for_a_slots_tokens(
+    recipe: NeuronRecipe, family: str, resident: Residents
+) -> None:
+    neurons, generator = neurons_of(resident(family)), torch.Generator().manual_seed(3)
+    hidden = torch.randn(TOKENS, HIDDEN, generator=generator)
+    whole, edited = routed(generator, EXPERTS), routed(generator, SLOTS)
+    with torch.inference_mode():
+        found = choose_neurons(neurons, hidden, whole, edited, SLOTS, recipe, 1 << 30)
+        # A few neurons at a time.
+        assert torch.equal(choose_neurons(neurons, hidden, whole, edited, SLOTS, recipe, 9000), found)
+    expected = best_by_hand(worth_by_hand(neurons, hidden, whole, edited, recipe), recipe.shared)
+    assert found.tolist() == expected
+    assert len(set(found.flatten().tolist())) == SLOTS * WIDTH or recipe.shared
+
+
+def test_a_slot_without_tokens_takes_the_first_and_as_many_as_the_others(resident: Residents) -> None:
+    neurons, generator = neurons_of(resident("mixtral")), torch.Generator().manual_seed(3)
+    hidden, whole = torch.randn(TOKENS, HIDDEN, generator=generator), routed(generator, EXPERTS)
+    edited = torch.ones(TOKENS, 1), torch.zeros(TOKENS, 1, dtype=torch.int64)
+    with torch.inference_mode():
+        apart = choose_neurons(neurons, hidden, whole, edited, 2, NeuronRecipe(shared=False), 1 << 30)
+        shared = choose_neurons(neurons, hidden, whole, edited, 2, NeuronRecipe(), 1 << 30)
+    assert shared[1].tolist() == list(range(WIDTH)) and shared[0].tolist() == apart[0].tolist()
+    assert not set(apart[0].tolist()) & set(apart[1].tolist()) and apart.shape == (2, WIDTH)
+
+
+def test_as_many_slots_as_experts_share_all_neurons_out(resident: Residents) -> None:
+    neurons, generator = neurons_of(resident("mixtral")), torch.Generator().manual_seed(4)
+    hidden, whole = torch.randn(TOKENS, HIDDEN, generator=generator), routed(generator, EXPERTS)
+    with torch.inference_mode():
+        found = choose_neurons(neurons, hidden, whole, whole, EXPERTS, NeuronRecipe(shared=False), 1 << 30)
+    assert sorted(found.flatten().tolist()) == list(range(EXPERTS * WIDTH))
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_no_neuron_stands_in_two_slots(data: st.DataObject) -> None:
+    slots, width = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
+    neurons = data.draw(st.integers(slots * width, 20))
+    values = data.draw(st.lists(st.integers(0, 5), min_size=slots * neurons, max_size=slots * neurons))
+    worth = torch.tensor(values, dtype=torch.float64).view(slots, neurons)
+    found = _best_apart(worth, width)
+    assert found.shape == (slots, width) and len(set(found.flatten().tolist())) == slots * width
+    assert torch.equal(found, found.sort(dim=1).values)
+    owners = {neuron: slot for slot, row in enumerate(found.tolist()) for neuron in row}
+    for slot, row in enumerate(found.tolist()):
+        worst = min(float(worth[slot, neuron]) for neuron in row)
+        for neuron in range(neurons):
+            if owners.get(neuron) != slot and worth[slot, neuron] > worst:
+                # What is worth more went to a slot that it is worth as much to.
+                assert neuron in owners and worth[owners[neuron], neuron] >= worth[slot, neuron]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_exactly_the_named_neurons_are_moved(family: str, resident: Residents) -> None:
+    source = neurons_of(resident(family))
+    rng = np.random.default_rng(2)
+    ids = np.stack([np.sort(rng.permutation(EXPERTS * WIDTH)[:WIDTH]) for _ in range(SLOTS)])
+    tensors = {name: torch.full_like(tensor[:SLOTS], 7.0) for name, tensor in source.tensors.items()}
+    before = {name: tensor.clone() for name, tensor in source.tensors.items()}
+    ExpertNeurons(source.module, tensors).take(source, torch.from_numpy(ids))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in source.tensors.items())
+    for slot, row in enumerate(ids.tolist()):
+        for place, neuron in enumerate(row):
+            expert, old = divmod(neuron, WIDTH)
+            if family == "mixtral":
+                pairs = [("gate_up_proj", (place, old)), ("gate_up_proj", (WIDTH + place, WIDTH + old))]
+                for name, (to, of) in pairs:
+                    assert torch.equal(tensors[name][slot, to], before[name][expert, of])
+                assert torch.equal(tensors["down_proj"][slot, :, place], before["down_proj"][expert, :, old])
+                continue
+            for odd in (0, 1):
+                to, of = 2 * place + odd, 2 * old + odd
+                assert torch.equal(tensors["gate_up_proj"][slot, :, to], before["gate_up_proj"][expert, :, of])
+                assert tensors["gate_up_proj_bias"][slot, to] == before["gate_up_proj_bias"][expert, of]
+            assert torch.equal(tensors["down_proj"][slot, place], before["down_proj"][expert, old])
+    if family == "gpt_oss":
+        assert (tensors["down_proj_bias"] == 7).all(), "an output's bias is the slot's own"
+
+
+def applied(model: ResidentModel) -> Any:
+    return model._applicators[EepEdit]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("originals", ["device", "host"])
+def test_slots_filled_with_their_own_neurons_change_nothing(
+    originals: str, family: str, model_config: Callable[..., ModelConfig]
+) -> None:
+    model = ResidentModel.load(model_config(family, originals=originals))
+    base = edit_of_kind(len(model.layers), EXPERTS, "prune", SLOTS, space="logits")
+    expected, before = logits(model, base, UNSEEN), digest(model)
+    with model.edited(base), torch.inference_mode():
+        for ordinal, output in enumerate(applied(model).outputs()):
+            kept = torch.from_numpy(base.expert_merging[ordinal].argmax(axis=1))
+            output.fill(kept[:, None] * WIDTH + torch.arange(WIDTH))
+        assert torch.equal(model.model(UNSEEN).logits, expected)
+    model.restore()
+    assert digest(model) == before
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", ["prune", "both"])
+def test_a_repair_fills_fits_and_takes_everything_back(
+    kind: str, family: str, model_config: Callable[..., ModelConfig]
+) -> None:
+    model = ResidentModel.load(model_config(family))
+    base = edit_of_kind(len(model.layers), EXPERTS, kind, 4, space="logits")
+    rows, before = rows_of(sequences_of([40] * 12)), digest(model)
+    plain = logits(model, None, UNSEEN)
+    filled = RepairedEdit(base, replace(WHOLE, neurons=NeuronRecipe(shared=False)), rows)
+    found = logits(model, filled, UNSEEN)
+    assert not torch.equal(found, logits(model, replace(filled, recipe=WHOLE), UNSEEN))
+    assert torch.equal(logits(model, None, UNSEEN), plain)
+    # Once more what was kept of the first time, and as a worker gives it that has run nothing else.
+    assert torch.equal(logits(model, filled, UNSEEN), found)
+    assert torch.equal(logits(ResidentModel.load(model_config(family)), filled, UNSEEN), found)
+    model.restore()
+    assert digest(model) == before
