@@ -12,7 +12,16 @@ import numpy as np
 from moevolve.evaluators.types import SCORED, Split
 from moevolve.search.compare.run import Outcome
 from moevolve.search.compare.significance import Outcomes, Significance, paired_test, score_interval
-from moevolve.search.loop.standings import BEST_LABEL, FULL_LABEL, Contestant, Score, Scorer, Standings
+from moevolve.search.loop.standings import (
+    BEFORE_LABEL,
+    BEST_LABEL,
+    FULL_LABEL,
+    START_LABEL,
+    Contestant,
+    Score,
+    Scorer,
+    Standings,
+)
 from moevolve.search.service.calibration import stored_calibration
 from moevolve.store.records import EvaluationRecord
 from moevolve.store.repository import Store
@@ -105,7 +114,10 @@ def _method(outcomes: Sequence[Outcome], seeds: tuple[int, ...], store: Store) -
     """A method's contestants over its seeds: random draws and its own start where they were scored, and the best."""
     rows = []
     cell = outcomes[0].cell
-    labels = dict.fromkeys(c.label for _, report in _reported(outcomes) for c in report.contestants)
+    # One-shot baselines that a search begins with are methods of their own, if they are to be compared.
+    own = (FULL_LABEL, START_LABEL, BEFORE_LABEL, BEST_LABEL)
+    contestants = (c for _, report in _reported(outcomes) for c in report.contestants)
+    labels = dict.fromkeys(c.label for c in contestants if c.draws or c.label in own)
     for label in labels:
         held = [(each, c) for each, report in _reported(outcomes) for c in report.contestants if c.label == label]
         # Of a baseline of random ones, the draws themselves are the result, not the best of them.

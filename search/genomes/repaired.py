@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from moevolve.search.config.phases import PhaseConfig, RepairPhase
 from moevolve.search.genomes.base import Choosing, Description, Genome, GenomeSpace, Offspring
 from moevolve.workers.methods.base import Calibration, CalibrationRecipe, Edit, IdentityEdit, LayeredEdit, combined
-from moevolve.workers.methods.repair.edit import FitRows, NeuronRecipe, RepairedEdit, RepairRecipe, RowsRecipe
+from moevolve.workers.methods.fitting import FitRows, NeuronRecipe, RowsRecipe
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
 
 _HEADER = struct.Struct("<4sI")
 _MAGIC = b"RPR1"

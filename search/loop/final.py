@@ -6,7 +6,7 @@ from moevolve.evaluators.types import Split
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.loop.standings import Scorer, drawn, started, winner_of
+from moevolve.search.loop.standings import Scorer, beside, drawn, winner_of
 from moevolve.store.records import IndividualRecord
 from moevolve.store.repository import Store
 from moevolve.workers.messages import EvaluationRequest
@@ -29,8 +29,9 @@ class Finaliser:
         search, history = self._store.search(setup.search_id), self._store.history(setup.search_id)
         scorer = Scorer(self._store, search, parse_stored_config(search.config))
         winner, _ = winner_of(self._store, search, scorer)
-        # The start isn't scored on dev unless it is a leader: it could outrank the winner in listings.
-        single = [row for row in (started(history), winner) if row is not None]
+        # The others aren't scored on dev unless they are leaders: they could outrank the winner in listings.
+        single = [row for _, row in beside(setup.config, history, winner)]
+        single += [] if winner is None else [winner]
         draws = [row for row in drawn(setup.config, history) if row.status == "ok"]
         splits: tuple[Split, ...] = ("search", "test") if final.test else ("search",)
         requests = [setup.request(None, setup.scored_on(split)) for split in splits]

@@ -11,12 +11,15 @@ import numpy as np
 from moevolve.evaluators.types import SCORED, Split
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import FinalSection, RunConfig, StoredConfig
+from moevolve.search.loop.history import rank_key
 from moevolve.search.loop.scores import FULL, interval, ranking_of
 from moevolve.store.records import FULL_MODEL, EvaluationRecord, IndividualRecord, SearchRecord
 from moevolve.store.repository import Store
 from moevolve.workers.facts import DTYPE_BYTES, ModelFacts, active_parameters
 
-FULL_LABEL, START_LABEL, BEST_LABEL = "full model", "unsearched start", "best found"
+FULL_LABEL, START_LABEL, BEFORE_LABEL, BEST_LABEL = (
+    *("full model", "unsearched start", "best before repair", "best found"),
+)
 """Contestants that every kind of genome can have."""
 _MANY_MEBIBYTES = 10_000
 
@@ -99,8 +102,9 @@ class Standings:
         search: its name.
         tasks: names of the tasks searched on, as configured.
         others: names of further tasks with a score on `test`.
-        contestants: the full model, random draws if asked for, the method's own start if it has one, the best found;
-            without the best while there is none.
+        contestants: the full model, random draws if asked for, the method's own start if it has one, the one-shot
+            baselines that phases begin with, the best before a repair phase, the best found; without the best while
+            there is none.
         winner: `search:index` of the best found.
         reranked: whether `dev` picked it.
         gaps: what isn't measured.
@@ -290,8 +294,7 @@ def standings(
         first = store.individual(f"{search.name}:{draws[0].index}").individual
         label, sizes = f"{config.genome.random_title}, {len(draws)} draws", (first.parameters, first.active_parameters)
         contestants.append(Contestant(label, None, scorer.mean_scores(draws), *sizes, draws=len(draws)))
-    start = started(history)
-    contestants += [] if start is None else [single(START_LABEL, start)]
+    contestants += [single(label, row) for label, row in beside(config, history, winner)]
     contestants += [] if best is None else [best]
     return Standings(
         search=search.name,
@@ -325,9 +328,27 @@ def drawn(config: StoredConfig, history: Sequence[IndividualRecord]) -> list[Ind
     return [row for row in rows if row.status != "pending"]
 
 
-def started(history: Sequence[IndividualRecord]) -> IndividualRecord | None:
-    """The method's own start, if it has one and it didn't fail."""
-    return next((row for row in history[:1] if (row.operator, row.status) == ("start", "ok")), None)
+def beside(
+    config: StoredConfig, history: Sequence[IndividualRecord], winner: IndividualRecord | None
+) -> list[tuple[str, IndividualRecord]]:
+    """Individuals that stand beside the winner in its table, with their labels; none of them failed.
+
+    They are the method's own start, the one-shot baselines that phases begin with, and the best of the phases before a
+    repair phase, but for one that is the winner itself.
+    """
+    phases = config.phases if isinstance(config, RunConfig) else ()
+    names = {name: phase.repair is not None for phase in phases for name in phase.baselines}
+    start = [(START_LABEL, row) for row in history[:1] if row.operator == "start"]
+    found = [
+        (f"{row.operator}, repaired" if names[row.operator] else row.operator, row)
+        for row in history
+        if row.operator in names and not row.parents
+    ]
+    if any(phase.kind == "repair" for phase in phases):
+        before = [row for row in history if row.phase != "repair" and row.status == "ok"]
+        found += [(BEFORE_LABEL, row) for row in sorted(before, key=rank_key)[:1]]
+    others = [(label, row) for label, row in found if winner is None or row.index != winner.index]
+    return [(label, row) for label, row in (*start, *others) if row.status == "ok"]
 
 
 def _final(config: StoredConfig) -> FinalSection:

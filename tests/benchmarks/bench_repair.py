@@ -28,7 +28,8 @@ from moevolve.workers.methods.base import Calibration
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.neurons import ExpertNeurons
 from moevolve.workers.methods.eep.outputs import ExpertFeatures
-from moevolve.workers.methods.repair.edit import FitRows, RepairedEdit, RepairRecipe, RowsRecipe
+from moevolve.workers.methods.fitting import FitRows, RowsRecipe
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
 from moevolve.workers.methods.repair.ridge import fit_bytes, fit_flops, fit_ridge
 from moevolve.workers.worker import EvaluationWorker
 

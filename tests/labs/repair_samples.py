@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from moevolve.workers.methods.repair.edit import FitRows
+from moevolve.workers.methods.fitting import FitRows
 
 Floats = NDArray[np.float64]
 

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from moevolve.workers.methods.contract import Applicator
-from moevolve.workers.methods.repair.edit import NeuronRecipe
+from moevolve.workers.methods.fitting import NeuronRecipe
 
 
 @dataclass(frozen=True, slots=True, eq=False)

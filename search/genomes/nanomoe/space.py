@@ -20,8 +20,8 @@ from moevolve.search.genomes.nanomoe.section import NanoMoeSection
 from moevolve.search.genomes.operators import gaussian_noise, layer_crossover, select_groups
 from moevolve.workers.facts import LinearFacts, ModelFacts, active_parameters
 from moevolve.workers.methods.base import Calibration
+from moevolve.workers.methods.fitting import FitRows, RowsRecipe
 from moevolve.workers.methods.nanomoe.edit import BlockForm
-from moevolve.workers.methods.repair.edit import FitRows, RowsRecipe
 
 _HEADER = struct.Struct("<4sBHHH4s")
 _MAGIC = b"NMX1"

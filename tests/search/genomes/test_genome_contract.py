@@ -36,7 +36,8 @@ from moevolve.search.genomes.repaired import RepairedGenome, RepairedSpace, bare
 from moevolve.search.genomes.tomoe.genome import ToMoeGenome
 from moevolve.workers.facts import ModelFacts
 from moevolve.workers.methods.base import Calibration, Edit
-from moevolve.workers.methods.repair.edit import NeuronRecipe, RepairRecipe
+from moevolve.workers.methods.fitting import NeuronRecipe
+from moevolve.workers.methods.repair.edit import RepairRecipe
 
 
 @dataclass(frozen=True)

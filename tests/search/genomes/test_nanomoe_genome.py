@@ -20,8 +20,8 @@ from moevolve.search.genomes.nanomoe.space import NanoMoeSpace
 from moevolve.search.genomes.registry import costs_of, make_space
 from moevolve.workers.facts import ModelFacts
 from moevolve.workers.methods.base import Calibration
+from moevolve.workers.methods.fitting import RowsRecipe
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit, Variant
-from moevolve.workers.methods.repair.edit import RowsRecipe
 
 VARIANTS: tuple[Variant, ...] = ("I", "II", "III", "low_rank")
 seeds = st.integers(0, 2**32 - 1)

@@ -18,7 +18,8 @@ from moevolve.search.config.phases import RepairPhase
 from moevolve.search.genomes.base import Choosing, GenomeSpace, Offspring
 from moevolve.search.genomes.repaired import RepairedGenome, RepairedSpace, bare, described, repaired_space, vary
 from moevolve.workers.methods.base import Calibration, CombinedRecipe, IdentityEdit
-from moevolve.workers.methods.repair.edit import NeuronRecipe, RepairedEdit, RepairRecipe, RowsRecipe
+from moevolve.workers.methods.fitting import NeuronRecipe, RowsRecipe
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
 
 ROWS = rows_of([(1, 2, 3), (4, 5)])
 REPAIR = RepairPhase(evaluations=20)

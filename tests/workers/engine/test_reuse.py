@@ -12,6 +12,7 @@ import torch
 from edit_checks import Residents
 from family_samples import SETTINGS as MORE_SETTINGS
 from family_samples import make_family_edit
+from repair_samples import rows_of, sequences_of
 
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.workers.config import EngineConfig
@@ -22,6 +23,8 @@ from moevolve.workers.methods.contract import Method, ModelParts
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
 from moevolve.workers.methods.registry import METHODS
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
+from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
 from moevolve.workers.model.resident import ResidentModel
 
 if TYPE_CHECKING:
@@ -161,6 +164,35 @@ def test_dense_networks_that_say_what_their_layers_are(
     weights[2] += 1
     shares = pair.compare([first, replace(first, router_weight=weights)], split_of(), all_numbers=True)
     assert shares == [0, pytest.approx(2 / 3)]
+
+
+def test_masked_networks_and_heads_that_say_what_their_layers_are(
+    resident: Residents, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    pair = Pair(resident("llama"), tiny_tokenizer)
+    rng, width = np.random.default_rng(2), pair.resident.dense_layers[0].width
+    heads = HeadMasks(
+        np.array([[True, True, False, True]] * 3),
+        np.array([5, 3, 4]),
+        rng.normal(size=(3, 8)),
+        rng.normal(size=(3, 8, 2)),
+        rng.normal(size=(3, 2, 32)),
+    )
+    kept = rng.permuted(np.tile(np.arange(width) < width // 2, (3, 4, 1)), axis=2)
+    first = ToMoeEdit(kept, rng.normal(size=(3, 4, 5)), rng.normal(size=(3, 5, 32)), heads)
+    changed = replace(first, heads=replace(heads, active=np.array([5, 3, 6])))
+    assert pair.compare([first, changed], split_of(), all_numbers=True) == [0, pytest.approx(2 / 3)]
+
+
+def test_repaired_layers_are_those_of_equal_beginnings(
+    resident: Residents, tiny_tokenizer: PreTrainedTokenizerFast, make_edit_of: Any
+) -> None:
+    pair, rows = Pair(resident("mixtral"), tiny_tokenizer), rows_of(sequences_of([30] * 10))
+    bases = offspring(make_edit_of("mixtral", "prune", 0), make_edit_of("mixtral", "prune", 1))
+    edits = [RepairedEdit(base, RepairRecipe((0.1,)), rows) for base in bases if isinstance(base, EepEdit)]
+    # Children that change the last layer, the middle one and the first.
+    shares = pair.compare(list(edits[:4]), split_of(), all_numbers=True)
+    np.testing.assert_allclose(shares, [0, 2 / 3, 1 / 3, 0])
 
 
 def test_layers_are_told_apart_by_all_that_they_compute(

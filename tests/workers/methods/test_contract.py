@@ -33,9 +33,10 @@ from moevolve.workers.methods.base import (
 from moevolve.workers.methods.contract import ExpertsOwner
 from moevolve.workers.methods.eep.edit import AlignmentRecipe, EepEdit, ExpertsRecipe
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit, FactorLlmRecipe
+from moevolve.workers.methods.fitting import FitRows, RowsRecipe
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit
 from moevolve.workers.methods.registry import METHODS, experts_owner
-from moevolve.workers.methods.repair.edit import FitRows, RepairedEdit, RepairRecipe, RowsRecipe
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
 from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit, ToMoeRecipe
 from moevolve.workers.model.resident import ResidentModel
 from moevolve.workers.profiling.costs import model_costs

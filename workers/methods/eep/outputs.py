@@ -19,8 +19,8 @@ from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.experts import LayerExperts
 from moevolve.workers.methods.eep.neurons import ExpertNeurons, choose_neurons
 from moevolve.workers.methods.eep.router import EditableRouter
+from moevolve.workers.methods.fitting import NeuronRecipe
 from moevolve.workers.methods.outputs import FeatureBlock
-from moevolve.workers.methods.repair.edit import NeuronRecipe
 
 
 class ExpertOutputs:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from moevolve.workers.methods.fitting import FitRows
 from moevolve.workers.methods.input_statistics import InputMoments
-from moevolve.workers.methods.repair.edit import FitRows
 
 _MEMORY = 1 << 30
 """Bytes of sums held at once; layers are measured in as many passes as that takes, one a pass at least."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from moevolve.workers.methods.contract import Method
+from moevolve.workers.methods.fitting import RowsRecipe
 from moevolve.workers.methods.repair.apply import RepairApplicator
-from moevolve.workers.methods.repair.edit import RepairedEdit, RowsRecipe
+from moevolve.workers.methods.repair.edit import RepairedEdit
 from moevolve.workers.methods.repair.rows import calibrate_rows
 
 REPAIR = Method(edit=RepairedEdit, applicator=RepairApplicator, calibrators={RowsRecipe: calibrate_rows})

@@ -9,7 +9,7 @@ import numpy as np
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.methods.base import Calibration, Tokens
 from moevolve.workers.methods.contract import Resident
-from moevolve.workers.methods.repair.edit import RowsRecipe
+from moevolve.workers.methods.fitting import RowsRecipe
 
 
 def calibrate_rows(resident: Resident, sequences: Sequence[Tokens], recipe: RowsRecipe) -> Calibration:

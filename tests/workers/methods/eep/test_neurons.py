@@ -106,7 +106,7 @@ def test_a_slot_without_tokens_takes_the_first_and_as_many_as_the_others(residen
     edited = torch.ones(TOKENS, 1), torch.zeros(TOKENS, 1, dtype=torch.int64)
     with torch.inference_mode():
         apart = choose_neurons(neurons, hidden, whole, edited, 2, NeuronRecipe(shared=False), 1 << 30)
-        shared = choose_neurons(neurons, hidden, whole, edited, 2, NeuronRecipe(), 1 << 30)
+        shared = choose_neurons(neurons, hidden, whole, edited, 2, NeuronRecipe(shared=True), 1 << 30)
     assert shared[1].tolist() == list(range(WIDTH)) and shared[0].tolist() == apart[0].tolist()
     assert not set(apart[0].tolist()) & set(apart[1].tolist()) and apart.shape == (2, WIDTH)
 

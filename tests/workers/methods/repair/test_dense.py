@@ -270,3 +270,24 @@ def test_layers_of_masked_networks_are_told_apart() -> None:
     for other in changed:
         assert other.layer_hashes[:2] == base.layer_hashes[:2] and other.layer_hashes[2] != base.layer_hashes[2]
     assert len({each.layer_hashes[0] for each in (base, replace(base, heads=None))}) == 2
+
+
+@pytest.mark.parametrize("name", ["divided", "masked", "heads"])
+def test_a_local_target_is_the_unedited_network_on_the_same_input(
+    name: str, resident: Residents, checkpoint: Callable[[str], Path]
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    family, base = EDITS[name]
+    plain = AutoModelForCausalLM.from_pretrained(checkpoint(family)).eval()
+    model = resident(family)
+    with model.edited(repaired(base, target="local")):
+        found, now = outcomes_of(model), streams_of(model.model)
+    networks = found[1::2] if name == "heads" else found
+    assert sum(each is not None for each in networks) >= 2
+    for layer, seen, outcome in zip(plain.model.layers, now, networks, strict=True):
+        if outcome is not None:
+            with torch.no_grad():
+                given = layer.mlp(layer.post_attention_layernorm(torch.tensor(seen["between"]).float()))
+            left = (seen["between"] + given.double().numpy() - seen["behind"])[CHECKED]
+            assert (left**2).sum() == pytest.approx(outcome.after, rel=2e-3)

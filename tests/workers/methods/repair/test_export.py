@@ -18,7 +18,8 @@ from moevolve.workers.config import ModelConfig
 from moevolve.workers.engine.measuring import analyse_usage
 from moevolve.workers.export.card import ExportCard
 from moevolve.workers.export.export import export_model
-from moevolve.workers.methods.repair.edit import NeuronRecipe, RepairedEdit, RepairRecipe
+from moevolve.workers.methods.fitting import NeuronRecipe
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
 from moevolve.workers.model.resident import ResidentModel
 
 Configs = Callable[..., ModelConfig]

@@ -1,0 +1,83 @@
+"""What fits of edits are told, without torch: on which tokens, and which neurons to take."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moevolve.workers.methods.base import Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class RowsRecipe:
+    """Which tokens edits are fitted on: the calibration prompts, whole ones up to a number of tokens.
+
+    Attributes:
+        tokens: at most this many.
+    """
+
+    tokens: int
+
+
+@dataclass(frozen=True)
+class FitRows:
+    """Token sequences that an edit is fitted on.
+
+    Attributes:
+        tokens: of all sequences, one after the other, int32 [tokens].
+        lengths: of the sequences, int32 [sequences].
+    """
+
+    tokens: NDArray[np.int32] = field(repr=False)
+    lengths: NDArray[np.int32] = field(repr=False)
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, NDArray[Any]]) -> FitRows:
+        """From a calibration of `RowsRecipe`."""
+        return cls(arrays["row_tokens"], arrays["row_lengths"])
+
+    def first(self, limit: int) -> list[Tokens]:
+        """The first sequences that together have at most `limit` tokens, one at least."""
+        ends = np.cumsum(self.lengths)
+        taken = max(1, int(np.searchsorted(ends, limit, side="right")))
+        parts = np.split(self.tokens, ends[:taken])[:taken]
+        return [tuple(part.tolist()) for part in parts]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of the tokens and where sequences end."""
+        digest = hashlib.sha256(self.lengths.astype("<i4").tobytes())
+        digest.update(self.tokens.astype("<i4").tobytes())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class NeuronRecipe:
+    """How slots are filled with neurons of all experts, before they are fitted.
+
+    Attributes:
+        routing: exponent of the slot's routing weight in what a neuron is worth to it.
+        activation: of the neuron's activation times its own expert's routing weight.
+        output: of the length of its output.
+        shared: whether a neuron may stand in several slots.
+
+    Raises:
+        ValueError: an exponent is negative.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    routing: float = 1.0
+    activation: float = 2.0
+    output: float = 2.0
+    shared: bool = False
+
+    def __post_init__(self) -> None:
+        if not all(0 <= each < 100 for each in (self.routing, self.activation, self.output)):  # NaN, too
+            raise ValueError("exponents must be 0 at least, and less than 100")
