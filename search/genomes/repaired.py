@@ -128,8 +128,13 @@ class RepairedSpace:
         """The first parent's base; its recipe, or where there are two the second's, with something else in it."""
         donor = parents[-1]
         recipe = donor.recipe if isinstance(donor, RepairedGenome) else phase.repair
-        varied = vary(rng, recipe, phase.repair, self.recombinable)
+        varied = vary(rng, self._within(recipe), self._within(phase.repair), self.recombinable)
         return Offspring(self.repaired(parents[0], varied), "repair", tuple(range(len(parents))))
+
+    def _within(self, recipe: RepairRecipe) -> RepairRecipe:
+        """The same with no more tokens than there are: else it would be varied to others that fit the same ones."""
+        assert self.rows is not None, "the space has to be calibrated before this is known"
+        return replace(recipe, tokens=max(2, min(recipe.tokens, len(self.rows.tokens))))
 
     def from_bytes(self, data: bytes) -> Genome:
         if not data.startswith(_MAGIC):

@@ -245,7 +245,7 @@ def test_neurons_are_put_aside_and_back() -> None:
 def test_a_child_has_one_parents_base_and_the_others_recipe(seed: int) -> None:
     inner = eep_space(4, 2, layers=4)
     space, (one, two) = repaired(inner), (continuous(inner, 1), continuous(inner, 2))
-    donor = space.repaired(two, RepairRecipe((7.0,), "local", 9))
+    donor = space.repaired(two, RepairRecipe((7.0,), "local", 4))
 
     def child(*parents: Any) -> Offspring[Any]:
         return space.breed(np.random.default_rng(seed), REPAIR, parents)
@@ -254,4 +254,18 @@ def test_a_child_has_one_parents_base_and_the_others_recipe(seed: int) -> None:
     assert single.genome.base == two and crossed.genome.base == one
     assert single.genome.recipe == crossed.genome.recipe != donor.recipe
     assert (single.parents, crossed.parents, crossed.operator) == ((0,), (0, 1), "repair")
-    assert child(two).genome.recipe == vary(np.random.default_rng(seed), REPAIR.repair, REPAIR.repair, True)
+    first = replace(REPAIR.repair, tokens=5)  # as many as there are
+    assert child(two).genome.recipe == vary(np.random.default_rng(seed), first, first, True)
+
+
+def test_no_child_differs_by_tokens_that_are_not_there() -> None:
+    """Rows have five: 16,384 and 8,192 would fit the same."""
+    inner = eep_space(4, 2, layers=4)
+    space, found = repaired(inner), set()
+    for seed in range(60):
+        child = space.breed(np.random.default_rng(seed), REPAIR, (space.repaired(continuous(inner), REPAIR.repair),))
+        found.add(child.genome.recipe.tokens)
+        assert (
+            replace(child.genome.recipe, tokens=5) != replace(REPAIR.repair, tokens=5) or child.genome.recipe.tokens < 5
+        )
+    assert found == {5, 2}
