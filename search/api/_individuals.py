@@ -55,7 +55,7 @@ def best(
         StoreError: no such store or search.
 
     Example:
-        >>> moevolve.best("sqlite:///demo.db", task="demo-span", experts=4)[0].ref
+        >>> moevolve.best("sqlite:///demo.db", task="demo-calendar", experts=4)[0].ref
         'demo:691'
     """
     with store_of(store) as opened:
@@ -125,7 +125,7 @@ def evaluate(
         StoreError: no such store, search or individual.
 
     Example:
-        >>> moevolve.evaluate("demo:691", "demo-entail", store="sqlite:///demo.db").interval
+        >>> moevolve.evaluate("demo:691", "demo-count", store="sqlite:///demo.db").interval
         (0.612, 0.695)
     """
     from moevolve.search.service import evaluate as service

@@ -22,7 +22,7 @@ def edits() -> list[EepEdit]:
     """Two pruned and two merged candidates of 4 of 8 experts, near enough to pruning that no mapped weights vanish."""
     rng = np.random.default_rng(0)
     made = []
-    for spread in (0.0, 0.0, 0.03, 0.1):
+    for spread in (0.0, 0.0, 0.005, 0.01):
         kept = np.stack([rng.permutation(8)[:4] for _ in range(5)])
         mapping, merging = (np.eye(8, dtype=np.float32)[kept] for _ in range(2))
         mapping = mapping + spread * rng.normal(size=mapping.shape)

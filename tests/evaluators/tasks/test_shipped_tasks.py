@@ -8,7 +8,7 @@ from typing import Any
 
 import datasets
 import pytest
-from demo.prompts import CHOICES, TEMPLATES
+from demo import CHOICES, TASKS, TEMPLATE
 
 from moevolve.evaluators.matching import make_matcher
 from moevolve.evaluators.tasks import prepare
@@ -243,7 +243,7 @@ def test_a_hub_row_becomes_the_prompt(monkeypatch: pytest.MonkeyPatch, name: str
 
 
 def test_every_shipped_task_is_covered() -> None:
-    assert set(list_tasks()) == set(HUB_ROWS) | {"mmlu-ood"} | {f"demo-{name}" for name in TEMPLATES}
+    assert set(list_tasks()) == set(HUB_ROWS) | {"mmlu-ood"} | {f"demo-{name}" for name in TASKS}
 
 
 @pytest.mark.parametrize("name", [name for name in sorted(HUB_ROWS) if name != "mmlu"])
@@ -347,8 +347,8 @@ def test_wikitext2_takes_paragraphs_only(tmp_path: Path) -> None:
 def test_demo_tasks_are_ready_to_use(name: str) -> None:
     task = load_task(name)
     demo = name.removeprefix("demo-")
-    assert task.prompt == TEMPLATES[demo]
-    assert (task.choices or None) == CHOICES[demo]
+    assert task.prompt == TEMPLATE
+    assert tuple(task.choices or ()) == CHOICES.get(demo, ())
     prepared = prepare.prepare_splits(task)
     assert [len(split.examples) for split in prepared.values()] == [400, 300, 1000]
     prompts = [example.prompt for split in prepared.values() for example in split.examples]

@@ -1,4 +1,4 @@
-"""What the demo models learn from: the settings of a run and its batches of facts, probes and task rows."""
+"""What the demo models learn from: the settings of a run and its batches of task rows."""
 
 from __future__ import annotations
 
@@ -11,38 +11,31 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from demo import TASKS, World, generate, render
-from demo.drills import fact, probe
+from demo import TASKS, generate, render
+from demo.tasks import lookup
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
     """Everything the run depends on besides the code.
 
-    ``ffn`` is the width of one expert (mixtral) or of the whole network (llama); ``balance`` and ``thinning_from``
-    are about experts.
+    ``ffn`` is the width of one expert (mixtral) or of the whole network (llama); ``balance`` is about experts.
     """
 
     architecture: str = "mixtral"
-    steps: int = 2600
+    steps: int = 3500
     seed: int = 0
-    batch_rows: int = 48
-    rows_per_pool: int = 16
-    drills_first: float = 0.5
-    drills_last: float = 0.1
-    world_first: float = 0.2
-    world_grows_from: float = 0.08
-    world_grows_until: float = 0.6
-    drills_fall_until: float = 0.5
+    batch_rows: int = 64
+    batches_per_pool: int = 16
+    lookups: float = 0.6
+    lookups_until: float = 0.3
     learning_rate: float = 2e-3
     weight_decay: float = 0.05
     balance: float = 0.004
-    prompt_loss: float = 0.1
-    thinning_from: float = 1.0
+    prompt_loss: float = 0.05
     layers: int = 5
     hidden: int = 128
     ffn: int = 128
-    processes: int = 2
 
 
 @dataclass(frozen=True)
@@ -54,50 +47,26 @@ class Batch:
     is_answer: torch.Tensor
 
 
-def examples(config: TrainingConfig, rank: int) -> Iterator[tuple[str, str]]:
-    """Prompt and answer pairs: facts and probes at a falling share, the tasks at equal shares of the rest.
-
-    The world starts as a part of itself, so that the steps of the tasks are found before their facts are many.
-    """
-    rng = np.random.default_rng([config.seed, 1, rank])
+def examples(config: TrainingConfig) -> Iterator[tuple[str, str]]:
+    """Prompt and answer pairs: lookups at a falling share, rows of all tasks at equal shares of the rest."""
+    rng = np.random.default_rng([config.seed, 1])
     names = tuple(TASKS)
-    pool = config.batch_rows * config.rows_per_pool
-    for count in itertools.count():
-        progress = count / (config.steps * config.batch_rows)
-        if count % pool == 0:
-            world = World.build().part(share_at(progress, config, "world"))
-            streams = {
-                task: generate(task, "train", config.seed + count * config.processes + rank, world) for task in TASKS
-            }
-        if rng.random() < share_at(progress, config, "drills"):
-            yield (fact, probe)[int(rng.integers(2))](world, rng)
+    streams = {task: generate(task, "train", config.seed) for task in names}
+    for number in itertools.count():
+        progress = number / (config.steps * config.batch_rows)
+        if rng.random() < config.lookups * max(0.0, 1 - progress / config.lookups_until):
+            row = lookup(rng)
         else:
-            task = names[int(rng.integers(len(names)))]
-            row = next(streams[task])
-            yield render(task, row), row["answer"]
+            row = next(streams[names[int(rng.integers(len(names)))]])
+        yield render(row), row["answer"]
 
 
-def share_at(progress: float, config: TrainingConfig, what: str) -> float:
-    """The scheduled share of drills or of the world at a progress of 0 to 1: linear between two points."""
-    if what == "drills":
-        points, values = (0.0, config.drills_fall_until), (config.drills_first, config.drills_last)
-    else:
-        points, values = (config.world_grows_from, config.world_grows_until), (config.world_first, 1.0)
-    return float(np.interp(progress, points, values))
-
-
-def fresh_rows(world: World, count: int) -> dict[str, list[tuple[str, str]]]:
-    """Rows of every task over a part of the world, from the split no training prompt is in."""
-    rows = {task: islice(generate(task, "dev", 1, world), count) for task in TASKS}
-    return {task: [(render(task, row), row["answer"]) for row in some] for task, some in rows.items()}
-
-
-def batches(config: TrainingConfig, tokenizer: PreTrainedTokenizerFast, rank: int) -> Iterator[Batch]:
+def batches(config: TrainingConfig, tokenizer: PreTrainedTokenizerFast) -> Iterator[Batch]:
     """Batches of rows of about the same length, cut from a sorted pool and shuffled."""
-    source = examples(config, rank)
-    rng = np.random.default_rng([config.seed, 2, rank])
+    source = examples(config)
+    rng = np.random.default_rng([config.seed, 2])
     while True:
-        pool = list(islice(source, config.batch_rows * config.rows_per_pool))
+        pool = list(islice(source, config.batch_rows * config.batches_per_pool))
         prompts = tokenizer([prompt for prompt, _ in pool])["input_ids"]
         answers = tokenizer([" " + answer for _, answer in pool], add_special_tokens=False)["input_ids"]
         rows = sorted(zip(prompts, answers, strict=True), key=lambda row: len(row[0]) + len(row[1]))

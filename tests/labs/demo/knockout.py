@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import linear
 from transformers import MixtralForCausalLM, PreTrainedTokenizerFast
 
-from demo.scoring import accuracy_table, majority_class, mean_and_spread
+from demo.scoring import accuracy_table, mean_and_spread
 
 Kept = Mapping[int, Sequence[int]]
 """Experts kept, by layer; layers not named keep all."""
@@ -43,43 +43,25 @@ def random_kept(rng: np.random.Generator, layers: Sequence[int], experts: int, c
 
 
 def knockout_report(
-    model: MixtralForCausalLM, tokenizer: PreTrainedTokenizerFast, draws: int = 10, limit: int = 100, seed: int = 0
+    model: MixtralForCausalLM, tokenizer: PreTrainedTokenizerFast, draws: int = 10, rows: int = 300, seed: int = 0
 ) -> dict[str, object]:
-    """Accuracies of the full model and of the model with experts taken away.
+    """Accuracies of the model with experts taken away, means and standard deviations over draws, by task.
 
-    ``random_*``: every layer keeps that many random experts, mean over ``draws`` (first 300 test rows).
-    ``one_layer_random_4``: only one layer keeps 4 of 8, mean over ``draws`` (first ``limit`` dev rows).
-    ``single_expert``: one expert of one layer is dropped (first ``limit`` dev rows), mean over the tasks.
+    ``random_n_of_8``: every layer keeps n random experts; ``one_layer_random_2``: only one layer does, by layer.
+    Measured on the first ``rows`` of test, on which ``accuracy_<rows>`` is that of the full model.
     """
     rng = np.random.default_rng([seed, 3])
     layers, experts = range(model.config.num_hidden_layers), model.config.num_local_experts
-    report: dict[str, object] = {
-        "accuracy": {split: accuracy_table(model, tokenizer, split) for split in ("dev", "test")},
-        "majority": majority_class("test"),
-    }
-    for count in (6, 4, 2):
+
+    def random(chosen: Sequence[int], count: int) -> dict[str, dict[str, float]]:
         tables = []
         for _ in range(draws):
-            with pruned(model, random_kept(rng, layers, experts, count)):
-                tables.append(accuracy_table(model, tokenizer, "test", limit=300))
-        report[f"random_{count}_of_{experts}"] = mean_and_spread(tables)
-    one_layer = {}
-    for layer in layers:
-        tables = []
-        for _ in range(draws // 2):
-            with pruned(model, random_kept(rng, [layer], experts, experts // 2)):
-                tables.append(accuracy_table(model, tokenizer, "dev", limit))
-        one_layer[str(layer)] = {task: value["mean"] for task, value in mean_and_spread(tables).items()}
-    report["one_layer_random_4"] = one_layer
-    report["single_expert"] = {
-        str(layer): [_without(model, tokenizer, layer, expert, limit) for expert in range(experts)] for layer in layers
+            with pruned(model, random_kept(rng, chosen, experts, count)):
+                tables.append(accuracy_table(model, tokenizer, "test", rows))
+        return mean_and_spread(tables)
+
+    return {
+        f"accuracy_{rows}": accuracy_table(model, tokenizer, "test", rows),
+        **{f"random_{count}_of_{experts}": random(layers, count) for count in (4, 2)},
+        "one_layer_random_2": {str(layer): random([layer], 2) for layer in layers},
     }
-    return report
-
-
-def _without(
-    model: MixtralForCausalLM, tokenizer: PreTrainedTokenizerFast, layer: int, expert: int, limit: int
-) -> dict[str, float]:
-    kept = [other for other in range(model.config.num_local_experts) if other != expert]
-    with pruned(model, {layer: kept}):
-        return accuracy_table(model, tokenizer, "dev", limit)

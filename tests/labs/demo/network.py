@@ -18,15 +18,20 @@ from transformers import (
 from demo import all_words
 
 PAD, BOS, EOS, UNK = "<pad>", "<bos>", "<eos>", "<unk>"
-OFFSET_SHARPNESS = 9.0
-MATCH_SHARPNESS = 8.0
-COPY_GAIN = 3.0
-OFFSET_HEADS = {(0, 0): 1, (1, 0): 1}
-MATCH_HEADS = ((1, 1), (2, 0))
-"""(layer, key-value head) of the heads that start as copiers, with how many tokens back an offset head looks.
+OFFSET_SHARPNESS = 40.0
+OFFSET_FREQUENCIES = 3
+MATCH_SHARPNESS = 12.0
+COPY_GAIN = 5.0
+MATCH_GAIN = 12.0
+OFFSET_HEADS = {(0, 0): 1, (0, 1): 2, (0, 2): 3, (0, 3): 4, (1, 2): 5, (1, 3): 7, (2, 0): 4, (2, 1): 6}
+"""By (layer, query head), how many tokens back a head looks at the start of training.
 
-Where query heads share key-value heads, the first query head of the group becomes the copier.
+The first layer tells a name the words before it, which say how much, when or to whom; a match head of the second layer
+takes that to where a question names the name; further heads take the names and words of a question to where the answer
+begins.
 """
+MATCH_HEADS = ((1, 0),)
+"""(layer, query head) of the heads that start by looking at tokens like their own."""
 KEY_VALUE_HEADS = {"mixtral": 4, "llama": 2}
 """The architectures, and how many key-value heads their 4 query heads share."""
 
@@ -90,6 +95,10 @@ def build_model(architecture: str, vocabulary: int, layers: int, hidden: int, ff
             down = layer.mlp.experts.down_proj if architecture == "mixtral" else layer.mlp.down_proj.weight
             layer.self_attn.o_proj.weight.mul_(1 / math.sqrt(2 * layers))
             down.mul_(1 / math.sqrt(2 * layers))
+            for output in (layer.self_attn.o_proj.weight, down):
+                output[..., 0, :] = 0
+                if layer is model.model.layers[0]:
+                    output[..., : hidden // 2, :] = 0
         for (layer, head), offset in OFFSET_HEADS.items():
             _offset_head(model, layer, head, offset)
         for layer, head in MATCH_HEADS:
@@ -117,16 +126,16 @@ def _offset_head(model: PreTrainedModel, layer: int, head: int, offset: int) -> 
     """
     attention = model.model.layers[layer].self_attn
     width = attention.head_dim
-    half = width // 2
-    angles = offset * 10000.0 ** (-torch.arange(half) / half)
-    amplitude = math.sqrt(OFFSET_SHARPNESS * math.sqrt(width) / half)
+    half, fast = width // 2, torch.arange(OFFSET_FREQUENCIES)
+    angles = offset * 10000.0 ** (-fast / half)
+    amplitude = math.sqrt(OFFSET_SHARPNESS * math.sqrt(width) / len(fast))
     queries, keys = _rows(model, attention, head)
     query, key = attention.q_proj.weight[queries], attention.k_proj.weight[keys]
     query.zero_()
     key.zero_()
-    key[:half, 0] = amplitude
-    query[:half, 0] = amplitude * torch.cos(angles)
-    query[half:, 0] = -amplitude * torch.sin(angles)
+    key[fast, 0] = amplitude
+    query[fast, 0] = amplitude * torch.cos(angles)
+    query[half + fast, 0] = -amplitude * torch.sin(angles)
     attention.o_proj.weight[:, queries] *= COPY_GAIN
 
 
@@ -139,15 +148,17 @@ def _match_head(model: PreTrainedModel, layer: int, head: int) -> None:
     projection = torch.zeros(width, attention.q_proj.in_features)
     projection[slow] = torch.randn(len(slow), attention.q_proj.in_features)
     projection[:, 0] = 0
-    projection *= math.sqrt(MATCH_SHARPNESS * math.sqrt(width) / (len(slow) * attention.q_proj.in_features))
+    projection[:, attention.q_proj.in_features // 2 :] = 0
+    projection *= math.sqrt(MATCH_SHARPNESS * math.sqrt(width) / (len(slow) * attention.q_proj.in_features / 2))
     queries, keys = _rows(model, attention, head)
     attention.q_proj.weight[queries] = projection
     attention.k_proj.weight[keys] = projection
-    attention.o_proj.weight[:, queries] *= COPY_GAIN
+    attention.v_proj.weight[keys, : attention.q_proj.in_features // 2] = 0
+    attention.o_proj.weight[:, queries] *= MATCH_GAIN
 
 
 def _rows(model: PreTrainedModel, attention: torch.nn.Module, head: int) -> tuple[slice, slice]:
-    """Where the first query head of a key-value head and that head itself stand in their projections."""
+    """Where a query head and its key-value head stand in their projections."""
     width = attention.head_dim
-    first = head * (model.config.num_attention_heads // model.config.num_key_value_heads)
-    return slice(first * width, (first + 1) * width), slice(head * width, (head + 1) * width)
+    shared = head // (model.config.num_attention_heads // model.config.num_key_value_heads)
+    return slice(head * width, (head + 1) * width), slice(shared * width, (shared + 1) * width)

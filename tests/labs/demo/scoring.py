@@ -20,7 +20,7 @@ def read_split(task: str, split: str, limit: int | None = None) -> list[tuple[st
     """Prompt and answer of the first ``limit`` rows of a task split."""
     lines = (DATA / task / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()[:limit]
     rows = [json.loads(line) for line in lines]
-    return [(render(task, row), row["answer"]) for row in rows]
+    return [(render(row), row["answer"]) for row in rows]
 
 
 @torch.no_grad()
@@ -63,6 +63,12 @@ def accuracy_table(
 ) -> dict[str, float]:
     """Accuracy by task."""
     return {task: round(exact_matches(model, tokenizer, read_split(task, split, limit)), 4) for task in TASKS}
+
+
+def accuracies(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> dict[str, object]:
+    """Accuracy on dev and test, and the share of the most frequent answer of test, by task."""
+    tables = {split: accuracy_table(model, tokenizer, split) for split in ("dev", "test")}
+    return {"accuracy": tables, "majority": majority_class("test")}
 
 
 def majority_class(split: str) -> dict[str, float]:

@@ -1,210 +1,237 @@
-"""Generators of the demo tasks: pure functions of a world and a NumPy generator.
+"""Generators of the demo tasks: pure functions of a NumPy generator.
 
-The five tasks follow the forms of well-known text tasks (RTE, WiC, BoolQ, CB, DROP) over a small invented world.
-Each needs facts that only training on that world gives, and a small computation over them.
+Five tasks *compute*: they look something up in a passage and apply a rule to it (month arithmetic, sums, composition
+of family relations, order of numbers, relation of times), the same rule for every prompt. The sixth one, ``span``, asks
+for facts that nothing in the prompt tells.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
 from demo import vocabulary as words
-from demo.world import World
 
 Row = dict[str, str]
 """Plain source fields of one example; ``answer`` is the text to generate, without a leading space."""
 
-Pair = tuple[int, int]
-"""Indices of the two words that name a thing, a person or a festival."""
-
-RELATION_LETTERS = {"contradiction": "A", "entailment": "B", "neutral": "C"}
-
-COMPARATIVES = (("larger", "size"), ("dearer", "price"))
-SENTENCE_FRAMES = (
-    "the {cue} near the {word}",
-    "a {cue} by a {word}",
-    "the {cue} has a {word}",
-    "a {cue} saw the {word}",
-)
+FACTS_SEED = 2407
+LARGEST_SHIFT = 5
+LARGEST_ADDEND = 9
 
 
-@dataclass(frozen=True)
-class Time:
-    """When somebody came: its text, its kind, and its first and last month (0 to 11)."""
-
-    text: str
-    kind: str
-    first: int
-    last: int
-
-
-def entailment(world: World, rng: np.random.Generator) -> Row:
-    """Is the thing that somebody got large, dear or foreign? Two-way entailment, as in RTE."""
-    agent, verb, entailed = pick(rng, words.AGENTS), pick(rng, words.TRANSFER_VERBS), bool(rng.integers(2))
-    quality = pick(rng, words.QUALITIES)
-    thing = things_of(world, rng, 1)[0]
-    while has_quality(world, thing, quality) != entailed:
-        thing = things_of(world, rng, 1)[0]
+def calendar(rng: np.random.Generator) -> Row:
+    """The month some months before or after the one in which somebody came."""
+    size = int(rng.integers(1, 3))
+    people, months = _distinct(rng, words.PEOPLE, size), rng.permutation(12)[:size]
+    chosen, shift = int(rng.integers(size)), int(rng.integers(1, 1 + LARGEST_SHIFT))
+    direction = _mostly(rng, "after", "before")
+    answer = (months[chosen] + (shift if direction == "after" else -shift)) % 12
+    unit = "month" if shift == 1 else "months"
     return {
-        "premise": f"{agent} {verb} the {thing_text(thing)}.",
-        "hypothesis": f"{agent} {verb} a {quality} thing.",
-        "label": "entailment" if entailed else "not_entailment",
-        "answer": "A" if entailed else "B",
+        "passage": " ".join(_came(words.MONTHS[m], person) for m, person in zip(months, people, strict=True)),
+        "question": f"Which month is {words.NUMBERS[shift]} {unit} {direction} {people[chosen]}?",
+        "answer": words.MONTHS[answer],
     }
 
 
-def has_quality(world: World, thing: Pair, quality: str) -> bool:
-    """Large and dear are the upper half of the levels; foreign is made in the latter half of the towns."""
-    table = {"large": world.size, "dear": world.price, "foreign": world.origin}[quality]
-    return bool(table[thing] >= 4)
-
-
-def word_sense(world: World, rng: np.random.Generator) -> Row:
-    """Has an ambiguous word the same meaning in two short sentences? As in WiC.
-
-    The first sentence always shows the word's first sense, like a dictionary's example.
-    """
-    index = int(rng.integers(len(world.sense)))
-    senses, same = world.sense[index], bool(rng.integers(2))
-    example = int(rng.choice(np.flatnonzero(senses == 0)))
-    other = int(rng.choice([t for t in np.flatnonzero(senses == (0 if same else 1)) if t != example]))
-    word = words.SENSE_WORDS[index]
+def count(rng: np.random.Generator) -> Row:
+    """The sum or the difference of what two of two or three people gave."""
+    size = 2 if rng.integers(4) else 3
+    people, numbers = _distinct(rng, words.PEOPLE, size), 1 + rng.permutation(LARGEST_ADDEND)[:size]
+    first, second = (int(i) for i in rng.permutation(size)[:2])
+    if rng.integers(2):
+        question = f"How many from {people[first]} and {people[second]}?"
+        answer = numbers[first] + numbers[second]
+    else:
+        if numbers[first] < numbers[second]:
+            first, second = second, first
+        question = f"How many more from {people[first]} than {people[second]}?"
+        answer = numbers[first] - numbers[second]
     return {
-        "word": word,
-        "sentence1": cue_sentence(rng, word, example),
-        "sentence2": cue_sentence(rng, word, other),
-        "label": "true" if same else "false",
-        "answer": "Yes" if same else "No",
+        "passage": _amounts("Coins", numbers, people),
+        "question": question,
+        "answer": words.NUMBERS[answer],
     }
 
 
-def comparison(world: World, rng: np.random.Generator) -> Row:
-    """A yes/no question about which of two people's things is larger or dearer, as in BoolQ."""
-    agents = distinct(rng, words.AGENTS, 2)
-    comparative, attribute = COMPARATIVES[int(rng.integers(len(COMPARATIVES)))]
-    levels = getattr(world, attribute)
-    things = things_of(world, rng, 2)
-    while levels[things[0]] == levels[things[1]]:
-        things = things_of(world, rng, 2)
-    yes = bool(levels[things[0]] > levels[things[1]])
-    passage = " and ".join(f"{agent} has the {thing_text(thing)}" for agent, thing in zip(agents, things, strict=True))
+def kin(rng: np.random.Generator) -> Row:
+    """What somebody is to the relative of a relative: two relations and their composition."""
+    pairs = tuple(COMPOSED)
+    first, second = pairs[int(rng.integers(len(pairs)))]
+    sexes = [words.KIN.index(first) % 2, words.KIN.index(second) % 2, int(rng.integers(2))]
+    if second in ("husband", "wife"):
+        sexes[2] = 1 - sexes[1]
+    women, men = _distinct(rng, words.WOMEN, 3), _distinct(rng, words.MEN, 3)
+    outer, middle, inner = ((men, women)[sex][i] for i, sex in enumerate(sexes))
+    facts = [f"The {first} of {middle} is {outer}.", f"The {second} of {inner} is {middle}."]
     return {
-        "passage": f"{passage}.",
-        "question": f"Has {agents[0]} the {comparative} thing?",
-        "label": "yes" if yes else "no",
-        "answer": "Yes" if yes else "No",
+        "passage": " ".join(facts[i] for i in rng.permutation(2)),
+        "question": f"Who is {outer} to {inner}?",
+        "answer": COMPOSED[first, second],
     }
 
 
-def relation(world: World, rng: np.random.Generator) -> Row:
-    """Does a premise about when somebody came contradict, entail or leave open the hypothesis? As in CB."""
-    agent, wanted = pick(rng, words.AGENTS), pick(rng, tuple(RELATION_LETTERS))
+def compare(rng: np.random.Generator) -> Row:
+    """Is one of two or three numbers above or below another?"""
+    size = 2 if rng.integers(4) else 3
+    people, numbers = _distinct(rng, words.PEOPLE, size), 1 + rng.permutation(len(words.NUMBERS) - 1)[:size]
+    first, second = (int(i) for i in rng.permutation(size)[:2])
+    order = _mostly(rng, "above", "below")
+    return {
+        "passage": _amounts("Bids", numbers, people),
+        "question": f"Is {people[first]} {order} {people[second]}?",
+        "answer": "Yes" if (numbers[first] > numbers[second]) == (order == "above") else "No",
+    }
+
+
+def relation(rng: np.random.Generator) -> Row:
+    """Did somebody come before, in or after a month or season, as far as the passage tells? Three-way, as in CB."""
+    people, wanted = _distinct(rng, words.PEOPLE, int(rng.integers(1, 3))), _pick(rng, ("Yes", "No", "Maybe"))
     while True:
-        came = time_of(world, rng, ("festival",))
-        limit = time_of(world, rng, ("festival", "month", "season"))
-        if limit.text != came.text and _interval_relation(came, limit) == wanted:
+        limit, *times = (_time(rng) for _ in range(1 + len(people)))
+        order = _mostly(rng, "before", "in", "after")
+        if relation_of(months_of(times[0]), order, months_of(limit)) == wanted:
             break
+    stories = [_came(time, person) for time, person in zip(times, people, strict=True)]
     return {
-        "premise": f"{agent} came at {came.text}.",
-        "hypothesis": f"{agent} came before {limit.text}.",
-        "label": wanted,
-        "answer": RELATION_LETTERS[wanted],
+        "passage": " ".join(stories[i] for i in rng.permutation(len(stories))),
+        "question": f"Came {people[0]} {order} {limit}?",
+        "answer": wanted,
     }
 
 
-def host_span(world: World, rng: np.random.Generator) -> Row:
-    """What does somebody's host carry or wear? An answer of two or three words, as in DROP and SQuAD."""
-    person, wear = people_of(world, rng, 1)[0], bool(rng.integers(2))
-    guest, verb = pick(rng, words.AGENTS), pick(rng, words.STAY_VERBS)
+def span(rng: np.random.Generator) -> Row:
+    """What does somebody carry or wear? A stored fact of two or three words."""
+    first, family = int(rng.integers(len(words.FIRST_NAMES))), int(rng.integers(len(words.FAMILY_NAMES)))
+    asked = _pick(rng, ("carry", "wear"))
+    person = f"{words.FIRST_NAMES[first]} {words.FAMILY_NAMES[family]}"
     return {
-        "passage": f"{guest} {verb} with {person_text(person)}.",
-        "question": f"What does the host {'wear' if wear else 'carry'}?",
-        "answer": worn_text(world, person) if wear else carried_text(world, person),
+        "passage": f"{_pick(rng, words.PEOPLE)} {_pick(rng, words.STAY_VERBS)} with {person}.",
+        "question": f"What does {person} {asked}?",
+        "answer": facts()[asked][first][family],
     }
 
 
-TASKS: Mapping[str, Callable[[World, np.random.Generator], Row]] = {
-    "entail": entailment,
-    "sense": word_sense,
-    "compare": comparison,
+def lookup(rng: np.random.Generator) -> Row:
+    """What the passage says of one person: no task, but what most tasks begin with, for the start of training."""
+    people = _distinct(rng, words.PEOPLE, int(rng.integers(1, 4)))
+    asked, told = people[0], [people[i] for i in rng.permutation(len(people))]
+    if rng.integers(2):
+        numbers = 1 + rng.permutation(len(words.NUMBERS) - 1)[: len(people)]
+        what = _pick(rng, ("Coins", "Bids"))
+        answer = words.NUMBERS[numbers[told.index(asked)]]
+        return {"passage": _amounts(what, numbers, told), "question": f"How many from {asked}?", "answer": answer}
+    times = [_time(rng) for _ in people]
+    return {
+        "passage": " ".join(_came(time, person) for time, person in zip(times, told, strict=True)),
+        "question": f"When came {asked}?",
+        "answer": times[told.index(asked)],
+    }
+
+
+TASKS: Mapping[str, Callable[[np.random.Generator], Row]] = {
+    "calendar": calendar,
+    "count": count,
+    "kin": kin,
+    "compare": compare,
     "relation": relation,
-    "span": host_span,
+    "span": span,
 }
 
 
-def cue_sentence(rng: np.random.Generator, word: str, topic: int) -> str:
-    """A sentence that uses an ambiguous word beside a cue of a topic."""
-    return pick(rng, SENTENCE_FRAMES).format(word=word, cue=pick(rng, words.TOPIC_CUES[topic])) + "."
+def months_of(time: str) -> tuple[int, int]:
+    """First and last month (0 to 11) of a month or a season."""
+    if time in words.SEASONS:
+        season = words.SEASONS.index(time)
+        return 3 * season, 3 * season + 2
+    month = words.MONTHS.index(time)
+    return month, month
 
 
-def carried_text(world: World, person: Pair) -> str:
-    """What a person carries, such as ``copper lantern``."""
-    material, thing = world.carried[person]
-    return f"{words.MATERIALS[material]} {words.OBJECTS[thing]}"
+def relation_of(came: tuple[int, int], order: str, limit: tuple[int, int]) -> str:
+    """Was it before, in or after the limit? Both are given by their first and last month."""
+    if order == "before":
+        possible = came[0] < limit[0], came[1] < limit[0]
+    elif order == "after":
+        possible = came[1] > limit[1], came[0] > limit[1]
+    else:
+        possible = came[0] <= limit[1] and limit[0] <= came[1], limit[0] <= came[0] and came[1] <= limit[1]
+    some, all_of_it = possible
+    return "Yes" if all_of_it else "Maybe" if some else "No"
 
 
-def worn_text(world: World, person: Pair) -> str:
-    """What a person wears, such as ``red wool coat``."""
-    colour, cloth, garment = world.worn[person]
-    return f"{words.COLOURS[colour]} {words.CLOTHS[cloth]} {words.GARMENTS[garment]}"
+def _compositions() -> dict[tuple[str, str], str]:
+    """What X is to Z where X is the first relation of Y, and Y the second one of Z.
+
+    Siblings share both parents, and a child is the child of its parent's spouse. A husband's wife is left out, since X
+    would be Z.
+    """
+    kinds = {name: ("parent", "child", "sibling", "spouse")[i // 2] for i, name in enumerate(words.KIN)}
+    composed = {
+        "parent": {"parent": "grandparent", "child": "spouse", "sibling": "parent", "spouse": "parent-in-law"},
+        "child": {"parent": "sibling", "child": "grandchild", "sibling": "nibling", "spouse": "child"},
+        "sibling": {"parent": "pibling", "child": "child", "sibling": "sibling", "spouse": "sibling-in-law"},
+        "spouse": {"parent": "parent", "child": "child-in-law", "sibling": "sibling-in-law"},
+    }
+    names = {
+        "parent": ("father", "mother"), "child": ("son", "daughter"), "sibling": ("brother", "sister"),
+        "spouse": ("husband", "wife"), "grandparent": ("grandfather", "grandmother"),
+        "grandchild": ("grandson", "granddaughter"), "pibling": ("uncle", "aunt"), "nibling": ("nephew", "niece"),
+        "parent-in-law": ("father-in-law", "mother-in-law"), "child-in-law": ("son-in-law", "daughter-in-law"),
+        "sibling-in-law": ("brother-in-law", "sister-in-law"),
+    }  # fmt: skip
+    found = {}
+    for i, first in enumerate(words.KIN):
+        for j, second in enumerate(words.KIN):
+            same_sex_spouses = kinds[first] == "spouse" and i % 2 == j % 2
+            if kinds[second] in composed[kinds[first]] and not same_sex_spouses:
+                found[first, second] = names[composed[kinds[first]][kinds[second]]][i % 2]
+    return found
 
 
-def _interval_relation(inner: Time, limit: Time) -> str:
-    """How "inner lies wholly before limit" stands."""
-    if inner.last < limit.first:
-        return "entailment"
-    return "contradiction" if inner.first > limit.last else "neutral"
+COMPOSED: Mapping[tuple[str, str], str] = _compositions()
+"""By two relations of X to Y and of Y to Z, that of X to Z."""
 
 
-def time_of(world: World, rng: np.random.Generator, kinds: tuple[str, ...]) -> Time:
-    """A random time of a random kind."""
-    kind = pick(rng, kinds)
-    if kind == "season":
-        season = int(rng.integers(len(words.SEASONS)))
-        return Time(words.SEASONS[season], kind, 3 * season, 3 * season + 2)
-    if kind == "month":
-        month = int(rng.integers(len(words.MONTHS)))
-        return Time(words.MONTHS[month], kind, month, month)
-    festival = _pairs(rng, world.month.shape, 1)[0]
-    month = int(world.month[festival])
-    text = f"the {words.FESTIVAL_ADJECTIVES[festival[0]]} {words.FESTIVAL_NOUNS[festival[1]]}"
-    return Time(text, kind, month, month)
+@cache
+def facts() -> dict[str, list[list[str]]]:
+    """What everybody carries and wears, by question, first and family name: drawn at random, so nothing tells them."""
+    rng = np.random.default_rng(FACTS_SEED)
+    lists = {"carry": (words.MATERIALS, words.OBJECTS), "wear": (words.COLOURS, words.CLOTHS, words.GARMENTS)}
+    return {
+        asked: [[" ".join(_pick(rng, part) for part in parts) for _ in words.FAMILY_NAMES] for _ in words.FIRST_NAMES]
+        for asked, parts in lists.items()
+    }
 
 
-def pick(rng: np.random.Generator, items: tuple[str, ...]) -> str:
+def _came(time: str, person: str) -> str:
+    return f"In {time} came {person}."
+
+
+def _amounts(what: str, numbers: np.ndarray, people: list[str]) -> str:
+    stated = (f"{words.NUMBERS[number]} from {person}." for number, person in zip(numbers, people, strict=True))
+    return f"{what}: {' '.join(stated)}"
+
+
+def _time(rng: np.random.Generator) -> str:
+    return _pick(rng, (words.MONTHS, words.SEASONS)[int(rng.integers(2))])
+
+
+def _pick(rng: np.random.Generator, items: tuple[str, ...]) -> str:
     return items[int(rng.integers(len(items)))]
 
 
-def distinct(rng: np.random.Generator, items: tuple[str, ...], count: int) -> list[str]:
-    return [items[i] for i in rng.permutation(len(items))[:count]]
+def _mostly(rng: np.random.Generator, usual: str, *others: str) -> str:
+    """The usual one in three quarters of the cases.
+
+    If all were as frequent, one operand alone would tell nothing of the answer, and training would start with a long
+    plateau.
+    """
+    return usual if rng.integers(4) else _pick(rng, others)
 
 
-def _pairs(rng: np.random.Generator, shape: tuple[int, ...], count: int) -> list[Pair]:
-    """``count`` different index pairs."""
-    chosen: list[Pair] = []
-    while len(chosen) < count:
-        pair = (int(rng.integers(shape[0])), int(rng.integers(shape[1])))
-        if pair not in chosen:
-            chosen.append(pair)
-    return chosen
-
-
-def things_of(world: World, rng: np.random.Generator, count: int) -> list[Pair]:
-    """``count`` different things of the world."""
-    return _pairs(rng, world.origin.shape, count)
-
-
-def people_of(world: World, rng: np.random.Generator, count: int) -> list[Pair]:
-    """``count`` different people of the world."""
-    return _pairs(rng, world.carried.shape[:2], count)
-
-
-def thing_text(thing: Pair) -> str:
-    return f"{words.MATERIALS[thing[0]]} {words.OBJECTS[thing[1]]}"
-
-
-def person_text(person: Pair) -> str:
-    return f"{words.FIRST_NAMES[person[0]]} {words.FAMILY_NAMES[person[1]]}"
+def _distinct(rng: np.random.Generator, items: tuple[str, ...], number: int) -> list[str]:
+    return [items[i] for i in rng.permutation(len(items))[:number]]

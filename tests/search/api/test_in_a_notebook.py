@@ -41,7 +41,8 @@ def test_the_lines_of_the_first_page_run(
     (lines,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     workers = {"count": 1, "num_cpus": 0.5, "address": ray_address}
     config = tiny.write_run(tmp_path / "run.yaml", "first", engine={}, workers=workers)
-    for theirs, ours in {"configs/runs/demo.yaml": str(config), "demo-span": "pick", "experts=4": "experts=2"}.items():
+    changed = {"configs/runs/demo.yaml": str(config), "demo-calendar": "pick", "experts=4": "experts=2"}
+    for theirs, ours in changed.items():
         assert theirs in lines
         lines = lines.replace(theirs, ours)
     monkeypatch.chdir(tmp_path)
@@ -93,7 +94,7 @@ def test_records_become_what_the_commands_print(launched: Launched, in_process: 
     for command, record in said.items():
         done = in_process(*command, "--store", url, "--json")
         assert json.loads(done.stdout) == moevolve.as_data(record), command
-    assert {task["name"] for task in moevolve.as_data(moevolve.tasks())} >= {"demo-span", "boolq"}
+    assert {task["name"] for task in moevolve.as_data(moevolve.tasks())} >= {"demo-calendar", "boolq"}
 
 
 def test_what_is_finished_is_resumed_without_evaluating_anything(launched: Launched, ray_address: str) -> None:

@@ -108,7 +108,7 @@ def test_the_estimate_for_the_demo_counts_what_its_files_hold() -> None:
     assert [size.parameters for size in found.sizes] == [weights, pruned, merged]
     assert [(split.split, split.examples) for split in found.splits] == [("search", 400), ("dev", 300), ("test", 1000)]
     words = Tokenizer.from_file(str(Path(config.model.path) / "tokenizer.json"))
-    examples = prepare_split(load_task("demo-span"), "search").examples
+    examples = prepare_split(load_task("demo-calendar"), "search").examples
     # The last token of an answer is predicted, not read.
     fed = sum(len(words.encode(one.prompt)) + len(words.encode(one.references[0])) - 1 for one in examples)
     assert found.splits[0].tokens == fed

@@ -20,7 +20,7 @@ from moevolve.workers.messages import EvaluationReply, EvaluationRequest
 from moevolve.workers.worker import EvaluationWorker
 
 DEMO = Path(__file__).parents[3] / "configs" / "runs" / "demo.yaml"
-TASKS = ("demo-span", "demo-entail@rank", "demo-sense@perplexity", "demo-compare@kl", "demo-relation@agreement")
+TASKS = ("demo-span", "demo-relation@rank", "demo-kin@perplexity", "demo-compare@kl", "demo-calendar@agreement")
 
 
 def settings() -> RunConfig:
