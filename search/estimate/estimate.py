@@ -214,8 +214,10 @@ class _Estimator:
     @property
     def _final(self) -> tuple[int, int]:
         section = self._config.final
-        starts = 1 if any(count.kind == "tune" for count in self._counts) else 0
-        return section.rerank, (2 + starts + section.random_draws if section.test else 0)
+        kinds, phases = {count.kind for count in self._counts}, self._config.phases
+        # The full model and the best; what stands beside them (`search.loop.standings.beside`); random draws.
+        beside = len(kinds & {"tune", "repair"}) + sum(len(phase.baselines) for phase in phases)
+        return section.rerank, (2 + beside + section.random_draws if section.test else 0)
 
     def _on_device(self, placement: Placement, memory: Mapping[str, WorkerMemory]) -> DeviceEstimate:
         phases = tuple(self._phase(placement, position) for position in range(len(self._counts)))

@@ -350,6 +350,6 @@ def test_demo_tasks_are_ready_to_use(name: str) -> None:
     assert task.prompt == TEMPLATE
     assert tuple(task.choices or ()) == CHOICES.get(demo, ())
     prepared = prepare.prepare_splits(task)
-    assert [len(split.examples) for split in prepared.values()] == [400, 300, 1000]
+    assert [len(split.examples) for split in prepared.values()] == [2000, 400, 300, 1000]
     prompts = [example.prompt for split in prepared.values() for example in split.examples]
     assert len(set(prompts)) == len(prompts)

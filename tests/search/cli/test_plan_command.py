@@ -102,18 +102,18 @@ def test_the_estimate_for_the_demo_counts_what_its_files_hold() -> None:
     config = load_run_config(RUNS / "demo.yaml")
     found = estimate(EstimateRequest(config, cpu=True))
     weights = sum(tensor.numel() for tensor in load_file(Path(config.model.path) / "model.safetensors").values())
-    # Of five layers: four experts of three 128 x 128 matrices and their router rows less; merging keeps the router.
-    pruned = weights - 5 * 4 * (3 * 128 * 128 + 128)
-    merged = pruned + 5 * (4 * 128 + 4 * 8)
-    assert [size.parameters for size in found.sizes] == [weights, pruned, merged]
+    # Of five layers: six experts of three 128 x 128 matrices and their router rows less; repair changes no size.
+    pruned = weights - 5 * 6 * (3 * 128 * 128 + 128)
+    assert [size.parameters for size in found.sizes] == [weights, pruned, pruned]
     assert [(split.split, split.examples) for split in found.splits] == [("search", 400), ("dev", 300), ("test", 1000)]
     words = Tokenizer.from_file(str(Path(config.model.path) / "tokenizer.json"))
     examples = prepare_split(load_task("demo-calendar"), "search").examples
     # The last token of an answer is predicted, not read.
     fed = sum(len(words.encode(one.prompt)) + len(words.encode(one.references[0])) - 1 for one in examples)
     assert found.splits[0].tokens == fed
-    assert [(count.kind, count.individuals) for count in found.counts] == [("prune", 450), ("merge", 250)]
-    assert found.final == (5, 1 + 1 + 20)
+    assert [(count.kind, count.individuals) for count in found.counts] == [("prune", 120), ("repair", 30)]
+    # The full model, the best, the best before repair, REAP, and random draws.
+    assert found.final == (5, 4 + 20)
     (device,) = found.devices
     assert device.placement.workers == 2
     for least, most in (
@@ -122,8 +122,8 @@ def test_the_estimate_for_the_demo_counts_what_its_files_hold() -> None:
         *((each.least, each.most) for each in (*device.scoring, device.rate, device.hours)),
     ):
         assert 0 < least < most
-    # 700 individuals at that rate, and what is scored at the end.
-    assert device.hours.least > 700 / device.rate.most / 3600
+    # 150 individuals at that rate, and what is scored at the end.
+    assert device.hours.least > 150 / device.rate.most / 3600
 
 
 def test_a_search_with_other_settings_is_not_compared(all_kinds: str, tmp_path: Path) -> None:
