@@ -8,11 +8,11 @@ Three questions, answered for the model and task of a run file (a Mixtral):
    kept; one process, all cores), one plain forward pass of the full model over the search split (the unit), and our
    searches: wall time over individuals, with all shortcuts and with each one off.
 2. When is a held-out score reached? A search whose candidates are evaluated in the authors' way, one after another
-   (right answers alone as fitness; rates from the authors' released configuration, operators and budget the run
-   file's), against the run file's: as it is, begun with one-shot methods, and as `preset: best` has it, which repairs
-   (what calibrations take is counted): the score on `test` of the best individual so far, mean over seeds, against
-   seconds. Since candidates score the same either way (a test says so), the first one's population is found with our
-   workers and charged what the authors' way takes per pruning and per merging candidate, measured before and after.
+   (right answers alone as fitness; rates from the authors' released configuration), against the run file's, and against
+   the same run as `preset: best` has it, which both may repair (what calibrations take is counted): the score on `test`
+   of the best individual so far, mean over seeds, against seconds. Since candidates score the same either way (a test
+   says so), the first one's population is found with our workers and charged what the authors' way takes per pruning
+   and per merging candidate, measured before and after.
 3. What does each shortcut save? Evaluations with one of them off, and shorter searches, in turns; see
    `shortcut_shares.py`.
 
@@ -48,7 +48,6 @@ from moevolve.workers.messages import EvaluationRequest
 LABELS = {
     "theirs": "authors' way",
     "ours": "moevolve",
-    "warm": "moevolve, warm start",
     "best": "moevolve, preset best",
 }
 
@@ -72,19 +71,17 @@ def main() -> None:
     console = Console()
     torch.set_num_threads(options.threads)
     base = load_run_config(Path(options.run))
-    authors = with_settings(base, authors_settings(base, options.authors))
+    authors = with_settings(base, authors_settings(options.authors))
     setup = set_up_new(authors)
     yardstick = AuthorsWay(base.model, base.engine, options.rows)
     samples = [measure_units(yardstick, setup, options.repeats)]
     theirs = [run_timed(with_settings(authors, {"seed": seed})) for seed in options.seeds]
     ours = [run_timed(with_settings(base, {"seed": seed})) for seed in options.seeds]
-    begun = begun_with(base, options.init)
-    warm = [run_timed(with_settings(begun, {"seed": seed})) for seed in options.seeds]
     best = [run_timed(with_settings(best_of(base), {"seed": seed})) for seed in options.seeds]
     samples.append(measure_units(yardstick, setup, options.repeats))
     units = UnitCosts(*(statistics.mean(getattr(s, f.name) for s in samples) for f in fields(UnitCosts)))
     theirs = [charged(search, units) for search in theirs]
-    result = summary(units, theirs, {"ours": ours, "warm": warm, "best": best})
+    result = summary(units, theirs, {"ours": ours, "best": best})
     if options.shares:
         result["evaluation_shares"] = evaluation_shares(base, options.repeats)
         result["search_shares"] = search_shares(base, options.short, options.repeats)
@@ -99,13 +96,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--run", default="configs/runs/demo.yaml")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument(
-        "--authors", type=int, nargs=2, help="evaluations in the authors' way: prune, merge; default: as the run's"
+        "--authors", type=int, nargs=2, default=[450, 250], help="evaluations in the authors' way: prune, merge"
     )
     parser.add_argument(
         "--short", type=int, nargs=2, default=[120, 60], help="evaluations of the searches of question 3"
-    )
-    parser.add_argument(
-        "--init", nargs="+", default=["frequency", "soft_activation", "reap"], help="baselines of the warm start"
     )
     parser.add_argument("--rows", type=int, default=64, help="prompts per batch of the authors' way")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of the authors' way")
@@ -115,17 +109,11 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def authors_settings(base: RunConfig, budget: list[int] | None) -> dict[str, Any]:
+def authors_settings(budget: list[int]) -> dict[str, Any]:
     """Right answers alone as fitness, 31 random individuals, then evolution with our operators in both phases."""
-    pruning, merging = budget or [phase.evaluations for phase in base.phases]
+    pruning, merging = budget
     phases = [{"kind": "prune", "evaluations": pruning, "initial": 31}, {"kind": "merge", "evaluations": merging}]
     return {"strategy": {"kind": "evolution"}, "tie_break": "index", "phases": phases}
-
-
-def begun_with(base: RunConfig, baselines: list[str]) -> RunConfig:
-    """The same run whose first phase begins with baselines instead of as many random individuals."""
-    first, *others = [phase.model_dump(mode="json") for phase in base.phases]
-    return with_settings(base, {"phases": [first | {"init": ["random", *baselines]}, *others]})
 
 
 def best_of(base: RunConfig) -> RunConfig:
