@@ -165,7 +165,7 @@ class _Estimator:
         config = request.config
         space = make_space(config.genome, outline.facts, config.phases)
         self._costs = costs_of(space, outline)
-        reader = WorkloadReader(config, outline, request.prompts, needs_calibration(config, space))
+        reader = WorkloadReader(config, outline, request.prompts, needs_calibration(space))
         self._search = reader.splits("search")
         self._set_aside = reader.set_aside()
         self._dev = reader.splits("dev") if config.final.rerank else ()

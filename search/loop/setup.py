@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moevolve.evaluators.types import PreparedSplit, Split, SplitRef
-from moevolve.search.config.run import RunConfig, StoredConfig
+from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.base import Description, Genome, GenomeSpace
 from moevolve.search.loop.schedule import Schedule
 from moevolve.workers.facts import ModelFacts
@@ -15,9 +15,8 @@ from moevolve.workers.messages import EvaluationRequest
 from moevolve.workers.methods.base import Edit, IdentityEdit
 
 
-def needs_calibration(config: StoredConfig, space: GenomeSpace[Any]) -> bool:
+def needs_calibration(space: GenomeSpace[Any]) -> bool:
     """Whether a search measures something of the unedited model before it begins, on rows that no fitness reads."""
-    del config  # nothing in it asks for measurements but what the space says
     return space.recipe is not None
 
 

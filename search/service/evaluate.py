@@ -99,4 +99,4 @@ def prepared_split(subject: Subject, name: str, split: Split) -> PreparedSplit:
     section = next((item for item in sections if name in (item.name, load_task(item.name).name)), None)
     if section is None:
         return TaskSection(name=name).prepared(split)
-    return section.prepared(split, calibrating=needs_calibration(subject.config, subject.space))
+    return section.prepared(split, calibrating=needs_calibration(subject.space))

@@ -32,7 +32,7 @@ def set_up(config: RunConfig, search_id: str) -> SearchSetup:
     config = config.model_copy(update={"model": pinned(config.model)})
     facts = describe_model(config.model)
     space = make_space(config.genome, facts, config.phases)
-    calibrating = needs_calibration(config, space)
+    calibrating = needs_calibration(space)
     wanted = {"calibration": calibrating, "search": True, "dev": config.final.rerank, "test": config.final.test}
     names = [name for name in SPLITS if wanted[name]]
     prepared = {name: tuple(task.prepared(name, None, calibrating) for task in config.tasks) for name in names}

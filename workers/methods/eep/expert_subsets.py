@@ -62,6 +62,11 @@ class Routed:
         hidden, count = self.hidden[rows], self.logits.shape[1]
         return self._run(hidden, torch.arange(count, device=hidden.device).expand(len(hidden), count))
 
+    def over_all(self, rows: slice | Tensor) -> Tensor:
+        """These tokens' routing weights by expert, 0 for those that they didn't choose: float32 [rows, n]."""
+        weights, chosen = self.weights[rows].float(), self.chosen[rows]
+        return weights.new_zeros(len(chosen), self.logits.shape[1]).scatter_(1, chosen, weights)
+
     def parts(self, each: int) -> list[slice]:
         """All tokens, as many at a time as give at most `_ROWS` outputs of `each` experts."""
         step = max(1, _ROWS // each)
@@ -94,8 +99,7 @@ class SubsetSample:
     def __init__(self, layer: MoELayer, recipe: SubsetRecipe, tokens: int) -> None:
         self.count = layer.count
         self._device = layer.router_weight.device
-        self._rule, self._bias = layer.rule, layer.correction_bias
-        self._recipe = recipe
+        self._layer, self._recipe = layer, recipe
         self._stride = -(-tokens // recipe.sample)
         self._seen = 0
         self._kept: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -107,9 +111,7 @@ class SubsetSample:
         for part in rows.split(_CHUNK):
             outputs = routed.run_all(part).float()
             products = torch.bmm(outputs, outputs.transpose(1, 2))
-            weights = torch.zeros(len(part), self.count, device=part.device)
-            weights.scatter_(1, routed.chosen[part], routed.weights[part].float())
-            self._kept.append((products.cpu(), weights.cpu(), routed.logits[part].float().cpu()))
+            self._kept.append((products.cpu(), routed.over_all(part).cpu(), routed.logits[part].float().cpu()))
 
     @contextmanager
     def loaded(self) -> Iterator[SubsetSample]:
@@ -126,13 +128,7 @@ class SubsetSample:
 
         Only while it is loaded.
         """
-        selected, recipe = torch.tensor(kept, device=self._device), self._recipe
-        bias = None if self._bias is None else self._bias[selected]
-        weights, chosen = route_selected(
-            self._logits, selected, recipe.active, self._rule, recipe.logits_space, bias=bias
-        )
-        change = -self._weights
-        change.scatter_add_(1, selected[chosen], weights)
+        change = kept_weights(self._layer, kept, self._logits, self._recipe) - self._weights
         return self._squares(change) / self._whole if self._whole > 0 else 0.0
 
     def _squares(self, weights: Tensor) -> float:
@@ -158,6 +154,27 @@ def check_memory(layers: int, experts: int, tokens: int) -> None:
 def tries_all(experts: int, recipe: SubsetRecipe) -> bool:
     """Whether all subsets are tried."""
     return comb(experts, recipe.retained) <= recipe.limit
+
+
+def kept_weights(layer: MoELayer, kept: Sequence[int], logits: Tensor, recipe: SubsetRecipe) -> Tensor:
+    """Routing weights by expert where only `kept` ones are there, 0 for all others: float32 [tokens, n].
+
+    Args:
+        layer: whose router.
+        kept: experts.
+        logits: of all experts, float32 [tokens, n].
+        recipe: how subsets route.
+    """
+    selected, bias = torch.tensor(kept, device=logits.device), layer.correction_bias
+    weights, chosen = route_selected(
+        logits,
+        selected,
+        recipe.active,
+        layer.rule,
+        recipe.logits_space,
+        bias=None if bias is None else bias[selected],
+    )
+    return torch.zeros_like(logits).scatter_add_(1, selected[chosen], weights)
 
 
 class Sample(Protocol):

@@ -18,10 +18,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from moevolve.kernels.routing import route_selected
 from moevolve.workers.families.layers import MoELayer
 from moevolve.workers.methods.eep.edit import SubsetRecipe
-from moevolve.workers.methods.eep.expert_subsets import Routed
+from moevolve.workers.methods.eep.expert_subsets import Routed, kept_weights
 from moevolve.workers.methods.eep.neurons import ExpertNeurons
 
 _STRENGTH = 1e-2
@@ -49,9 +48,7 @@ class FittedSample:
         """Take in a sequence's tokens."""
         rows = torch.arange(-self._seen % self._stride, len(routed.hidden), self._stride, device=routed.hidden.device)
         self._seen += len(routed.hidden)
-        weights = torch.zeros(len(rows), self.count, device=rows.device)
-        weights.scatter_(1, routed.chosen[rows], routed.weights[rows].float())
-        self._kept.append((routed.hidden[rows], weights, routed.logits[rows].float()))
+        self._kept.append((routed.hidden[rows], routed.over_all(rows), routed.logits[rows].float()))
 
     @contextmanager
     def loaded(self) -> Iterator[FittedSample]:
@@ -77,17 +74,7 @@ class FittedSample:
 
     def discrepancy(self, kept: Sequence[int]) -> float:
         """Squared error that is left, relative to the outputs' squared length; only while it is loaded."""
-        selected, recipe = torch.tensor(kept, device=self._logits.device), self._recipe
-        bias = self._layer.correction_bias
-        chosen_weights, chosen = route_selected(
-            self._logits,
-            selected,
-            recipe.active,
-            self._layer.rule,
-            recipe.logits_space,
-            bias=None if bias is None else bias[selected],
-        )
-        weights = torch.zeros_like(self._logits).scatter_add_(1, selected[chosen], chosen_weights.float())
+        weights = kept_weights(self._layer, kept, self._logits, self._recipe)
         residual = (self._target - self._mixed(weights)).double()
         gram = torch.zeros_like(self._products[0])
         for expert in kept:
