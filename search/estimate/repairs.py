@@ -9,6 +9,7 @@ from typing import Any
 from moevolve.search.config.phases import PhaseConfig
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.costs import FitOutline, GenomeCosts, ModelWork, full_work
+from moevolve.workers.methods.eep.elimination import candidates_of, elimination_bytes, elimination_flops
 from moevolve.workers.methods.repair.apply import KEPT_BYTES
 from moevolve.workers.methods.repair.edit import RepairRecipe
 from moevolve.workers.methods.repair.ridge import fit_bytes, fit_flops, has_room
@@ -151,8 +152,8 @@ class _Counted:
                 yield edited
             for place, fit in enumerate(fits):
                 yield edited
-                if self._recipe.neurons is not None and fit.neurons:
-                    yield edited
+                if fit.neurons:
+                    yield from [edited] * self._fillings
                 # The stream behind a whole layer of the unedited model is known.
                 if self._recipe.target == "local" or place < len(fits) - 1:
                     yield full
@@ -167,9 +168,31 @@ class _Counted:
         operations = made * fit.flops * tokens
         operations += fit_flops(fit.width, tokens, hidden, len(self._recipe.strengths), fit.blocks, fit.density)
         operations += int(2 * fit.density * tokens * fit.width * hidden)
-        if self._recipe.neurons is not None:
-            operations += fit.neurons * tokens
-        return operations
+        if not self._fillings or not fit.neurons:
+            return operations
+        return operations * self._fillings + fit.neurons * tokens + self._eliminating(fit)
+
+    @property
+    def _fillings(self) -> int:
+        """How often a layer is filled with neurons of all experts and fitted: by worth, and by what a fit leaves."""
+        neurons = self._recipe.neurons
+        return 0 if neurons is None else 1 if neurons.candidates == 1 else 2
+
+    def _eliminating(self, fit: FitOutline) -> int:
+        width, hidden, tokens = fit.width // fit.blocks, self._outline.hidden, int(fit.density * self._tokens)
+        count = self._candidates(fit)
+        if count <= width:
+            return 0
+        made = int(fit.flops / (fit.density * fit.width))
+        return fit.blocks * elimination_flops(width, count, fit.pool, tokens, hidden, made)
+
+    def _candidates(self, fit: FitOutline) -> int:
+        """For every slot; 0 where none are eliminated."""
+        neurons = self._recipe.neurons
+        if neurons is None or not fit.neurons or neurons.candidates == 1:
+            return 0
+        tokens = int(fit.density * self._tokens)
+        return candidates_of(fit.width // fit.blocks, neurons, tokens, self._outline.hidden, self._allowed)
 
     def _needed(self, fit: FitOutline) -> int:
         return fit_bytes(fit.width, self._tokens, self._outline.hidden)
@@ -179,5 +202,6 @@ class _Counted:
 
     def _taken(self, fit: FitOutline) -> int:
         """With its features, and what making a block of them takes; never more than is allowed."""
-        rows = int(fit.density * self._tokens) + self._outline.hidden
-        return min(self._allowed, self._needed(fit) + self._features(fit) + 28 * rows * fit.width // fit.blocks)
+        tokens, hidden = int(fit.density * self._tokens), self._outline.hidden
+        fitting = self._needed(fit) + self._features(fit) + 28 * (tokens + hidden) * fit.width // fit.blocks
+        return min(self._allowed, max(fitting, elimination_bytes(self._candidates(fit), tokens, hidden)))

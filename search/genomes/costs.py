@@ -146,6 +146,7 @@ class FitOutline:
         density: share of the tokens on which a feature isn't zero.
         flops: operations of a token's features.
         neurons: operations per token of choosing which neurons are to be fitted; 0 where they can't be others.
+        pool: neurons that they are chosen among.
     """
 
     width: int
@@ -153,6 +154,7 @@ class FitOutline:
     density: float
     flops: int
     neurons: int = 0
+    pool: int = 0
 
 
 class GenomeCosts(ABC, Generic[S]):

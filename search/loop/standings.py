@@ -333,22 +333,22 @@ def beside(
 ) -> list[tuple[str, IndividualRecord]]:
     """Individuals that stand beside the winner in its table, with their labels; none of them failed.
 
-    They are the method's own start, the one-shot baselines that phases begin with, and the best of the phases before a
-    repair phase, but for one that is the winner itself.
+    They are the method's own start, the one-shot baselines that phases begin with, and in a search with a repair phase
+    the best of what isn't repaired, but for one that is the winner itself.
     """
     phases = config.phases if isinstance(config, RunConfig) else ()
-    names = {name: phase.repair is not None for phase in phases for name in phase.baselines}
-    start = [(START_LABEL, row) for row in history[:1] if row.operator == "start"]
-    found = [
-        (f"{row.operator}, repaired" if names[row.operator] else row.operator, row)
-        for row in history
-        if row.operator in names and not row.parents
-    ]
+    made_in = [phase for phase in phases for _ in range(phase.evaluations)]
+    found = [(START_LABEL, row) for row in history[:1] if row.operator == "start"]
+    for row in history[: len(made_in)]:
+        phase = made_in[row.index]
+        if row.operator in phase.baselines and not row.parents:
+            found.append((row.operator if phase.repair is None else f"{row.operator}, repaired", row))
     if any(phase.kind == "repair" for phase in phases):
-        before = [row for row in history if row.phase != "repair" and row.status == "ok"]
-        found += [(BEFORE_LABEL, row) for row in sorted(before, key=rank_key)[:1]]
-    others = [(label, row) for label, row in found if winner is None or row.index != winner.index]
-    return [(label, row) for label, row in (*start, *others) if row.status == "ok"]
+        bare = [row for row in history if made_in[row.index].repair is None and row.status == "ok"]
+        found += [(BEFORE_LABEL, row) for row in sorted(bare, key=rank_key)[:1]]
+    return [
+        (label, row) for label, row in found if row.status == "ok" and (winner is None or row.index != winner.index)
+    ]
 
 
 def _final(config: StoredConfig) -> FinalSection:

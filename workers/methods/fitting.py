@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -66,9 +67,11 @@ class NeuronRecipe:
         activation: of the neuron's activation times its own expert's routing weight.
         output: of the length of its output.
         shared: whether a neuron may stand in several slots.
+        candidates: so many times the neurons that a slot has room for are shortlisted by worth; those go of them whose
+            loss a fit makes up for best. 1 takes the worthiest.
 
     Raises:
-        ValueError: an exponent is negative.
+        ValueError: an exponent is negative, or there are too few candidates.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -77,7 +80,10 @@ class NeuronRecipe:
     activation: float = 2.0
     output: float = 2.0
     shared: bool = False
+    candidates: float = 4.0
 
     def __post_init__(self) -> None:
         if not all(0 <= each < 100 for each in (self.routing, self.activation, self.output)):  # NaN, too
             raise ValueError("exponents must be 0 at least, and less than 100")
+        if not 1 <= self.candidates < math.inf:
+            raise ValueError(f"candidates must be 1 at least, not {self.candidates}")

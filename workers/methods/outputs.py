@@ -91,10 +91,36 @@ class Recombinable(LayerOutput, Protocol):
     """An output whose neurons can be exchanged for others of the layer's."""
 
     def recombine(self, seen: tuple[Tensor, ...], recipe: NeuronRecipe, memory: int) -> Tensor:
-        """Choose neurons and put them in place; what is fitted afterwards are theirs.
+        """Choose neurons by what they do in the unedited layer; nothing is put in place.
 
         Args:
             seen: what was watched of the layer as the edit has it, each [tokens, ...].
+            recipe: how they are chosen.
+            memory: bytes that may be taken.
+
+        Returns:
+            Which they are, for `fill`.
+        """
+        ...
+
+    def eliminate(
+        self,
+        seen: tuple[Tensor, ...],
+        ids: Tensor,
+        missing: Tensor,
+        fitted: Tensor,
+        strength: float,
+        recipe: NeuronRecipe,
+        memory: int,
+    ) -> Tensor:
+        """Choose neurons by what a fit of them leaves undone; nothing is put in place.
+
+        Args:
+            seen: as for `recombine`.
+            ids: those that are in place, fitted.
+            missing: what they leave undone, float32 [tokens, hidden].
+            fitted: which tokens are looked at, bool [tokens].
+            strength: of the ridge that fits them.
             recipe: how they are chosen.
             memory: bytes that may be taken.
 

@@ -54,7 +54,8 @@ class EepCosts(GenomeCosts[EepSpace]):
         # Gates and ups are two of an expert's three matrices. What a neuron is worth is summed for every slot.
         chosen = space.facts.active * (2 * layer.expert // 3 + 2 * space.retained * neurons)
         made = space.active * 2 * layer.expert // 3
-        return FitOutline(space.retained * neurons, space.retained, space.active / space.retained, made, chosen)
+        share, pool = space.active / space.retained, space.experts * neurons
+        return FitOutline(space.retained * neurons, space.retained, share, made, chosen, pool)
 
     @property
     def _kept_bytes(self) -> int:

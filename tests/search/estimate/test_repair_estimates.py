@@ -23,6 +23,8 @@ from moevolve.search.estimate.workload import Prompts
 from moevolve.search.genomes.registry import costs_of, make_space
 from moevolve.search.service.set_up import set_up
 from moevolve.store.repository import Store
+from moevolve.workers.methods.eep.elimination import candidates_of, elimination_flops
+from moevolve.workers.methods.fitting import NeuronRecipe
 from moevolve.workers.methods.repair import apply as repair_apply
 from moevolve.workers.methods.repair.streams import Streams
 from moevolve.workers.profiling.outline import outline_model
@@ -95,7 +97,8 @@ def test_targets_strengths_and_neurons_have_their_price() -> None:
         assert isinstance(work, RepairWork)
         return work
 
-    plain, local, more, filled = of(), of(target="local"), of(strengths=[0.01, 0.1, 1.0]), of(neurons={})
+    plain, local, more = of(), of(target="local"), of(strengths=[0.01, 0.1, 1.0])
+    filled, chosen = (of(neurons={"candidates": each}) for each in (1, 2))
     assert (local.layer_passes, local.forward) == (2 * LAYERS, 2 * plain.forward)
     assert local.fitting == plain.fitting
     systems = LAYERS * (fitted_layer(4096, 3) - fitted_layer(4096, 1))
@@ -103,6 +106,12 @@ def test_targets_strengths_and_neurons_have_their_price() -> None:
     assert (filled.layer_passes, filled.forward) == (2 * LAYERS, 2 * plain.forward)
     # The activations of two experts per token once more, and what they are worth to each of four slots.
     assert filled.fitting - plain.fitting == LAYERS * 4096 * 2 * (EXPERT * 2 // 3 + 2 * KEPT * NEURONS)
+    # Everything but these twice, and in 8 GiB there is room for a tenth more candidates than a slot has neurons.
+    assert (chosen.layer_passes, chosen.forward) == (3 * LAYERS, 3 * plain.forward)
+    count = candidates_of(NEURONS, NeuronRecipe(candidates=2.0), 4096 // 2, HIDDEN, 8 << 30)
+    assert NEURONS < count < 1.2 * NEURONS
+    slots = KEPT * elimination_flops(NEURONS, count, 8 * NEURONS, 2048, HIDDEN, 4 * HIDDEN)
+    assert chosen.fitting - filled.fitting == pytest.approx(plain.fitting + LAYERS * slots, rel=1e-6)
 
 
 def test_repaired_pruning_has_weights_of_its_own() -> None:
@@ -239,9 +248,10 @@ def test_fits_and_passes_are_those_that_are_made(
     costs = costs_of(make_space(config.genome, outline.facts, config.phases), outline)
     expected = [fit for layer in costs.fits() for fit in layer]
     (work,) = repair_works(config, costs, outline, 10.0)
-    assert [width for width, _, _ in fits] == [fit.width for fit in expected] * candidates
+    times = 2 if kind == "eep" else 1  # neurons by worth, and by what a fit of them leaves
+    assert [width for width, _, _ in fits] == [fit.width for fit in expected for _ in range(times)] * candidates
     assert {tokens for _, tokens, _ in fits} <= set(range(work.tokens - 20, work.tokens + 1))
-    for fit, (_, _, density) in zip(expected, fits, strict=False):
+    for fit, (_, _, density) in zip(expected, fits[::times], strict=False):
         # Random candidates' differ from the start's, and blocks are taken as wide as one of their columns needs.
         assert density == pytest.approx(fit.density, abs=1e-6 if kind == "eep" else 1.0)
         assert 0 < fit.density <= 1

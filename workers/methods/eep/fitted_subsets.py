@@ -58,7 +58,7 @@ class FittedSample:
         self._width = neurons.width
         products, outputs = [], []
         for expert in range(self.count):
-            activations = neurons.activations(expert, slice(0, neurons.width), hidden).float()
+            activations = neurons.activations(expert, torch.arange(neurons.width), hidden).float()
             products.append(activations @ activations.t())
             # Biases of the outputs are left out: they aren't fitted.
             outputs.append(activations @ neurons.down(expert).to(hidden.device).float())

@@ -56,9 +56,9 @@ class ExpertNeurons:
             return torch.cat((neurons, neurons + self.width))
         return torch.stack((2 * neurons, 2 * neurons + 1), dim=1).flatten()
 
-    def activations(self, expert: int, neurons: slice, hidden: Tensor) -> Tensor:
-        """Of some neurons on hidden states [tokens, hidden], in their dtype: [tokens, neurons]."""
-        rows = self.rows(torch.arange(neurons.start, neurons.stop))
+    def activations(self, expert: int, neurons: Tensor, hidden: Tensor) -> Tensor:
+        """Of neurons [count] of an expert on hidden states [tokens, hidden], in their dtype: [tokens, count]."""
+        rows = self.rows(neurons)
         bias = self.tensors["gate_up_proj_bias"].data[expert][rows].to(hidden.device) if self._biased else None
         gate_up = nn.functional.linear(hidden, self.into(expert)[rows].to(hidden.device), bias)
         activations: Tensor = self.module._apply_gate(gate_up)  # noqa: SLF001 - how `transformers` names it
@@ -135,11 +135,10 @@ def choose_neurons(
         tokens, place = (whole[1] == expert).nonzero(as_tuple=True)
         weights, sent = whole[0][tokens, place].float()[:, None], shares[tokens]
         step = max(1, memory // (20 * (len(tokens) + hidden.shape[1])))
-        for start in range(0, width, step):
-            part = slice(start, min(start + step, width))
+        for part in torch.arange(width).split(step):
             used = (neurons.activations(expert, part, hidden[tokens]).float() * weights).abs().pow(recipe.activation)
             lengths = neurons.down(expert)[part].to(hidden.device).float().norm(dim=1).pow(recipe.output)
-            worth[:, expert * width + part.start : expert * width + part.stop] = (sent.t() @ used) * lengths
+            worth[:, expert * width + part.to(worth.device)] = ((sent.t() @ used) * lengths).double()
     return _best(worth, width) if recipe.shared else _best_apart(worth, width)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from moevolve.workers.families.layers import MoELayer
 from moevolve.workers.methods.eep.edit import EepEdit
+from moevolve.workers.methods.eep.elimination import eliminate_neurons
 from moevolve.workers.methods.eep.experts import LayerExperts
 from moevolve.workers.methods.eep.neurons import ExpertNeurons, choose_neurons
 from moevolve.workers.methods.eep.router import EditableRouter
@@ -80,11 +81,26 @@ class ExpertOutputs:
         self._experts.arrange(None)
         neurons = ExpertNeurons(self._layer.experts, self._experts.originals)
         whole = self._router.inner(hidden)
-        ids = choose_neurons(
+        return choose_neurons(
             neurons, hidden, (whole[1], whole[2]), (weights, chosen), self._edit.retained, recipe, memory
         )
-        self.fill(ids)
-        return ids
+
+    def eliminate(
+        self,
+        seen: tuple[Tensor, ...],
+        ids: Tensor,
+        missing: Tensor,
+        fitted: Tensor,
+        strength: float,
+        recipe: NeuronRecipe,
+        memory: int,
+    ) -> Tensor:
+        hidden, weights, chosen = (each[fitted] for each in seen)
+        self._experts.arrange(None)
+        source = ExpertNeurons(self._layer.experts, self._experts.originals)
+        now = ExpertNeurons(self._layer.experts, self._layer.expert_tensors())
+        routed = (weights, chosen)
+        return eliminate_neurons(source, now, ids, hidden, routed, missing[fitted], strength, recipe, memory)
 
     def fill(self, ids: Tensor) -> None:
         self._experts.arrange(None)
@@ -135,5 +151,5 @@ class ExpertFeatures:
             step = max(1, (memory - hidden.nbytes) // (28 * (len(tokens) + self.hidden.shape[1])))
             for start in range(0, width, step):
                 part = slice(start, min(start + step, width))
-                values = self.neurons.activations(expert, part, hidden).float() * weights
+                values = self.neurons.activations(expert, torch.arange(part.start, part.stop), hidden).float() * weights
                 yield FeatureBlock(slice(expert * width + part.start, expert * width + part.stop), tokens, values)

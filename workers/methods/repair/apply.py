@@ -156,6 +156,27 @@ class _Fitted:
         return self.state.nbytes + sum(change.nbytes for _, change in self.changes)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Trial:
+    """Some neurons in one layer, and a fit of them.
+
+    Attributes:
+        neurons: that were put in place; None for the edit's own.
+        after: the residual stream behind the layer without the fit, [tokens, hidden].
+        features: of the layer.
+        missing: what the stream lacks, float32 [tokens, hidden].
+        fit: None where none helps.
+        error: squared, on the checked tokens, once fitted.
+    """
+
+    neurons: Tensor | None
+    after: Tensor
+    features: Features
+    missing: Tensor
+    fit: Fit | None
+    error: float
+
+
 class _KeptLayers:
     """Fitted layers by name, the last used ones within a bound of bytes."""
 
@@ -221,22 +242,53 @@ class _Repair:
         return fitted
 
     def _fit(self, output: LayerOutput, state: Tensor, name: str) -> _Fitted:
-        streams, recipe = self._reference.streams, self._recipe
+        target = self._target(output, state)
         with output.watching() as watched:
-            after, seen = streams.through(output.layer, state, watched, output.next_part)
-            neurons = self._recombine(output, seen)
-            if neurons is not None:
-                after, seen = streams.through(output.layer, state, watched, output.next_part)
-        target = self._target(output, state).to(after.device)
-        features = output.features(seen)
-        checked = self._reference.checked.to(after.device)
-        fit = fit_ridge(features, target.float() - after.float(), checked, recipe.strengths, self._memory)
-        fitted = (
-            _Fitted(neurons, (), after, None) if fit is None else self._apply(fit, features, output, after, neurons)
-        )
-        if fit is None or fitted.changes:
+            make = self._tried if self._recipe.neurons is None else self._filled
+            trial = make(output, state, watched, target)
+        fitted = self._apply(trial, output)
+        if trial.fit is None or fitted.changes:
             self._kept.put(name, fitted)
         return fitted
+
+    def _filled(self, output: LayerOutput, state: Tensor, watched: list[Seen], target: Tensor) -> _Trial:
+        """Neurons in place and fitted; those that their fit leads to, where these leave less error."""
+        recipe = self._recipe.neurons
+        assert recipe is not None
+        if not isinstance(output, Recombinable):
+            raise UserError("repair.neurons: only experts of a mixture can be filled with neurons of others")
+        _, seen = self._reference.streams.through(output.layer, state, watched, output.next_part)
+        ids = output.recombine(seen, recipe, self._memory)
+        output.fill(ids)
+        worthiest = self._tried(output, state, watched, target, ids)
+        if recipe.candidates == 1:
+            return worthiest
+        missing = worthiest.after.float() + worthiest.missing - self._apply(worthiest, output).state.float()
+        strength = worthiest.fit.outcome.strength if worthiest.fit else min(self._recipe.strengths)
+        fitted = ~self._reference.checked.to(missing.device)
+        better = output.eliminate(seen, ids, missing, fitted, strength, recipe, self._memory)
+        output.fill(better)
+        trial = self._tried(output, state, watched, target, better)
+        if trial.error < worthiest.error:
+            return trial
+        output.fill(ids)
+        return worthiest
+
+    def _tried(
+        self,
+        output: LayerOutput,
+        state: Tensor,
+        watched: list[Seen],
+        target: Tensor,
+        neurons: Tensor | None = None,
+    ) -> _Trial:
+        """A fit of the neurons that are in place; not applied."""
+        after, seen = self._reference.streams.through(output.layer, state, watched, output.next_part)
+        missing = target.to(after.device).float() - after.float()
+        features, checked = output.features(seen), self._reference.checked.to(after.device)
+        fit = fit_ridge(features, missing, checked, self._recipe.strengths, self._memory)
+        error = float(missing[checked].double().square().sum()) if fit is None else fit.outcome.after
+        return _Trial(neurons, after, features, missing, fit, error)
 
     def _target(self, output: LayerOutput, state: Tensor) -> Tensor:
         """What the residual stream behind an output is to be, [tokens, hidden]; nothing of the output is fitted yet."""
@@ -249,22 +301,16 @@ class _Repair:
             target, _ = reference.streams.through(output.layer, begins, part=output.next_part)
         return target
 
-    def _recombine(self, output: LayerOutput, seen: Seen) -> Tensor | None:
-        if self._recipe.neurons is None:
-            return None
-        if not isinstance(output, Recombinable):
-            raise UserError("repair.neurons: only experts of a mixture can be filled with neurons of others")
-        return output.recombine(seen, self._recipe.neurons, self._memory)
-
-    def _apply(
-        self, fit: Fit, features: Features, output: LayerOutput, after: Tensor, neurons: Tensor | None
-    ) -> _Fitted:
+    def _apply(self, trial: _Trial, output: LayerOutput) -> _Fitted:
         """Change a layer's weights, and the residual stream behind it as they do."""
+        features, after, fit = trial.features, trial.after, trial.fit
+        if fit is None:
+            return _Fitted(trial.neurons, (), after, None)
         keeps = 4 * features.width * after.shape[1] + after.nbytes <= KEPT_BYTES
-        changes, stream = [], after.float()
+        changes, stream = [], after.to(torch.float32, copy=True)
         for block in fit.blocks or features.blocks(self._memory // 2):
             change = fit.change(block)
             stream[block.tokens] += block.values @ output.add(block.columns, change)
             if keeps:
                 changes.append((block.columns, change))
-        return _Fitted(neurons, tuple(changes), stream.to(after.dtype), fit.outcome)
+        return _Fitted(trial.neurons, tuple(changes), stream.to(after.dtype), fit.outcome)

@@ -1,0 +1,209 @@
+"""Neurons left out by what a fit of the others leaves undone, against fits of all the others in plain numpy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from edit_checks import Residents
+from family_samples import edit_of_kind
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from repair_samples import rows_of, sequences_of
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from moevolve.workers.methods.eep.elimination import (
+    candidates_of,
+    eliminate,
+    eliminate_neurons,
+    elimination_bytes,
+    elimination_flops,
+)
+from moevolve.workers.methods.eep.neurons import ExpertNeurons
+from moevolve.workers.methods.eep.outputs import ExpertOutputs
+from moevolve.workers.methods.fitting import NeuronRecipe
+from moevolve.workers.methods.repair.apply import _KeptLayers
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
+from moevolve.workers.model.resident import ResidentModel
+
+EXPERTS, SLOTS, WIDTH, HIDDEN, TOKENS = 6, 3, 24, 32, 240
+ROOM = 1 << 30
+Floats = NDArray[np.float64]
+
+
+def fitted(features: Floats, target: Floats, ridge: float) -> tuple[Floats, float]:
+    """The ridge regression's solution and its objective, from the stacked least-squares problem."""
+    stacked = np.vstack((features, np.sqrt(ridge) * np.eye(features.shape[1])))
+    wanted = np.vstack((target, np.zeros((features.shape[1], target.shape[1]))))
+    solution = np.linalg.lstsq(stacked, wanted, rcond=None)[0]
+    return solution, float(((wanted - stacked @ solution) ** 2).sum())
+
+
+def system(features: Floats, target: Floats, ridge: float) -> tuple[Tensor, Tensor]:
+    gram = features.T @ features + ridge * np.eye(features.shape[1])
+    return torch.from_numpy(gram), torch.from_numpy(features.T @ target)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), count=st.integers(2, 9), ridge=st.sampled_from([0.01, 1.0, 30.0]))
+def test_the_first_to_go_is_the_one_whose_loss_costs_least(seed: int, count: int, ridge: float) -> None:
+    rng = np.random.default_rng(seed)
+    features, target = rng.normal(size=(40, count)), rng.normal(size=(40, 3))
+    found = eliminate(*system(features, target, ridge), count - 1)
+    assert found is not None
+    costs = [fitted(np.delete(features, each, axis=1), target, ridge)[1] for each in range(count)]
+    (gone,) = set(range(count)) - set(found[0].tolist())
+    assert costs[gone] == pytest.approx(min(costs), rel=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), count=st.integers(1, 30), left=st.integers(1, 30))
+def test_those_that_stay_are_fitted_as_if_there_had_been_no_others(seed: int, count: int, left: int) -> None:
+    rng = np.random.default_rng(seed)
+    features, target = rng.normal(size=(50, count)) @ rng.normal(size=(count, count)), rng.normal(size=(50, 2))
+    found = eliminate(*system(features, target, 0.5), left)
+    assert found is not None
+    stay, solution = found
+    assert stay.tolist() == sorted(set(stay.tolist())) and len(stay) == min(left, count)
+    assert solution.numpy() == pytest.approx(fitted(features[:, stay.numpy()], target, 0.5)[0], rel=1e-6, abs=1e-8)
+
+
+def test_of_features_that_do_the_same_one_stays() -> None:
+    rng = np.random.default_rng(1)
+    features = rng.normal(size=(60, 8))
+    target = features @ rng.normal(size=(8, 4))
+    twice = np.hstack((features, features))
+    found = eliminate(*system(twice, target, 1e-6), 8)
+    assert found is not None
+    assert sorted(each % 8 for each in found[0].tolist()) == list(range(8))
+
+
+def test_what_cannot_be_solved_is_left_alone() -> None:
+    assert eliminate(torch.zeros(3, 3, dtype=torch.float64), torch.zeros(3, 1, dtype=torch.float64), 2) is None
+
+
+def slots_of(source: ExpertNeurons, ids: Tensor) -> ExpertNeurons:
+    """Slots that hold these neurons, and whose outputs are zero, as if a fit had found them useless."""
+    tensors = {name: tensor[:SLOTS].clone() for name, tensor in source.tensors.items()}
+    slots = ExpertNeurons(source.module, tensors)
+    slots.take(source, ids)
+    tensors["down_proj"].zero_()
+    return slots
+
+
+@pytest.fixture
+def lab(resident: Residents, request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Slots with neurons that do nothing, and what is missing made of others, spread over all experts."""
+    family = getattr(request, "param", "mixtral")
+    model, rng = resident(family), np.random.default_rng(5)
+    source = ExpertNeurons(model.layers[1].experts, model.original_experts(1))
+    generator = torch.Generator().manual_seed(3)
+    hidden = 3 * torch.randn(TOKENS, HIDDEN, generator=generator)
+    order = torch.from_numpy(rng.permutation(EXPERTS * WIDTH))
+    chosen = torch.rand(TOKENS, SLOTS, generator=generator).topk(1).indices
+    weights = 0.5 + torch.rand(TOKENS, 1, generator=generator)
+    planted = order[: SLOTS * WIDTH].view(SLOTS, WIDTH).sort(dim=1).values
+    ids = order[SLOTS * WIDTH :][: SLOTS * WIDTH].view(SLOTS, WIDTH).sort(dim=1).values
+    missing = torch.zeros(TOKENS, HIDDEN)
+    with torch.inference_mode():
+        for slot, row in enumerate(planted):
+            at = (chosen[:, 0] == slot).nonzero()[:, 0]
+            for neuron in row.tolist():
+                value = source.activations(neuron // WIDTH, torch.tensor([neuron % WIDTH]), hidden[at])
+                direction = torch.randn(HIDDEN, generator=generator) / value.norm()
+                missing[at] += weights[at] * value * direction
+    return {
+        "source": source,
+        "now": slots_of(source, ids),
+        "ids": ids,
+        "hidden": hidden,
+        "edited": (weights, chosen),
+        "missing": missing,
+        "planted": planted,
+    }
+
+
+def chosen_in(lab: dict[str, Any], memory: int = ROOM, **recipe: Any) -> Tensor:
+    given = {name: value for name, value in lab.items() if name != "planted"}
+    with torch.inference_mode():
+        recipe = {"shared": True, "candidates": float(EXPERTS)} | recipe
+        return eliminate_neurons(**given, strength=1e-6, recipe=NeuronRecipe(**recipe), memory=memory)
+
+
+@pytest.mark.parametrize("lab", ["mixtral", "gpt_oss"], indirect=True)
+def test_the_neurons_that_made_what_is_missing_are_found(lab: dict[str, Any]) -> None:
+    found = chosen_in(lab)
+    for row, planted in zip(found.tolist(), lab["planted"].tolist(), strict=True):
+        # More candidates than a slot has tokens: a few of the others can stand in for one that is hardly ever active.
+        assert len(set(row) & set(planted)) >= WIDTH - 4
+        assert row == sorted(set(row))
+
+
+def test_no_neuron_is_given_to_two_slots_unless_they_may_share(lab: dict[str, Any]) -> None:
+    lab["edited"] = (lab["edited"][0], lab["edited"][1] * 0)  # all tokens go to the first: it would take any
+    before = lab["ids"].tolist()
+    apart, shared = chosen_in(lab, shared=False), chosen_in(lab)
+    assert len(set(apart.flatten().tolist())) == SLOTS * WIDTH
+    assert set(shared[0].tolist()) & set(before[1] + before[2])
+    assert apart[1:].tolist() == shared[1:].tolist() == before[1:], "no tokens, nothing to choose by"
+
+
+def test_fewer_candidates_where_there_is_less_room(lab: dict[str, Any]) -> None:
+    before = lab["ids"].tolist()
+    assert chosen_in(lab, candidates=1.0).tolist() == before
+    assert chosen_in(lab, memory=1000).tolist() == before
+    for memory in (10**5, 10**7, 10**9):
+        count = candidates_of(100, NeuronRecipe(candidates=1e9), 500, HIDDEN, memory)
+        assert elimination_bytes(count, 500, HIDDEN) <= memory < elimination_bytes(count + 2, 500, HIDDEN)
+    assert candidates_of(100, NeuronRecipe(candidates=2.5), 500, HIDDEN, ROOM) == 250
+
+
+def test_a_repair_takes_what_leaves_less_error(resident: Residents, monkeypatch: pytest.MonkeyPatch) -> None:
+    model: ResidentModel = resident("mixtral")
+    base, rows = edit_of_kind(len(model.layers), EXPERTS, "prune", 2), rows_of(sequences_of([40] * 20))
+    some = torch.arange(2 * WIDTH).view(2, WIDTH)
+
+    def first_layer(candidates: float) -> tuple[float, list[Tensor]]:
+        """Squared error on what isn't fitted, and all layers' neurons."""
+        recipe = RepairRecipe((0.1,), "local", tokens=len(rows.tokens), neurons=NeuronRecipe(candidates=candidates))
+        with model.edited(RepairedEdit(base, recipe, rows)):
+            applicator: Any = model._applicators[RepairedEdit]
+            applicator._kept = _KeptLayers(0)
+            return applicator.outcomes[0].after, list(applicator.neurons.values())
+
+    worthiest = first_layer(1.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(ExpertOutputs, "eliminate", lambda *given: some)
+        left, neurons = first_layer(2.0)
+        assert left == worthiest[0] and all(map(torch.equal, neurons, worthiest[1]))
+    monkeypatch.setattr(ExpertOutputs, "recombine", lambda *given: some)
+    before, after = first_layer(1.0), first_layer(6.0)
+    assert after[0] < before[0] and not torch.equal(after[1][0], some)
+    model.restore()
+
+
+def test_operations_are_counted(lab: dict[str, Any]) -> None:
+    """Products of matrices alone are what torch counts; factors, inverses and sums stand beside."""
+    lab["edited"] = (lab["edited"][0], lab["edited"][1] * 0)
+    lab = {**lab, "ids": lab["ids"][:1]}
+    with FlopCounterMode(display=False) as counter:
+        chosen_in(lab, candidates=3.0)
+    count = 3 * WIDTH
+    said = elimination_flops(WIDTH, count, EXPERTS * WIDTH, TOKENS, HIDDEN, 2 * 2 * HIDDEN)
+    left, solved = count, count**3
+    while left > WIDTH:
+        out = min(max(1, left // 4), left - WIDTH)
+        solved += 2 * out**3 // 3 + 2 * out**2 * (left - out + HIDDEN)
+        solved += 2 * out * min(left, 2 * out) * (min(left, 2 * out) + HIDDEN)
+        left -= out
+    assert counter.get_total_flops() == pytest.approx(said - solved, rel=0.03)
+
+
+def test_recipes_name_what_is_wrong() -> None:
+    with pytest.raises(ValueError, match=r"candidates must be 1 at least, not 0\.5"):
+        replace(NeuronRecipe(), candidates=0.5)
