@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from timed_search import unrepaired
 
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import RunConfig
@@ -31,7 +32,7 @@ def main() -> None:
     parser.add_argument("--evaluations", type=int, default=5)
     options = parser.parse_args()
     for run in options.run:
-        config = load_run_config(run)
+        config = unrepaired(load_run_config(run))
         estimated = estimate(EstimateRequest(config, cpu=True)).devices[0].phases[0].scoring
         taken = statistics.median(seconds(config, options.evaluations))
         print(

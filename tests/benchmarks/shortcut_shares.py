@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from timed_search import run_timed
+from timed_search import run_timed, unrepaired
 
 from moevolve.evaluators.fitness.runner import run_split
 from moevolve.search.config.run import RunConfig
@@ -23,6 +23,7 @@ _CANDIDATES = 5
 
 def evaluation_shares(config: RunConfig, repeats: int) -> dict[str, float]:
     """Of one evaluation on one thread: medians over random pruning candidates, each evaluated in all ways in turn."""
+    config = unrepaired(config)
     setup = set_up_new(config)
     split = setup.prepared["search"][0]
     worker = EvaluationWorker(config.model, config.engine)
@@ -55,13 +56,9 @@ def evaluation_shares(config: RunConfig, repeats: int) -> dict[str, float]:
     return _over_first(times)
 
 
-def search_shares(config: RunConfig, budget: list[int], repeats: int) -> dict[str, float]:
-    """Of a shorter search's wall time: medians of searches run in turns."""
-    phases = [
-        phase.model_copy(update={"evaluations": evaluations})
-        for phase, evaluations in zip(config.phases, budget, strict=False)
-    ]
-    short = _changed(config, phases=tuple(phases))
+def search_shares(config: RunConfig, evaluations: int, repeats: int) -> dict[str, float]:
+    """Of a shorter search's wall time, without repairs: medians of searches run in turns."""
+    short = unrepaired(config, evaluations=evaluations)
     workers, engine = short.workers, short.engine
     one = workers.model_copy(update={"count": 1, "num_cpus": workers.count * workers.num_cpus})
     ways = {

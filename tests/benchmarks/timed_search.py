@@ -6,6 +6,7 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.base import Genome
@@ -45,7 +46,7 @@ class TimedSearch:
             before.
         individuals: of the whole search.
         evaluated: evaluations that were run; the others were known.
-        prunings: individuals of the prune phase.
+        prunings: individuals of the first phase.
         incumbents: in order; fitness never falls, held-out scores may.
         best: fitness of the last of them.
     """
@@ -60,6 +61,13 @@ class TimedSearch:
     def held_out_at(self, seconds: float) -> float:
         """Held-out score of the incumbent at a moment; 0 before there is one."""
         return next((each.held_out for each in reversed(self.incumbents) if each.seconds <= seconds), 0.0)
+
+
+def unrepaired(config: RunConfig, **changes: Any) -> RunConfig:
+    """The same search with random candidates to begin with, and without what repairs; `changes` are of all phases."""
+    phases = (phase for phase in config.phases if phase.repair is None)
+    changes |= {"init": ("random",)}
+    return config.model_copy(update={"phases": tuple(phase.model_copy(update=changes) for phase in phases)})
 
 
 def run_timed(config: RunConfig, shortcuts: Shortcuts = ALL_SHORTCUTS, held_out: bool = True) -> TimedSearch:
