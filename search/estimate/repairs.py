@@ -161,7 +161,7 @@ class _Counted:
         return (work.layers[layer].outside + work.layers[layer].block) * self._tokens + self._attention
 
     def _fitting(self, fit: FitOutline) -> int:
-        """Features, to fit and to apply where they aren't kept; the fit; what is put on the stream; neurons."""
+        """Features, to fit and to apply where they aren't kept; the fit; what is put on the stream; neurons, rows."""
         tokens, hidden = self._tokens, self._outline.hidden
         made = 1 if fit.width <= tokens or self._features(fit) <= (self._allowed - self._needed(fit)) // 2 else 2
         operations = made * fit.flops * tokens
@@ -169,6 +169,8 @@ class _Counted:
         operations += int(2 * fit.density * tokens * fit.width * hidden)
         if self._recipe.neurons is not None:
             operations += fit.neurons * tokens
+            if fit.neurons and self._recipe.neurons.router == "fitted":
+                operations += 2 * tokens * hidden * (hidden + 2 * fit.blocks) + hidden**3 // 3
         return operations
 
     def _needed(self, fit: FitOutline) -> int:

@@ -187,6 +187,7 @@ def described(recipe: RepairRecipe) -> str:
         each = recipe.neurons
         shares = "shared" if each.shared else "apart"
         parts.append(f"neurons {shares} by {each.routing:.2g}/{each.activation:.2g}/{each.output:.2g}")
+        parts.append(f"router {each.router}")
     return ", ".join(parts)
 
 
@@ -215,7 +216,7 @@ def vary(rng: np.random.Generator, recipe: RepairRecipe, phase: RepairRecipe, re
 
 
 def _varied_neurons(rng: np.random.Generator, neurons: NeuronRecipe | None, first: NeuronRecipe) -> NeuronRecipe | None:
-    """Put aside, put back, or with another exponent or sharing."""
+    """Put aside, put back, or with another exponent or sharing, or other rows of the router."""
     if neurons is None:
         return replace(first, shared=bool(rng.random() < 0.5))
     draw = rng.random()
@@ -223,6 +224,8 @@ def _varied_neurons(rng: np.random.Generator, neurons: NeuronRecipe | None, firs
         return None
     if draw < 0.4:
         return replace(neurons, shared=not neurons.shared)
+    if draw < 0.5:
+        return replace(neurons, router="kept" if neurons.router == "fitted" else "fitted")
     exponent, which = float(rng.choice([0.0, 0.5, 1.0, 2.0, 3.0])), int(rng.integers(3))
     if which == 0:
         return replace(neurons, routing=exponent)

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,9 +66,12 @@ class NeuronRecipe:
         activation: of the neuron's activation times its own expert's routing weight.
         output: of the length of its output.
         shared: whether a neuron may stand in several slots.
+        router: `fitted`, each slot stands for a group of experts, and its router row is fitted to their routing mass;
+            `kept`, rows stay what the edit made of them. They stay, too, where a stock router has no such rows
+            (`moevolve.workers.methods.eep.outputs`).
 
     Raises:
-        ValueError: an exponent is negative.
+        ValueError: an exponent is negative, or the router's rows are neither.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -77,7 +80,10 @@ class NeuronRecipe:
     activation: float = 2.0
     output: float = 2.0
     shared: bool = False
+    router: Literal["fitted", "kept"] = "fitted"
 
     def __post_init__(self) -> None:
         if not all(0 <= each < 100 for each in (self.routing, self.activation, self.output)):  # NaN, too
             raise ValueError("exponents must be 0 at least, and less than 100")
+        if self.router not in ("fitted", "kept"):
+            raise ValueError(f"router rows of neurons are fitted or kept, not {self.router!r}")

@@ -117,6 +117,10 @@ def test_the_papers_settings_are_the_defaults(tmp_path: Path) -> None:
         ({"phases": [PRUNING | {"repair": {"memory_mb": 0}}]}, "phases.0.repair: a repair needs 2 tokens"),
         ({"phases": [PRUNING | {"repair": {"neurons": {"rooting": 1}}}]}, "phases.0.repair.neurons.rooting: unknown"),
         ({"phases": [PRUNING | {"repair": {"neurons": {"output": -1}}}]}, "phases.0.repair.neurons: exponents must be"),
+        (
+            {"phases": [PRUNING | {"repair": {"neurons": {"router": "new"}}}]},
+            "neurons.router: Input should be 'fitted'",
+        ),
         ({"phases": [PRUNING | {"repair": "yes please"}]}, "phases.0.repair: expected a mapping of settings"),
         ({"workers": {"count": 0}}, "workers.count: Input should be greater than or equal to 1"),
         ({"final": {"rerank": -1}}, "final.rerank"),

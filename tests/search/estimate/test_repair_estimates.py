@@ -95,7 +95,8 @@ def test_targets_strengths_and_neurons_have_their_price() -> None:
         assert isinstance(work, RepairWork)
         return work
 
-    plain, local, more, filled = of(), of(target="local"), of(strengths=[0.01, 0.1, 1.0]), of(neurons={})
+    plain, local, more = of(), of(target="local"), of(strengths=[0.01, 0.1, 1.0])
+    filled, routed = (of(neurons={"router": router}) for router in ("kept", "fitted"))
     assert (local.layer_passes, local.forward) == (2 * LAYERS, 2 * plain.forward)
     assert local.fitting == plain.fitting
     systems = LAYERS * (fitted_layer(4096, 3) - fitted_layer(4096, 1))
@@ -103,6 +104,10 @@ def test_targets_strengths_and_neurons_have_their_price() -> None:
     assert (filled.layer_passes, filled.forward) == (2 * LAYERS, 2 * plain.forward)
     # The activations of two experts per token once more, and what they are worth to each of four slots.
     assert filled.fitting - plain.fitting == LAYERS * 4096 * 2 * (EXPERT * 2 // 3 + 2 * KEPT * NEURONS)
+    # The router's inputs with themselves, with what is missing and with the rows; the system.
+    rows = 2 * 4096 * HIDDEN * (HIDDEN + 2 * KEPT) + HIDDEN**3 // 3
+    assert routed.fitting - filled.fitting == LAYERS * rows
+    assert routed.forward == filled.forward
 
 
 def test_repaired_pruning_has_weights_of_its_own() -> None:

@@ -35,7 +35,7 @@ def repaired(inner: GenomeSpace[Any], recombinable: bool = True, calibrated: boo
 @st.composite
 def neurons(draw: st.DrawFn) -> NeuronRecipe:
     exponents = [draw(st.floats(0, 99)) for _ in range(3)]
-    return NeuronRecipe(*exponents, shared=draw(st.booleans()))
+    return NeuronRecipe(*exponents, shared=draw(st.booleans()), router=draw(st.sampled_from(["fitted", "kept"])))
 
 
 @st.composite
@@ -149,7 +149,7 @@ def test_descriptions_say_how() -> None:
     plain = inner.describe(base)
     found = space.describe(space.repaired(base, RepairRecipe(neurons=NeuronRecipe(0.5, shared=False))))
     assert replace(found, summary="") == replace(plain, summary="")
-    expected = "repaired, global, strength 0.001 to 1, 16384 tokens, neurons apart by 0.5/2/2"
+    expected = "repaired, global, strength 0.001 to 1, 16384 tokens, neurons apart by 0.5/2/2, router fitted"
     assert found.summary == f"{plain.summary}, {expected}"
     assert space.describe(base) == plain
     assert described(RepairRecipe((0.05,), "local", 8)) == "repaired, local, strength 0.05, 8 tokens"
@@ -200,7 +200,7 @@ def test_a_varied_recipe_is_another_one_within_range(recipe: RepairRecipe, seed:
     assert vary(np.random.default_rng(seed), recipe, phase, recombinable) == varied
 
 
-NAMES = ("routing", "activation", "output", "shared")
+NAMES = ("routing", "activation", "output", "shared", "router")
 
 
 def test_tokens_never_fall_below_two() -> None:
