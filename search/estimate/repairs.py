@@ -162,7 +162,7 @@ class _Counted:
         return (work.layers[layer].outside + work.layers[layer].block) * self._tokens + self._attention
 
     def _fitting(self, fit: FitOutline) -> int:
-        """Features, to fit and to apply where they aren't kept; the fit; what is put on the stream; neurons."""
+        """Features, to fit and to apply where they aren't kept; the fit; what is put on the stream; neurons, rows."""
         tokens, hidden = self._tokens, self._outline.hidden
         made = 1 if fit.width <= tokens or self._features(fit) <= (self._allowed - self._needed(fit)) // 2 else 2
         operations = made * fit.flops * tokens
@@ -170,13 +170,20 @@ class _Counted:
         operations += int(2 * fit.density * tokens * fit.width * hidden)
         if not self._fillings or not fit.neurons:
             return operations
-        return operations * self._fillings + fit.neurons * tokens + self._eliminating(fit)
+        return operations * self._fillings + fit.neurons * tokens + self._rows(fit) + self._eliminating(fit)
 
     @property
     def _fillings(self) -> int:
         """How often a layer is filled with neurons of all experts and fitted: by worth, and by what a fit leaves."""
         neurons = self._recipe.neurons
         return 0 if neurons is None else 1 if neurons.candidates == 1 else 2
+
+    def _rows(self, fit: FitOutline) -> int:
+        """Fitting the router's."""
+        neurons, hidden = self._recipe.neurons, self._outline.hidden
+        if neurons is None or neurons.router == "kept":
+            return 0
+        return 2 * self._tokens * hidden * (hidden + 2 * fit.blocks) + hidden**3 // 3
 
     def _eliminating(self, fit: FitOutline) -> int:
         width, hidden, tokens = fit.width // fit.blocks, self._outline.hidden, int(fit.density * self._tokens)

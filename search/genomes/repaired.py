@@ -188,6 +188,7 @@ def described(recipe: RepairRecipe) -> str:
         shares = "shared" if each.shared else "apart"
         worth = f"{each.routing:.2g}/{each.activation:.2g}/{each.output:.2g}"
         parts.append(f"neurons {shares} by {worth} of {each.candidates:.2g} times as many")
+        parts.append(f"router {each.router}")
     return ", ".join(parts)
 
 
@@ -216,7 +217,7 @@ def vary(rng: np.random.Generator, recipe: RepairRecipe, phase: RepairRecipe, re
 
 
 def _varied_neurons(rng: np.random.Generator, neurons: NeuronRecipe | None, first: NeuronRecipe) -> NeuronRecipe | None:
-    """Put aside, put back, or with another exponent, sharing, or number of candidates."""
+    """Put aside, put back, or with another exponent, sharing, number of candidates, or other rows of the router."""
     if neurons is None:
         return replace(first, shared=bool(rng.random() < 0.5))
     draw = rng.random()
@@ -224,7 +225,9 @@ def _varied_neurons(rng: np.random.Generator, neurons: NeuronRecipe | None, firs
         return None
     if draw < 0.4:
         return replace(neurons, shared=not neurons.shared)
-    if draw < 0.6:
+    if draw < 0.5:
+        return replace(neurons, router="kept" if neurons.router == "fitted" else "fitted")
+    if draw < 0.65:
         return replace(neurons, candidates=float(rng.choice([1.0, 2.0, 4.0, 8.0])))
     exponent, which = float(rng.choice([0.0, 0.5, 1.0, 2.0, 3.0])), int(rng.integers(3))
     if which == 0:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,9 +69,12 @@ class NeuronRecipe:
         shared: whether a neuron may stand in several slots.
         candidates: so many times the neurons that a slot has room for are shortlisted by worth; those go of them whose
             loss a fit makes up for best. 1 takes the worthiest.
+        router: `fitted`, each slot stands for a group of experts, and its router row is fitted to their routing mass;
+            `kept`, rows stay what the edit made of them. They stay, too, where a stock router has no such rows
+            (`moevolve.workers.methods.eep.outputs`).
 
     Raises:
-        ValueError: an exponent is negative, or there are too few candidates.
+        ValueError: an exponent is negative, there are too few candidates, or the router's rows are neither.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -81,9 +84,12 @@ class NeuronRecipe:
     output: float = 2.0
     shared: bool = False
     candidates: float = 4.0
+    router: Literal["fitted", "kept"] = "fitted"
 
     def __post_init__(self) -> None:
         if not all(0 <= each < 100 for each in (self.routing, self.activation, self.output)):  # NaN, too
             raise ValueError("exponents must be 0 at least, and less than 100")
         if not 1 <= self.candidates < math.inf:
             raise ValueError(f"candidates must be 1 at least, not {self.candidates}")
+        if self.router not in ("fitted", "kept"):
+            raise ValueError(f"router rows of neurons are fitted or kept, not {self.router!r}")

@@ -45,6 +45,25 @@ class Features(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Filling:
+    """What slots of a layer are filled with.
+
+    Attributes:
+        neurons: int64 [n', I], neuron j of expert e as `e * I + j`.
+        rows: of the router, fitted to what the slots stand for: weight [n', hidden], and bias [n'] where it has one;
+            None where they are the edit's own.
+    """
+
+    neurons: Tensor
+    rows: tuple[Tensor, Tensor | None] | None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors."""
+        return sum(each.nbytes for each in (self.neurons, *(self.rows or ())) if each is not None)
+
+
 class LayerOutput(Protocol):
     """The linear map that ends a part of a decoder layer: `features @ weights` is added to the residual stream."""
 
@@ -90,8 +109,8 @@ class LayerOutput(Protocol):
 class Recombinable(LayerOutput, Protocol):
     """An output whose neurons can be exchanged for others of the layer's."""
 
-    def recombine(self, seen: tuple[Tensor, ...], recipe: NeuronRecipe, memory: int) -> Tensor:
-        """Choose neurons by what they do in the unedited layer; nothing is put in place.
+    def recombine(self, seen: tuple[Tensor, ...], recipe: NeuronRecipe, memory: int) -> Filling:
+        """Choose neurons and put them in place; what is fitted afterwards are theirs.
 
         Args:
             seen: what was watched of the layer as the edit has it, each [tokens, ...].
@@ -99,38 +118,38 @@ class Recombinable(LayerOutput, Protocol):
             memory: bytes that may be taken.
 
         Returns:
-            Which they are, for `fill`.
+            What was put in place, for `fill`.
         """
         ...
 
     def eliminate(
         self,
         seen: tuple[Tensor, ...],
-        ids: Tensor,
+        filling: Filling,
         missing: Tensor,
         fitted: Tensor,
         strength: float,
         recipe: NeuronRecipe,
         memory: int,
-    ) -> Tensor:
+    ) -> Filling:
         """Choose neurons by what a fit of them leaves undone; nothing is put in place.
 
         Args:
-            seen: as for `recombine`.
-            ids: those that are in place, fitted.
-            missing: what they leave undone, float32 [tokens, hidden].
+            seen: what was watched of the layer as it is filled now, each [tokens, ...].
+            filling: that is in place, fitted.
+            missing: what it leaves undone, float32 [tokens, hidden].
             fitted: which tokens are looked at, bool [tokens].
             strength: of the ridge that fits them.
             recipe: how they are chosen.
             memory: bytes that may be taken.
 
         Returns:
-            Which they are, for `fill`.
+            The same with other neurons, for `fill`.
         """
         ...
 
-    def fill(self, ids: Tensor) -> None:
-        """Put neurons in place that were chosen before."""
+    def fill(self, filling: Filling) -> None:
+        """Put in place what was chosen before."""
         ...
 
 

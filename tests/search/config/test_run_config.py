@@ -121,6 +121,10 @@ def test_the_papers_settings_are_the_defaults(tmp_path: Path) -> None:
             {"phases": [PRUNING | {"repair": {"neurons": {"candidates": 0}}}]},
             "phases.0.repair.neurons: candidates must",
         ),
+        (
+            {"phases": [PRUNING | {"repair": {"neurons": {"router": "new"}}}]},
+            "neurons.router: Input should be 'fitted'",
+        ),
         ({"phases": [PRUNING | {"repair": "yes please"}]}, "phases.0.repair: expected a mapping of settings"),
         ({"workers": {"count": 0}}, "workers.count: Input should be greater than or equal to 1"),
         ({"final": {"rerank": -1}}, "final.rerank"),

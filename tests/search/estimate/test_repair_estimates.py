@@ -98,7 +98,8 @@ def test_targets_strengths_and_neurons_have_their_price() -> None:
         return work
 
     plain, local, more = of(), of(target="local"), of(strengths=[0.01, 0.1, 1.0])
-    filled, chosen = (of(neurons={"candidates": each}) for each in (1, 2))
+    filled = of(neurons={"candidates": 1, "router": "kept"})
+    routed, chosen = (of(neurons={"candidates": each}) for each in (1, 2))
     assert (local.layer_passes, local.forward) == (2 * LAYERS, 2 * plain.forward)
     assert local.fitting == plain.fitting
     systems = LAYERS * (fitted_layer(4096, 3) - fitted_layer(4096, 1))
@@ -106,12 +107,16 @@ def test_targets_strengths_and_neurons_have_their_price() -> None:
     assert (filled.layer_passes, filled.forward) == (2 * LAYERS, 2 * plain.forward)
     # The activations of two experts per token once more, and what they are worth to each of four slots.
     assert filled.fitting - plain.fitting == LAYERS * 4096 * 2 * (EXPERT * 2 // 3 + 2 * KEPT * NEURONS)
+    # The router's inputs with themselves, with what is missing and with the rows; the system.
+    rows = 2 * 4096 * HIDDEN * (HIDDEN + 2 * KEPT) + HIDDEN**3 // 3
+    assert routed.fitting - filled.fitting == LAYERS * rows
+    assert routed.forward == filled.forward
     # Everything but these twice, and in 8 GiB there is room for a tenth more candidates than a slot has neurons.
     assert (chosen.layer_passes, chosen.forward) == (3 * LAYERS, 3 * plain.forward)
     count = candidates_of(NEURONS, NeuronRecipe(candidates=2.0), 4096 // 2, HIDDEN, 8 << 30)
     assert NEURONS < count < 1.2 * NEURONS
     slots = KEPT * elimination_flops(NEURONS, count, 8 * NEURONS, 2048, HIDDEN, 4 * HIDDEN)
-    assert chosen.fitting - filled.fitting == pytest.approx(plain.fitting + LAYERS * slots, rel=1e-6)
+    assert chosen.fitting - routed.fitting == pytest.approx(plain.fitting + LAYERS * slots, rel=1e-6)
 
 
 def test_repaired_pruning_has_weights_of_its_own() -> None:

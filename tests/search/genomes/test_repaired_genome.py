@@ -35,7 +35,8 @@ def repaired(inner: GenomeSpace[Any], recombinable: bool = True, calibrated: boo
 @st.composite
 def neurons(draw: st.DrawFn) -> NeuronRecipe:
     exponents = [draw(st.floats(0, 99)) for _ in range(3)]
-    return NeuronRecipe(*exponents, draw(st.booleans()), draw(st.floats(1, 99)))
+    router: Any = draw(st.sampled_from(["fitted", "kept"]))
+    return NeuronRecipe(*exponents, draw(st.booleans()), draw(st.floats(1, 99)), router)
 
 
 @st.composite
@@ -149,7 +150,8 @@ def test_descriptions_say_how() -> None:
     plain = inner.describe(base)
     found = space.describe(space.repaired(base, RepairRecipe(neurons=NeuronRecipe(0.5, shared=False))))
     assert replace(found, summary="") == replace(plain, summary="")
-    expected = "repaired, global, strength 0.001 to 1, 16384 tokens, neurons apart by 0.5/2/2 of 4 times as many"
+    filled = "neurons apart by 0.5/2/2 of 4 times as many, router fitted"
+    expected = f"repaired, global, strength 0.001 to 1, 16384 tokens, {filled}"
     assert found.summary == f"{plain.summary}, {expected}"
     assert space.describe(base) == plain
     assert described(RepairRecipe((0.05,), "local", 8)) == "repaired, local, strength 0.05, 8 tokens"
@@ -200,7 +202,7 @@ def test_a_varied_recipe_is_another_one_within_range(recipe: RepairRecipe, seed:
     assert vary(np.random.default_rng(seed), recipe, phase, recombinable) == varied
 
 
-NAMES = ("routing", "activation", "output", "shared", "candidates")
+NAMES = ("routing", "activation", "output", "shared", "candidates", "router")
 
 
 def test_tokens_never_fall_below_two() -> None:

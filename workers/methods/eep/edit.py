@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
+from moevolve.kernels.routing_rule import RoutingRule
 from moevolve.workers.methods.eep.alignment import Alignment
 
 
@@ -165,6 +166,14 @@ class EepEdit:
     def one_hot_merging(self) -> NDArray[np.bool_]:
         """Which layers' `W_EM` is one-hot, so that they need no merged weights: bool [layers]."""
         return one_hot_layers(self.expert_merging)
+
+    def router_folds(self, rule: RoutingRule) -> bool:
+        """Whether a smaller router of the family's own kind routes as this edit has it.
+
+        A mapping of the logits folds into one. A one-hot mapping of the softmax does so too where the family rescales
+        the top-k, because the softmax's scale cancels, and one of sigmoids always does.
+        """
+        return self.router_space == "logits" or (rule.one_hot_folds and bool(self.one_hot_mapping.all()))
 
     @cached_property
     def finite(self) -> bool:

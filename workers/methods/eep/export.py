@@ -85,9 +85,7 @@ class EepExporter:
 def checkpoint_form(edit: Edit, rule: RoutingRule) -> CheckpointForm:
     """Which form of checkpoint expresses an edit exactly.
 
-    A mapping of the logits folds into a smaller router. A one-hot mapping of the softmax does so too where the family
-    rescales the top-k, because the softmax's scale cancels, and one of sigmoids always does. Anything else needs the
-    native form.
+    Where its mapping doesn't fold into a smaller router, it needs the native form.
 
     Args:
         edit: what was done to the model, if anything.
@@ -104,8 +102,7 @@ def checkpoint_form(edit: Edit, rule: RoutingRule) -> CheckpointForm:
             "dynamic skipping has no checkpoint form: no stock router skips experts; export an individual of a search "
             "without genome.dynamic_skipping"
         )
-    folds = edit.router_space == "logits" or (rule.one_hot_folds and bool(edit.one_hot_mapping.all()))
-    return "stock" if folds else "native"
+    return "stock" if edit.router_folds(rule) else "native"
 
 
 def _shape(resident: Resident, edit: Edit) -> tuple[int, int]:

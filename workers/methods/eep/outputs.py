@@ -2,6 +2,9 @@
 
 A feature is a neuron of a kept or merged expert, its activation times the expert's routing weight, and zero where a
 token doesn't choose the expert.
+
+Where slots are filled with neurons of all experts, their router rows are fitted first, if the recipe says so and there
+are such: the edit picks rows of a router that takes the softmax over all experts, and exports keep no other rows.
 """
 
 from __future__ import annotations
@@ -11,7 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moevolve.workers.families.layers import MoELayer
@@ -19,9 +24,10 @@ from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.elimination import eliminate_neurons
 from moevolve.workers.methods.eep.experts import LayerExperts
 from moevolve.workers.methods.eep.neurons import ExpertNeurons, choose_neurons
-from moevolve.workers.methods.eep.router import EditableRouter
+from moevolve.workers.methods.eep.router import EditableRouter, Routing
+from moevolve.workers.methods.eep.slot_rows import fit_rows, group_experts
 from moevolve.workers.methods.fitting import NeuronRecipe
-from moevolve.workers.methods.outputs import FeatureBlock
+from moevolve.workers.methods.outputs import FeatureBlock, Filling
 
 
 class ExpertOutputs:
@@ -38,6 +44,7 @@ class ExpertOutputs:
         self, layer: MoELayer, router: EditableRouter, experts: LayerExperts, edit: EepEdit, ordinal: int
     ) -> None:
         self._layer, self._router, self._experts, self._edit = layer, router, experts, edit
+        self._ordinal = ordinal
         assert router.plan is not None
         if router.plan.slots is not None:
             # The routing points at resident originals, which must stay as they are.
@@ -76,36 +83,77 @@ class ExpertOutputs:
         down.copy_(before + change)
         return down.float() - before
 
-    def recombine(self, seen: tuple[Tensor, ...], recipe: NeuronRecipe, memory: int) -> Tensor:
+    def recombine(self, seen: tuple[Tensor, ...], recipe: NeuronRecipe, memory: int) -> Filling:
         hidden, weights, chosen = seen
         self._experts.arrange(None)
         neurons = ExpertNeurons(self._layer.experts, self._experts.originals)
         whole = self._router.inner(hidden)
-        return choose_neurons(
+        rows = self._fitted_rows(hidden, whole) if recipe.router == "fitted" else None
+        if rows is not None:
+            self._route_by(*rows)
+            _, weights, chosen = self._router(hidden)
+        ids = choose_neurons(
             neurons, hidden, (whole[1], whole[2]), (weights, chosen), self._edit.retained, recipe, memory
         )
+        filling = Filling(ids, rows)
+        self.fill(filling)
+        return filling
 
     def eliminate(
         self,
         seen: tuple[Tensor, ...],
-        ids: Tensor,
+        filling: Filling,
         missing: Tensor,
         fitted: Tensor,
         strength: float,
         recipe: NeuronRecipe,
         memory: int,
-    ) -> Tensor:
+    ) -> Filling:
         hidden, weights, chosen = (each[fitted] for each in seen)
         self._experts.arrange(None)
         source = ExpertNeurons(self._layer.experts, self._experts.originals)
         now = ExpertNeurons(self._layer.experts, self._layer.expert_tensors())
-        routed = (weights, chosen)
-        return eliminate_neurons(source, now, ids, hidden, routed, missing[fitted], strength, recipe, memory)
+        ids, routed = filling.neurons, (weights, chosen)
+        ids = eliminate_neurons(source, now, ids, hidden, routed, missing[fitted], strength, recipe, memory)
+        return replace(filling, neurons=ids)
 
-    def fill(self, ids: Tensor) -> None:
+    def fill(self, filling: Filling) -> None:
         self._experts.arrange(None)
         originals = ExpertNeurons(self._layer.experts, self._experts.originals)
-        ExpertNeurons(self._layer.experts, self._layer.expert_tensors()).take(originals, ids)
+        ExpertNeurons(self._layer.experts, self._layer.expert_tensors()).take(originals, filling.neurons)
+        if filling.rows is not None:
+            self._route_by(*filling.rows)
+
+    def _fitted_rows(self, hidden: Tensor, whole: Routing) -> tuple[Tensor, Tensor | None] | None:
+        """Router rows for groups of experts with a kept one in each; None where there are none to fit."""
+        plan, rule = self._router.plan, self._router.rule
+        assert plan is not None
+        picked = plan.selected is not None and self._edit.router_folds(rule) and self._edit.retained > 1
+        if not picked or rule.scores == "sigmoid" or rule.groups.count > 1 or plan.correction is not None:
+            return None
+        logits, weights, chosen = whole
+        shares = torch.zeros_like(logits, dtype=torch.float32).scatter_(1, chosen, weights.float())
+        together: NDArray[np.float64] = (shares.t() @ shares).double().cpu().numpy()
+        kept = self._edit.router_mapping[self._ordinal].argmax(axis=1).tolist()
+        bias = self._layer.router_bias
+        return fit_rows(
+            hidden,
+            logits,
+            group_experts(together, kept),
+            self._layer.router_weight[kept],
+            None if bias is None else bias[kept],
+        )
+
+    @torch.inference_mode(False)  # rows may become exported parameters, which no inference tensor can
+    def _route_by(self, weight: Tensor, bias: Tensor | None) -> None:
+        assert self._router.plan is not None
+        self._router.plan = replace(
+            self._router.plan,
+            selected=None,
+            folded=weight.clone(),
+            folded_bias=None if bias is None else bias.clone(),
+            logits_space=True,
+        )
 
     @contextmanager
     def unedited(self) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.methods.base import Edit, Tokens
 from moevolve.workers.methods.contract import Applicator, ModelParts
-from moevolve.workers.methods.outputs import Features, LayerOutput, Recombinable, Repairable
+from moevolve.workers.methods.outputs import Features, Filling, LayerOutput, Recombinable, Repairable
 from moevolve.workers.methods.repair.edit import RepairedEdit
 from moevolve.workers.methods.repair.ridge import Fit, Outcome, fit_ridge
 from moevolve.workers.methods.repair.streams import Seen, Streams
@@ -39,7 +39,7 @@ class RepairApplicator:
 
     Attributes:
         outcomes: of the edit that is on the model, output by output; None where nothing was changed.
-        neurons: that fill its experts, by decoder layer, see `Recombinable`; empty where they have their own.
+        fillings: of its experts, by decoder layer; empty where they have their own neurons.
     """
 
     def __init__(self, parts: ModelParts) -> None:
@@ -50,7 +50,7 @@ class RepairApplicator:
         self._reference: _Reference | None = None
         self._kept = _KeptLayers(KEPT_BYTES)
         self.outcomes: list[Outcome | None] = []
-        self.neurons: dict[int, Tensor] = {}
+        self.fillings: dict[int, Filling] = {}
 
     def apply(self, edit: Edit) -> None:
         """See `Applicator.apply`."""
@@ -67,8 +67,8 @@ class RepairApplicator:
             outputs = base.outputs()
             fitted = _Repair(edit, reference, self._kept).run(outputs)
         self.outcomes = [each.outcome for each in fitted]
-        self.neurons = {
-            output.layer: each.neurons for output, each in zip(outputs, fitted, strict=True) if each.neurons is not None
+        self.fillings = {
+            output.layer: each.filling for output, each in zip(outputs, fitted, strict=True) if each.filling is not None
         }
         self._edit = edit
 
@@ -87,7 +87,7 @@ class RepairApplicator:
         left = [each.after / each.before for each in repaired] or [1.0]
         return (
             ("repair", f"ridge regression of output projections toward {_TARGETS[self._edit.recipe.target]}"),
-            *((("neurons", "chosen among all experts of a layer; see neurons.npz"),) if self.neurons else ()),
+            *self._filled(),
             ("repaired outputs", f"{len(repaired)} of {len(self.outcomes)}"),
             ("fitted on", f"{len(checked) - held:,} tokens of calibration prompts, checked on {held:,} of others"),
             ("strengths", ", ".join(f"{each:g} ({count})" for each, count in sorted(strengths.items())) or "-"),
@@ -96,7 +96,18 @@ class RepairApplicator:
 
     def arrays(self) -> dict[str, NDArray[np.int32]]:
         """See `ReportingApplicator`."""
-        return {f"layers.{layer}": ids.to(torch.int32).cpu().numpy() for layer, ids in self.neurons.items()}
+        return {f"layers.{layer}": each.neurons.to(torch.int32).cpu().numpy() for layer, each in self.fillings.items()}
+
+    def _filled(self) -> Iterator[tuple[str, str]]:
+        """What there is to tell of slots that were filled."""
+        if self.fillings:
+            yield "neurons", "chosen among all experts of a layer; see neurons.npz"
+        fitted = sum(each.rows is not None for each in self.fillings.values())
+        if fitted:
+            yield (
+                "router rows",
+                f"fitted to the routing of groups of experts, in {fitted} of {len(self.fillings)} layers",
+            )
 
     @torch.inference_mode()
     def _reference_for(self, edit: RepairedEdit) -> _Reference:
@@ -140,20 +151,21 @@ class _Fitted:
     """One layer, fitted.
 
     Attributes:
-        neurons: that were put in place first; None leaves the edit's own.
+        filling: that was put in place first; None leaves the edit's own neurons.
         changes: of the weights, by columns of the features.
         state: the residual stream behind the layer, [tokens, hidden].
         outcome: how it went; None where nothing was changed.
     """
 
-    neurons: Tensor | None
+    filling: Filling | None
     changes: tuple[tuple[slice, Tensor], ...]
     state: Tensor
     outcome: Outcome | None
 
     @property
     def nbytes(self) -> int:
-        return self.state.nbytes + sum(change.nbytes for _, change in self.changes)
+        filled = 0 if self.filling is None else self.filling.nbytes
+        return self.state.nbytes + filled + sum(change.nbytes for _, change in self.changes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,7 +173,8 @@ class _Trial:
     """Some neurons in one layer, and a fit of them.
 
     Attributes:
-        neurons: that were put in place; None for the edit's own.
+        filling: that was put in place; None for the edit's own neurons.
+        seen: what was watched of the layer, each [tokens, ...].
         after: the residual stream behind the layer without the fit, [tokens, hidden].
         features: of the layer.
         missing: what the stream lacks, float32 [tokens, hidden].
@@ -169,7 +182,8 @@ class _Trial:
         error: squared, on the checked tokens, once fitted.
     """
 
-    neurons: Tensor | None
+    filling: Filling | None
+    seen: Seen
     after: Tensor
     features: Features
     missing: Tensor
@@ -234,9 +248,9 @@ class _Repair:
         """What was fitted for a candidate that begins like this one."""
         fitted = self._kept.get(name)
         if fitted is not None:
-            if fitted.neurons is not None:
+            if fitted.filling is not None:
                 assert isinstance(output, Recombinable)
-                output.fill(fitted.neurons)
+                output.fill(fitted.filling)
             for columns, change in fitted.changes:
                 output.add(columns, change)
         return fitted
@@ -258,20 +272,19 @@ class _Repair:
         if not isinstance(output, Recombinable):
             raise UserError("repair.neurons: only experts of a mixture can be filled with neurons of others")
         _, seen = self._reference.streams.through(output.layer, state, watched, output.next_part)
-        ids = output.recombine(seen, recipe, self._memory)
-        output.fill(ids)
-        worthiest = self._tried(output, state, watched, target, ids)
+        filling = output.recombine(seen, recipe, self._memory)
+        worthiest = self._tried(output, state, watched, target, filling)
         if recipe.candidates == 1:
             return worthiest
         missing = worthiest.after.float() + worthiest.missing - self._apply(worthiest, output).state.float()
         strength = worthiest.fit.outcome.strength if worthiest.fit else min(self._recipe.strengths)
         fitted = ~self._reference.checked.to(missing.device)
-        better = output.eliminate(seen, ids, missing, fitted, strength, recipe, self._memory)
+        better = output.eliminate(worthiest.seen, filling, missing, fitted, strength, recipe, self._memory)
         output.fill(better)
         trial = self._tried(output, state, watched, target, better)
         if trial.error < worthiest.error:
             return trial
-        output.fill(ids)
+        output.fill(filling)
         return worthiest
 
     def _tried(
@@ -280,7 +293,7 @@ class _Repair:
         state: Tensor,
         watched: list[Seen],
         target: Tensor,
-        neurons: Tensor | None = None,
+        filling: Filling | None = None,
     ) -> _Trial:
         """A fit of the neurons that are in place; not applied."""
         after, seen = self._reference.streams.through(output.layer, state, watched, output.next_part)
@@ -288,7 +301,7 @@ class _Repair:
         features, checked = output.features(seen), self._reference.checked.to(after.device)
         fit = fit_ridge(features, missing, checked, self._recipe.strengths, self._memory)
         error = float(missing[checked].double().square().sum()) if fit is None else fit.outcome.after
-        return _Trial(neurons, after, features, missing, fit, error)
+        return _Trial(filling, seen, after, features, missing, fit, error)
 
     def _target(self, output: LayerOutput, state: Tensor) -> Tensor:
         """What the residual stream behind an output is to be, [tokens, hidden]; nothing of the output is fitted yet."""
@@ -305,7 +318,7 @@ class _Repair:
         """Change a layer's weights, and the residual stream behind it as they do."""
         features, after, fit = trial.features, trial.after, trial.fit
         if fit is None:
-            return _Fitted(trial.neurons, (), after, None)
+            return _Fitted(trial.filling, (), after, None)
         keeps = 4 * features.width * after.shape[1] + after.nbytes <= KEPT_BYTES
         changes, stream = [], after.to(torch.float32, copy=True)
         for block in fit.blocks or features.blocks(self._memory // 2):
@@ -313,4 +326,4 @@ class _Repair:
             stream[block.tokens] += block.values @ output.add(block.columns, change)
             if keeps:
                 changes.append((block.columns, change))
-        return _Fitted(trial.neurons, tuple(changes), stream.to(after.dtype), fit.outcome)
+        return _Fitted(trial.filling, tuple(changes), stream.to(after.dtype), fit.outcome)

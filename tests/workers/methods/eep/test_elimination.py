@@ -27,6 +27,7 @@ from moevolve.workers.methods.eep.elimination import (
 from moevolve.workers.methods.eep.neurons import ExpertNeurons
 from moevolve.workers.methods.eep.outputs import ExpertOutputs
 from moevolve.workers.methods.fitting import NeuronRecipe
+from moevolve.workers.methods.outputs import Filling
 from moevolve.workers.methods.repair.apply import _KeptLayers
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
 from moevolve.workers.model.resident import ResidentModel
@@ -166,24 +167,29 @@ def test_fewer_candidates_where_there_is_less_room(lab: dict[str, Any]) -> None:
 def test_a_repair_takes_what_leaves_less_error(resident: Residents, monkeypatch: pytest.MonkeyPatch) -> None:
     model: ResidentModel = resident("mixtral")
     base, rows = edit_of_kind(len(model.layers), EXPERTS, "prune", 2), rows_of(sequences_of([40] * 20))
-    some = torch.arange(2 * WIDTH).view(2, WIDTH)
+    some = Filling(torch.arange(2 * WIDTH).view(2, WIDTH), None)
+
+    def badly(self: ExpertOutputs, *given: Any) -> Filling:
+        self.fill(some)
+        return some
 
     def first_layer(candidates: float) -> tuple[float, list[Tensor]]:
         """Squared error on what isn't fitted, and all layers' neurons."""
-        recipe = RepairRecipe((0.1,), "local", tokens=len(rows.tokens), neurons=NeuronRecipe(candidates=candidates))
+        neurons = NeuronRecipe(candidates=candidates, router="kept")
+        recipe = RepairRecipe((0.1,), "local", tokens=len(rows.tokens), neurons=neurons)
         with model.edited(RepairedEdit(base, recipe, rows)):
             applicator: Any = model._applicators[RepairedEdit]
             applicator._kept = _KeptLayers(0)
-            return applicator.outcomes[0].after, list(applicator.neurons.values())
+            return applicator.outcomes[0].after, [each.neurons for each in applicator.fillings.values()]
 
     worthiest = first_layer(1.0)
     with monkeypatch.context() as patched:
         patched.setattr(ExpertOutputs, "eliminate", lambda *given: some)
         left, neurons = first_layer(2.0)
         assert left == worthiest[0] and all(map(torch.equal, neurons, worthiest[1]))
-    monkeypatch.setattr(ExpertOutputs, "recombine", lambda *given: some)
+    monkeypatch.setattr(ExpertOutputs, "recombine", badly)
     before, after = first_layer(1.0), first_layer(6.0)
-    assert after[0] < before[0] and not torch.equal(after[1][0], some)
+    assert after[0] < before[0] and not torch.equal(after[1][0], some.neurons)
     model.restore()
 
 

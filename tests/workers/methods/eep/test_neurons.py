@@ -19,6 +19,7 @@ from torch import Tensor
 from moevolve.workers.config import ModelConfig
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.neurons import ExpertNeurons, _best_apart, choose_neurons
+from moevolve.workers.methods.outputs import Filling
 from moevolve.workers.methods.repair.edit import NeuronRecipe, RepairedEdit, RepairRecipe
 from moevolve.workers.model.resident import ResidentModel
 
@@ -180,7 +181,7 @@ def test_slots_filled_with_their_own_neurons_change_nothing(
     with model.edited(base), torch.inference_mode():
         for ordinal, output in enumerate(applied(model).outputs()):
             kept = torch.from_numpy(base.expert_merging[ordinal].argmax(axis=1))
-            output.fill(kept[:, None] * WIDTH + torch.arange(WIDTH))
+            output.fill(Filling(kept[:, None] * WIDTH + torch.arange(WIDTH), None))
         assert torch.equal(model.model(UNSEEN).logits, expected)
     model.restore()
     assert digest(model) == before
