@@ -113,8 +113,8 @@ def test_the_estimate_for_the_demo_counts_what_its_files_hold() -> None:
     assert found.splits[0].tokens == fed
     assert [(count.kind, count.individuals) for count in found.counts] == [
         ("prune", 1),
-        ("prune", 80),
-        ("repair", 40),
+        ("prune", 60),
+        ("repair", 24),
     ]
     # The full model, the best, the best before repair, REAP, repaired and as it is, and random draws.
     assert found.final == (5, 5 + 20)
@@ -126,8 +126,8 @@ def test_the_estimate_for_the_demo_counts_what_its_files_hold() -> None:
         *((each.least, each.most) for each in (*device.scoring, device.rate, device.hours)),
     ):
         assert 0 < least < most
-    # 121 individuals at that rate, and what is scored at the end.
-    assert device.hours.least > 121 / device.rate.most / 3600
+    # 85 individuals at that rate, and what is scored at the end.
+    assert device.hours.least > 85 / device.rate.most / 3600
 
 
 def test_a_search_with_other_settings_is_not_compared(all_kinds: str, tmp_path: Path) -> None:
