@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from factorllm_samples import factorllm_space
+from factorllm_samples import factorllm_space, with_baselines
 from hypothesis import given
 from hypothesis import strategies as st
 from search_samples import TUNE, dense_model, few
@@ -17,24 +17,9 @@ from moevolve.search.config.phases import TunePhase
 from moevolve.search.genomes.factorllm.baselines import BASELINES
 from moevolve.search.genomes.factorllm.genome import ROUTERS
 from moevolve.search.genomes.factorllm.section import FactorLlmSection
-from moevolve.search.genomes.factorllm.space import FactorLlmSpace
 from moevolve.search.genomes.registry import check_baselines, make_space
-from moevolve.workers.methods.base import Calibration, CombinedRecipe
+from moevolve.workers.methods.base import CombinedRecipe
 from moevolve.workers.methods.factorllm.edit import CmoeRecipe, FactorLlmRecipe, MoeficationRecipe
-
-
-def with_baselines(**settings: Any) -> FactorLlmSpace:
-    """A space whose calibration has the baselines' arrays, too."""
-    space = factorllm_space(**settings)
-    dense, rng = space.dense, np.random.default_rng(1)
-    arrays = dict(space.measured)
-    for name in BASELINES:
-        arrays |= {
-            f"{name}_experts": np.stack([rng.permutation(space.in_order) for _ in range(dense.layers)]),
-            f"{name}_weight": rng.standard_normal((dense.layers, space.n, dense.hidden)).astype(np.float32),
-            f"{name}_bias": rng.standard_normal((dense.layers, space.n)).astype(np.float32),
-        }
-    return space.calibrated(Calibration(arrays))
 
 
 @pytest.mark.parametrize("name", BASELINES)

@@ -117,9 +117,7 @@ def plain_representative(marks: NDArray[np.float64], members: NDArray[np.int64])
 
 
 @given(seed=st.integers(0, 2**32 - 1), shared=st.integers(0, 2), experts=st.sampled_from([3, 4]))
-def test_clusters_are_balanced_and_have_a_representative(
-    seed: int, shared: int, experts: int
-) -> None:
+def test_clusters_are_balanced_and_have_a_representative(seed: int, shared: int, experts: int) -> None:
     rng = np.random.default_rng(seed)
     marks = (rng.random((30, 12)) < rng.uniform(0.05, 0.9, 12)).astype(np.float64)
     labels, representatives = divide(marks.T @ marks, experts, shared)
