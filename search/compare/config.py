@@ -21,10 +21,11 @@ from moevolve.search.config.files import (
     resolve_paths,
     set_path,
 )
+from moevolve.search.config.phases import START
 from moevolve.search.config.presets import PRESET, filled, preset, with_preset
 from moevolve.search.config.run import RunConfig
 from moevolve.search.config.section import Section
-from moevolve.search.genomes.registry import DEFAULT, KINDS, baselines_of
+from moevolve.search.genomes.registry import DEFAULT, KINDS
 
 BASELINE = "baseline"
 """Key of a method that is a one-shot baseline instead of a search."""
@@ -182,14 +183,17 @@ def _one_shot(name: str, kind: str, data: Mapping[str, Any], where: str, repair:
     """
     final = data.get("final")
     final = final if isinstance(final, dict) else {}
+    known = KINDS[kind].baselines
+    first = next((each.phases[0] for each in known.values()), "tune")
+    phase: dict[str, Any] = {"kind": first, "init": [name], REPAIR: repair}
     if name == "random":
         draws = final.get("random_draws") or 20
-        phase: dict[str, Any] = {"kind": "prune", "evaluations": draws, "initial": draws, REPAIR: repair}
+        phase |= {"evaluations": draws, "initial": draws}
         return {"phases": [phase], "strategy": "evolution", "final.rerank": 0, "final.random_draws": draws}
-    known = baselines_of(kind, f"{where}: baseline: {name}", "use another method")
-    if name not in known:
-        raise UserError(f"{where}: baseline: {name} is unknown; there are random, {', '.join(known)}")
-    phase = {"kind": known[name].phases[0], "evaluations": 1, "initial": 1, "init": [name], REPAIR: repair}
+    own = ("random", START) if first == "tune" else ("random",)
+    if name not in known and name not in own:
+        raise UserError(f"{where}: baseline: {name} is unknown; there are {', '.join((*own, *known))}")
+    phase |= {"kind": known[name].phases[0] if name in known else first, "evaluations": 1, "initial": 1}
     rerank = 0 if final.get("rerank") == 0 else 1
     return {"phases": [phase], "strategy": "evolution", "final.rerank": rerank, "final.random_draws": 0}
 

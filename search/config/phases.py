@@ -106,6 +106,10 @@ def _by_default(value: Any) -> Any:
 Repair = Annotated[RepairRecipe | None, BeforeValidator(_by_default)]
 
 
+START = "start"
+"""Name in `init` of the method's own unsearched start, which genomes of dense models have."""
+
+
 class PhaseBase(Section):
     """What the phases of all kinds have.
 
@@ -121,16 +125,21 @@ class PhaseBase(Section):
     repair: Repair = None
 
     @property
-    def baselines(self) -> tuple[str, ...]:
-        """The baselines that the phase begins with, in order."""
+    def named(self) -> tuple[str, ...]:
+        """What the phase begins with before random individuals, in order: baselines, and the method's own start."""
         return tuple(name for name in self.init if name != "random")
+
+    @property
+    def baselines(self) -> tuple[str, ...]:
+        """The baselines among these."""
+        return tuple(name for name in self.named if name != START)
 
     @model_validator(mode="after")
     def _baselines_fit(self) -> Self:
         if len(set(self.init)) != len(self.init):
             raise ValueError(f"init: a name comes twice in {', '.join(self.init)}")
-        if len(self.baselines) > self.initial:
-            raise ValueError(f"initial {self.initial} is less than the {len(self.baselines)} baselines of init")
+        if len(self.named) > self.initial:
+            raise ValueError(f"initial {self.initial} is less than the {len(self.named)} individuals that init names")
         return self
 
     @model_validator(mode="after")
@@ -197,7 +206,9 @@ class TunePhase(PhaseBase):
 
     Attributes:
         evaluations: individuals of the phase, the initial ones included.
-        initial: the method's own start, then random individuals.
+        initial: individuals at the start: those that `init` names, then random ones.
+        init: names of baselines of the genome kind, `start`, the method's own, and `random`, which fills the rest in
+            any case.
         strategy: for this phase, if not the search's.
         crossover_rate: probability that a child has two parents.
         group_rate: probability that mutation touches a layer (at least one is).
@@ -208,6 +219,7 @@ class TunePhase(PhaseBase):
 
     kind: Literal["tune"] = "tune"
     initial: int = Field(8, ge=0)
+    init: tuple[str, ...] = Field((START, "random"), min_length=1)
     crossover_rate: float = Field(0.3, ge=0, le=1)
     entry_rate: float = Field(0.25, ge=0, le=1)
     sigma: float = Field(0.1, gt=0)
@@ -233,7 +245,7 @@ class RepairPhase(PhaseBase):
 
     @model_validator(mode="after")
     def _has_no_baselines(self) -> Self:
-        if self.baselines or self.strategy is not None:
+        if self.named or self.strategy is not None:
             raise ValueError("a repair phase has neither `init` nor `strategy`: it starts from the phases before it")
         return self
 

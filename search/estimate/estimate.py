@@ -216,7 +216,7 @@ class _Estimator:
         section = self._config.final
         kinds, phases = {count.kind for count in self._counts}, self._config.phases
         # The full model and the best; what stands beside them (`search.loop.standings.beside`); random draws.
-        beside = len(kinds & {"tune", "repair"}) + sum(len(phase.baselines) for phase in phases)
+        beside = ("repair" in kinds) + sum(len(phase.named) for phase in phases)
         return section.rerank, (2 + beside + section.random_draws if section.test else 0)
 
     def _on_device(self, placement: Placement, memory: Mapping[str, WorkerMemory]) -> DeviceEstimate:

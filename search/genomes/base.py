@@ -249,7 +249,7 @@ class GenomeKind:
             Raises UserError where the section asks for what the model can't give.
         costs: what candidates of a space cost, for a model's outline.
         figures: how its genomes are drawn.
-        baselines: one-shot methods by name; all but `random`, which is any space's `sample`.
+        baselines: one-shot methods by name; all but `random` and `start`, which are any space's `sample` and `start`.
         repairable: whether its edits can be repaired (`moevolve.workers.methods.outputs.Repairable`).
         recombinable: whether what its edits keep are experts that a repair can fill with neurons of others.
     """

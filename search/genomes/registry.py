@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import SerializeAsAny, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticKnownError
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.config.phases import PhaseConfig
+from moevolve.search.config.phases import START, PhaseConfig, TunePhase
 from moevolve.search.genomes.base import (
-    Baseline,
     Genome,
     GenomeFigures,
     GenomeKind,
@@ -99,19 +98,6 @@ def counted(kind: str, experts: int, active: int) -> str:
     return KINDS[kind].section.counted.format(experts=experts, active=active)
 
 
-def baselines_of(kind: str, where: str, instead: str) -> Mapping[str, Baseline]:
-    """The one-shot baselines of a kind; `where` heads the error message, `instead` ends it.
-
-    Raises:
-        UserError: it has none.
-    """
-    found = KINDS[kind].baselines
-    if not found:
-        having = " and ".join(name for name, each in KINDS.items() if each.baselines)
-        raise UserError(f"{where}: baselines are for genome kind {having}; {instead}")
-    return found
-
-
 def check_baselines(phases: Sequence[PhaseConfig], space: GenomeSpace[Any]) -> None:
     """Refuse names in `init` that mean nothing for their phase.
 
@@ -119,10 +105,11 @@ def check_baselines(phases: Sequence[PhaseConfig], space: GenomeSpace[Any]) -> N
         UserError: an unknown name, one that doesn't suit the phase or the genome kind; the message names the field.
     """
     for position, phase in enumerate(phases):
-        for name in phase.baselines:
+        own = ["random", START] if isinstance(phase, TunePhase) else ["random"]
+        for name in (each for each in phase.named if each not in own):
             where = f"phases.{position}.init: {name}"
-            known = baselines_of(space.kind, where, "leave init out")
-            suited = ["random", *(each for each, baseline in known.items() if phase.kind in baseline.phases)]
+            known = KINDS[space.kind].baselines
+            suited = [*own, *(each for each, baseline in known.items() if phase.kind in baseline.phases)]
             if name not in known:
                 raise UserError(f"{where} is unknown; a {phase.kind} phase can begin with {', '.join(suited)}")
             if name not in suited:

@@ -10,6 +10,7 @@ import numpy as np
 
 from moevolve.evaluators.types import SCORED, Split
 from moevolve.search.config.files import parse_stored_config
+from moevolve.search.config.phases import START
 from moevolve.search.config.run import FinalSection, RunConfig, StoredConfig
 from moevolve.search.loop.history import rank_key
 from moevolve.search.loop.scores import FULL, interval, ranking_of
@@ -338,7 +339,7 @@ def beside(
     """
     phases = config.phases if isinstance(config, RunConfig) else ()
     made_in = [phase for phase in phases for _ in range(phase.evaluations)]
-    found = [(START_LABEL, row) for row in history[:1] if row.operator == "start"]
+    found = [(START_LABEL, row) for row in history if row.operator == START][:1]
     for row in history[: len(made_in)]:
         phase = made_in[row.index]
         if row.operator in phase.baselines and not row.parents:

@@ -8,6 +8,7 @@ from typing import Any
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import parse_stored_config
+from moevolve.search.config.phases import START
 from moevolve.search.config.run import RunConfig, StoredConfig
 from moevolve.search.genomes.base import Genome, GenomeSpace
 from moevolve.search.genomes.registry import make_space
@@ -81,9 +82,9 @@ def find_subject(
 
 
 def start_of(subject: Subject, history: Sequence[IndividualRecord]) -> Genome | None:
-    """The genome that a subject's search started from, unrepaired; None where its kind has no start of its own."""
-    starts = bool(history) and history[0].operator == "start"
-    return bare(subject.space.from_bytes(history[0].genome)) if starts else None
+    """The genome that a subject's search started from, unrepaired; None without the method's own start."""
+    start = next((row for row in history if row.operator == START), None)
+    return None if start is None else bare(subject.space.from_bytes(start.genome))
 
 
 def _at(config: StoredConfig, path: str) -> StoredConfig:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from moevolve.search.config.phases import PhaseConfig
+from moevolve.search.config.phases import START, PhaseConfig
 from moevolve.search.genomes.base import GenomeSpace, Offspring
 from moevolve.search.genomes.registry import baseline_offspring
 from moevolve.store.records import IndividualRecord
@@ -62,23 +62,22 @@ class PhaseStrategy(Protocol):
         ...
 
 
-def fixed_offspring(space: GenomeSpace[Any], phase: PhaseConfig, index: int, place: int) -> Offspring[Any] | None:
-    """The method's own start as a search's first individual, then the baselines that the phase begins with; else None.
+def fixed_offspring(space: GenomeSpace[Any], phase: PhaseConfig, place: int) -> Offspring[Any] | None:
+    """One of the individuals that the phase names to begin with: a baseline, or the method's own start; else None.
 
     Args:
         space: where genomes come from; calibrated, if it has a recipe.
         phase: the phase.
-        index: of the individual in the search.
         place: of the individual in its phase.
     """
-    start = space.start(phase) if index == 0 else None
-    if start is None and place < len(phase.baselines):
-        return baseline_offspring(phase.baselines[place], space, phase)
-    return start
+    if place >= len(phase.named):
+        return None
+    name = phase.named[place]
+    return space.start(phase) if name == START else baseline_offspring(name, space, phase)
 
 
 def initial_offspring(
-    space: GenomeSpace[Any], phase: PhaseConfig, rng: np.random.Generator, index: int, place: int, initial: bool
+    space: GenomeSpace[Any], phase: PhaseConfig, rng: np.random.Generator, place: int, initial: bool
 ) -> Offspring[Any] | None:
     """`fixed_offspring`, or a random one if it is to be an `initial` one; `rng` is the individual's generator."""
-    return fixed_offspring(space, phase, index, place) or (space.sample(rng, phase) if initial else None)
+    return fixed_offspring(space, phase, place) or (space.sample(rng, phase) if initial else None)

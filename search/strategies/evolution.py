@@ -47,7 +47,7 @@ class Evolution:
     def ask(self, index: int, initial: bool, start: IndividualRecord | None, taken: Container[str]) -> Offspring[Any]:
         """Draw until the individual is new, but not for ever: small spaces run out of new ones."""
         rng = generator(self._seed, index)
-        fixed = fixed_offspring(self._space, self._phase, index, index - self._first)
+        fixed = fixed_offspring(self._space, self._phase, index - self._first)
         if fixed is not None:
             return fixed
         pool = () if initial else self.pool(start)

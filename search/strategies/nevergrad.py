@@ -98,7 +98,7 @@ class NevergradPhase:
         rng = generator(self._seed, index)
         if self._optimizer is None:
             self._begin(rng, start)
-        sampled = initial_offspring(self._space, self._phase, rng, index, index - self._first, initial)
+        sampled = initial_offspring(self._space, self._phase, rng, index - self._first, initial)
         with self._calling(index, "ask"):
             if sampled is not None:
                 self._optimizer.suggest(self._space.flatten(sampled.genome, self._phase))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from search_samples import dense_model
 
+from moevolve.search.genomes.factorllm.baselines import BASELINES
 from moevolve.search.genomes.factorllm.section import FactorLlmSection
 from moevolve.search.genomes.factorllm.space import FactorLlmSpace
 from moevolve.workers.facts import ModelFacts
@@ -34,3 +35,17 @@ def factorllm_space(facts: ModelFacts | None = None, **settings: Any) -> FactorL
             }
         )
     )
+
+
+def with_baselines(facts: ModelFacts | None = None, **settings: Any) -> FactorLlmSpace:
+    """A space whose calibration has the baselines' arrays, too."""
+    space = factorllm_space(facts, **settings)
+    dense, rng = space.dense, np.random.default_rng(1)
+    arrays = dict(space.measured)
+    for name in BASELINES:
+        arrays |= {
+            f"{name}_experts": np.stack([rng.permutation(space.in_order) for _ in range(dense.layers)]),
+            f"{name}_weight": rng.standard_normal((dense.layers, space.n, dense.hidden)).astype(np.float32),
+            f"{name}_bias": rng.standard_normal((dense.layers, space.n)).astype(np.float32),
+        }
+    return space.calibrated(Calibration(arrays))

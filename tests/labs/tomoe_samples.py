@@ -30,6 +30,7 @@ def tomoe_space(facts: ModelFacts | None = None, **settings: Any) -> ToMoeSpace:
         "network_directions": draw(1 + components, dense.hidden),
         "network_sample": draw(SAMPLE, 1 + components),
         "neuron_saliency": saliency,
+        "neuron_fluctuation": np.exp(draw(dense.width)),
         "neuron_slopes": draw(dense.width, components) * saliency[:, :, None] / 2,
     }
     if space.section.attention:

@@ -3,12 +3,11 @@
 Source: FactorLLM (arXiv 2408.11855), Sec. 3.2 and 3.3. The paper trains experts and routers by gradients; here the
 experts keep the network's weights, and the division and the routers are searched. A router is
 
-    logits(x) = a (W x + b) + C (D x - o) + c
+    logits(x) = W x + b + C (D x - o) + c
 
-with `W`, `b` the calibration's closed-form router for the same linear layer, `a` 0 or 1, `D` the scaled principal
-directions of the network's inputs, `o` the mean input's products with them, and coordinates `C` and biases `c` in units
-of a logit's standard deviation over tokens. Experts are interchangeable: hash and edit number them by their first
-neurons.
+with `W`, `b` one of the calibration's routers (`ROUTERS`) or zeros, `D` the scaled principal directions of the
+network's inputs, `o` the mean input's products with them, and coordinates `C` and biases `c` in units of a logit's
+standard deviation over tokens. Experts are interchangeable: hash and edit number them by their first neurons.
 """
 
 from __future__ import annotations
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
 
 HEADER = struct.Struct("<4s5I")
 MAGIC = b"FLM1"
+ROUTERS = ("router", "moefication", "cmoe")
+"""Routers that a calibration may have: the closed form of the start, one for each linear layer, and baselines'."""
 ARRAYS = {"experts": np.uint8, "anchored": np.uint8, "coordinates": np.float32, "biases": np.float32}
 
 
@@ -39,7 +40,8 @@ class FactorLlmGenome:
     Attributes:
         space: the space it belongs to.
         experts: expert of every neuron, uint8 [layers, width], each of the N as often; read-only, as all arrays.
-        anchored: 1 where a layer's routers include the calibration's, else 0: uint8 [layers].
+        anchored: which of the calibration's routers a layer's include, 1 for the first of `ROUTERS`, 0 for none: uint8
+            [layers].
         coordinates: `C`, float32 [layers, routers, N, components].
         biases: `c`, float32 [layers, routers, N]; zeros in a space without them.
     """
@@ -57,6 +59,8 @@ class FactorLlmGenome:
                 raise ValueError(f"{name} has shape {array.shape}, the space has {self.space.shapes[name]}")
             array.flags.writeable = False
             object.__setattr__(self, name, array)
+        if (self.anchored > len(ROUTERS)).any():
+            raise ValueError(f"a genome's routers must be none or one of {', '.join(ROUTERS)}")
         if not (np.sort(self.experts, axis=1) == self.space.in_order).all():
             raise ValueError("a genome's experts must have equally many neurons in every layer")
 
@@ -93,7 +97,7 @@ class FactorLlmGenome:
         digest.update(self._renumbered.astype(np.uint8).tobytes())
         digest.update(self.anchored.tobytes())
         # The calibration's routers tell experts apart; without them only their neurons do.
-        digest.update((numbering * self.anchored[:, None]).astype("<i8").tobytes())
+        digest.update((numbering * (self.anchored > 0)[:, None]).astype("<i8").tobytes())
         for array in (self.coordinates, self.biases):
             # Adding zero turns -0.0 into 0.0: equal arrays have equal bytes.
             digest.update((_renumber(array, numbering) + np.float32(0)).astype("<f4").tobytes())
@@ -107,9 +111,13 @@ class FactorLlmGenome:
     def _edit(self) -> FactorLlmEdit:
         start = self.space.measured
         numbering = self._numbering
-        anchored = self.anchored.astype(np.float32)[:, None, None]
-        weight = anchored[..., None] * start["router_weight"]
-        bias = anchored * start["router_bias"] + self.biases
+        shape = self.space.shapes["biases"]
+        weight, bias = np.zeros((*shape, self.space.dense.hidden), np.float32), self.biases.copy()
+        for number in np.unique(self.anchored[self.anchored > 0]).tolist():
+            layers, name = self.anchored == number, ROUTERS[number - 1]
+            # A baseline has one router; where several must agree on an expert, all of them are that one.
+            weight[layers] = start[f"{name}_weight"].reshape(shape[0], -1, *weight.shape[2:])[layers]
+            bias[layers] += start[f"{name}_bias"].reshape(shape[0], -1, shape[2])[layers]
         # Term by term rather than by a matrix product, whose last digits, and so the hash, depend on the machine.
         for component, steps in enumerate(np.moveaxis(self.coordinates, 3, 0)):
             weight = weight + steps[..., None] * start["directions"][:, None, None, component]

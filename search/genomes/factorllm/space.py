@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.phases import PhaseConfig, TunePhase
 from moevolve.search.genomes.base import Description, Offspring
-from moevolve.search.genomes.factorllm.genome import ARRAYS, HEADER, MAGIC, FactorLlmGenome
+from moevolve.search.genomes.factorllm.genome import ARRAYS, HEADER, MAGIC, ROUTERS, FactorLlmGenome
 from moevolve.search.genomes.factorllm.section import FactorLlmSection
 from moevolve.search.genomes.operators import balanced_swaps, gaussian_noise, layer_crossover, select_groups
 from moevolve.workers.facts import DenseFacts, ModelFacts
-from moevolve.workers.methods.base import Calibration
+from moevolve.workers.methods.base import Calibration, CalibrationRecipe, combined
 from moevolve.workers.methods.factorllm.edit import FactorLlmRecipe
 
 _SPACING = 0.5
@@ -31,6 +31,7 @@ class FactorLlmSpace:
         section: the settings.
         facts: the model.
         dense: its dense networks.
+        beside: how divisions and routers of baselines are measured; None for no such.
         calibration: the start; None as long as it isn't measured.
     """
 
@@ -38,6 +39,7 @@ class FactorLlmSpace:
     section: FactorLlmSection
     facts: ModelFacts = field(repr=False)
     dense: DenseFacts = field(repr=False)
+    beside: CalibrationRecipe | None = None
     calibration: Calibration | None = field(default=None, repr=False, compare=False)
 
     @classmethod
@@ -109,9 +111,9 @@ class FactorLlmSpace:
         return ("tune",)
 
     @property
-    def recipe(self) -> FactorLlmRecipe:
+    def recipe(self) -> CalibrationRecipe:
         section = self.section
-        return FactorLlmRecipe(
+        own = FactorLlmRecipe(
             experts=self.n,
             active=self.active,
             routers=self.routers,
@@ -122,6 +124,7 @@ class FactorLlmSpace:
             ridge=section.ridge,
             tokens=section.calibration_tokens,
         )
+        return combined(own, self.beside) or own
 
     def calibrated(self, calibration: Calibration) -> FactorLlmSpace:
         return replace(self, calibration=calibration)
@@ -134,14 +137,16 @@ class FactorLlmSpace:
 
     def start(self, phase: PhaseConfig) -> Offspring[FactorLlmGenome]:
         """The calibration's division and routers as they are."""
-        return Offspring(
-            self._genome(experts=self.measured["experts"], anchored=np.ones(self.dense.layers)), "start", ()
-        )
+        return Offspring(self.divided(self.measured["experts"], "router"), "start", ())
+
+    def divided(self, experts: NDArray[Any], router: str) -> FactorLlmGenome:
+        """A measured division, uint8 [layers, width], with one of the measured `ROUTERS` in all layers."""
+        return self.genome(experts=experts, anchored=np.full(self.dense.layers, 1 + ROUTERS.index(router)))
 
     def sample(self, rng: np.random.Generator, phase: PhaseConfig) -> Offspring[FactorLlmGenome]:
         experts = np.stack([rng.permutation(self.in_order) for _ in range(self.dense.layers)])
         coordinates = rng.standard_normal(self.shapes["coordinates"])
-        return Offspring(self._genome(experts=experts, coordinates=coordinates), "random", ())
+        return Offspring(self.genome(experts=experts, coordinates=coordinates), "random", ())
 
     def breed(
         self, rng: np.random.Generator, phase: PhaseConfig, parents: tuple[FactorLlmGenome, ...]
@@ -158,7 +163,7 @@ class FactorLlmSpace:
             for name in ("coordinates", "biases") if self.section.router_bias else ("coordinates",):
                 arrays[name][layer] = gaussian_noise(rng, arrays[name][layer], phase.entry_rate, phase.sigma)
         operator = "crossover+mutation" if len(used) == 2 else "mutation"
-        return Offspring(self._genome(**arrays), operator, used)
+        return Offspring(self.genome(**arrays), operator, used)
 
     def from_bytes(self, data: bytes) -> FactorLlmGenome:
         magic, *sizes = HEADER.unpack_from(data) if len(data) >= HEADER.size else (b"", 0, 0, 0, 0, 0)
@@ -171,9 +176,9 @@ class FactorLlmSpace:
             dtype = np.dtype(ARRAYS[name]).newbyteorder("<")
             arrays[name] = np.frombuffer(data[offset : offset + size], dtype=dtype).reshape(self.shapes[name])
             offset += size
-        return self._genome(**arrays)
+        return self.genome(**arrays)
 
-    def _genome(self, **arrays: NDArray[Any]) -> FactorLlmGenome:
+    def genome(self, **arrays: NDArray[Any]) -> FactorLlmGenome:
         """A genome of `arrays`, cast to their types; those left out are zeros."""
         zeros: dict[str, NDArray[Any]] = {name: np.zeros(shape) for name, shape in self.shapes.items()}
         return FactorLlmGenome(self, **(zeros | arrays))
@@ -181,7 +186,7 @@ class FactorLlmSpace:
     def flatten(self, genome: FactorLlmGenome, phase: PhaseConfig) -> NDArray[np.float64]:
         """Scores of neurons [layers * width], then of the calibration's routers [layers], coordinates and biases.
 
-        A neuron's score is its expert's number times a spacing; a router's is the flag itself.
+        A neuron's score is its expert's number times a spacing; a router's is its number.
         """
         parts = [genome.experts * _SPACING, genome.anchored, genome.coordinates]
         if self.section.router_bias:
@@ -189,18 +194,28 @@ class FactorLlmSpace:
         return np.concatenate([np.asarray(part, dtype=np.float64).ravel() for part in parts])
 
     def unflatten(self, vector: NDArray[np.float64], phase: PhaseConfig) -> FactorLlmGenome:
-        """Neurons in order of scores (ties: lower index) fill one expert after the other; flags are scores over 0.5."""
+        """Neurons in order of scores (ties: lower index) fill one expert after the other; routers are rounded.
+
+        Numbers that are no measured router's are the start's router's.
+        """
         sizes = [int(np.prod(shape)) for shape in self.shapes.values()]
-        scores, flags, coordinates, biases = np.split(vector, np.cumsum(sizes)[:3])
+        scores, numbers, coordinates, biases = np.split(vector, np.cumsum(sizes)[:3])
         order = np.argsort(scores.reshape(self.shapes["experts"]), axis=1, kind="stable")
         experts = np.empty_like(order)
         np.put_along_axis(experts, order, np.broadcast_to(self.in_order.astype(order.dtype), order.shape), axis=1)
-        return self._genome(
+        anchored = np.rint(np.clip(numbers, 0, len(ROUTERS)))
+        return self.genome(
             experts=experts,
-            anchored=flags > 0.5,
+            anchored=np.where(np.isin(anchored, self._measured_routers), anchored, 1),
             coordinates=coordinates.reshape(self.shapes["coordinates"]),
             biases=(biases if self.section.router_bias else np.zeros(sizes[3])).reshape(self.shapes["biases"]),
         )
+
+    @property
+    def _measured_routers(self) -> tuple[int, ...]:
+        """Numbers of the routers that genomes can include, 0 for none."""
+        arrays = {} if self.calibration is None else self.calibration.arrays
+        return (0, 1, *(number for number, name in enumerate(ROUTERS, 1) if f"{name}_weight" in arrays))
 
     def describe(self, genome: FactorLlmGenome) -> Description:
         """Costs as in the paper's Fig. 3: K of N experts, and R routers.
@@ -210,7 +225,7 @@ class FactorLlmSpace:
         dense = self.dense
         network = (3 if dense.gated else 2) * dense.hidden * dense.width
         share = self.active / self.n + self.routers * self.n * dense.hidden / network
-        started = int(genome.anchored.sum())
+        started = int((genome.anchored > 0).sum())
         return Description(
             experts=self.n,
             active=self.active,

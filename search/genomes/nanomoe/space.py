@@ -106,7 +106,11 @@ class NanoMoeSpace:
 
     def start(self, phase: PhaseConfig) -> Offspring[NanoMoeGenome]:
         """Plain low rank, or what the fit gives."""
-        return Offspring(NanoMoeGenome(self, self._unmixed), "start", ())
+        return Offspring(self.unmixed(), "start", ())
+
+    def unmixed(self) -> NanoMoeGenome:
+        """Where M is as fitted: without a fit, plain low rank."""
+        return NanoMoeGenome(self, self._unmixed)
 
     def sample(self, rng: np.random.Generator, phase: PhaseConfig) -> Offspring[NanoMoeGenome]:
         """The start with a step of the phase's sigma in every coordinate."""

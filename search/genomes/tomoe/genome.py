@@ -13,7 +13,8 @@ their routers' rows.
 Saliency and the fixed projection both prefer some neurons, so neither gives a random mask, which the method has to be
 compared with. Where an expert has a seed, standard normal numbers of that seed take the saliency's place, and a random
 individual's coordinates are zero: every mask of the layer's width is equally likely then. Head masks are random
-likewise. Children keep their parents' seeds, layer by layer. The paper has no such thing: its masks are trained.
+likewise. Children keep their parents' seeds, layer by layer. The paper has no such thing: its masks are trained. A
+seed may also be `FLUCTUATION`: the neurons' fluctuations (FLAP) take the saliencies' place then, router or not.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ SEEDS = 1 << 24
 """Seeds are below this: whole numbers that float32 holds exactly."""
 SHARPNESS = 10.0
 """Logits per router coordinate. It changes no choice of an expert, only how decided the load-balance term takes it."""
+FLUCTUATION = -1
+"""In a seed's place: a mask by fluctuation."""
 _LEAST = 0.05
 """Least saliency expected on an expert's tokens, as a share of that over all tokens: lines go below zero."""
 _ROUTED = 0.5
@@ -59,8 +62,8 @@ class ToMoeGenome:
             ones.
         heads: [layers, latent, 2 + components], or no layers without head masks: latent coordinates of the pairs' and
             of the values' scores, then of the values' scores along each principal direction of the attention's inputs.
-        seeds: of random masks, whole numbers below `SEEDS`, or 0 for masks by saliency: [layers, N], with head masks
-            [layers, N + 1], theirs last.
+        seeds: of random masks, whole numbers below `SEEDS`, or 0 for masks by saliency, or `FLUCTUATION`: [layers, N],
+            with head masks [layers, N + 1], theirs last, where `FLUCTUATION` is as 0.
     """
 
     space: ToMoeSpace = field(repr=False, compare=False)
@@ -78,8 +81,8 @@ class ToMoeGenome:
                 raise ValueError(f"{name} has shape {array.shape}, the space has {self.space.shapes[name]}")
             array.flags.writeable = False
             object.__setattr__(self, name, array)
-        if not ((self.seeds >= 0) & (self.seeds < SEEDS) & (self.seeds == np.rint(self.seeds))).all():
-            raise ValueError(f"a genome's seeds must be whole numbers from 0 to {SEEDS - 1}")
+        if not ((self.seeds >= FLUCTUATION) & (self.seeds < SEEDS) & (self.seeds == np.rint(self.seeds))).all():
+            raise ValueError(f"a genome's seeds must be whole numbers from {FLUCTUATION} to {SEEDS - 1}")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ToMoeGenome) and self.to_bytes() == other.to_bytes()
@@ -139,7 +142,9 @@ class ToMoeGenome:
             expected = np.maximum(base + rows @ slopes[layer].astype(np.float64).T, _LEAST * base)
             scores = standardised(expected, base)
             for expert, seed in enumerate(self.seeds[layer, : len(scores)].astype(int).tolist()):
-                if seed:
+                if seed == FLUCTUATION:
+                    scores[expert] = standardised(measured["neuron_fluctuation"][layer])
+                elif seed:
                     scores[expert] = _random_scores(seed, "neurons", scores.shape[1])
             kept[layer] = top(scores + project(self.latents[layer]), width)
         return kept
@@ -157,7 +162,7 @@ class ToMoeGenome:
         value_bias = np.stack([standardised(each) for each in values])
         router = np.zeros((len(values), head_dim, section.components))
         for layer, seed in enumerate(self.seeds[:, -1].astype(int).tolist()):
-            if seed:
+            if seed > 0:
                 pair_scores[layer] = _random_scores(seed, "pairs", pairs.shape[1])
                 value_bias[layer] = _random_scores(seed, "values", head_dim)
                 router[layer] = _ROUTED * _random_scores(seed, "value router", head_dim, section.components)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from moevolve.search.genomes.base import GenomeKind
+from moevolve.search.genomes.tomoe.baselines import BASELINES
 from moevolve.search.genomes.tomoe.cost import ToMoeCosts
 from moevolve.search.genomes.tomoe.figures import ToMoeFigures
 from moevolve.search.genomes.tomoe.section import ToMoeSection
@@ -13,5 +14,6 @@ TOMOE = GenomeKind(
     make_space=lambda section, facts, phases: ToMoeSpace.of(section, facts),
     costs=ToMoeCosts,
     figures=ToMoeFigures(),
+    baselines=BASELINES,
     repairable=True,
 )

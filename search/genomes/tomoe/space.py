@@ -16,7 +16,7 @@ from moevolve.search.config.phases import PhaseConfig, TunePhase
 from moevolve.search.genomes.base import Description, Offspring
 from moevolve.search.genomes.operators import gaussian_noise, layer_crossover, select_groups
 from moevolve.search.genomes.tomoe.budget import WidthBudget
-from moevolve.search.genomes.tomoe.genome import ARRAYS, HEADER, MAGIC, SEEDS, ToMoeGenome
+from moevolve.search.genomes.tomoe.genome import ARRAYS, FLUCTUATION, HEADER, MAGIC, SEEDS, ToMoeGenome
 from moevolve.search.genomes.tomoe.section import ToMoeSection
 from moevolve.workers.facts import DenseFacts, ModelFacts
 from moevolve.workers.families.registry import maskable_types
@@ -110,17 +110,17 @@ class ToMoeSpace:
     def start(self, phase: PhaseConfig) -> Offspring[ToMoeGenome]:
         """The same share of everything; experts for the two ends of every direction, or one mask for all."""
         if self.section.start == "saliency":
-            return Offspring(self._genome(), "start", ())
+            return Offspring(self.genome(), "start", ())
         _, experts, _, components, _ = self.sizes
         rows = np.zeros(self.shapes["routers"])
         for expert, row in zip(range(experts), _spread_out(components), strict=False):
             rows[:, expert, 1:] = row
-        return Offspring(self._genome(routers=rows), "start", ())
+        return Offspring(self.genome(routers=rows), "start", ())
 
     def sample(self, rng: np.random.Generator, phase: PhaseConfig) -> Offspring[ToMoeGenome]:
         """Random widths and routers; masks that are random whatever saliency says."""
         arrays = {name: rng.standard_normal(self.shapes[name]) * _SPREAD for name in ("shares", "routers")}
-        return Offspring(self._genome(**arrays, seeds=rng.integers(1, SEEDS, self.shapes["seeds"])), "random", ())
+        return Offspring(self.genome(**arrays, seeds=rng.integers(1, SEEDS, self.shapes["seeds"])), "random", ())
 
     def breed(
         self, rng: np.random.Generator, phase: PhaseConfig, parents: tuple[ToMoeGenome, ...]
@@ -139,10 +139,10 @@ class ToMoeSpace:
             for expert in np.flatnonzero(rng.random(self.section.experts) < phase.swap_rate):
                 for name in ("latents", "routers"):
                     arrays[name][layer, expert] = rng.standard_normal(self.shapes[name][2]) * _SPREAD
-                if arrays["seeds"][layer, expert]:
+                if arrays["seeds"][layer, expert] > 0:
                     arrays["seeds"][layer, expert] = rng.integers(1, SEEDS)
         operator = "crossover+mutation" if len(used) == 2 else "mutation"
-        return Offspring(self._genome(**arrays), operator, used)
+        return Offspring(self.genome(**arrays), operator, used)
 
     def from_bytes(self, data: bytes) -> ToMoeGenome:
         magic, *sizes = HEADER.unpack_from(data) if len(data) >= HEADER.size else (b"", 0)
@@ -154,26 +154,27 @@ class ToMoeSpace:
     def flatten(self, genome: ToMoeGenome, phase: PhaseConfig) -> NDArray[np.float64]:
         """All coordinates in order: shares, latents, routers, heads; then seeds.
 
-        A mask by saliency is 0, a random one 1 plus its seed's place among the seeds: small steps turn none of the
-        first into one of the others.
+        A mask by saliency is 0, one by fluctuation -1, a random one 1 plus its seed's place among the seeds: small
+        steps turn none of them into one of the others.
         """
         *coordinates, seeds = (getattr(genome, name).astype(np.float64).ravel() for name in ARRAYS)
-        return np.concatenate([*coordinates, np.where(seeds > 0, 1 + seeds / SEEDS, 0)])
+        return np.concatenate([*coordinates, np.where(seeds > 0, 1 + seeds / SEEDS, seeds)])
 
     def unflatten(self, vector: NDArray[np.float64], phase: PhaseConfig) -> ToMoeGenome:
-        """Inverse of `flatten`; masks are random where the last numbers are over 0.5."""
+        """Inverse of `flatten`; of the last numbers, masks are random over 0.5 and by fluctuation below -0.5."""
         coordinates, places = np.split(vector, [-int(np.prod(self.shapes["seeds"]))])
         seeds = np.where(places > 0.5, np.clip(np.rint((places - 1) * SEEDS), 1, SEEDS - 1), 0)
+        seeds = np.where(places < -0.5, FLUCTUATION, seeds)
         return self._split(np.concatenate([coordinates, seeds]))
 
     def _split(self, values: NDArray[Any]) -> ToMoeGenome:
         ends = np.cumsum([int(np.prod(shape)) for shape in self.shapes.values()])
         parts = np.split(values, ends[:-1])
-        return self._genome(
+        return self.genome(
             **{name: part.reshape(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
         )
 
-    def _genome(self, **arrays: NDArray[Any]) -> ToMoeGenome:
+    def genome(self, **arrays: NDArray[Any]) -> ToMoeGenome:
         """A genome of `arrays`; those left out are zeros."""
         return ToMoeGenome(self, **{name: arrays.get(name, np.zeros(shape)) for name, shape in self.shapes.items()})
 

@@ -146,7 +146,7 @@ def test_the_base_may_be_a_run_of_its_own(tiny: Any, tmp_path: Path) -> None:
         ),
         (
             {"methods": {"a": {"baseline": "reap", "genome.kind": "nanomoe"}}},
-            "2 of 4 / a: baseline: reap: baselines are for genome kind eep; use another method",
+            "2 of 4 / a: baseline: reap is unknown; there are random, start, low_rank",
         ),
         (
             {"methods": {"a": {"baseline": "reap", "genome.kind": "moe"}}},

@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from factorllm_samples import factorllm_space
+from factorllm_samples import factorllm_space, with_baselines
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -218,6 +218,9 @@ SAMPLES = {
     "tomoe-networks": _tomoe(dense_model(gated=False, bias=True), experts=7, budget=0.8, start="saliency"),
     "tomoe-whole": _tomoe(dense_model(layers=1), experts=1, budget=1.0, components=0),
     "factorllm-whole": _factorllm(dense_model(layers=1), experts=2, active=2, components=0, router_bias=False),
+    "factorllm-baselines": replace(
+        _factorllm(dense_model(layers=2)), space=with_baselines(dense_model(layers=2), active=3)
+    ),
     "eep-repaired": _repaired(_eep(4, 3, layers=9), target="local", tokens=512),
     "eep-tuning-repaired": _repaired(_eep(5, 2, layers=2, experts=5), neurons=NeuronRecipe(shared=False)),
     "factorllm-repaired": _repaired(_factorllm(dense_model(layers=3)), strengths=(0.1,)),

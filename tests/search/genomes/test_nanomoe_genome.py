@@ -14,10 +14,11 @@ from search_samples import TUNE, dense_model, few, mixtral
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.costs import full_work
+from moevolve.search.genomes.nanomoe.baselines import BASELINES
 from moevolve.search.genomes.nanomoe.genome import NanoMoeGenome
 from moevolve.search.genomes.nanomoe.section import NanoMoeSection
 from moevolve.search.genomes.nanomoe.space import NanoMoeSpace
-from moevolve.search.genomes.registry import costs_of, make_space
+from moevolve.search.genomes.registry import check_baselines, costs_of, make_space
 from moevolve.workers.facts import ModelFacts
 from moevolve.workers.methods.base import Calibration
 from moevolve.workers.methods.fitting import RowsRecipe
@@ -217,3 +218,24 @@ def test_layers_can_be_fitted_to_their_outputs() -> None:
     assert edit.rows is not None and edit.rows.first(9) == [(0, 1, 2, 3), (4, 5, 6, 7, 8)]
     unlike = plain.start(TUNE).genome
     assert genome.to_bytes() == unlike.to_bytes() and edit.phenotype_hash != unlike.express().phenotype_hash
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_low_rank_baseline_mixes_nothing_and_is_fitted_to_outputs(variant: Variant) -> None:
+    space = space_of(variant, fit_to="outputs", refine=0)
+    rows = {"row_tokens": np.array([1, 2, 3], dtype=np.int32), "row_lengths": np.array([2, 1], dtype=np.int32)}
+    space = space.calibrated(Calibration(rows))
+    offspring = BASELINES["low_rank"].make(space)
+    edit = offspring.genome.express()
+    assert (offspring.operator, offspring.parents) == ("low_rank", ())
+    assert np.array_equal(edit.mixing, np.broadcast_to(space.form.unmixed, space.shape))
+    assert (edit.fit, edit.rows) == (0, space.rows)
+    assert BASELINES["low_rank"].fault(space) is None
+
+
+@pytest.mark.parametrize("settings", [{}, {"fit": 2}, {"fit": 2, "fit_to": "outputs"}])
+def test_low_rank_of_weights_or_fitted_mixing_is_another_baseline(settings: dict[str, Any]) -> None:
+    section = NanoMoeSection(kind="nanomoe", variant="I", blocks=2, rank=3, **settings)
+    phase = TUNE.model_copy(update={"init": ("low_rank",)})
+    with pytest.raises(UserError, match=r"phases.0.init: low_rank is fitted to outputs, .* genome.fit_to: outputs"):
+        check_baselines([phase], make_space(section, dense_model(), [phase]))

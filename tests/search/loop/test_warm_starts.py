@@ -131,17 +131,20 @@ def test_a_search_with_a_wrong_name_is_refused_before_it_begins(tiny: Any, tmp_p
         set_up(warm_run(tiny, tmp_path, "evolution", phases), "warm-1")
 
 
-def test_other_kinds_of_genome_have_no_baselines() -> None:
+def test_other_kinds_of_genome_have_other_baselines() -> None:
     space = make_space(FactorLlmSection(kind="factorllm", experts=4, active=2), dense_model())
     check_baselines([TunePhase(evaluations=9)], space)
-    with pytest.raises(UserError, match="baselines are for genome kind eep"):
+    with pytest.raises(UserError, match=r"reap is unknown; a tune phase can begin with random, start, moefication"):
         check_baselines([TunePhase(evaluations=9, init=("reap",))], space)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"initial": 1, "init": ["reap", "random", "naee"]}, "initial 1 is less than the 2 baselines of init"),
+        (
+            {"initial": 1, "init": ["reap", "random", "naee"]},
+            "initial 1 is less than the 2 individuals that init",
+        ),
         ({"initial": 4, "init": ["reap", "reap"]}, "a name comes twice"),
         ({"initial": 4, "init": []}, "init"),
     ],

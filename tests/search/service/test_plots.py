@@ -63,7 +63,7 @@ def test_many_groups_are_thinned_out_and_the_picture_says_so(tmp_path: Path) -> 
 
 def test_widths_and_divisions_of_dense_models_are_drawn(tmp_path: Path) -> None:
     path = tmp_path / "search.svg"
-    phase = TunePhase(evaluations=4, initial=0)
+    phase = TunePhase(evaluations=4, initial=1)
     tomoe = tomoe_space().sample(np.random.default_rng(0), phase).genome
     plot_search(path, "demo", HISTORY, 0.8, tomoe, "demo:4")
     assert {"widths of demo:4", "any expert (union)", "whole network"} <= texts(path)

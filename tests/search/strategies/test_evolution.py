@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from search_samples import decided, eep_space
 
-from moevolve.search.config.phases import MergePhase, PhaseConfig, PrunePhase, ThresholdParents, TopKParents
+from moevolve.search.config.phases import START, MergePhase, PhaseConfig, PrunePhase, ThresholdParents, TopKParents
 from moevolve.search.genomes.base import Offspring
 from moevolve.search.genomes.eep.space import EepSpace
 from moevolve.search.genomes.rng import generator
@@ -207,15 +207,17 @@ def test_generators_draw_the_same_on_every_platform_and_version() -> None:
     assert generator(7, 3).bit_generator.random_raw() == 13237616554134437946
 
 
-def test_a_methods_own_start_is_the_first_individual_alone() -> None:
+def test_a_methods_own_start_is_where_a_phase_names_it() -> None:
     class Started(EepSpace):
         def start(self, phase: PhaseConfig) -> Any:
             return Offspring(self.from_kept(np.tile(np.arange(4), (4, 1))), "start", ())
 
     plain = eep_space(layers=4)
     space = Started(**{field.name: getattr(plain, field.name) for field in fields(plain)})
-    proposals, _ = evolve(space=space)
+    first = PHASES[0].model_copy(update={"init": ("random", START)})
+    proposals, _ = evolve((first, *PHASES[1:]), space=space)
     assert [proposal.index for proposal in proposals if proposal.operator == "start"] == [0]
+    assert not any(proposal.operator == "start" for proposal in evolve(space=space)[0])
     assert proposals[0].genome == space.from_kept(np.tile(np.arange(4), (4, 1))).to_bytes()
 
 

@@ -58,14 +58,10 @@ def calibrate_factorllm(resident: Resident, sequences: Sequence[Tokens], recipe:
     Raises:
         UserError: no dense networks, or no tokens.
     """
-    layers = resident.dense_layers
-    if not layers:
-        raise UserError("genome.kind: factorllm needs dense feed-forward networks of a family where they are known")
-    if not sequences:
-        raise UserError("genome.calibration_tokens: there are no prompts to measure the start on")
+    layers = networks_to_divide(resident, sequences)
     divisions = _divide(resident, sequences, recipe)
     starts: list[_Start] = []
-    for batch in _batches(layers, lambda layer: 8 * layer.hidden**2):
+    for batch in batches(layers, lambda layer: 8 * layer.hidden**2):
         chosen = divisions[len(starts) : len(starts) + len(batch)]
         starts += _measure(resident, sequences, recipe, batch, chosen)
     return Calibration(
@@ -79,21 +75,33 @@ def calibrate_factorllm(resident: Resident, sequences: Sequence[Tokens], recipe:
     )
 
 
+def networks_to_divide(resident: Resident, sequences: Sequence[Tokens]) -> Sequence[DenseLayer]:
+    """The model's networks.
+
+    Raises:
+        UserError: there are none, or no tokens.
+    """
+    if not resident.dense_layers:
+        raise UserError("genome.kind: factorllm needs dense feed-forward networks of a family where they are known")
+    if not sequences:
+        raise UserError("genome.calibration_tokens: there are no prompts to measure the start on")
+    return resident.dense_layers
+
+
 def _divide(resident: Resident, sequences: Sequence[Tokens], recipe: FactorLlmRecipe) -> list[NDArray[np.int64]]:
     """The expert of every neuron of every network, numbered by their first neurons."""
     layers = resident.dense_layers
     if recipe.partition == "coactivation":
         firing = _firing_profiles(resident, sequences)
-        return [balanced_kmeans(each, recipe.experts, _rng(i)) for i, each in enumerate(firing)]
+        return [balanced_kmeans(each, recipe.experts, layer_rng(i)) for i, each in enumerate(firing)]
     divisions = []
     for i, layer in enumerate(layers):
         if recipe.partition == "kmeans":
-            weights = (layer.up if layer.gate is None else layer.gate).weight.float().cpu().numpy()
-            divisions.append(balanced_kmeans(_unit_rows(weights), recipe.experts, _rng(i)))
+            divisions.append(balanced_kmeans(unit_rows(first_weights(layer)), recipe.experts, layer_rng(i)))
         else:
             experts = np.repeat(np.arange(recipe.experts), layer.width // recipe.experts)
             divisions.append(
-                number_by_first(_rng(i).permutation(experts) if recipe.partition == "shuffled" else experts)
+                number_by_first(layer_rng(i).permutation(experts) if recipe.partition == "shuffled" else experts)
             )
     return divisions
 
@@ -103,7 +111,7 @@ def _firing_profiles(resident: Resident, sequences: Sequence[Tokens]) -> Iterato
 
     A neuron fires where its contribution to the output is larger than the token's average neuron's.
     """
-    for batch in _batches(resident.dense_layers, lambda layer: 4 * layer.width**2):
+    for batch in batches(resident.dense_layers, lambda layer: 4 * layer.width**2):
         counts = [torch.zeros(layer.width, layer.width, device=layer.down.weight.device) for layer in batch]
         watch_networks(
             resident,
@@ -111,7 +119,7 @@ def _firing_profiles(resident: Resident, sequences: Sequence[Tokens]) -> Iterato
             [(layer, partial(_count_firing, each, layer)) for layer, each in zip(batch, counts, strict=True)],
         )
         for each in counts:
-            yield _unit_rows(each.cpu().numpy())
+            yield unit_rows(each.cpu().numpy())
 
 
 def _count_firing(counts: Tensor, layer: DenseLayer, inputs: Tensor, activations: Tensor) -> None:
@@ -193,26 +201,42 @@ def _solve(statistics: InputStatistics, experts: NDArray[np.int64], recipe: Fact
     square = statistics.covariance if recipe.router_bias else statistics.moment
     weight, bias = statistics.ridge(recipe.ridge, recipe.router_bias)
     weight, bias = weight.reshape(recipe.routers, recipe.experts, -1), bias.reshape(recipe.routers, recipe.experts)
-    # The largest logits stay the largest whatever the scale; this one suits steps along the directions.
-    spread = np.sqrt(np.einsum("rni,ij,rnj->rn", weight, square, weight).mean(axis=1))
-    scale = 1 / np.where(spread > 1e-9, spread, 1.0)
+    scale = logit_scale(weight, square)
     directions = principal_directions(square, recipe.components)
     offsets = directions @ statistics.mean if recipe.router_bias else np.zeros(len(directions))
     return _Start(experts, directions, offsets, weight * scale[:, None, None], bias * scale[:, None])
 
 
-def _batches(layers: Sequence[DenseLayer], size: Callable[[DenseLayer], int]) -> Iterator[Sequence[DenseLayer]]:
+def logit_scale(weight: NDArray[np.float64], square: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What makes routers' logits vary by 1 over tokens, [...]; the largest stay the largest whatever the scale.
+
+    Args:
+        weight: of the routers, [..., N, hidden].
+        square: covariance of the inputs, or their mean products, [hidden, hidden].
+    """
+    spread = np.sqrt(np.einsum("...ni,ij,...nj->...n", weight, square, weight).mean(axis=-1))
+    return np.asarray(1 / np.where(spread > 1e-9, spread, 1.0))
+
+
+def batches(layers: Sequence[DenseLayer], size: Callable[[DenseLayer], int]) -> Iterator[Sequence[DenseLayer]]:
     """Consecutive layers whose statistics fit into `MEMORY` together, one at least."""
     step = max(1, MEMORY // size(layers[0]))
     for start in range(0, len(layers), step):
         yield layers[start : start + step]
 
 
-def _unit_rows(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+def first_weights(layer: DenseLayer) -> NDArray[np.float32]:
+    """What goes through the activation: the gate's weights, or a plain network's up layer's, [width, hidden]."""
+    weights: NDArray[np.float32] = (layer.up if layer.gate is None else layer.gate).weight.float().cpu().numpy()
+    return weights
+
+
+def unit_rows(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Rows of length 1; those of zeros stay."""
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     return (rows / np.where(lengths > 0, lengths, 1)).astype(np.float32)
 
 
-def _rng(layer: int) -> np.random.Generator:
+def layer_rng(layer: int) -> np.random.Generator:
     """A generator per layer, always the same: the start is no random individual."""
     return np.random.Generator(np.random.Philox(key=layer))

@@ -46,6 +46,38 @@ class FactorLlmRecipe:
     tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class MoeficationRecipe:
+    """Settings of MoEfication's division and routers.
+
+    Attributes:
+        experts: experts N.
+        tokens: at most about this many tokens are run; they set the unit of a router's logits, and nothing else.
+    """
+
+    experts: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CmoeRecipe:
+    """Settings of CMoE's division and routers.
+
+    Attributes:
+        experts: experts N, the shared ones among them.
+        shared: experts that every token has, fewer than N.
+        firing: neurons that count as activated by a token, those of the largest activations.
+        ridge: regularisation of the routers, as a share of the inputs' mean variance.
+        tokens: at most about this many tokens are run.
+    """
+
+    experts: int
+    shared: int
+    firing: int
+    ridge: float
+    tokens: int
+
+
 @dataclass(frozen=True)
 class FactorLlmEdit:
     """A permutation of neurons and routers per network.

@@ -35,8 +35,10 @@ def calibrate_tomoe(resident: Resident, sequences: Sequence[Tokens], recipe: ToM
         principal directions at right angles to it, all scaled so that products with inputs have mean square 1.
         `network_sample` [layers, tokens, 1 + components]: such products of some tokens. `neuron_saliency`
         [layers, width], mean squared contributions, and `neuron_slopes` [layers, width, components], their regression
-        on the products. With `recipe.attention` also `head_directions` and `head_sample` without the mean's direction,
-        `pair_saliency` [layers, head_dim / 2] and `value_saliency` [layers, head_dim].
+        on the products. `neuron_fluctuation` [layers, width]: sample variances of activations times the squared norms
+        of their output weights, the metric of FLAP (arXiv 2312.11983). With `recipe.attention` also `head_directions`
+        and `head_sample` without the mean's direction, `pair_saliency` [layers, head_dim / 2] and `value_saliency`
+        [layers, head_dim].
 
     Raises:
         UserError: no dense networks, or no tokens.
@@ -61,6 +63,7 @@ def calibrate_tomoe(resident: Resident, sequences: Sequence[Tokens], recipe: ToM
         "network_sample": [torch.cat(site.sample) for site in networks],
         "neuron_saliency": [site.saliency / tokens for site in networks],
         "neuron_slopes": [site.slopes / tokens for site in networks],
+        "neuron_fluctuation": [site.fluctuation(tokens) for site in networks],
     }
     if heads:
         arrays |= {
@@ -104,6 +107,7 @@ class _Network(_Site):
         self._norms = layer.down.weight.double().square().sum(dim=0)
         self.saliency = torch.zeros_like(self._norms)
         self.slopes = self.saliency.new_zeros(layer.width, recipe.components)
+        self._sums = torch.zeros_like(self._norms)
 
     def watches(self) -> list[Watch]:
         return [*super().watches(), (self._down, False, self._take_neurons)]
@@ -111,8 +115,14 @@ class _Network(_Site):
     def _take_neurons(self, activations: Tensor) -> None:
         contributions = activations.double().square() * self._norms
         self.saliency += contributions.sum(dim=0)
+        self._sums += activations.double().sum(dim=0)
         # The products have mean zero, and variance one: their mean product is the regression.
         self.slopes += contributions.t() @ self.products[:, 1:]
+
+    def fluctuation(self, tokens: int) -> Tensor:
+        """Sample variance of every activation in contributions, [width]; zero of a single token."""
+        squares = self.saliency - self._sums.square() / tokens * self._norms
+        return squares.clamp_min(0) / max(1, tokens - 1)
 
 
 class _Heads(_Site):

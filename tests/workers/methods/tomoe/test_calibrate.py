@@ -73,6 +73,8 @@ def test_neurons_are_measured_by_what_they_contribute(llama: ResidentModel, foun
         contributions = (seen(llama, layer, "mlp.down_proj")[:, None, :] * down).transpose(0, 2, 1)
         squares = (contributions**2).sum(axis=2)
         np.testing.assert_allclose(found["neuron_saliency"][layer], squares.mean(axis=0), rtol=1e-5)
+        variances = seen(llama, layer, "mlp.down_proj").var(axis=0, ddof=1)
+        np.testing.assert_allclose(found["neuron_fluctuation"][layer], variances * (down**2).sum(axis=0), rtol=1e-5)
         products = seen(llama, layer, "mlp.up_proj") @ found["network_directions"][layer, 1:].T
         slopes = np.linalg.lstsq(np.c_[products, np.ones(TOKENS)], squares, rcond=None)[0][:-1].T
         np.testing.assert_allclose(found["neuron_slopes"][layer], slopes, atol=1e-4 * np.abs(slopes).max())
@@ -113,6 +115,7 @@ def test_plain_networks_are_measured_without_their_heads(model_config: Callable[
         "network_sample": (LAYERS, len(range(0, TOKENS, -(-TOKENS // 25))), 1 + COMPONENTS),
         "neuron_saliency": (LAYERS, WIDTH),
         "neuron_slopes": (LAYERS, WIDTH, COMPONENTS),
+        "neuron_fluctuation": (LAYERS, WIDTH),
     }
 
 

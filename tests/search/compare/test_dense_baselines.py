@@ -1,0 +1,106 @@
+"""Comparisons of the kinds of genome for dense models: their baselines, as they are and repaired."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from dense_lab import dense_run
+from local_workers import calibrate, local_pool
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.compare.config import load_comparison
+from moevolve.search.compare.rows import ComparisonRow, comparison_rows
+from moevolve.search.compare.run import run_comparison
+from moevolve.search.genomes.registry import KINDS
+from moevolve.search.service.observer import Observer
+from moevolve.store.repository import Store
+
+GENOMES = {
+    "tomoe": {"kind": "tomoe", "experts": 4, "budget": 0.5, "attention": False, "components": 3},
+    "factorllm": {"kind": "factorllm", "experts": 8, "active": 4, "components": 3},
+    "nanomoe": {"kind": "nanomoe", "variant": "I", "blocks": 2, "rank": 5, "fit_to": "outputs"},
+}
+DENSE = [(kind, name) for kind in GENOMES for name in ("random", "start", *KINDS[kind].baselines)]
+
+
+def write(tiny: Any, folder: Path, methods: dict[str, Any]) -> Path:
+    model = dense_run(tiny, folder, {"kind": "nanomoe", "rank": 2}, "unused").model
+    base = {
+        "model": {"path": model.path, "device": "cpu"},
+        "tasks": [str(tiny.task)],
+        "genome": GENOMES["tomoe"],
+        "phases": [{"kind": "tune", "evaluations": 6, "initial": 4}],
+        "final": {"rerank": 1, "random_draws": 2},
+        "store": f"sqlite:///{folder / 'store.db'}",
+    }
+    path = folder / "compare.yaml"
+    path.write_text(yaml.safe_dump({"name": "dense", "base": base, "methods": methods}, sort_keys=False))
+    return path
+
+
+@pytest.fixture(scope="module")
+def compared(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, list[ComparisonRow]]:
+    """All dense baselines, those that can be also repaired, and a search with a baseline among its first."""
+    methods: dict[str, Any] = {}
+    for kind, name in DENSE:
+        methods[f"{kind} {name}"] = {"baseline": name, "genome": GENOMES[kind]}
+        if KINDS[kind].repairable:
+            methods[f"{kind} {name} repaired"] = {**methods[f"{kind} {name}"], "repair": {"tokens": 120}}
+    methods["search"] = {"phases.0.init": ["flap", "start", "saliency"], "final.random_draws": 0}
+    folder = tmp_path_factory.mktemp("dense")
+    comparison = load_comparison(write(tiny, folder, methods))
+    store = Store.open(comparison.store)
+    outcomes = run_comparison(comparison, store, lambda place, cell: Observer(), local_pool, calibrate)
+    return store, comparison_rows(outcomes, store)
+
+
+def test_every_baseline_has_a_row_at_the_asked_for_size(compared: tuple[Store, list[ComparisonRow]]) -> None:
+    store, rows = compared
+    for kind, name in DENSE:
+        own = [row for row in rows if row.method.startswith(f"{kind} {name}")]
+        assert len(own) == 1 + KINDS[kind].repairable and all(row.baseline and row.failure is None for row in own)
+        assert len({row.active_parameters for row in own}) == 1, "a repair changes no size"
+        for row in own:
+            for ref in row.refs:
+                individual = store.individual(ref).individual
+                assert individual.operator == name
+                assert ("repaired" in individual.summary) == ("repaired" in row.method)
+    sizes = {kind: {row.active_parameters for row in rows if row.method.startswith(kind)} for kind in GENOMES}
+    # Half of the networks, and routers, whose number doesn't depend on the baseline.
+    assert [len(each) for each in sizes.values()] == [1, 1, 1]
+
+
+def test_searches_are_tested_against_the_best_baseline_of_dev(compared: tuple[Store, list[ComparisonRow]]) -> None:
+    _, rows = compared
+    scored = [row for row in rows if row.baseline and "random" not in row.method]
+    best = max(scored, key=lambda row: row.score("dev").score)  # type: ignore[union-attr, arg-type, return-value]
+    (found,) = (row for row in rows if row.method == "search" and row.contestant == "best found")
+    assert found.against_baseline is not None and found.best_by == "dev"
+    assert found.against_baseline.against == best.method
+
+
+def test_a_search_begins_with_what_it_names(compared: tuple[Store, list[ComparisonRow]]) -> None:
+    store, rows = compared
+    history = store.history(store.search("dense.search.s0").id)
+    assert [row.operator for row in history[:4]] == ["flap", "start", "saliency", "random"]
+    assert {row.contestant for row in rows if row.method == "search"} >= {"unsearched start", "best found"}
+
+
+def test_what_a_kind_cannot_have_is_refused(tiny: Any, tmp_path: Path) -> None:
+    for number, (method, message) in enumerate(
+        [
+            ({"baseline": "cmoe"}, "baseline: cmoe is unknown; there are random, start, saliency, flap"),
+            ({"baseline": "low_rank", "genome": {"kind": "nanomoe", "rank": 2}}, "low_rank is fitted to outputs"),
+            (
+                {"baseline": "low_rank", "genome": GENOMES["nanomoe"], "repair": True},
+                "candidates of genome kind nanomoe can't be repaired",
+            ),
+        ]
+    ):
+        (tmp_path / str(number)).mkdir()
+        path = write(tiny, tmp_path / str(number), {"a": method})
+        with Store.open("sqlite://") as store, pytest.raises(UserError, match=message):
+            run_comparison(load_comparison(path), store, lambda place, cell: Observer(), local_pool, calibrate)

@@ -1,0 +1,87 @@
+"""MoEfication's and CMoE's divisions as FactorLLM genomes; what is measured for them is tested with the workers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from factorllm_samples import factorllm_space, with_baselines
+from hypothesis import given
+from hypothesis import strategies as st
+from search_samples import TUNE, dense_model, few
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.config.phases import TunePhase
+from moevolve.search.genomes.factorllm.baselines import BASELINES
+from moevolve.search.genomes.factorllm.genome import ROUTERS
+from moevolve.search.genomes.factorllm.section import FactorLlmSection
+from moevolve.search.genomes.registry import check_baselines, make_space
+from moevolve.workers.methods.base import CombinedRecipe
+from moevolve.workers.methods.factorllm.edit import CmoeRecipe, FactorLlmRecipe, MoeficationRecipe
+
+
+@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize("settings", [{}, {"routers": 3, "experts": 8, "active": 3}])
+def test_a_baseline_expresses_what_was_measured(name: str, settings: dict[str, Any]) -> None:
+    space = with_baselines(**settings)
+    offspring = BASELINES[name].make(space)
+    edit, genome = offspring.genome.express(), offspring.genome
+    assert (offspring.operator, offspring.parents) == (name, ())
+    size = space.dense.width // space.n
+    for layer, experts in enumerate(space.measured[f"{name}_experts"]):
+        for place, neurons in enumerate(edit.order[layer].reshape(space.n, size)):
+            (expert,) = {int(experts[neuron]) for neuron in neurons}
+            for router in range(space.routers):
+                expected = space.measured[f"{name}_weight"][layer, expert]
+                np.testing.assert_array_equal(edit.router_weight[layer, router, place], expected)
+                assert edit.router_bias[layer, router, place] == space.measured[f"{name}_bias"][layer, expert]
+    assert space.describe(genome).active_parameters == space.active_parameters
+    assert space.from_bytes(genome.to_bytes()) == genome == space.unflatten(space.flatten(genome, TUNE), TUNE)
+    assert genome.content_hash not in (
+        space.start(TUNE).genome.content_hash,
+        space.sample(np.random.default_rng(0), TUNE),
+    )
+
+
+@few
+@given(seed=st.integers(0, 2**32 - 1))
+def test_children_of_baselines_and_of_the_start_have_routers_of_both(seed: int) -> None:
+    space, rng = with_baselines(), np.random.default_rng(seed)
+    parents = [space.start(TUNE).genome, *(each.make(space).genome for each in BASELINES.values())]
+    always = TUNE.model_copy(update={"crossover_rate": 1.0})
+    child = space.breed(rng, always, (parents[0], space.breed(rng, always, (parents[1], parents[2])).genome)).genome
+    assert set(child.anchored.tolist()) <= {1, 2, 3} and child.express().finite
+    assert all(np.bincount(experts).tolist() == [space.dense.width // space.n] * space.n for experts in child.experts)
+
+
+def test_routers_that_were_not_measured_are_the_starts() -> None:
+    space, rich = factorllm_space(), with_baselines()
+    vector = rich.flatten(BASELINES["cmoe"].make(rich).genome, TUNE)
+    assert (space.unflatten(vector, TUNE).anchored == 1).all()
+    assert (rich.unflatten(np.full(vector.size, 1e6), TUNE).anchored == len(ROUTERS)).all()
+    with pytest.raises(ValueError, match="none or one of router, moefication, cmoe"):
+        space.genome(experts=space.measured["experts"], anchored=np.full(space.dense.layers, len(ROUTERS) + 1))
+
+
+def test_only_what_is_needed_is_measured() -> None:
+    def recipe(*init: str, **section: Any) -> Any:
+        chosen = FactorLlmSection(kind="factorllm", **({"experts": 8, "active": 5} | section))
+        return make_space(chosen, dense_model(), [TunePhase(evaluations=9, init=init)]).recipe
+
+    assert isinstance(recipe("start", "random"), FactorLlmRecipe)
+    both = recipe("cmoe", "moefication", calibration_tokens=99, ridge=0.5)
+    assert isinstance(both, CombinedRecipe) and isinstance(both.parts[0], FactorLlmRecipe)
+    (beside,) = both.parts[1:]
+    assert beside.parts == (CmoeRecipe(8, 2, 10, 0.5, 99), MoeficationRecipe(8, 99))
+
+
+@pytest.mark.parametrize("section", [{"router_bias": False}, {"active": 1}, {"active": 4}])
+def test_shared_experts_need_a_bias_and_routed_ones_beside_them(section: dict[str, Any]) -> None:
+    chosen = FactorLlmSection(kind="factorllm", **({"experts": 4, "active": 2} | section))
+    space = make_space(chosen, dense_model(), ())
+    check_baselines([TunePhase(evaluations=9, init=("moefication", "start"))], space)
+    with pytest.raises(UserError, match=r"phases.0.init: cmoe has shared experts, which needs genome.router_bias"):
+        check_baselines([TunePhase(evaluations=9, init=("cmoe",))], space)
+    check_baselines([TunePhase(evaluations=9, init=("cmoe",))], replace(factorllm_space(), beside=None))
