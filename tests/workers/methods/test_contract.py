@@ -32,7 +32,7 @@ from moevolve.workers.methods.base import (
 )
 from moevolve.workers.methods.contract import ExpertsOwner
 from moevolve.workers.methods.eep.edit import AlignmentRecipe, EepEdit, ExpertsRecipe
-from moevolve.workers.methods.factorllm.edit import FactorLlmEdit, FactorLlmRecipe
+from moevolve.workers.methods.factorllm.edit import CmoeRecipe, FactorLlmEdit, FactorLlmRecipe, MoeficationRecipe
 from moevolve.workers.methods.fitting import FitRows, RowsRecipe
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit
 from moevolve.workers.methods.registry import METHODS, experts_owner
@@ -133,7 +133,11 @@ SAMPLES: dict[type, Sample] = {
         "mixtral",
         (divided(), divided(1)),
         divided(bias=np.inf),
-        (FactorLlmRecipe(EXPERTS, 2, 1, "kmeans", 2.0, True, 3, 1e-3, 60),),
+        (
+            FactorLlmRecipe(EXPERTS, 2, 1, "kmeans", 2.0, True, 3, 1e-3, 60),
+            MoeficationRecipe(EXPERTS, 60),
+            CmoeRecipe(EXPERTS, 1, 5, 1e-3, 60),
+        ),
         routed=3,
     ),
     NanoMoeEdit: Sample("llama", "opt", (mixed(), mixed(1)), mixed(step=np.inf), mixed=2),
