@@ -56,7 +56,7 @@ def best(
 
     Example:
         >>> moevolve.best("sqlite:///demo.db", task="demo-calendar", experts=4)[0].ref
-        'demo:65'
+        'demo:78'
     """
     with store_of(store) as opened:
         return opened.best(task, experts=experts, active=active, search=search, limit=limit, by=by)
@@ -125,7 +125,7 @@ def evaluate(
         StoreError: no such store, search or individual.
 
     Example:
-        >>> moevolve.evaluate("demo:65", "demo-count", store="sqlite:///demo.db").interval
+        >>> moevolve.evaluate("demo:78", "demo-count", store="sqlite:///demo.db").interval
         (0.612, 0.695)
     """
     from moevolve.search.service import evaluate as service
@@ -260,7 +260,7 @@ def export(
         StoreError: no such store or individual.
 
     Example:
-        >>> moevolve.export("demo:65", "./smaller", store="sqlite:///demo.db").form
+        >>> moevolve.export("demo:78", "./smaller", store="sqlite:///demo.db").form
         'stock'
     """
     from moevolve.search.service.export import export_individual

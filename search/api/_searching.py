@@ -62,7 +62,7 @@ def launch(
     Example:
         >>> run = moevolve.launch("demo.yaml", store="sqlite:///demo.db", overrides={"genome.experts": 2})
         >>> run.winner
-        'demo:65'
+        'demo:78'
     """
     from moevolve.search.config.files import as_run_config
 
