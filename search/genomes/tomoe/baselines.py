@@ -33,8 +33,9 @@ def flap(space: ToMoeSpace) -> Offspring[ToMoeGenome]:
     """
     even = space.even_widths[:, 0]
     widths = competing_widths(space.measured["neuron_fluctuation"], int(even.sum()))
-    shares = np.zeros(space.shapes["shares"])
-    # A width is in proportion to exp(share); heads, with shares of zero, keep theirs.
+    # A width is in proportion to exp(share). Heads keep theirs; a little more, since shares are float32 and widths of
+    # heads are rounded down.
+    shares = np.full(space.shapes["shares"], 1e-6)
     shares[:, 0] = np.log(widths / even.mean())
     seeds = np.full(space.shapes["seeds"], FLUCTUATION)
     return Offspring(space.genome(shares=shares, seeds=seeds), "flap", ())
@@ -54,7 +55,7 @@ def competing_widths(metric: NDArray[np.floating], total: int) -> NDArray[np.int
     deviations = values.std(axis=1, ddof=1 if values.shape[1] > 1 else 0, keepdims=True)
     scores = (values - values.mean(axis=1, keepdims=True)) / np.where(deviations > 0, deviations, 1.0)
     # Last digits depend on the machine, and widths must not.
-    scores = np.round(scores, 6)
+    scores = np.round(scores, 12)
     np.put_along_axis(scores, scores.argmax(axis=1)[:, None], np.inf, axis=1)
     kept = np.argsort(-scores.ravel(), kind="stable")[:total]
     return np.bincount(kept // values.shape[1], minlength=len(values)).astype(np.int64)

@@ -29,9 +29,11 @@ def plainly_kept(metric: Any, total: int) -> list[set[int]]:
         mean = sum(values) / len(values)
         deviation = (sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5
         best = int(np.argmax(values))
-        ranked += [(neuron != best, -(v - mean) / deviation, layer, neuron) for neuron, v in enumerate(values)]
+        # Closer ones count as equal; of a layer's own the larger one stays in any case.
+        scores = [round((value - mean) / deviation, 12) for value in values]
+        ranked += [(neuron != best, -scores[neuron], layer, -v, neuron) for neuron, v in enumerate(values)]
     kept: list[set[int]] = [set() for _ in metric]
-    for _, _, layer, neuron in sorted(ranked)[:total]:
+    for _, _, layer, _, neuron in sorted(ranked)[:total]:
         kept[layer].add(neuron)
     return kept
 
