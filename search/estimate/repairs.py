@@ -152,8 +152,7 @@ class _Counted:
                 yield edited
             for place, fit in enumerate(fits):
                 yield edited
-                if fit.neurons:
-                    yield from [edited] * self._fillings
+                yield from [edited] * self._fillings(fit)
                 # The stream behind a whole layer of the unedited model is known.
                 if self._recipe.target == "local" or place < len(fits) - 1:
                     yield full
@@ -168,15 +167,16 @@ class _Counted:
         operations = made * fit.flops * tokens
         operations += fit_flops(fit.width, tokens, hidden, len(self._recipe.strengths), fit.blocks, fit.density)
         operations += int(2 * fit.density * tokens * fit.width * hidden)
-        if not self._fillings or not fit.neurons:
+        fillings = self._fillings(fit)
+        if not fillings:
             return operations
-        return operations * self._fillings + fit.neurons * tokens + self._rows(fit) + self._eliminating(fit)
+        return operations * fillings + fit.neurons * tokens + self._rows(fit) + self._eliminating(fit)
 
-    @property
-    def _fillings(self) -> int:
-        """How often a layer is filled with neurons of all experts and fitted: by worth, and by what a fit leaves."""
-        neurons = self._recipe.neurons
-        return 0 if neurons is None else 1 if neurons.candidates == 1 else 2
+    def _fillings(self, fit: FitOutline) -> int:
+        """How often it is filled with neurons of all experts and fitted: by worth, and by what a fit leaves."""
+        if self._recipe.neurons is None or not fit.neurons:
+            return 0
+        return 2 if self._candidates(fit) else 1
 
     def _rows(self, fit: FitOutline) -> int:
         """Fitting the router's."""
@@ -187,19 +187,18 @@ class _Counted:
 
     def _eliminating(self, fit: FitOutline) -> int:
         width, hidden, tokens = fit.width // fit.blocks, self._outline.hidden, int(fit.density * self._tokens)
-        count = self._candidates(fit)
-        if count <= width:
-            return 0
         made = int(fit.flops / (fit.density * fit.width))
-        return fit.blocks * elimination_flops(width, count, fit.pool, tokens, hidden, made)
+        count = self._candidates(fit)
+        return fit.blocks * elimination_flops(width, count, fit.pool, tokens, hidden, made) if count else 0
 
     def _candidates(self, fit: FitOutline) -> int:
-        """For every slot; 0 where none are eliminated."""
+        """For every slot; 0 where there are no more of them than a slot has neurons, so none go."""
         neurons = self._recipe.neurons
-        if neurons is None or not fit.neurons or neurons.candidates == 1:
+        if neurons is None or not fit.neurons:
             return 0
-        tokens = int(fit.density * self._tokens)
-        return candidates_of(fit.width // fit.blocks, neurons, tokens, self._outline.hidden, self._allowed)
+        width, tokens = fit.width // fit.blocks, int(fit.density * self._tokens)
+        count = candidates_of(width, neurons, tokens, self._outline.hidden, self._allowed)
+        return count if count > width else 0
 
     def _needed(self, fit: FitOutline) -> int:
         return fit_bytes(fit.width, self._tokens, self._outline.hidden)

@@ -280,10 +280,11 @@ class _Repair:
         strength = worthiest.fit.outcome.strength if worthiest.fit else min(self._recipe.strengths)
         fitted = ~self._reference.checked.to(missing.device)
         better = output.eliminate(worthiest.seen, filling, missing, fitted, strength, recipe, self._memory)
-        output.fill(better)
-        trial = self._tried(output, state, watched, target, better)
-        if trial.error < worthiest.error:
-            return trial
+        if not torch.equal(better.neurons, filling.neurons):
+            output.fill(better)
+            trial = self._tried(output, state, watched, target, better)
+            if trial.error < worthiest.error:
+                return trial
         output.fill(filling)
         return worthiest
 
