@@ -5,5 +5,13 @@ class StoreError(Exception):
     """The store can't do what was asked. The message is one line: what was wrong, where, and what to do about it."""
 
 
+class LeaseHeldError(StoreError):
+    """Another process runs the search."""
+
+
+class LeaseLostError(StoreError):
+    """Another process has taken the search over; this one must write no more."""
+
+
 class NameTakenError(StoreError):
     """There is a search of this name already."""

@@ -9,9 +9,11 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import Literal
+from typing import Literal, get_args
 
-SearchStatus = Literal["created", "running", "interrupted", "finished", "failed"]
+SearchStatus = Literal["created", "running", "paused", "interrupted", "cancelled", "finished", "failed"]
+Wanted = Literal["running", "paused", "stopped", "cancelled"]
+"""What can be asked of a driver. A stopped search can be resumed, a cancelled one is over."""
 IndividualStatus = Literal["pending", "ok", "failed"]
 FailureKind = Literal["candidate", "worker", "timeout"]
 """Whose fault a failure is: the candidate's own, its workers' that died again and again, or the limit on time."""
@@ -21,7 +23,8 @@ ExportForm = Literal["stock", "native"]
 SPLITS: tuple[Split, ...] = ("calibration", "search", "dev", "test")
 SCORED: tuple[Split, ...] = ("search", "dev", "test")
 """Splits that evaluations and rankings are on; `calibration` is measured on only."""
-SEARCH_STATUSES: tuple[SearchStatus, ...] = ("created", "running", "interrupted", "finished", "failed")
+SEARCH_STATUSES: tuple[SearchStatus, ...] = get_args(SearchStatus)
+WANTED: tuple[Wanted, ...] = get_args(Wanted)
 FULL_MODEL = "full"
 """Phenotype hash under which evaluations of the unedited model are kept."""
 
@@ -72,6 +75,40 @@ class SearchRecord:
     def is_bound(self) -> bool:
         """Whether it is known which weights it is about."""
         return not self.model_fingerprint.startswith(UNBOUND)
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to write to a search, until another process has the next epoch.
+
+    Attributes:
+        search_id: of the search.
+        owner: who has it, for people.
+        epoch: how many times the lease was taken.
+    """
+
+    search_id: str
+    owner: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """Who runs a search, and what is asked of it.
+
+    Attributes:
+        owner: who took the lease last and didn't give it back; None if nobody.
+        epoch: how many times it was taken.
+        alive: whether the owner's lease lasts.
+        wanted: what the driver is to do.
+        workers: how many it is to have; None leaves that to the configuration.
+    """
+
+    owner: str | None
+    epoch: int
+    alive: bool
+    wanted: Wanted
+    workers: int | None
 
 
 @dataclass(frozen=True, slots=True)

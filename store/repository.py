@@ -9,10 +9,11 @@ from typing import Self
 
 from sqlalchemy import Engine, delete, func, select, update
 
-from moevolve.store import queries
+from moevolve.store import leases, queries
 from moevolve.store import tables as models
 from moevolve.store.costs import SearchCosts, read_costs
 from moevolve.store.errors import NameTakenError, StoreError
+from moevolve.store.leases import Dead
 from moevolve.store.lineage import find_individual, find_search, lineage
 from moevolve.store.queries import (
     context_ids,
@@ -25,16 +26,19 @@ from moevolve.store.records import (
     SEARCH_STATUSES,
     UNBOUND,
     BestRow,
+    Control,
     EvaluationRecord,
     ExportRecord,
     IndividualDetail,
     IndividualRecord,
+    Lease,
     LineageGraph,
     SearchRecord,
     SearchStatus,
     SearchSummary,
     SearchTaskRecord,
     Split,
+    Wanted,
 )
 from moevolve.store.session import insert_all, make_engine, prepare, transaction
 from moevolve.store.writes import (
@@ -58,7 +62,8 @@ class Store:
       stays: the first rules. An individual at a taken index with another genome, or a second, different fitness for
       the same individual, is an error.
     * **One writer per search, any number of searches and readers.** Several processes may share one store; readers see
-      committed data and never block the writer.
+      committed data and never block the writer. A driver has its search's lease, and whoever lost it writes nothing
+      (`moevolve.store.leases`).
     * **Plain values.** Frozen records go in and come out; nothing that comes out is tied to a connection.
     * **Errors.** Whatever goes wrong is a `StoreError` with a one-line message.
 
@@ -126,6 +131,7 @@ class Store:
                     f"there is a search {other.name!r} (id {other.id}) already; resume it or choose another name"
                 )
             insert_all(connection, models.searches, [row])
+            insert_all(connection, models.leases, [{"search_id": search.id, "epoch": 0, "wanted": "running"}])
             rows = [{"search_id": search.id, "position": place, **asdict(task)} for place, task in enumerate(tasks)]
             insert_all(connection, models.search_tasks, rows)
 
@@ -143,19 +149,73 @@ class Store:
         with transaction(self._engine) as connection:
             return read_searches(connection)
 
-    def amend_search(self, search_id: str, config: str, beside: Sequence[SearchTaskRecord]) -> None:
+    def acquire(self, search_id: str, owner: str, seconds: float, dead: Dead = lambda _: False) -> Lease:
+        """Takes the lease of a search, the right to write to it, for so many seconds.
+
+        Args:
+            search_id: of the search.
+            owner: who takes it, for people.
+            seconds: until it runs out, unless it is renewed.
+            dead: whether an owner whose lease lasts is known to be gone.
+
+        Raises:
+            LeaseHeldError: another driver has it.
+            StoreError: unknown search.
+        """
+        with transaction(self._engine, write=True) as connection:
+            return leases.acquire(connection, search_id, owner, seconds, dead)
+
+    def renew(self, lease: Lease, seconds: float) -> Control:
+        """Keeps a lease for so many seconds from now on, also one that ran out and nobody took.
+
+        Returns:
+            What is asked of its owner.
+
+        Raises:
+            LeaseLostError: another driver has it.
+        """
+        with transaction(self._engine, write=True) as connection:
+            return leases.renew(connection, lease, seconds)
+
+    def release(self, lease: Lease) -> None:
+        """Gives a lease back, if it is still its owner's."""
+        with transaction(self._engine, write=True) as connection:
+            leases.release(connection, lease)
+
+    def ask(self, search_id: str, wanted: Wanted | None = None, workers: int | None = None) -> Control:
+        """Asks the driver of a search for something, which it does within seconds.
+
+        Args:
+            search_id: of the search.
+            wanted: what it is to do; None leaves that as it is.
+            workers: how many workers it is to have; None likewise.
+
+        Raises:
+            StoreError: unknown search, or no driver runs it.
+        """
+        with transaction(self._engine, write=True) as connection:
+            return leases.ask(connection, search_id, wanted, workers)
+
+    def control(self, search_id: str) -> Control:
+        """Who runs a search, and what is asked of it."""
+        with transaction(self._engine) as connection:
+            return leases.read(connection, search_id)
+
+    def amend_search(self, writer: str | Lease, config: str, beside: Sequence[SearchTaskRecord]) -> None:
         """Replaces what may change of a search after its launch: its configuration and the splits beside its fitness.
 
         Args:
+            writer: the driver's lease, or the id of a search that no driver runs.
             config: as JSON text.
             beside: all that it has from now on, each of weight 0.
 
         Raises:
+            LeaseLostError, LeaseHeldError: the search is another driver's.
             StoreError: unknown search.
         """
         t = models.search_tasks
         with transaction(self._engine, write=True) as connection:
-            touch(connection, search_id)
+            search_id = touch(connection, writer)
             connection.execute(update(models.searches).where(models.searches.c.id == search_id).values(config=config))
             connection.execute(delete(t).where(t.c.search_id == search_id, t.c.weight == 0))
             first = 1 + (
@@ -176,15 +236,16 @@ class Store:
         with transaction(self._engine) as connection:
             return [SearchTaskRecord(*row) for row in connection.execute(query)]
 
-    def set_status(self, search_id: str, status: SearchStatus, reason: str | None = None) -> None:
-        """Changes the status of a search and replaces its reason.
+    def set_status(self, writer: str | Lease, status: SearchStatus, reason: str | None = None) -> None:
+        """Changes the status of a search and replaces its reason; `writer` as `amend_search` has it.
 
         Raises:
+            LeaseLostError, LeaseHeldError: the search is another driver's.
             StoreError: unknown search or status.
         """
         _check_status(status)
         with transaction(self._engine, write=True) as connection:
-            touch(connection, search_id)
+            search_id = touch(connection, writer)
             change = update(models.searches).where(models.searches.c.id == search_id)
             connection.execute(change.values(status=status, status_reason=reason))
 
@@ -206,24 +267,31 @@ class Store:
 
     def record(
         self,
-        search_id: str,
+        writer: str | Lease,
         individuals: Sequence[IndividualRecord] = (),
         evaluations: Sequence[EvaluationRecord] = (),
     ) -> None:
         """Writes a batch of a search's progress in one transaction; the hot path of the driver.
 
         Individuals are new, or pending ones that are decided now. Parents must be recorded before or in the same
-        batch.
+        batch. `writer` is as `amend_search` has it.
 
         Raises:
+            LeaseLostError, LeaseHeldError: the search is another driver's.
             StoreError: unknown search; an index taken by another genome; a parent that isn't recorded; a second,
                 different fitness; a score that isn't a finite number. Nothing is written.
         """
         with transaction(self._engine, write=True) as connection:
-            touch(connection, search_id)
+            search_id = touch(connection, writer)
             write_individuals(connection, search_id, individuals)
             added = write_evaluations(connection, evaluations, self._contexts)
         # Only now: the ids of a transaction that was rolled back mean nothing.
+        self._contexts = {**self._contexts, **added}
+
+    def add_evaluations(self, evaluations: Sequence[EvaluationRecord]) -> None:
+        """Writes evaluations that no search is run for; they belong to none, so whoever runs one is not in the way."""
+        with transaction(self._engine, write=True) as connection:
+            added = write_evaluations(connection, evaluations, self._contexts)
         self._contexts = {**self._contexts, **added}
 
     def retry(self, search_id: str, first: int) -> None:

@@ -95,6 +95,18 @@ class SearchTask(Base):
     weight: Mapped[float] = mapped_column(Double)
 
 
+class SearchLease(Base):
+    """Who runs a search, and what its driver is asked to do. Apart from the search, whose row tells what it is."""
+
+    __tablename__ = "leases"
+    search_id: Mapped[str] = mapped_column(ForeignKey("searches.id"), primary_key=True)
+    owner: Mapped[str | None] = mapped_column(String)
+    epoch: Mapped[int] = mapped_column(BigInteger)
+    expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    wanted: Mapped[str] = mapped_column(String)
+    workers: Mapped[int | None] = mapped_column(Integer)
+
+
 class Individual(Base):
     """A genome in its search; `idx` is its 0-based index there."""
 
@@ -230,6 +242,7 @@ class CalibrationContent(Base):
 # The tables as Core sees them: the store reads and writes rows, the classes above are their typed declaration.
 searches = Base.metadata.tables["searches"]
 search_tasks = Base.metadata.tables["search_tasks"]
+leases = Base.metadata.tables["leases"]
 individuals = Base.metadata.tables["individuals"]
 parents = Base.metadata.tables["parents"]
 contexts = Base.metadata.tables["evaluation_contexts"]

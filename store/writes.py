@@ -11,8 +11,8 @@ from typing import Any, get_args
 from sqlalchemy import Connection, bindparam, delete, select, update
 
 from moevolve.store.errors import StoreError
-from moevolve.store.lineage import find_search
-from moevolve.store.records import INDIVIDUAL_COLUMNS, EvaluationRecord, ExportRecord, FailureKind, IndividualRecord
+from moevolve.store.leases import fence
+from moevolve.store.records import INDIVIDUAL_COLUMNS, EvaluationRecord, ExportRecord, FailureKind, IndividualRecord, Lease
 from moevolve.store.session import chunks, insert_all, insert_new
 from moevolve.store.tables import contexts, evaluations, exports, individuals, parents, searches
 
@@ -32,16 +32,15 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-def touch(connection: Connection, search_id: str) -> None:
-    """Notes that a search was written to.
+def touch(connection: Connection, writer: str | Lease) -> str:
+    """Notes that a search is written to, by who may; see `moevolve.store.leases.fence`.
 
-    Raises:
-        StoreError: there is no such search.
+    Returns:
+        The search's id.
     """
-    changed = connection.execute(update(searches).where(searches.c.id == search_id).values(updated_at=utc_now()))
-    if changed.rowcount == 0:
-        find_search(connection, search_id)
-        raise StoreError(f"{search_id!r} is the name of a search; its id is needed here")
+    search_id = fence(connection, writer)
+    connection.execute(update(searches).where(searches.c.id == search_id).values(updated_at=utc_now()))
+    return search_id
 
 
 def write_individuals(connection: Connection, search_id: str, batch: Sequence[IndividualRecord]) -> None:

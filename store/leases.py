@@ -1,0 +1,149 @@
+"""Who may write to a search, and what its driver is asked to do: a lease with a fencing epoch, one row per search.
+
+A driver takes the lease, which gives it the next epoch, and renews it while it lives. Every write of its checks the
+epoch in its own transaction, under a lock on the row: from when another driver has the lease, not one write of the
+first goes through, however late it wakes up. Time is the database's; a driver's own clock decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection, Row, select, text, update
+
+from moevolve.store.errors import LeaseHeldError, LeaseLostError, StoreError
+from moevolve.store.lineage import find_search
+from moevolve.store.records import WANTED, Control, Lease, Wanted
+from moevolve.store.tables import leases, searches
+
+Dead = Callable[[str], bool]
+"""Whether an owner is known to be gone, so that its lease need not run out first."""
+
+
+def now_of(connection: Connection) -> datetime:
+    """The database's time; of SQLite, which is a library, that of the one machine that it may be used on."""
+    if connection.dialect.name == "sqlite":
+        return datetime.now(UTC)
+    now: datetime = connection.execute(text("SELECT clock_timestamp()")).scalar_one()
+    return now.astimezone(UTC)
+
+
+def acquire(connection: Connection, search_id: str, owner: str, seconds: float, dead: Dead) -> Lease:
+    """Take a search's lease. What was asked of the driver before is forgotten.
+
+    Raises:
+        LeaseHeldError: another driver has it, and is not dead.
+        StoreError: unknown search.
+    """
+    row, now = _locked(connection, search_id), now_of(connection)
+    if row.owner is not None and now < row.expires_at and not dead(row.owner):
+        left = (row.expires_at - now).total_seconds()
+        raise LeaseHeldError(
+            f"search {find_search(connection, search_id).name} is being run by {row.owner}; stop that one, or wait: if "
+            f"it is dead, the search is free in {left:.0f} s"
+        )
+    lease = Lease(search_id, owner, row.epoch + 1)
+    _set(
+        connection,
+        search_id,
+        owner=owner,
+        epoch=lease.epoch,
+        expires_at=now + timedelta(seconds=seconds),
+        wanted="running",
+        workers=None,
+    )
+    return lease
+
+
+def renew(connection: Connection, lease: Lease, seconds: float) -> Control:
+    """Keep a lease for so many seconds from now on, and read what is asked of its owner.
+
+    Raises:
+        LeaseLostError: another driver has it.
+    """
+    row = _own(connection, lease)
+    expires = now_of(connection) + timedelta(seconds=seconds)
+    _set(connection, lease.search_id, expires_at=expires)
+    return Control(row.owner, row.epoch, True, row.wanted, row.workers)
+
+
+def release(connection: Connection, lease: Lease) -> None:
+    """Give a lease back; one that is lost is not this owner's to give."""
+    if _locked(connection, lease.search_id).epoch == lease.epoch:
+        _set(connection, lease.search_id, owner=None, expires_at=None)
+
+
+def fence(connection: Connection, writer: str | Lease) -> str:
+    """Let a write to a search go on only if it is its driver's, or there is no driver.
+
+    Args:
+        writer: the driver's lease; or the search's id, from who has none.
+
+    Returns:
+        The search's id.
+
+    Raises:
+        LeaseLostError: another driver has the lease.
+        LeaseHeldError: a driver has it, and the writer has none.
+        StoreError: unknown search.
+    """
+    if isinstance(writer, Lease):
+        _own(connection, writer)
+        return writer.search_id
+    row = _locked(connection, writer)
+    if row.owner is not None and now_of(connection) < row.expires_at:
+        raise LeaseHeldError(f"search {find_search(connection, writer).name} is being run by {row.owner}: stop it first")
+    return writer
+
+
+def ask(connection: Connection, search_id: str, wanted: Wanted | None, workers: int | None) -> Control:
+    """Ask a search's driver for something; what is None stays as it is.
+
+    Raises:
+        StoreError: no driver runs it, or it isn't known what is asked.
+    """
+    if wanted is not None and wanted not in WANTED:
+        raise StoreError(f"a driver can be asked for {', '.join(WANTED)}, not {wanted!r}")
+    row = _locked(connection, search_id)
+    control = _control(row, now_of(connection))
+    if not control.alive:
+        found = find_search(connection, search_id)
+        raise StoreError(f"search {found.name} isn't being run (it is {found.status})")
+    changes = {name: value for name, value in (("wanted", wanted), ("workers", workers)) if value is not None}
+    _set(connection, search_id, **changes)
+    return Control(row.owner, row.epoch, True, wanted or row.wanted, row.workers if workers is None else workers)
+
+
+def read(connection: Connection, search_id: str) -> Control:
+    """Who runs a search, and what is asked of it."""
+    row = connection.execute(select(leases).where(leases.c.search_id == search_id)).one()
+    return _control(row, now_of(connection))
+
+
+def _control(row: Row[Any], now: datetime) -> Control:
+    return Control(row.owner, row.epoch, row.owner is not None and now < row.expires_at, row.wanted, row.workers)
+
+
+def _own(connection: Connection, lease: Lease) -> Row[Any]:
+    row = _locked(connection, lease.search_id)
+    if row.epoch != lease.epoch:
+        raise LeaseLostError(
+            f"this process has lost search {find_search(connection, lease.search_id).name} to "
+            f"{row.owner or 'another one'}, because it did not renew its lease in time; it wrote nothing since"
+        )
+    return row
+
+
+def _locked(connection: Connection, search_id: str) -> Row[Any]:
+    """A search's row, which nobody else can change before this transaction ends."""
+    row = connection.execute(select(leases).where(leases.c.search_id == search_id).with_for_update()).first()
+    if row is None:
+        find_search(connection, search_id)
+        raise StoreError(f"{search_id!r} is the name of a search; its id is needed here")
+    return row
+
+
+def _set(connection: Connection, search_id: str, **values: Any) -> None:
+    connection.execute(update(leases).where(leases.c.search_id == search_id).values(**values))
