@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Row, select, text, update
 from moevolve.store.errors import LeaseHeldError, LeaseLostError, StoreError
 from moevolve.store.lineage import find_search
 from moevolve.store.records import WANTED, Control, Lease, Wanted
-from moevolve.store.tables import leases, searches
+from moevolve.store.tables import leases
 
 Dead = Callable[[str], bool]
 """Whether an owner is known to be gone, so that its lease need not run out first."""
@@ -94,7 +94,9 @@ def fence(connection: Connection, writer: str | Lease) -> str:
         return writer.search_id
     row = _locked(connection, writer)
     if row.owner is not None and now_of(connection) < row.expires_at:
-        raise LeaseHeldError(f"search {find_search(connection, writer).name} is being run by {row.owner}: stop it first")
+        raise LeaseHeldError(
+            f"search {find_search(connection, writer).name} is being run by {row.owner}: stop it first"
+        )
     return writer
 
 

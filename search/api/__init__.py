@@ -64,6 +64,7 @@ from moevolve._searching import (
     resume,
     retry,
 )
+from moevolve._steering import cancel, pause, scale, stop
 
 if TYPE_CHECKING:
     from moevolve.evaluators.errors import UserError as UserError
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
     from moevolve.search.service.observer import Observer as Observer
     from moevolve.store.errors import StoreError as StoreError
     from moevolve.store.records import BestRow as BestRow
+    from moevolve.store.records import Control as Control
     from moevolve.store.records import IndividualDetail as IndividualDetail
     from moevolve.store.records import LineageGraph as LineageGraph
     from moevolve.store.records import SearchSummary as SearchSummary
@@ -97,6 +99,7 @@ _HOMES = {
     "Comparison": "search.compare.config",
     "ComparisonRow": "search.compare.rows",
     "Contestant": "search.loop.standings",
+    "Control": "store.records",
     "Evaluation": "search.service.evaluate",
     "ExportReport": "workers.export.card",
     "Imported": "search.service.import_eep",
@@ -125,6 +128,7 @@ __all__ = [
     "Comparison",
     "ComparisonRow",
     "Contestant",
+    "Control",
     "Estimate",
     "Evaluation",
     "ExportReport",
@@ -147,6 +151,7 @@ __all__ = [
     "analyse",
     "as_data",
     "best",
+    "cancel",
     "compare",
     "compare_measured",
     "estimate",
@@ -159,13 +164,16 @@ __all__ = [
     "load_comparison",
     "load_config",
     "open_store",
+    "pause",
     "plot",
     "profile",
     "report",
     "resume",
     "retry",
+    "scale",
     "searches",
     "show",
+    "stop",
     "tasks",
     "write_analysis",
 ]

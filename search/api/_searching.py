@@ -86,7 +86,7 @@ def resume(
     address: str | None = None,
     overrides: Overrides = (),
     observer: Observer | None = None,
-) -> Standings:
+) -> Standings | None:
     """Continue a search from the store: the population comes out as if it had never stopped.
 
     Args:
@@ -96,9 +96,12 @@ def resume(
         overrides: of `workers` and `final` settings; no others may change.
         observer: told what happens meanwhile.
 
+    Returns:
+        How it ended; None if it was paused, and goes on where it runs.
+
     Raises:
-        UserError: model, tasks or settings are not what the search was launched with.
-        StoreError: no such store or search.
+        UserError: model, tasks or settings are not what the search was launched with, or it was cancelled.
+        StoreError: no such store or search, or another process runs it.
         PoolError: no worker can be had; try again.
     """
     from moevolve.search.service import resume as service

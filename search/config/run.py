@@ -86,6 +86,7 @@ class WorkersSection(Section):
         address: Ray address to join (`auto`, `host:port`); None starts Ray on this machine.
         reuse_memory_mb: MiB of host memory per worker for hidden states that candidates leave for those that have their
             first layers in common; 0 keeps none.
+        lease_s: how long a search stays this driver's when it can't be heard from, before another may take it over.
     """
 
     count: int = Field(1, ge=1)
@@ -96,6 +97,7 @@ class WorkersSection(Section):
     start_timeout_s: float = Field(3600, gt=0)
     address: str | None = None
     reuse_memory_mb: int = Field(512, ge=0)
+    lease_s: float = Field(30, ge=1)
 
     @property
     def reuse_bytes(self) -> int:

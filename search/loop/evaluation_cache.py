@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from moevolve.evaluators.types import SplitRef, SplitResult
 from moevolve.search.pools.base import Pool
-from moevolve.store.records import EvaluationRecord, FailureKind, IndividualRecord
+from moevolve.store.records import EvaluationRecord, FailureKind, IndividualRecord, Lease
 from moevolve.store.repository import Store
 from moevolve.workers.messages import EvaluationReply, EvaluationRequest
 from moevolve.workers.methods.base import IdentityEdit
@@ -42,17 +42,17 @@ class EvaluationCache:
     Args:
         store: where evaluations are looked up and recorded.
         pool: who evaluates.
-        search_id: the search that new evaluations are recorded with.
+        writer: the lease, or the id, of the search that new evaluations are recorded with; None if it is none.
         model_fingerprint: identity of the checkpoint.
         engine_fingerprint: identity of the engine's settings.
     """
 
     def __init__(
-        self, store: Store, pool: Pool, search_id: str, model_fingerprint: str, engine_fingerprint: str
+        self, store: Store, pool: Pool, writer: str | Lease | None, model_fingerprint: str, engine_fingerprint: str
     ) -> None:
         self._store = store
         self._pool = pool
-        self._search_id = search_id
+        self._writer = writer
         self._model = model_fingerprint
         self._engine = engine_fingerprint
         self._known: dict[tuple[str, str], EvaluationRecord] = {}
@@ -106,7 +106,10 @@ class EvaluationCache:
         """Write new evaluations, and individuals with them, in one transaction; they stay new until it went through."""
         unsaved = list(self._unsaved)
         if individuals or unsaved:
-            self._store.record(self._search_id, individuals, unsaved)
+            if self._writer is None:
+                self._store.add_evaluations(unsaved)
+            else:
+                self._store.record(self._writer, individuals, unsaved)
             del self._unsaved[: len(unsaved)]
 
     def _look_up(self, requests: Sequence[EvaluationRequest]) -> None:

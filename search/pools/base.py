@@ -26,6 +26,10 @@ class Pool(Protocol):
         """
         ...
 
+    def resize(self, count: int) -> None:
+        """Have so many workers from now on; what those that go were evaluating is evaluated again."""
+        ...
+
     def close(self) -> None:
         """Stop all workers."""
         ...

@@ -55,5 +55,8 @@ class LocalPool:
         except WorkerFault as error:
             raise PoolError(f"the evaluation failed through no fault of the model: {error}") from error
 
+    def resize(self, count: int) -> None:
+        """Nothing to do: there is one evaluator."""
+
     def close(self) -> None:
         self._queue.clear()

@@ -168,6 +168,15 @@ class RayPool:
         """Workers whose model is loaded."""
         return sum(slot.info is not None for slot in self._slots)
 
+    def resize(self, count: int) -> None:
+        """See `Pool`. Workers without a candidate go first; a candidate that loses its worker is not charged for it."""
+        idle_last = sorted(self._slots, key=lambda slot: slot.request is None)
+        for slot in idle_last[count:]:
+            if slot.request is not None:
+                self._queue.appendleft(slot.request)
+            ray.kill(slot.actor)
+        self._slots = idle_last[:count] + [self._start() for _ in range(count - len(idle_last))]
+
     def close(self) -> None:
         for slot in self._slots:
             ray.kill(slot.actor)
@@ -265,7 +274,7 @@ class RayPool:
         for slot in self._slots:
             if slot.request is not None and now - slot.started_at > limit:
                 self._bury(slot, TimeoutError(f"evaluation took longer than timeout_s = {limit:g}"))
-        waited = now - min(slot.started_at for slot in self._slots)
+        waited = now - min((slot.started_at for slot in self._slots), default=now)
         if not self.ready and waited > self._workers.start_timeout_s:
             raise PoolError(
                 f"no worker was ready after {waited:.0f} s: the cluster has no room for "

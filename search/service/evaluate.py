@@ -88,7 +88,7 @@ def evaluate_subject(store: Store, subject: Subject, task: str, split: Split) ->
     sizes = () if individual is None else (individual.experts, individual.active, individual.parameters)
     pool = LocalPool(lambda: EvaluationWorker(model, engine), {prepared.fingerprint: prepared})
     fingerprints = subject.facts.fingerprint, engine_fingerprint(model, engine)
-    cache = EvaluationCache(store, pool, subject.search.id, *fingerprints)
+    cache = EvaluationCache(store, pool, None, *fingerprints)
     (settled,) = cache.settle([EvaluationRequest(subject.edit, (prepared.ref,), *sizes)])
     return with_outcomes(store, settled.evaluations[0])
 

@@ -13,10 +13,13 @@ from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.loop.standings import Standings, standings
 from moevolve.search.pools.base import Pool
 from moevolve.search.pools.ray_pool import RayPool, calibrate_on_ray
+from moevolve.search.pools.steered import SteeredPool, StopAsked
 from moevolve.search.service.calibration import Calibrate, calibrated_setup
+from moevolve.search.service.driving import Driving
 from moevolve.search.service.observer import Observer
 from moevolve.search.service.set_up import splits_beside
 from moevolve.search.strategies.phased import make_strategy
+from moevolve.store.errors import LeaseLostError
 from moevolve.store.repository import Store
 from moevolve.workers.config import engine_fingerprint
 
@@ -41,43 +44,64 @@ def execute(
     A finished one is not replayed: only final scores are taken, and measured where some are missing. The store keeps
     the `final` settings that the setup has now, for whoever asks for the winner later.
 
+    While it runs, this process has its lease, and does what it is asked through the store.
+
     Raises:
+        LeaseHeldError: another process runs it.
+        LeaseLostError: another process has taken it over.
         PoolError: no worker can be had; the search stays resumable.
-        KeyboardInterrupt: the user stopped it; the search stays resumable.
+        KeyboardInterrupt: the user stopped it; the search stays resumable, unless it was cancelled.
     """
-    record = store.search(setup.search_id)
-    finished = record.status == "finished"
-    config = parse_stored_config(record.config).model_copy(update={"final": setup.config.final})
-    store.amend_search(setup.search_id, config.canonical_json(), splits_beside(setup))
-    if not finished:
-        for note in setup.notes:
-            observer.on_note(note)
-        store.set_status(setup.search_id, "running")
-    try:
-        _run(setup, store, observer, make_pool, calibrate, finished)
-    except KeyboardInterrupt:
-        store.set_status(setup.search_id, "interrupted", "stopped by the user")
-        raise
-    except Exception as error:
-        store.set_status(setup.search_id, "failed", f"{type(error).__name__}: {error}")
-        raise
-    store.set_status(setup.search_id, "finished")
+    with Driving(store, setup.search_id, setup.config.workers.lease_s) as driving:
+        lease = driving.lease
+        record = store.search(setup.search_id)
+        finished = record.status == "finished"
+        config = parse_stored_config(record.config).model_copy(update={"final": setup.config.final})
+        store.amend_search(lease, config.canonical_json(), splits_beside(setup))
+        if not finished:
+            for note in setup.notes:
+                observer.on_note(note)
+            store.set_status(lease, "running")
+        try:
+            _run(setup, store, driving, observer, make_pool, calibrate, finished)
+        except StopAsked as asked:
+            store.set_status(lease, asked.status, "asked for from outside")
+            raise
+        except KeyboardInterrupt:
+            store.set_status(lease, "interrupted", "stopped by the user")
+            raise
+        except LeaseLostError:
+            raise
+        except Exception as error:
+            store.set_status(lease, "failed", f"{type(error).__name__}: {error}")
+            raise
+        store.set_status(lease, "finished")
     return standings(store, store.search(setup.search_id), store.history(setup.search_id), setup.facts)
 
 
 def _run(
-    setup: SearchSetup, store: Store, observer: Observer, make_pool: PoolFactory, calibrate: Calibrate, finished: bool
+    setup: SearchSetup,
+    store: Store,
+    driving: Driving,
+    observer: Observer,
+    make_pool: PoolFactory,
+    calibrate: Calibrate,
+    finished: bool,
 ) -> None:
     def measure(*args: Any) -> bytes:
         observer.on_stage("calibrating")
         return calibrate(*args)
 
+    def on_pause(paused: bool) -> None:
+        observer.on_stage("paused" if paused else "starting workers")
+        store.set_status(driving.lease, "paused" if paused else "running")
+
     setup = calibrated_setup(setup, store, measure)
     observer.on_stage("starting workers")
-    pool = make_pool(setup)
+    pool = SteeredPool(make_pool(setup), setup.config.workers.count, lambda: driving.control, on_pause)
     try:
         engine = engine_fingerprint(setup.config.model, setup.config.engine)
-        cache = EvaluationCache(store, pool, setup.search_id, setup.facts.fingerprint, engine)
+        cache = EvaluationCache(store, pool, driving.lease, setup.facts.fingerprint, engine)
         if not finished:
             strategy = make_strategy(setup.config, setup.space, setup.schedule)
             Driver(setup, strategy, store, cache, observer.on_progress).run()

@@ -12,12 +12,15 @@ from moevolve.search.loop.standings import Standings
 from moevolve.search.service.execute import execute
 from moevolve.search.service.observer import Observer
 from moevolve.search.service.set_up import set_up
+from moevolve.search.service.steer import unpaused
 from moevolve.search.service.weights import check_checkpoint
 from moevolve.store.repository import Store
 
 
-def resume(store: Store, search: str, overrides: Sequence[str], observer: Observer) -> Standings:
+def resume(store: Store, search: str, overrides: Sequence[str], observer: Observer) -> Standings | None:
     """Run a stored search to its end: the population comes out as if it had never stopped.
+
+    One that is paused goes on where it runs.
 
     Args:
         store: where it is.
@@ -25,12 +28,17 @@ def resume(store: Store, search: str, overrides: Sequence[str], observer: Observ
         overrides: of its settings, `KEY=VALUE`.
         observer: told what happens.
 
+    Returns:
+        How it ended; None if it goes on elsewhere.
+
     Raises:
-        UserError: model, tasks or settings are not what the search was launched with.
-        StoreError: no such search.
+        UserError: model, tasks or settings are not what the search was launched with, or it was cancelled.
+        StoreError: no such search, or another process runs it.
         PoolError: no worker can be had; the search stays resumable.
         KeyboardInterrupt: the user stopped it; the search stays resumable.
     """
+    if unpaused(store, search):
+        return None
     setup = changed_setup(store, search, overrides)
     observer.on_begin(setup.config)
     return execute(setup, store, observer)
@@ -59,6 +67,8 @@ def set_up_stored(
     stored = parse_stored_config(record.config)
     if not isinstance(stored, RunConfig):
         raise UserError(f"search {record.name} was imported: there is nothing to resume")
+    if record.status == "cancelled":
+        raise UserError(f"search {record.name} was cancelled: what it evaluated is in the store; launch another one")
     config = adjust(stored)
     if (config.config_hash, config.name) != (stored.config_hash, stored.name):
         raise UserError("resume: only `workers` and `final` settings may change; others would make it another search")

@@ -1,0 +1,72 @@
+"""A pool that does what is asked of its search from outside: other numbers of workers, none for a while, an end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from moevolve.search.pools.base import Pool
+from moevolve.store.records import Control, SearchStatus
+from moevolve.workers.messages import EvaluationReply, EvaluationRequest
+
+
+class StopAsked(KeyboardInterrupt):
+    """The search is to stop, by who isn't at its terminal.
+
+    Attributes:
+        status: that it ends with.
+    """
+
+    def __init__(self, status: SearchStatus) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+class SteeredPool:
+    """Another pool, under control.
+
+    Args:
+        pool: the pool.
+        count: workers that it has.
+        control: what is asked now; its errors end the search.
+        on_pause: told when the search pauses and when it goes on.
+    """
+
+    def __init__(
+        self, pool: Pool, count: int, control: Callable[[], Control], on_pause: Callable[[bool], None]
+    ) -> None:
+        self._pool, self._configured, self._control, self._on_pause = pool, count, control, on_pause
+        self._count = count
+        self._paused = False
+
+    def submit(self, request: EvaluationRequest) -> None:
+        self._pool.submit(request)
+
+    def poll(self, timeout: float) -> list[EvaluationReply]:
+        """As the pool's; while the search is paused there are no replies.
+
+        Raises:
+            StopAsked: the search is to stop.
+            StoreError: it is another driver's now.
+        """
+        control = self._control()
+        if control.wanted in ("stopped", "cancelled"):
+            raise StopAsked("interrupted" if control.wanted == "stopped" else "cancelled")
+        paused = control.wanted == "paused"
+        self.resize(0 if paused else control.workers or self._configured)
+        if paused != self._paused:
+            self._paused = paused
+            self._on_pause(paused)
+        if paused:
+            time.sleep(timeout)
+            return []
+        return self._pool.poll(timeout)
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def resize(self, count: int) -> None:
+        """See `Pool`; nothing where there are so many already."""
+        if count != self._count:
+            self._pool.resize(count)
+            self._count = count

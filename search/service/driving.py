@@ -1,0 +1,111 @@
+"""Holding a search while it runs: the lease is renewed in the background, and what is asked of the driver is heard."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from moevolve.store.errors import LeaseLostError, StoreError
+from moevolve.store.records import Control, Lease
+from moevolve.store.repository import Store
+
+log = logging.getLogger(__name__)
+
+_BEAT_S = 1.0
+"""How often it is renewed, and looked whether something is asked."""
+
+
+class Driving:
+    """A search's lease, for the length of a `with` block.
+
+    Args:
+        store: where the search is.
+        search_id: of the search.
+        seconds: that the lease lasts when it isn't renewed.
+
+    Raises:
+        LeaseHeldError: on entering, if another driver runs the search.
+    """
+
+    def __init__(self, store: Store, search_id: str, seconds: float) -> None:
+        self._store, self._search_id, self._seconds = store, search_id, seconds
+        self._ended = threading.Event()
+        self._lost: StoreError | None = None
+        self._thread = threading.Thread(target=self._beat, name=f"lease of {search_id}", daemon=True)
+        self.lease: Lease
+
+    def __enter__(self) -> Self:
+        self.lease = self._store.acquire(self._search_id, this_process(), self._seconds, is_gone)
+        self._control = Control(self.lease.owner, self.lease.epoch, True, "running", None)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+        try:
+            self._store.release(self.lease)
+        except StoreError as lost:
+            log.warning("the lease of search %s was not given back, and will run out: %s", self._search_id, lost)
+
+    @property
+    def control(self) -> Control:
+        """What is asked of this driver.
+
+        Raises:
+            LeaseLostError: the search is another one's.
+            StoreError: the store could not be reached for as long as the lease lasts.
+        """
+        if self._lost is not None:
+            raise self._lost
+        return self._control
+
+    def _beat(self) -> None:
+        renewed = time.monotonic()
+        while not self._ended.wait(min(_BEAT_S, self._seconds / 3)):
+            try:
+                self._control = self._store.renew(self.lease, self._seconds)
+                renewed = time.monotonic()
+            except LeaseLostError as error:
+                self._lost = error
+                return
+            except StoreError as error:
+                # A database that restarts comes back; only after the lease ran out may somebody else have the search.
+                if time.monotonic() - renewed > self._seconds:
+                    self._lost = error
+                    return
+
+
+def this_process() -> str:
+    """This process, as leases name it."""
+    return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def is_gone(owner: str) -> bool:
+    """Whether an owner was a process of this machine that is no more."""
+    words = owner.split()
+    if len(words) != 4 or words[3] != socket.gethostname() or not words[1].isdigit():
+        return False
+    return not _runs(int(words[1]))
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    try:
+        state = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+    return state != "Z"  # ended, but nobody has asked how

@@ -1,0 +1,52 @@
+"""Asking a search's driver for something, from wherever its store is reached."""
+
+from __future__ import annotations
+
+from moevolve.evaluators.errors import UserError
+from moevolve.store.records import Control, Wanted
+from moevolve.store.repository import Store
+
+
+def steer(store: Store, search: str, wanted: Wanted) -> Control:
+    """Ask the driver of a search to pause, stop or cancel it. It does so within seconds.
+
+    A search that no driver runs can be cancelled, too.
+
+    Args:
+        store: where it is.
+        search: name or id.
+        wanted: what is to become of it.
+
+    Raises:
+        StoreError: no such search, or no driver runs it.
+        UserError: it has come to its end.
+    """
+    record = store.search(search)
+    if wanted == "cancelled" and not store.control(record.id).alive:
+        if record.status in ("finished", "cancelled"):
+            raise UserError(f"search {record.name} is {record.status} already")
+        store.set_status(record.id, "cancelled", "asked for from outside")
+        return store.control(record.id)
+    return store.ask(record.id, wanted)
+
+
+def scale(store: Store, search: str, workers: int) -> Control:
+    """Ask the driver of a search to have so many workers from now on; no individual changes by that.
+
+    Raises:
+        StoreError: no such search, or no driver runs it.
+        UserError: too few workers.
+    """
+    if workers < 1:
+        raise UserError(f"a search needs one worker at least, not {workers}; to have none for a while, pause it")
+    return store.ask(store.search(search).id, workers=workers)
+
+
+def unpaused(store: Store, search: str) -> bool:
+    """Let a paused search go on where it runs; whether it is one."""
+    search_id = store.search(search).id
+    control = store.control(search_id)
+    if not control.alive or control.wanted != "paused":
+        return False
+    store.ask(search_id, "running")
+    return True

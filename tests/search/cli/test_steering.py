@@ -1,0 +1,117 @@
+"""Searches that are steered from another process, and drivers that come back too late."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from killing import Forked, count, wait_for
+from local_workers import local_pool
+from report_lab import finished
+
+from moevolve.search.config.files import load_run_config
+from moevolve.search.service.execute import execute
+from moevolve.search.service.observer import Observer
+from moevolve.search.service.resume import set_up_stored
+from moevolve.store.repository import Store
+
+pytestmark = pytest.mark.slow
+
+TOTAL = 24
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tiny: Any, tmp_path_factory: pytest.TempPathFactory, snapshot: Any) -> Any:
+    """What a store holds after the search `calm`, left alone."""
+    folder = tmp_path_factory.mktemp("calm")
+    run = load_run_config(tiny.write_run(folder / "run.yaml", "calm"))
+    with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
+        finished(store, run)
+    return snapshot(folder / "moevolve.db", "calm")
+
+
+def until(true: Any, driver: Forked) -> None:
+    deadline = time.monotonic() + 300
+    while not true():
+        assert driver.poll() is None, driver.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_driver_that_slept_past_its_lease_writes_nothing(
+    undisturbed: Any, tiny: Any, snapshot: Any, ray_address: str, in_process: Any, tmp_path: Path
+) -> None:
+    database = tmp_path / "moevolve.db"
+    run = tiny.write_run(tmp_path / "run.yaml", "calm")
+    asleep = Forked(["launch", str(run), "--address", ray_address, "--set", "workers.lease_s=2"], tmp_path)
+    wait_for(database, 2, asleep)
+    refused = in_process("resume", "calm")
+    assert refused.returncode == 2 and f"calm is being run by process {asleep.pid} on" in refused.stderr
+    os.kill(asleep.pid, signal.SIGSTOP)
+    left_at = count(database)
+    assert left_at < TOTAL
+    with Store.open(f"sqlite:///{database}") as store:
+        control = store.control(store.search("calm").id)
+        deadline = time.monotonic() + 30
+        while store.control(store.search("calm").id).alive:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert control.epoch == 1
+        execute(set_up_stored(store, "calm"), store, Observer(), local_pool)
+        bytes_then = snapshot(database, "calm"), store.search("calm")
+        os.kill(asleep.pid, signal.SIGCONT)
+        output, _ = asleep.communicate(timeout=300)
+        assert asleep.poll() == 2 and "has lost search calm" in output and "Traceback" not in output
+        assert (snapshot(database, "calm"), store.search("calm")) == bytes_then
+    assert snapshot(database, "calm") == undisturbed
+
+
+def test_a_search_pauses_goes_on_scales_and_stops_as_asked(
+    undisturbed: Any, tiny: Any, snapshot: Any, ray_address: str, in_process: Any, tmp_path: Path
+) -> None:
+    database = tmp_path / "moevolve.db"
+    run = tiny.write_run(tmp_path / "run.yaml", "calm")
+    driver = Forked(["launch", str(run), "--address", ray_address, "--set", "workers.num_cpus=0.5"], tmp_path)
+    wait_for(database, 1, driver)
+
+    def status() -> str:
+        (search,) = json.loads(in_process("searches", "--json").stdout)
+        return str(search["status"])
+
+    asked = in_process("pause", "calm")
+    assert asked.returncode == 0 and f"calm: process {driver.pid} on" in asked.stdout and "pause" in asked.stdout
+    until(lambda: status() == "paused", driver)
+    left_at = count(database)
+    time.sleep(1.0)
+    assert count(database) == left_at < TOTAL
+    assert json.loads(in_process("scale", "calm", "2", "--json").stdout)["workers"] == 2
+    assert in_process("resume", "calm").returncode == 0
+    until(lambda: status() == "running", driver)
+    wait_for(database, left_at + 2, driver)
+    assert in_process("stop", "calm").returncode == 0
+    output, _ = driver.communicate(timeout=300)
+    assert driver.poll() == 130 and "moevolve resume calm" in output and "Traceback" not in output
+    assert status() == "interrupted" and left_at < count(database) < TOTAL
+    too_late = in_process("pause", "calm")
+    assert too_late.returncode == 2 and "calm isn't being run (it is interrupted)" in too_late.stderr
+    with Store.open(f"sqlite:///{database}") as store:
+        execute(set_up_stored(store, "calm"), store, Observer(), local_pool)
+    assert snapshot(database, "calm") == undisturbed
+
+
+def test_a_cancelled_search_is_over(tiny: Any, in_process: Any, ray_address: str, tmp_path: Path) -> None:
+    run = tiny.write_run(tmp_path / "run.yaml", "calm")
+    driver = Forked(["launch", str(run), "--address", ray_address], tmp_path)
+    wait_for(tmp_path / "moevolve.db", 1, driver)
+    assert in_process("cancel", "calm").returncode == 0
+    driver.communicate(timeout=300)
+    assert driver.poll() == 130
+    for command in (["resume", "calm"], ["cancel", "calm"], ["scale", "calm", "0"], ["scale", "calm", "3"]):
+        refused = in_process(*command)
+        assert refused.returncode == 2 and len(refused.stderr.strip().splitlines()) == 1, command
+    assert "was cancelled" in in_process("resume", "calm").stderr

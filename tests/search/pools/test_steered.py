@@ -1,0 +1,84 @@
+"""A pool under control: it does what is asked, once, and changes no reply."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from moevolve.search.pools.steered import SteeredPool, StopAsked
+from moevolve.store.errors import LeaseLostError
+from moevolve.store.records import Control
+
+
+@dataclass
+class Counting:
+    """A pool that notes what is done with it."""
+
+    done: list[Any] = field(default_factory=list)
+
+    def submit(self, request: Any) -> None:
+        self.done.append(request)
+
+    def poll(self, timeout: float) -> list[Any]:
+        return ["reply"]
+
+    def resize(self, count: int) -> None:
+        self.done.append(count)
+
+    def close(self) -> None:
+        self.done.append("closed")
+
+
+class Asked:
+    """What is asked now."""
+
+    def __init__(self) -> None:
+        self.wanted: Any = "running"
+        self.workers: int | None = None
+
+    def __call__(self) -> Control:
+        if self.wanted == "lost":
+            raise LeaseLostError("lost")
+        return Control("somebody", 1, True, self.wanted, self.workers)
+
+
+def test_workers_come_and_go_as_asked() -> None:
+    pool, asked, paused = Counting(), Asked(), list[bool]()
+    steered: Any = SteeredPool(pool, 2, asked, paused.append)
+    steered.submit("request")
+    assert [steered.poll(0) for _ in range(2)] == [["reply"]] * 2 and pool.done == ["request"]
+    for asked.workers in (5, 5, 1):
+        assert steered.poll(0) == ["reply"]
+    assert pool.done == ["request", 5, 1]
+    asked.wanted = "paused"
+    assert [steered.poll(0) for _ in range(3)] == [[]] * 3
+    assert pool.done == ["request", 5, 1, 0] and paused == [True]
+    asked.wanted = "running"
+    assert steered.poll(0) == ["reply"]
+    assert pool.done == ["request", 5, 1, 0, 1] and paused == [True, False]
+    asked.wanted, asked.workers = "paused", None
+    steered.poll(0)
+    asked.wanted = "running"
+    steered.poll(0)
+    steered.close()
+    assert pool.done[5:] == [0, 2, "closed"] and paused == [True, False] * 2
+
+
+@pytest.mark.parametrize(("wanted", "status"), [("stopped", "interrupted"), ("cancelled", "cancelled")])
+def test_a_search_ends_as_asked(wanted: str, status: str) -> None:
+    asked, pool = Asked(), Counting()
+    steered = SteeredPool(pool, 2, asked, lambda _: None)  # type: ignore[arg-type]
+    asked.wanted = wanted
+    with pytest.raises(StopAsked) as end:
+        steered.poll(0)
+    assert end.value.status == status and isinstance(end.value, KeyboardInterrupt) and pool.done == []
+
+
+def test_a_lost_search_is_polled_no_more() -> None:
+    asked = Asked()
+    steered = SteeredPool(Counting(), 2, asked, lambda _: None)  # type: ignore[arg-type]
+    asked.wanted = "lost"
+    with pytest.raises(LeaseLostError):
+        steered.poll(0)

@@ -1,0 +1,89 @@
+"""Holding a search: the lease is renewed while the driver works, and its loss is noticed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from store_samples import search
+
+from moevolve.search.service.driving import Driving, is_gone, this_process
+from moevolve.store.errors import LeaseHeldError, LeaseLostError, StoreError
+from moevolve.store.repository import Store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as opened:
+        opened.create_search(search(), [])
+        yield opened
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_it_is_held_for_as_long_as_it_takes(store: Store) -> None:
+    with Driving(store, "id-alpha", 0.3) as driving:
+        time.sleep(0.7)
+        assert store.control("id-alpha").alive and driving.control.alive
+        assert store.control("id-alpha").owner == this_process()
+        with pytest.raises(LeaseHeldError, match=f"process {os.getpid()}"), Driving(store, "id-alpha", 0.3):
+            pass
+        store.ask("id-alpha", "paused", 3)
+        until(lambda: driving.control.wanted == "paused" and driving.control.workers == 3)
+    assert not store.control("id-alpha").alive
+    with Driving(store, "id-alpha", 0.3) as again:
+        assert (again.lease.epoch, again.control.wanted) == (2, "running")
+
+
+def test_its_loss_is_noticed(store: Store) -> None:
+    with Driving(store, "id-alpha", 0.3) as driving:
+        store.acquire("id-alpha", "another", 60, lambda _: True)
+
+        def lost() -> bool:
+            try:
+                return not driving.control
+            except LeaseLostError:
+                return True
+
+        until(lost)
+    assert store.control("id-alpha").owner == "another", "it is not the loser's to give back"
+
+
+def test_a_store_that_is_away_for_a_while_is_waited_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    renew, calls = store.renew, list[float]()
+
+    def unreachable(*args: object) -> object:
+        calls.append(time.monotonic())
+        raise StoreError("the server is starting up")
+
+    with Driving(store, "id-alpha", 0.6) as driving:
+        monkeypatch.setattr(store, "renew", unreachable)
+        until(lambda: len(calls) > 1)
+        monkeypatch.setattr(store, "renew", renew)
+        assert driving.control.alive
+        monkeypatch.setattr(store, "renew", unreachable)
+        with pytest.raises(StoreError, match="starting up"):
+            until(lambda: not driving.control)
+
+
+def test_processes_of_this_machine_are_known_to_be_gone() -> None:
+    mine = this_process()
+    host = mine.rpartition(" ")[2]
+    assert not is_gone(mine)
+    with subprocess.Popen([sys.executable, "-c", "pass"], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.read()
+        # It has ended, or will in a moment; nobody has waited for it yet.
+        until(lambda: is_gone(f"process {child.pid} on {host}"))
+    assert is_gone(f"process {child.pid} on {host}")
+    assert not is_gone(f"process {child.pid} on {host}-2") and not is_gone("somebody else")

@@ -1,0 +1,169 @@
+"""Who may write to a search: leases and their epochs, on every backend."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from store_samples import decided, digest, evaluation, individual, search, split
+
+from moevolve.store.errors import LeaseHeldError, LeaseLostError, StoreError
+from moevolve.store.records import Lease
+from moevolve.store.repository import Store
+from moevolve.store.session import alembic_config, transaction
+
+WRITES: dict[str, Callable[[Store, Any], None]] = {
+    "record": lambda store, writer: store.record(writer, [individual(0)]),
+    "status": lambda store, writer: store.set_status(writer, "finished"),
+    "amend": lambda store, writer: store.amend_search(writer, "{}", []),
+}
+
+
+@pytest.fixture
+def alpha(store: Store) -> str:
+    store.create_search(search(), [split()])
+    return "id-alpha"
+
+
+def written(store: Store) -> Any:
+    found = store.search("alpha")
+    return found.status, found.config, store.history("id-alpha")
+
+
+def test_a_lease_is_one_drivers_until_it_runs_out_or_is_given_back(store: Store, alpha: str) -> None:
+    assert not store.control(alpha).alive
+    first = store.acquire(alpha, "first", 60)
+    assert (first, store.control(alpha).owner) == (Lease(alpha, "first", 1), "first")
+    with pytest.raises(LeaseHeldError, match=r"alpha is being run by first; .* free in (59|60) s"):
+        store.acquire(alpha, "second", 60)
+    store.release(first)
+    assert (store.control(alpha).owner, store.control(alpha).alive) == (None, False)
+    second = store.acquire(alpha, "second", 0.05)
+    time.sleep(0.1)
+    assert not store.control(alpha).alive
+    assert store.acquire(alpha, "third", 60).epoch == 3 == second.epoch + 1
+    with pytest.raises(StoreError, match="no search"):
+        store.acquire("id-gamma", "first", 60)
+
+
+def test_an_owner_that_is_gone_need_not_run_out(store: Store, alpha: str) -> None:
+    store.acquire(alpha, "first", 60)
+    asked: list[str] = []
+
+    def dead(owner: str) -> bool:
+        asked.append(owner)
+        return True
+
+    assert store.acquire(alpha, "second", 60, dead).epoch == 2 and asked == ["first"]
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_who_lost_the_lease_writes_nothing(write: Callable[[Store, Any], None], store: Store, alpha: str) -> None:
+    late = store.acquire(alpha, "late", 0.01)
+    time.sleep(0.05)
+    now = store.acquire(alpha, "now", 60)
+    before = written(store)
+    for _ in range(2):
+        with pytest.raises(LeaseLostError, match="lost search alpha to now"):
+            write(store, late)
+        with pytest.raises(LeaseLostError):
+            store.renew(late, 60)
+        store.release(late)
+        assert written(store) == before and store.control(alpha).owner == "now"
+    write(store, now)
+    assert written(store) != before
+    store.release(now)
+    with pytest.raises(LeaseLostError, match="to now|to another one"):
+        write(store, late)
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_who_has_no_lease_writes_only_where_nobody_has(
+    write: Callable[[Store, Any], None], store: Store, alpha: str
+) -> None:
+    lease, before = store.acquire(alpha, "driver", 60), written(store)
+    with pytest.raises(LeaseHeldError, match="alpha is being run by driver: stop it first"):
+        write(store, alpha)
+    assert written(store) == before
+    # Evaluations belong to no search.
+    store.add_evaluations([evaluation(0, 0.5)])
+    store.release(lease)
+    write(store, alpha)
+    assert written(store) != before
+
+
+def test_a_lease_that_ran_out_and_nobody_took_is_its_owners_still(store: Store, alpha: str) -> None:
+    lease = store.acquire(alpha, "driver", 0.01)
+    time.sleep(0.05)
+    store.record(lease, [individual(0)])
+    assert store.renew(lease, 60).alive and store.control(alpha).alive
+
+
+def test_what_is_asked_is_heard_until_the_next_driver(store: Store, alpha: str) -> None:
+    with pytest.raises(StoreError, match=r"alpha isn't being run \(it is created\)"):
+        store.ask(alpha, "paused")
+    lease = store.acquire(alpha, "driver", 60)
+    assert store.renew(lease, 60).wanted == "running"
+    store.ask(alpha, "paused")
+    store.ask(alpha, workers=3)
+    control = store.renew(lease, 60)
+    assert (control.wanted, control.workers) == ("paused", 3)
+    with pytest.raises(StoreError, match="not 'asleep'"):
+        store.ask(alpha, "asleep")  # type: ignore[arg-type]
+    store.release(lease)
+    store.acquire(alpha, "next", 60)
+    assert (store.control(alpha).wanted, store.control(alpha).workers) == ("running", None)
+
+
+def test_of_many_that_ask_at_once_one_gets_it(store: Store, alpha: str) -> None:
+    def attempt(number: int) -> Lease | None:
+        try:
+            return store.acquire(alpha, f"driver {number}", 60)
+        except LeaseHeldError:
+            return None
+
+    with ThreadPoolExecutor(8) as threads:
+        won = [lease for lease in threads.map(attempt, range(24)) if lease is not None]
+    assert [lease.epoch for lease in won] == [1]
+
+
+def test_of_two_that_think_they_have_it_one_writes(store: Store, alpha: str) -> None:
+    """Each writes as fast as it can, and takes the lease over when it is lost: every index is one driver's."""
+    done: dict[int, list[int]] = {}
+
+    def drive(number: int) -> None:
+        done[number] = []
+        lease = store.acquire(alpha, f"driver {number}", 0.0)
+        for _ in range(60):
+            index = len(store.history(alpha))
+            try:
+                own = individual(index, content_hash=digest(index, number), phenotype=(index, number))
+                store.record(lease, [decided(own, 0.5)])
+                done[number].append(index)
+            except LeaseLostError:
+                lease = store.acquire(alpha, f"driver {number}", 0.0)
+            except StoreError as error:
+                # It had read before the other wrote.
+                assert "already recorded with another genome" in str(error)
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(drive, (1, 2)))
+    history = store.history(alpha)
+    assert sorted(done[1] + done[2]) == [row.index for row in history] == list(range(len(history)))
+    assert all(history[i].content_hash == digest(i, number) for number, own in done.items() for i in own)
+
+
+def test_searches_of_a_store_from_before_leases_get_theirs(url: str) -> None:
+    from alembic import command
+
+    with Store.open(url) as store:
+        store.create_search(search(), [split()])
+        with transaction(store._engine, write=True) as connection:
+            command.downgrade(alembic_config(connection), "moevolve_v1")
+            assert connection.execute(text("SELECT count(*) FROM searches")).scalar() == 1
+    with Store.open(url) as store:
+        assert store.acquire("id-alpha", "driver", 60).epoch == 1
