@@ -18,6 +18,7 @@ SIGNATURES = {
     "analyse": "(individual, task, *, store, split='dev', tokens=None, model=None)",
     "as_data": "(record)",
     "best": "(store, *, task=None, experts=None, active=None, search=None, by='dev', limit=10)",
+    "cancel": "(search, *, store)",
     "compare": "(comparison, *, observer=None)",
     "compare_measured": "(estimate, search, *, store)",
     "estimate": (
@@ -33,6 +34,7 @@ SIGNATURES = {
     "load_comparison": "(path, *, store=None, address=None, overrides=())",
     "load_config": "(path, overrides=())",
     "open_store": "(url, *, create=False)",
+    "pause": "(search, *, store)",
     "plot": "(search, path, *, store, individual=None)",
     "profile": (
         "(*models, store=None, batch_sizes=(1, 8, 32), prompt_tokens=None, new_tokens=32, repeats=5, device='auto', "
@@ -41,13 +43,25 @@ SIGNATURES = {
     "report": "(search, path, *, store, limit=5, analysis=None)",
     "resume": "(search, *, store, address=None, overrides=(), observer=None)",
     "retry": "(search, *, store, address=None, overrides=(), observer=None)",
+    "scale": "(search, workers, *, store)",
     "searches": "(store)",
     "show": "(individual, *, store)",
+    "stop": "(search, *, store)",
     "tasks": "()",
     "write_analysis": "(analysis, folder)",
 }
 RECORDS = {
-    *("Analysis", "BestRow", "Comparison", "ComparisonRow", "Contestant", "Evaluation", "ExportReport", "Imported"),
+    *(
+        "Analysis",
+        "BestRow",
+        "Comparison",
+        "ComparisonRow",
+        "Contestant",
+        "Control",
+        "Evaluation",
+        "ExportReport",
+        "Imported",
+    ),
     *("IndividualDetail", "LineageGraph", "Observer", "Estimate", "ProfileReport", "Progress", "RunConfig", "Score"),
     *("SearchSummary", "Standings", "Store", "TaskConfig"),
 }
