@@ -171,7 +171,13 @@ class TaskConfig(TaskFileSection):
             string), which replaces the gold one. None for the `answer` where the task has one, and otherwise for what
             belongs to the fitness.
         max_new_tokens: greedy decoding stops after this many tokens.
-        answer_prefix: text between prompt and answer when an answer is teacher-forced.
+        answer_prefix: text between prompt and answer when an answer is teacher-forced, and in shots.
+        system: what the model is told before everything else.
+        shots: solved examples before every prompt: rows with the fields that `prompt` and `answer` use, or which rows
+            of a source split (with `per`, only those that have the row's own value in that column). They are turns of
+            the conversation under a chat template, and text with empty lines between them without one. Rows of the
+            splits whose prompt is a shot's are left out. A fitness that reads whole texts shows none, and no `system`.
+        chat: whether the prompts are wrapped in the model's chat template, if it has one.
     """
 
     name: str = Field(min_length=1)
@@ -190,6 +196,9 @@ class TaskConfig(TaskFileSection):
     positions: Positions | None = None
     max_new_tokens: Count = 16
     answer_prefix: str = " "
+    system: str = ""
+    shots: Selection | tuple[dict[str, Any], ...] = ()
+    chat: bool = True
 
     _origin: str = PrivateAttr(default="")
 
@@ -204,6 +213,24 @@ class TaskConfig(TaskFileSection):
     @classmethod
     def _known(cls, value: str | None) -> str | None:
         return None if value is None else known_metric(value)
+
+    @field_validator("shots", mode="before")
+    @classmethod
+    def _rows_or_selection(cls, value: Any) -> Any:
+        # Told apart here: a message that names both forms' errors is no help.
+        if isinstance(value, Mapping):
+            try:
+                chosen = Selection.model_validate(value)
+            except ValidationError as error:
+                raise ValueError(explain_validation(error, Selection)) from None
+            if chosen.count is None and chosen.indices is None:
+                raise ValueError("say how many shots with `count`, or which rows with `indices`")
+            return chosen
+        if isinstance(value, Selection) or (
+            isinstance(value, list | tuple) and all(isinstance(row, Mapping) for row in value)
+        ):
+            return value
+        raise ValueError("give a list of rows, or `from` and which rows of it: {from: train, seed: 0, count: 2}")
 
     @field_validator("fitness", mode="before")
     @classmethod
@@ -225,21 +252,29 @@ class TaskConfig(TaskFileSection):
             raise ValueError(f"fitness `{self.fitness}` compares the likelihood of choices: give `choices`")
         if MATCHERS[self.matching.kind].needs_choices and kind.uses_matching and not self.choices:
             raise ValueError(f"matching kind `{self.matching.kind}` looks for one of the choices: give `choices`")
+        if self.shots and not self.labelled:
+            raise ValueError("`shots` show answers: give `answer` or `references`")
         self._check_sources()
         return self
 
+    @property
+    def _selections(self) -> dict[str, Selection]:
+        """Field -> the rows that it names."""
+        named = {f"splits.{split}": selection for split, selection in self.splits.items()}
+        return named | ({"shots": self.shots} if isinstance(self.shots, Selection) else {})
+
     def _check_sources(self) -> None:
-        """Whether every split is of one of the source's splits."""
+        """Whether every split, and the shots, are of one of the source's splits."""
         if self.source.files is None:
-            for split, selection in self.splits.items():
+            for field, selection in self._selections.items():
                 if not selection.source.replace("_", "").replace("-", "").replace(".", "").isalnum():
-                    raise ValueError(f"`splits.{split}.from` must be a plain split name, got `{selection.source}`; "
+                    raise ValueError(f"`{field}.from` must be a plain split name, got `{selection.source}`; "
                                      "choose rows with `offset` and `count`, so that overlaps are noticed")  # fmt: skip
         else:
-            for split, selection in self.splits.items():
+            for field, selection in self._selections.items():
                 if selection.source not in self.source.files:
                     known = ", ".join(self.source.files)
-                    raise ValueError(f"`splits.{split}.from` is `{selection.source}`, but `source.files` has: {known}")
+                    raise ValueError(f"`{field}.from` is `{selection.source}`, but `source.files` has: {known}")
 
     @property
     def origin(self) -> str:
@@ -270,6 +305,11 @@ class TaskConfig(TaskFileSection):
             return self.positions
         return "answer" if self.labelled else self.kind.positions
 
+    @property
+    def reads_whole(self) -> bool:
+        """Whether prompts are running text, of which every token is read: no conversation, and nothing before them."""
+        return self.kind.reads == "texts" and self.compared == "text"
+
     def prepared(
         self, split: Split, examples: tuple[Example, ...], harness: HarnessTask | None = None
     ) -> PreparedSplit:
@@ -285,6 +325,8 @@ class TaskConfig(TaskFileSection):
             examples=examples,
             positions=self.compared,
             harness=harness,
+            system="" if self.reads_whole else self.system,
+            chat=self.chat and not self.reads_whole,
         )
 
     @classmethod
