@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.fitness.base import Fitness
 from moevolve.evaluators.fitness.registry import DEFAULT_FITNESS, FITNESSES, known_fitness, task_fitnesses
-from moevolve.evaluators.matching import MATCHERS, known_matcher
+from moevolve.evaluators.matching.registry import MATCHERS, known_matcher
 from moevolve.evaluators.metrics import known_metric
 from moevolve.evaluators.types import Example, HarnessTask, Matching, Positions, PreparedSplit, Split
 from moevolve.evaluators.yaml_files import explain_validation
@@ -131,10 +131,15 @@ class Selection(TaskFileSection):
 
 
 class MatchingConfig(TaskFileSection):
-    """How an answer is compared with the references; see `moevolve.evaluators.matching`."""
+    """How an answer is compared with the references; see `moevolve.evaluators.matching`.
+
+    Attributes:
+        kind: name of the matcher.
+        stop: where an answer ends; None for what belongs to the matcher, a line break for most.
+    """
 
     kind: str = "exact"
-    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ("\n",)
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] | None = None
 
     @field_validator("kind")
     @classmethod
@@ -142,7 +147,7 @@ class MatchingConfig(TaskFileSection):
         return known_matcher(value)
 
     def build(self) -> Matching:
-        return Matching(kind=self.kind, stop=self.stop)
+        return Matching(kind=self.kind, stop=MATCHERS[self.kind].stop if self.stop is None else self.stop)
 
 
 class TaskConfig(TaskFileSection):

@@ -10,7 +10,7 @@ import datasets
 import pytest
 from demo import CHOICES, TASKS, TEMPLATE
 
-from moevolve.evaluators.matching import make_matcher
+from moevolve.evaluators.matching.registry import make_matcher
 from moevolve.evaluators.tasks import prepare
 from moevolve.evaluators.tasks.config import Source
 from moevolve.evaluators.tasks.datasets import Table
