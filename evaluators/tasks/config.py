@@ -77,11 +77,12 @@ class Selection(TaskFileSection):
     """Which rows of a source split one of our splits takes; the same rows on every machine.
 
     The filters come first, then the order (file order, or shuffled by `seed`), then `offset` and `count`, counted
-    within each group of equal `per` values when `per` is given.
+    within each group of equal `per` values when `per` is given. `indices` pick among the rows that these leave.
 
     Attributes:
         source: the source split (YAML key `from`).
-        where: column -> accepted values.
+        where: column -> accepted values. The column may be a dotted path into a nested one; a list there has a value
+            if one of its items is that.
         where_not: column -> values left out.
         min_chars: column of text -> fewest characters a row must have there, white space at both ends not counted
             (leaves empty lines and headings out of running text).
@@ -89,7 +90,8 @@ class Selection(TaskFileSection):
         per: a column; `offset` and `count` then hold for each of its values (a stratified sample).
         offset: rows skipped.
         count: rows taken; None takes all that are left.
-        indices: explicit row numbers from 0 (instead of everything above but `source`).
+        indices: numbers, from 0, among the rows chosen by everything above, not together with `seed` or `per`; a task
+            file may name a JSON file that lists them.
         part: of the rows chosen so far, the last quarter (`aside`, at least one row) or those before it (`kept`); set
             by `TaskConfig.with_calibration` only.
     """
@@ -109,9 +111,8 @@ class Selection(TaskFileSection):
     def _consistent(self) -> Self:
         if self.indices is None:
             return self
-        filters = self.where or self.where_not or self.min_chars
-        if filters or self.seed is not None or self.per or self.offset or self.count:
-            raise ValueError("`indices` can't be combined with other ways of choosing rows")
+        if self.seed is not None or self.per:
+            raise ValueError("`indices` can't be combined with `seed` or `per`")
         if not self.indices or len(set(self.indices)) != len(self.indices):
             raise ValueError("`indices` must name at least one row, and none twice")
         return self
@@ -361,6 +362,10 @@ class TaskConfig(TaskFileSection):
         splits: dict[str, Any] = {}
         for split, selection in self.splits.items():
             splits[split] = selection.model_dump(by_alias=True, exclude_unset=True)
+            if split in counts and selection.indices is not None:
+                raise UserError(
+                    f"{self.origin}: the rows of `{split}` are listed by `indices`, so they can't be counted"
+                )
             if split in counts:
                 splits[split]["count"] = counts[split]
         for split in counts:
