@@ -160,3 +160,29 @@ def test_a_template_is_part_of_what_makes_scores_comparable() -> None:
     model = ModelConfig("somewhere")
     names = ("auto", "none", "mixtral")
     assert len({engine_fingerprint(model, EngineConfig(chat_template=name)) for name in names}) == len(names)
+
+
+def test_answers_are_those_of_transformers_in_the_conversation(bytewise: PreTrainedTokenizerFast) -> None:
+    """Greedy answers up to the end of a turn, and the right answer's log-probability, from `transformers` alone."""
+    import torch
+    from transformers import MistralConfig, MistralForCausalLM
+
+    from moevolve.workers.engine.engine import GenerationEngine
+
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = MistralConfig(
+        vocab_size=len(bytewise), num_key_value_heads=2, initializer_range=0.6, eos_token_id=2, bos_token_id=1, **shape
+    )
+    model = MistralForCausalLM(config).eval()
+    tokenizer = talking(bytewise, CHATML)
+    split = replace(SPLIT, max_new_tokens=12)
+    made = GenerationEngine(model, tokenizer, EngineConfig()).generate(split, lambda _, text: False)
+    prompt = tokenizer.apply_chat_template(CONVERSATION, add_generation_prompt=True, return_tensors="pt")["input_ids"]
+    ends = [2, int(tokenizer.convert_tokens_to_ids("<|im_end|>"))]
+    with torch.inference_mode():
+        said = model.generate(prompt, max_new_tokens=12, do_sample=False, eos_token_id=ends, pad_token_id=2)
+        logprobs = model(prompt).logits[0, -1].double().log_softmax(dim=-1)
+    assert made.texts[0] == tokenizer.decode(said[0, prompt.shape[1] :], skip_special_tokens=True)
+    answer = int(tokenizer.convert_tokens_to_ids("4"))
+    assert made.gold_logprobs[0] == pytest.approx(float(logprobs[answer]), abs=1e-5)
