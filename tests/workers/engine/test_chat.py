@@ -14,8 +14,8 @@ from moevolve.workers.engine.tokenizing import tokenize_split
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# Three ways of writing conversations that there are: marks of their own with a system role, none with roles that must
-# alternate, and a block of thoughts before the answer.
+# Ways of writing conversations that there are: marks of their own with a system role, none with roles that must
+# alternate, and two with a block of thoughts before the answer, one of which can be switched off.
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -29,6 +29,11 @@ DROPPING = (
     "{% for m in messages %}{% if m.role != 'system' %}{{ m.role }}: "
     "{% if m.role == 'assistant' %}<think></think>{% endif %}{{ m.content }}\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last %}<think></think>"
+    "{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{{ '<think></think>' if enable_thinking is false }}{% endif %}"
 )
 
 
@@ -90,14 +95,19 @@ def test_without_a_template_shots_are_text(bytewise: PreTrainedTokenizerFast) ->
 
 @pytest.mark.parametrize(
     ("template", "conversation", "answer"),
-    [(CHATML, CONVERSATION, "4"), (ALTERNATING, MERGED, " 4"), (DROPPING, MERGED, "<think></think>4")],
+    [
+        (CHATML, CONVERSATION, "4"),
+        (ALTERNATING, MERGED, " 4"),
+        (DROPPING, MERGED, "<think></think>4"),
+        (THINKING, CONVERSATION, "4"),
+    ],
 )
 def test_prompts_are_what_the_tokenizer_makes_of_the_conversation(
     bytewise: PreTrainedTokenizerFast, template: str, conversation: list[dict[str, str]], answer: str
 ) -> None:
     tokenizer = talking(bytewise, template)
     tokenized = tokenize_split(tokenizer, SPLIT, EngineConfig(), bos=1)
-    made = tokenizer.apply_chat_template(conversation, add_generation_prompt=True)["input_ids"]
+    made = tokenizer.apply_chat_template(conversation, add_generation_prompt=True, enable_thinking=False)["input_ids"]
     assert tokenized.prompts[0] == tuple(made)
     assert tokenized.prompts[0].count(1) == (1 if template == ALTERNATING else 0), "the beginning token comes once"
     assert tokenizer.decode(tokenized.golds[0]) == answer
