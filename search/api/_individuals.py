@@ -288,6 +288,7 @@ def import_eep(
     store: str | Store,
     active: int | None = None,
     router_space: Literal["probs", "logits"] = "probs",
+    chat_template: str | None = None,
 ) -> list[Imported]:
     """Store the EEP authors' coefficient files as individuals, one search per file. A bad file leaves the store alone.
 
@@ -297,6 +298,8 @@ def import_eep(
         store: where to, made if need be.
         active: experts per token; None keeps the model's.
         router_space: whether the router mappings are meant for probabilities or logits.
+        chat_template: what prompts are wrapped in where they are evaluated (`auto`, `none`, a name); None for the run
+            configuration's choice, or `auto`.
 
     Raises:
         UserError: a file can't be read or doesn't fit the model.
@@ -304,7 +307,7 @@ def import_eep(
     """
     from moevolve.search.service.import_eep import read_files, store_files
 
-    read = read_files([Path(file) for file in files], experts_of, active, router_space)
+    read = read_files([Path(file) for file in files], experts_of, active, router_space, chat_template)
     with store_of(store, create=True) as opened:
         return store_files(opened, read)
 

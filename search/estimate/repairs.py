@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from moevolve.search.config.phases import PhaseConfig
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.costs import FitOutline, GenomeCosts, ModelWork, full_work
 from moevolve.workers.methods.eep.elimination import candidates_of, elimination_bytes, elimination_flops
+from moevolve.workers.methods.fitting import NeuronRecipe
 from moevolve.workers.methods.repair.apply import KEPT_BYTES
 from moevolve.workers.methods.repair.edit import RepairRecipe
 from moevolve.workers.methods.repair.ridge import fit_bytes, fit_flops, has_room
@@ -98,6 +99,20 @@ def described_as(phases: Sequence[PhaseConfig]) -> Mapping[str, str]:
     return {phase.kind: before.kind if phase.kind == "repair" else phase.kind for phase, before in pairs}
 
 
+def _sloped(fits: Sequence[tuple[FitOutline, ...]], neurons: NeuronRecipe | None) -> tuple[tuple[FitOutline, ...], ...]:
+    """The fits of layers whose slots are as wide as a recipe says."""
+    slots = [fit for layer in fits for fit in layer if fit.neurons]
+    if neurons is None or not slots:
+        return tuple(fits)
+    own = slots[0].width // slots[0].blocks
+    widths = iter(neurons.widths(len(slots), slots[0].pool // own, slots[0].blocks, own))
+    return tuple(tuple(_wide(fit, next(widths)) if fit.neurons else fit for fit in layer) for layer in fits)
+
+
+def _wide(fit: FitOutline, width: int) -> FitOutline:
+    return replace(fit, width=fit.blocks * width, flops=fit.flops * width * fit.blocks // fit.width)
+
+
 class _Counted:
     """Counts one recipe's work."""
 
@@ -112,7 +127,7 @@ class _Counted:
     ) -> None:
         self._recipe, self._outline, self._edited, self._tokens = recipe, outline, edited, tokens
         self._full = full_work(outline)
-        self._fits = costs.fits()
+        self._fits = _sloped(costs.fits(), recipe.neurons)
         # Of one layer, on all pairs of a sequence.
         self._attention = int(outline.attention_flops * tokens * length) // len(outline.layers)
 

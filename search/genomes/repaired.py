@@ -189,6 +189,8 @@ def described(recipe: RepairRecipe) -> str:
         worth = f"{each.routing:.2g}/{each.activation:.2g}/{each.output:.2g}"
         parts.append(f"neurons {shares} by {worth} of {each.candidates:.2g} times as many")
         parts.append(f"router {each.router}")
+        if each.slope:
+            parts.append(f"widths by {each.slope:+.2g}")
     return ", ".join(parts)
 
 
@@ -217,7 +219,10 @@ def vary(rng: np.random.Generator, recipe: RepairRecipe, phase: RepairRecipe, re
 
 
 def _varied_neurons(rng: np.random.Generator, neurons: NeuronRecipe | None, first: NeuronRecipe) -> NeuronRecipe | None:
-    """Put aside, put back, or with another exponent, sharing, number of candidates, or other rows of the router."""
+    """Put aside, put back, or with another exponent, sharing, number of candidates, or other rows of the router.
+
+    Widths are varied only where the phase has a slope: uneven ones take the native form.
+    """
     if neurons is None:
         return replace(first, shared=bool(rng.random() < 0.5))
     draw = rng.random()
@@ -229,6 +234,8 @@ def _varied_neurons(rng: np.random.Generator, neurons: NeuronRecipe | None, firs
         return replace(neurons, router="kept" if neurons.router == "fitted" else "fitted")
     if draw < 0.65:
         return replace(neurons, candidates=float(rng.choice([1.0, 2.0, 4.0, 8.0])))
+    if draw < 0.8 and first.slope:
+        return replace(neurons, slope=float(rng.choice([-0.25, 0.0, 0.25, 0.5, 0.75])))
     exponent, which = float(rng.choice([0.0, 0.5, 1.0, 2.0, 3.0])), int(rng.integers(3))
     if which == 0:
         return replace(neurons, routing=exponent)

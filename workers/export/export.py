@@ -57,14 +57,13 @@ def export_model(
     _check_target(target)
     resident = ResidentModel.load(model) if isinstance(model, ModelConfig) else model
     exporter = exporter_of(edit)
-    exact = exporter.form(resident, underlying(edit))
-    if form == "stock" and exact != "stock":
-        raise UserError("--form stock: no model class of transformers computes the same; export it as native")
-    form = form or exact
     part = _part_directory(target)
     try:
         with resident.edited(edit):
-            report = _export(resident, exporter, form, part, card)
+            exact = exporter.form(resident, underlying(edit))
+            if form == "stock" and exact != "stock":
+                raise UserError("--form stock: no model class of transformers computes the same; export it as native")
+            report = _export(resident, exporter, form or exact, part, card)
         if target.exists():
             target.rmdir()
         part.rename(target)
@@ -73,7 +72,7 @@ def export_model(
     finally:
         shutil.rmtree(part, ignore_errors=True)
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
-    return ExportReport(target, form, report.experts, report.active, report.parameters, size, report.agreement)
+    return ExportReport(target, report.form, report.experts, report.active, report.parameters, size, report.agreement)
 
 
 def _export(

@@ -59,6 +59,7 @@ class ExpertFamily(Family):
             stay float32).
         rule: makes the routing rule of one router.
         experts_field: where its config counts the experts.
+        width_field: where it counts an expert's neurons.
         router: name of the router in a MoE block.
         tensors: names of the fused expert parameters.
         float32_router: whether logits are computed in float32 whatever the router's dtype.
@@ -68,6 +69,7 @@ class ExpertFamily(Family):
     casts_weights: bool
     rule: MakesRule = softmax_rule
     experts_field: str = "num_experts"
+    width_field: str = "moe_intermediate_size"
     router: str = "gate"
     tensors: tuple[str, ...] = EXPERT_TENSORS
     float32_router: bool = False

@@ -30,6 +30,7 @@ GPT_OSS = ExpertFamily(
     "GPT-OSS",
     casts_weights=True,
     rule=gpt_oss_rule,
+    width_field="intermediate_size",
     router="router",
     tensors=TENSORS,
     sdpa=False,

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from moevolve.workers.families.base import ExpertFamily
 
-MIXTRAL = ExpertFamily("mixtral", "Mixtral", casts_weights=False)
+MIXTRAL = ExpertFamily("mixtral", "Mixtral", casts_weights=False, width_field="intermediate_size")

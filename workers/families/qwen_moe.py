@@ -10,4 +10,4 @@ from moevolve.workers.families.base import ExpertFamily
 
 QWEN2_MOE = ExpertFamily("qwen2_moe", "Qwen1.5/2-MoE", casts_weights=True)
 QWEN3_MOE = ExpertFamily("qwen3_moe", "Qwen3-MoE", casts_weights=True)
-OLMOE = ExpertFamily("olmoe", "OLMoE", casts_weights=True)
+OLMOE = ExpertFamily("olmoe", "OLMoE", casts_weights=True, width_field="intermediate_size")

@@ -139,7 +139,7 @@ class Exporter(Protocol):
     """Makes checkpoints of one kind of edit."""
 
     def form(self, resident: Resident, edit: Edit) -> CheckpointForm:
-        """Which form expresses `edit` exactly on this model, which is unedited yet.
+        """Which form expresses `edit` exactly on this model, to which it is applied, and maybe what follows it up.
 
         Raises:
             UserError: none does.

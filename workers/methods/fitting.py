@@ -72,9 +72,12 @@ class NeuronRecipe:
         router: `fitted`, each slot stands for a group of experts, and its router row is fitted to their routing mass;
             `kept`, rows stay what the edit made of them. They stay, too, where a stock router has no such rows
             (`moevolve.workers.methods.eep.outputs`).
+        slope: how much wider the last layer's slots are than an expert, as a share of it, and how much narrower the
+            first one's; see `widths`. With 0 all layers keep the experts' width, and exports stay stock.
 
     Raises:
-        ValueError: an exponent is negative, there are too few candidates, or the router's rows are neither.
+        ValueError: an exponent is negative, there are too few candidates, the router's rows are neither, or the slope
+            leaves a layer without neurons.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -85,6 +88,7 @@ class NeuronRecipe:
     shared: bool = False
     candidates: float = 4.0
     router: Literal["fitted", "kept"] = "fitted"
+    slope: float = 0.0
 
     def __post_init__(self) -> None:
         if not all(0 <= each < 100 for each in (self.routing, self.activation, self.output)):  # NaN, too
@@ -93,3 +97,27 @@ class NeuronRecipe:
             raise ValueError(f"candidates must be 1 at least, not {self.candidates}")
         if self.router not in ("fitted", "kept"):
             raise ValueError(f"router rows of neurons are fitted or kept, not {self.router!r}")
+        if not -1 < self.slope < 1:
+            raise ValueError(f"a slope of widths must be between -1 and 1, not {self.slope}")
+
+    def widths(self, layers: int, experts: int, retained: int, width: int) -> tuple[int, ...]:
+        """Neurons of a slot, layer by layer; over all layers as many as experts have.
+
+        They rise linearly with depth, in steps of a power of 2 that matrix products like: up to 64, and at least 8,
+        where so many divide `width`. No layer gets more than its experts have for all of its slots, or less than a
+        step; the slope is as much smaller.
+
+        Args:
+            layers: MoE layers.
+            experts: n.
+            retained: n'.
+            width: neurons of an expert.
+        """
+        step = max(each for each in (1, 2, 4, 8, 16, 32, 64) if width % each == 0 and (each <= 8 or 8 * each <= width))
+        units = width // step
+        most = min(experts * units // retained - units, units - 1) / units
+        slope = max(-most, min(self.slope, most))
+        depth = np.linspace(-1, 1, layers) if layers > 1 else np.zeros(1)
+        ends = np.floor(np.cumsum(1 + slope * depth) * units + 0.5).astype(int) * step
+        ends[-1] = layers * width
+        return tuple(np.diff(ends, prepend=0).tolist())

@@ -117,6 +117,10 @@ def test_targets_strengths_and_neurons_have_their_price() -> None:
     assert NEURONS < count < 1.2 * NEURONS
     slots = KEPT * elimination_flops(NEURONS, count, 8 * NEURONS, 2048, HIDDEN, 4 * HIDDEN)
     assert chosen.fitting - routed.fitting == pytest.approx(plain.fitting + LAYERS * slots, rel=1e-6)
+    # Layers of half to one and a half times the width: as many passes, and systems that are no longer alike.
+    sloped = of(neurons={"candidates": 1, "router": "kept", "slope": 0.5})
+    assert (sloped.layer_passes, sloped.forward) == (filled.layer_passes, filled.forward)
+    assert 1 < sloped.taken / filled.taken < 1.5
 
 
 def test_repaired_pruning_has_weights_of_its_own() -> None:

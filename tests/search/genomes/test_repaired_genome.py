@@ -36,7 +36,8 @@ def repaired(inner: GenomeSpace[Any], recombinable: bool = True, calibrated: boo
 def neurons(draw: st.DrawFn) -> NeuronRecipe:
     exponents = [draw(st.floats(0, 99)) for _ in range(3)]
     router: Any = draw(st.sampled_from(["fitted", "kept"]))
-    return NeuronRecipe(*exponents, draw(st.booleans()), draw(st.floats(1, 99)), router)
+    slope = draw(st.floats(-1, 1, exclude_min=True, exclude_max=True))
+    return NeuronRecipe(*exponents, draw(st.booleans()), draw(st.floats(1, 99)), router, slope)
 
 
 @st.composite
@@ -185,24 +186,26 @@ def test_a_space_chooses_where_what_it_wraps_does() -> None:
 
 
 @many
-@given(recipe=recipes(), seed=st.integers(0, 2**32 - 1), recombinable=st.booleans())
-def test_a_varied_recipe_is_another_one_within_range(recipe: RepairRecipe, seed: int, recombinable: bool) -> None:
+@given(recipe=recipes(), seed=st.integers(0, 2**32 - 1), recombinable=st.booleans(), slope=st.sampled_from([0.0, 0.5]))
+def test_a_varied_recipe_is_another_one_within_range(
+    recipe: RepairRecipe, seed: int, recombinable: bool, slope: float
+) -> None:
     recipe = recipe if recombinable else replace(recipe, neurons=None)
-    phase = RepairRecipe(tokens=64, neurons=NeuronRecipe(routing=7.0) if recombinable else None)
+    phase = RepairRecipe(tokens=64, neurons=NeuronRecipe(routing=7.0, slope=slope) if recombinable else None)
     varied = vary(np.random.default_rng(seed), recipe, phase, recombinable)
     assert varied != recipe and varied.memory_mb == recipe.memory_mb
     assert varied.strengths == recipe.strengths or 1e-6 <= varied.strengths[0] <= 1e2
     assert varied.tokens in (recipe.tokens, 64, 32, 16)
     assert recombinable or varied.neurons is None
     if recipe.neurons is None and varied.neurons is not None:
-        assert replace(varied.neurons, shared=False) == NeuronRecipe(routing=7.0)
+        assert replace(varied.neurons, shared=False) == NeuronRecipe(routing=7.0, slope=slope)
     if recipe.neurons is not None and varied.neurons is not None and recipe.neurons != varied.neurons:
         changed = [name for name in NAMES if getattr(recipe.neurons, name) != getattr(varied.neurons, name)]
-        assert len(changed) == 1
+        assert len(changed) == 1 and (changed != ["slope"] or slope)
     assert vary(np.random.default_rng(seed), recipe, phase, recombinable) == varied
 
 
-NAMES = ("routing", "activation", "output", "shared", "candidates", "router")
+NAMES = ("routing", "activation", "output", "shared", "candidates", "router", "slope")
 
 
 def test_tokens_never_fall_below_two() -> None:
@@ -231,10 +234,10 @@ def in_both(name: str, one: RepairRecipe, other: RepairRecipe) -> bool:
 
 
 def test_neurons_are_put_aside_and_back() -> None:
-    filled = RepairRecipe((0.1,), neurons=NeuronRecipe())
+    filled, phase = RepairRecipe((0.1,), neurons=NeuronRecipe()), RepairRecipe((0.1,), neurons=NeuronRecipe(slope=0.5))
     found = Counter[str]()
     for seed in range(2000):
-        varied = vary(np.random.default_rng(seed), filled, filled, True).neurons
+        varied = vary(np.random.default_rng(seed), filled, phase, True).neurons
         if varied is None:
             found["aside"] += 1
         elif varied != filled.neurons:

@@ -92,7 +92,7 @@ def eliminate_neurons(
     Args:
         source: the neurons of all n experts.
         now: those in the slots, fitted.
-        ids: which they are, int64 [n', I], neuron j of expert e as `e * I + j`.
+        ids: which they are, int64 [n', width], neuron j of expert e as `e * I + j`.
         hidden: what goes into the layer's experts, [tokens, hidden].
         edited: how the edited router routes it, by slot.
         missing: what the slots leave undone, float32 [tokens, hidden].
@@ -103,7 +103,7 @@ def eliminate_neurons(
     Returns:
         As `ids`, each row ascending.
     """
-    ids, missing, width = ids.clone(), missing.clone(), source.width
+    ids, missing, width = ids.clone(), missing.clone(), ids.shape[1]
     every = torch.arange(width)
     for slot in range(len(ids)):
         tokens, place = (edited[1] == slot).nonzero(as_tuple=True)
@@ -118,7 +118,7 @@ def eliminate_neurons(
         worth[ids[slot]] = math.inf
         candidates = worth.argsort(descending=True, stable=True)[:count]
         candidates = candidates[worth[candidates] > 0].sort().values
-        found = _fitted(source, candidates, into, share, wanted, strength)
+        found = _fitted(source, candidates, width, into, share, wanted, strength)
         if found is not None:
             ids[slot], missing[tokens] = found
     return ids
@@ -176,9 +176,9 @@ def _worth(source: ExpertNeurons, into: Tensor, share: Tensor, memory: int) -> T
 
 
 def _fitted(
-    source: ExpertNeurons, candidates: Tensor, into: Tensor, share: Tensor, wanted: Tensor, strength: float
+    source: ExpertNeurons, candidates: Tensor, width: int, into: Tensor, share: Tensor, wanted: Tensor, strength: float
 ) -> tuple[Tensor, Tensor] | None:
-    """The candidates that stay, [I], and what they leave undone, [tokens, hidden]."""
+    """The candidates that stay, [width], and what they leave undone, [tokens, hidden]."""
     features = into.new_empty(len(into), len(candidates), dtype=torch.float32)
     for expert in (candidates // source.width).unique().tolist():
         here = (candidates // source.width == expert).nonzero()[:, 0]
@@ -190,7 +190,7 @@ def _fitted(
         gram += some.t() @ some
         right += some.t() @ target
     gram.diagonal().add_(strength * gram.diagonal().mean())
-    found = eliminate(gram, right, source.width)
+    found = eliminate(gram, right, width)
     if found is None:
         return None
     stay, solution = found

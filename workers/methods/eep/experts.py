@@ -15,6 +15,7 @@ from moevolve.kernels.expert_merge import merge_experts
 from moevolve.workers.families.base import EXPERT_TENSORS
 from moevolve.workers.families.layers import MoELayer
 from moevolve.workers.methods.eep.alignment import Alignment, in_place, sources, step
+from moevolve.workers.methods.eep.neurons import ExpertNeurons
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers as wide as a float of so many bytes."""
@@ -116,8 +117,10 @@ class LayerExperts:
             for name, parameter in parameters.items()
         }
         self._full = None if on_host else parameters
+        self._neurons = ExpertNeurons(layer.experts, self.originals)
         self._buffers: dict[str, Tensor] = {}
         self._views: dict[int, dict[str, nn.Parameter]] = {}
+        self._width = 0
         self._shows_originals = not on_host
         if on_host:
             self.release()
@@ -209,6 +212,22 @@ class LayerExperts:
         self._install(views, coefficients.shape[0])
         self._shows_originals = False
 
+    def show_room(self, count: int, width: int) -> None:
+        """Let the model run on the buffer, for experts of any width, with the output biases that are shown now.
+
+        Neurons are as they were there, or anything at all: whoever asks for the room fills it.
+
+        Args:
+            count: experts, as many as are shown.
+            width: neurons of each.
+        """
+        biases = {name: getattr(self._module, name).data for name in self._neurons.output_biases}
+        views = self._buffer(count, width)
+        for name, bias in biases.items():
+            views[name].data.copy_(bias)
+        self._install(views, count)
+        self._shows_originals = False
+
     @contextmanager
     def set_aside(self) -> Iterator[None]:
         """Whatever else is shown in a `with` block, what is shown now comes back."""
@@ -237,25 +256,32 @@ class LayerExperts:
         self._module.num_experts = count  # type: ignore[assignment]
 
     @torch.inference_mode(False)  # a buffer made while the model runs must be writable by the next edit
-    def _buffer(self, retained: int) -> dict[str, nn.Parameter]:
-        """Parameters of n' experts over the buffer, which grows to the largest n' asked for and is then reused."""
-        if retained in self._views:
+    def _buffer(self, retained: int, width: int | None = None) -> dict[str, nn.Parameter]:
+        """Parameters of n' experts over the buffer, which grows to the largest n' asked for and is then reused.
+
+        Args:
+            retained: n'.
+            width: neurons of each; None for as many as the originals have. It begins anew with another width.
+        """
+        width = self._neurons.width if width is None else width
+        if width == self._width and retained in self._views:
             return self._views[retained]
-        if not self._buffers or next(iter(self._buffers.values())).shape[0] < retained:
-            self._grow(retained)
+        if not self._buffers or width != self._width or next(iter(self._buffers.values())).shape[0] < retained:
+            self._grow(retained, width)
         views = {name: nn.Parameter(buffer[:retained], requires_grad=False) for name, buffer in self._buffers.items()}
         self._views[retained] = views
         return views
 
-    def _grow(self, retained: int) -> None:
+    def _grow(self, retained: int, width: int) -> None:
         if self.on_host:
             self.release()
         self._buffers.clear()
         self._views.clear()
+        self._width = width
         try:
             self._buffers = {
-                name: torch.empty((retained, *tensor.shape[1:]), dtype=tensor.dtype, device=self._device)
-                for name, tensor in self.originals.items()
+                name: torch.empty(shape, dtype=self.originals[name].dtype, device=self._device)
+                for name, shape in self._neurons.shapes(retained, width).items()
             }
         except torch.cuda.OutOfMemoryError as error:
             raise self._no_room(retained) from error

@@ -21,6 +21,7 @@ from moevolve.workers.families.registry import family_of
 from moevolve.workers.methods.base import Edit, IdentityEdit
 from moevolve.workers.methods.contract import ModuleUse, Resident, host_tensor
 from moevolve.workers.methods.eep.edit import EepEdit
+from moevolve.workers.methods.eep.neurons import ExpertNeurons
 from moevolve.workers.methods.eep.router import EditableRouter
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ class EepExporter:
     def form(self, resident: Resident, edit: Edit) -> CheckpointForm:
         if not resident.layers:
             raise UserError("only an edited dense model can be exported; the full one is a checkpoint already")
-        return checkpoint_form(edit, resident.layers[0].rule)
+        form = checkpoint_form(edit, resident.layers[0].rule)
+        return "native" if len(set(_widths(resident))) > 1 else form
 
     def summary(self, resident: Resident, edit: Edit, form: CheckpointForm) -> ExportSummary:
         count = resident.layers[0].count
@@ -42,6 +44,9 @@ class EepExporter:
         rows: list[tuple[str, str]] = [("router space", edit.router_space if isinstance(edit, EepEdit) else "-")]
         if isinstance(edit, EepEdit) and edit.alignment is not None:
             rows.append(("merged experts", "their neurons were aligned first"))
+        widths = _widths(resident)
+        if len(set(widths)) > 1:
+            rows.append(("neurons of an expert", f"{', '.join(map(str, widths))}, by MoE layer"))
         return ExportSummary(
             experts=retained,
             active=active,
@@ -52,12 +57,7 @@ class EepExporter:
             ),
             method="Efficient Expert Pruning (arXiv 2407.00945)",
             tag="expert-pruning",
-            form_note=(
-                "The modelling code beside this card keeps the whole router and maps its scores onto the experts that "
-                "are left; it needs\n`transformers` only."
-                if form == "native"
-                else "A stock checkpoint of its family: no custom code."
-            ),
+            form_note=_form_note(form, _maps(resident, edit, form)),
             rows=tuple(rows),
         )
 
@@ -72,7 +72,7 @@ class EepExporter:
             router = f"{prefix}{layer.family.router}."
             for name, tensor in _experts(resident, ordinal).items():
                 state[f"{prefix}experts.{name}"] = tensor
-            if form == "stock":
+            if not _maps(resident, edit, form):
                 for name, tensor in _router_tensors(layer).items():
                     state[router + name] = tensor
             else:
@@ -112,6 +112,27 @@ def _shape(resident: Resident, edit: Edit) -> tuple[int, int]:
     return resident.layers[0].count, int(resident.model.config.num_experts_per_tok)
 
 
+def _form_note(form: CheckpointForm, maps: bool) -> str:
+    if form == "stock":
+        return "A stock checkpoint of its family: no custom code."
+    does = (
+        "keeps the whole router and maps its scores onto the experts that are left"
+        if maps
+        else "lets experts of different layers have different numbers of neurons"
+    )
+    return f"The modelling code beside this card {does}; it needs\n`transformers` only."
+
+
+def _maps(resident: Resident, edit: Edit, form: CheckpointForm) -> bool:
+    """Whether a checkpoint keeps the whole router and a mapping of its scores."""
+    return form == "native" and isinstance(edit, EepEdit) and not edit.router_folds(resident.layers[0].rule)
+
+
+def _widths(resident: Resident) -> list[int]:
+    """Neurons of an expert, layer by layer."""
+    return [ExpertNeurons(layer.experts, layer.expert_tensors()).width for layer in resident.layers]
+
+
 def _native_class(resident: Resident, edit: Edit, directory: Path) -> type[PreTrainedModel]:
     layer, (retained, _) = resident.layers[0], _shape(resident, edit)
     return write_native(
@@ -120,6 +141,7 @@ def _native_class(resident: Resident, edit: Edit, directory: Path) -> type[PreTr
         "methods/eep/native.py.jinja",
         family_of(resident.model.config, resident.config.path).title,
         experts=retained,
+        maps=_maps(resident, edit, "native"),
         router_experts=layer.count,
         sum_eps=SUM_EPS,
         rule=layer.rule,
@@ -138,9 +160,11 @@ def _config(
     config = native_config(source, model_class) if form == "native" else copy.deepcopy(source.config)
     if form == "native":
         assert isinstance(edit, EepEdit)
-        config.router_experts = resident.layers[0].count
-        one_hot_layers = zip(resident.layers, edit.one_hot_mapping, strict=True)
-        config.one_hot_layers = [layer.index for layer, one_hot in one_hot_layers if one_hot]
+        config.expert_widths = _widths(resident)
+        if _maps(resident, edit, form):
+            config.router_experts = resident.layers[0].count
+            one_hot_layers = zip(resident.layers, edit.one_hot_mapping, strict=True)
+            config.one_hot_layers = [layer.index for layer, one_hot in one_hot_layers if one_hot]
     first = resident.layers[0]
     first.family.resize(config, first.rule, retained, active)
     return config

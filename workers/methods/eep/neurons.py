@@ -56,6 +56,20 @@ class ExpertNeurons:
             return torch.cat((neurons, neurons + self.width))
         return torch.stack((2 * neurons, 2 * neurons + 1), dim=1).flatten()
 
+    @property
+    def output_biases(self) -> tuple[str, ...]:
+        """Names of tensors that have nothing of single neurons."""
+        return ("down_proj_bias",) if self._biased else ()
+
+    def shapes(self, count: int, width: int) -> dict[str, tuple[int, ...]]:
+        """Of the tensors that `count` experts of `width` neurons have in this form, by name."""
+        hidden = self.down(0).shape[1]
+        into, out = (count, 2 * width, hidden), (count, hidden, width)
+        if self._transposed:
+            into, out = (count, hidden, 2 * width), (count, width, hidden)
+        biases = {"gate_up_proj_bias": (count, 2 * width), "down_proj_bias": (count, hidden)}
+        return {"gate_up_proj": into, "down_proj": out} | (biases if self._biased else {})
+
     def activations(self, expert: int, neurons: Tensor, hidden: Tensor) -> Tensor:
         """Of neurons [count] of an expert on hidden states [tokens, hidden], in their dtype: [tokens, count]."""
         rows = self.rows(neurons)
@@ -69,12 +83,12 @@ class ExpertNeurons:
 
         Args:
             source: whose neurons.
-            ids: int64 [experts, I], neuron j of expert e as `e * I + j`.
+            ids: int64 [experts, I], neuron j of the source's expert e as `e * J + j` where that one has J neurons.
         """
         for slot, row in enumerate(ids):
-            for expert in (row // self.width).unique().tolist():
-                here = (row // self.width == expert).nonzero()[:, 0]
-                there = (row[here] % self.width).to(source.tensors["down_proj"].device)
+            for expert in (row // source.width).unique().tolist():
+                here = (row // source.width == expert).nonzero()[:, 0]
+                there = (row[here] % source.width).to(source.tensors["down_proj"].device)
                 here = here.to(self.tensors["down_proj"].device)
                 _put(self.down(slot), here, source.down(expert), there)
                 to, of = self.rows(here), source.rows(there)
@@ -106,6 +120,7 @@ def choose_neurons(
     whole: Chosen,
     edited: Chosen,
     slots: int,
+    size: int,
     recipe: NeuronRecipe,
     memory: int,
 ) -> Tensor:
@@ -121,11 +136,12 @@ def choose_neurons(
         whole: how the unedited router routes it.
         edited: how the edited one does, by slot.
         slots: n'.
+        size: neurons of a slot.
         recipe: the exponents, and whether slots may share neurons.
         memory: bytes that activations may take.
 
     Returns:
-        int64 [n', I], neuron j of expert e as `e * I + j`, in ascending order.
+        int64 [n', size], neuron j of expert e as `e * I + j`, in ascending order.
     """
     width = neurons.width
     shares = hidden.new_zeros(len(hidden), slots, dtype=torch.float32)
@@ -139,7 +155,7 @@ def choose_neurons(
             used = (neurons.activations(expert, part, hidden[tokens]).float() * weights).abs().pow(recipe.activation)
             lengths = neurons.down(expert)[part].to(hidden.device).float().norm(dim=1).pow(recipe.output)
             worth[:, expert * width + part.to(worth.device)] = ((sent.t() @ used) * lengths).double()
-    return _best(worth, width) if recipe.shared else _best_apart(worth, width)
+    return _best(worth, size) if recipe.shared else _best_apart(worth, size)
 
 
 def _best(worth: Tensor, width: int) -> Tensor:

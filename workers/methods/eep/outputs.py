@@ -88,13 +88,13 @@ class ExpertOutputs:
         self._experts.arrange(None)
         neurons = ExpertNeurons(self._layer.experts, self._experts.originals)
         whole = self._router.inner(hidden)
+        retained = self._edit.retained
+        width = recipe.widths(len(self._edit.expert_merging), neurons.count, retained, neurons.width)[self._ordinal]
         rows = self._fitted_rows(hidden, whole) if recipe.router == "fitted" else None
         if rows is not None:
             self._route_by(*rows)
             _, weights, chosen = self._router(hidden)
-        ids = choose_neurons(
-            neurons, hidden, (whole[1], whole[2]), (weights, chosen), self._edit.retained, recipe, memory
-        )
+        ids = choose_neurons(neurons, hidden, (whole[1], whole[2]), (weights, chosen), retained, width, recipe, memory)
         filling = Filling(ids, rows)
         self.fill(filling)
         return filling
@@ -120,6 +120,7 @@ class ExpertOutputs:
     def fill(self, filling: Filling) -> None:
         self._experts.arrange(None)
         originals = ExpertNeurons(self._layer.experts, self._experts.originals)
+        self._experts.show_room(*filling.neurons.shape)
         ExpertNeurons(self._layer.experts, self._layer.expert_tensors()).take(originals, filling.neurons)
         if filling.rows is not None:
             self._route_by(*filling.rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,9 @@ def test_exports_load_and_agree_without_moevolve(
         expected[directory] = computed(model, repaired(kind), tokens)
         report = export_model(model, repaired(kind), directory, CARD)
         assert report.form == form and report.agreement.holds and report.experts == 4
+    wide = replace(repaired("prune"), recipe=RepairRecipe((0.1, 1.0), neurons=NeuronRecipe(slope=0.5)))
+    expected[tmp_path / "wide-native"] = computed(model, wide, tokens)
+    assert export_model(model, wide, tmp_path / "wide-native", CARD).form == "native"
     if not settings:
         assert_same_elsewhere(expected, outsider(list(expected), tokens))
 

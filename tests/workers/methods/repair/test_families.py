@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,11 @@ from edit_checks import Residents, digest, logits
 from family_samples import SETTINGS, edit_of_kind
 from repair_samples import rows_of, seen_at, sequences_of
 
+from moevolve.evaluators.errors import UserError
 from moevolve.workers.config import ModelConfig
 from moevolve.workers.export.card import ExportCard
 from moevolve.workers.export.export import export_model
+from moevolve.workers.methods.fitting import NeuronRecipe
 from moevolve.workers.methods.repair.apply import RepairApplicator
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe, Target
 from moevolve.workers.model.resident import ResidentModel
@@ -74,3 +77,23 @@ def test_exports(family: str, kind: str, model_config: Callable[..., ModelConfig
         base.experts,
         base.active,
     )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layers_of_different_widths_are_exported(
+    family: str, model_config: Callable[..., ModelConfig], tmp_path: Path
+) -> None:
+    model = ResidentModel.load(model_config(family))
+    edit = repaired(model, "prune")
+    edit = replace(edit, recipe=replace(edit.recipe, neurons=NeuronRecipe(slope=0.5)))
+    card = ExportCard("A model", "someone/base", "f00d")
+    base, found = (
+        export_model(model, each, tmp_path / name, card) for name, each in (("base", edit.base), ("wide", edit))
+    )
+    assert found.agreement.holds and found.form == "native" and found.parameters == base.parameters
+    with model.edited(edit):
+        widths = [int(layer.expert_tensors()["down_proj"].numel()) for layer in model.layers]
+    assert widths == sorted(widths) and widths[0] < widths[-1]
+    assert "| neurons of an expert | " in (tmp_path / "wide" / "README.md").read_text(encoding="utf-8")
+    with pytest.raises(UserError, match="--form stock"):
+        export_model(model, edit, tmp_path / "stock", card, "stock")
