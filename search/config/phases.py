@@ -285,8 +285,10 @@ class RepairPhase(PhaseBase):
 
     @model_validator(mode="after")
     def _has_no_baselines(self) -> Self:
-        if self.named or self.strategy is not None:
-            raise ValueError("a repair phase has neither `init` nor `strategy`: it starts from the phases before it")
+        if self.named or self.strategy is not None or self.repeats:
+            raise ValueError(
+                "a repair phase has no `init`, `strategy` or `repeats`: it starts from the phases before it"
+            )
         return self
 
 
