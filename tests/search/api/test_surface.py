@@ -16,6 +16,7 @@ import moevolve
 FOLDER = Path(__file__).parents[3] / "search" / "api"
 SIGNATURES = {
     "analyse": "(individual, task, *, store, split='dev', tokens=None, model=None)",
+    "answers": "(*individuals, task, store, split='test', limit=None, only=None, search=None, model=None)",
     "as_data": "(record)",
     "best": "(store, *, task=None, experts=None, active=None, search=None, by='dev', limit=10)",
     "compare": "(comparison, *, observer=None)",
@@ -47,9 +48,9 @@ SIGNATURES = {
     "write_analysis": "(analysis, folder)",
 }
 RECORDS = {
-    *("Analysis", "BestRow", "Comparison", "ComparisonRow", "Contestant", "Evaluation", "ExportReport", "Imported"),
-    *("IndividualDetail", "LineageGraph", "Observer", "Estimate", "ProfileReport", "Progress", "RunConfig", "Score"),
-    *("SearchSummary", "Standings", "Store", "TaskConfig"),
+    *("Analysis", "Answers", "BestRow", "Comparison", "ComparisonRow", "Contestant", "Evaluation", "ExportReport"),
+    *("Imported", "IndividualDetail", "LineageGraph", "Observer", "Estimate", "ProfileReport", "Progress", "RunConfig"),
+    *("Score", "SearchSummary", "Standings", "Store", "TaskConfig"),
 }
 ERRORS = {"PoolError", "ProfileError", "StoreError", "UserError"}
 
