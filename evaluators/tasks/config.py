@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.fitness.base import Fitness
 from moevolve.evaluators.fitness.registry import DEFAULT_FITNESS, FITNESSES, known_fitness, task_fitnesses
-from moevolve.evaluators.matching import MATCHERS, known_matcher
+from moevolve.evaluators.matching.registry import MATCHERS, known_matcher
 from moevolve.evaluators.metrics import known_metric
 from moevolve.evaluators.types import Example, HarnessTask, Matching, Positions, PreparedSplit, Split
 from moevolve.evaluators.yaml_files import explain_validation
@@ -77,11 +77,12 @@ class Selection(TaskFileSection):
     """Which rows of a source split one of our splits takes; the same rows on every machine.
 
     The filters come first, then the order (file order, or shuffled by `seed`), then `offset` and `count`, counted
-    within each group of equal `per` values when `per` is given.
+    within each group of equal `per` values when `per` is given. `indices` pick among the rows that these leave.
 
     Attributes:
         source: the source split (YAML key `from`).
-        where: column -> accepted values.
+        where: column -> accepted values. The column may be a dotted path into a nested one; a list there has a value
+            if one of its items is that.
         where_not: column -> values left out.
         min_chars: column of text -> fewest characters a row must have there, white space at both ends not counted
             (leaves empty lines and headings out of running text).
@@ -89,7 +90,8 @@ class Selection(TaskFileSection):
         per: a column; `offset` and `count` then hold for each of its values (a stratified sample).
         offset: rows skipped.
         count: rows taken; None takes all that are left.
-        indices: explicit row numbers from 0 (instead of everything above but `source`).
+        indices: numbers, from 0, among the rows chosen by everything above, not together with `seed` or `per`; a task
+            file may name a JSON file that lists them.
         part: of the rows chosen so far, the last quarter (`aside`, at least one row) or those before it (`kept`); set
             by `TaskConfig.with_calibration` only.
     """
@@ -109,9 +111,8 @@ class Selection(TaskFileSection):
     def _consistent(self) -> Self:
         if self.indices is None:
             return self
-        filters = self.where or self.where_not or self.min_chars
-        if filters or self.seed is not None or self.per or self.offset or self.count:
-            raise ValueError("`indices` can't be combined with other ways of choosing rows")
+        if self.seed is not None or self.per:
+            raise ValueError("`indices` can't be combined with `seed` or `per`")
         if not self.indices or len(set(self.indices)) != len(self.indices):
             raise ValueError("`indices` must name at least one row, and none twice")
         return self
@@ -131,10 +132,15 @@ class Selection(TaskFileSection):
 
 
 class MatchingConfig(TaskFileSection):
-    """How an answer is compared with the references; see `moevolve.evaluators.matching`."""
+    """How an answer is compared with the references; see `moevolve.evaluators.matching`.
+
+    Attributes:
+        kind: name of the matcher.
+        stop: where an answer ends; None for what belongs to the matcher, a line break for most.
+    """
 
     kind: str = "exact"
-    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ("\n",)
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] | None = None
 
     @field_validator("kind")
     @classmethod
@@ -142,7 +148,7 @@ class MatchingConfig(TaskFileSection):
         return known_matcher(value)
 
     def build(self) -> Matching:
-        return Matching(kind=self.kind, stop=self.stop)
+        return Matching(kind=self.kind, stop=MATCHERS[self.kind].stop if self.stop is None else self.stop)
 
 
 class TaskConfig(TaskFileSection):
@@ -356,6 +362,10 @@ class TaskConfig(TaskFileSection):
         splits: dict[str, Any] = {}
         for split, selection in self.splits.items():
             splits[split] = selection.model_dump(by_alias=True, exclude_unset=True)
+            if split in counts and selection.indices is not None:
+                raise UserError(
+                    f"{self.origin}: the rows of `{split}` are listed by `indices`, so they can't be counted"
+                )
             if split in counts:
                 splits[split]["count"] = counts[split]
         for split in counts:

@@ -15,7 +15,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.fitness.engine import Decided, Generation
 from moevolve.evaluators.fitness.registry import FITNESSES
 from moevolve.evaluators.harness.files import harness_version
-from moevolve.evaluators.matching import cut
+from moevolve.evaluators.matching.base import cut
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.workers.config import ALL_SHORTCUTS, EngineConfig, Shortcuts
 from moevolve.workers.engine.batches import Batch
