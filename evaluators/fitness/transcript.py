@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from moevolve.evaluators.fitness.engine import Decided, Engine, Generation
 from moevolve.evaluators.fitness.registry import FITNESSES
-from moevolve.evaluators.matching import cut
+from moevolve.evaluators.matching.base import cut
+from moevolve.evaluators.matching.registry import MATCHERS
 from moevolve.evaluators.types import PreparedSplit
 
 Floats = NDArray[np.float64]
@@ -46,11 +47,16 @@ def transcribe(engine: Engine, split: PreparedSplit) -> tuple[Answer, ...]:
     texts: list[str | None] = [None] * len(split.examples)
     ranked = [tuple(values.tolist()) for values in listener.ranked]
     if listener.texts:
-        texts = [cut(text, split.matching.stop)[0] for text in listener.texts]
+        texts = [_within(text, split)[0] for text in listener.texts]
     elif ranked:
         texts = [each.choices[int(np.argmax(row))] for each, row in zip(split.examples, ranked, strict=True)]
     logprobs = ranked or [()] * len(texts)
     return tuple(Answer(*answer) for answer in zip(texts, logprobs, outcomes.tolist(), strict=True))
+
+
+def _within(text: str, split: PreparedSplit) -> tuple[str, bool]:
+    """The answer within generated text, and whether a stop string ended it; see `cut`."""
+    return cut(text, split.matching.stop, MATCHERS[split.matching.kind].trims)
 
 
 class _Listener:
@@ -63,7 +69,7 @@ class _Listener:
 
     def generate(self, split: PreparedSplit, decided: Decided) -> Generation:
         # No continuation changes what a decided answer is worth, so whole answers have the same outcomes.
-        found = self._engine.generate(split, lambda _, text: cut(text, split.matching.stop)[1])
+        found = self._engine.generate(split, lambda _, text: _within(text, split)[1])
         self.texts = found.texts
         return found
 
