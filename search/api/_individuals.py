@@ -218,7 +218,9 @@ def profile(
     store: str | Store | None = None,
     batch_sizes: Sequence[int] = (1, 8, 32),
     prompt_tokens: int | None = None,
-    new_tokens: int = 32,
+    new_tokens: int | None = None,
+    task: str | None = None,
+    split: Literal["search", "dev", "test"] = "test",
     repeats: int = 5,
     device: Literal["auto", "cpu", "cuda"] = "auto",
     threads: int | None = None,
@@ -236,8 +238,10 @@ def profile(
         models: individuals (`SEARCH:INDEX`), `full`, and folders of checkpoints.
         store: where the individuals are; folders need none.
         batch_sizes: sequences at once, ascending.
-        prompt_tokens: None takes half of the model's positions, at most 512.
-        new_tokens: decoding steps after the prompt.
+        prompt_tokens: of arbitrary prompts; None takes half of the model's positions, at most 512.
+        new_tokens: decoding steps after the prompt; None takes the task's `max_new_tokens`, or 32 without one.
+        task: whose prompts to run, with or without `@FITNESS`; None takes arbitrary tokens.
+        split: of the task.
         repeats: timed runs per batch size; medians count.
         device: where to run.
         threads: of torch on the CPU; None takes its own.
@@ -260,6 +264,8 @@ def profile(
         prompt_tokens,
         new_tokens,
         repeats,
+        task,
+        split,
         search,
         device,
         threads,

@@ -36,8 +36,9 @@ SIGNATURES = {
     "open_store": "(url, *, create=False)",
     "plot": "(search, path, *, store, individual=None)",
     "profile": (
-        "(*models, store=None, batch_sizes=(1, 8, 32), prompt_tokens=None, new_tokens=32, repeats=5, device='auto', "
-        "threads=None, search=None, model=None, trust_remote_code=False, apart=False, on_stage=...)"
+        "(*models, store=None, batch_sizes=(1, 8, 32), prompt_tokens=None, new_tokens=None, task=None, split='test', "
+        "repeats=5, device='auto', threads=None, search=None, model=None, trust_remote_code=False, apart=False, "
+        "on_stage=...)"
     ),
     "report": "(search, path, *, store, limit=5, analysis=None)",
     "resume": "(search, *, store, address=None, overrides=(), observer=None)",
