@@ -31,7 +31,7 @@ _ANSWER = "\ue000answer\ue000"
 
 
 class ChatTemplate:
-    """One chat template with one tokenizer.
+    """One chat template with one tokenizer. Models that can be told not to think before they answer are told so.
 
     Args:
         tokenizer: gives the template its special tokens.
@@ -105,7 +105,11 @@ class ChatTemplate:
     def _render(self, turns: Sequence[Turn], generates: bool) -> str:
         messages = [{"role": role, "content": content} for role, content in turns]
         written = self._tokenizer.apply_chat_template(
-            messages, chat_template=self._source, tokenize=False, add_generation_prompt=generates
+            messages,
+            chat_template=self._source,
+            tokenize=False,
+            add_generation_prompt=generates,
+            enable_thinking=False,  # thoughts would take up a short answer's tokens; few templates know it
         )
         assert isinstance(written, str)
         return written
@@ -122,7 +126,7 @@ def chat_template(tokenizer: PreTrainedTokenizerBase, name: str) -> ChatTemplate
     Raises:
         UserError: no such template, or the tokenizer has several and none is its default.
     """
-    own = tokenizer.chat_template
+    own = getattr(tokenizer, "chat_template", None)
     if name == "none" or (name == "auto" and not own):
         return None
     if name == "auto" and isinstance(own, str):

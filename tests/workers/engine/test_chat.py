@@ -14,8 +14,8 @@ from moevolve.workers.engine.tokenizing import tokenize_split
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# Three ways of writing conversations that there are: marks of their own with a system role, none with roles that must
-# alternate, and a block of thoughts before the answer.
+# Ways of writing conversations that there are: marks of their own with a system role, none with roles that must
+# alternate, and two with a block of thoughts before the answer, one of which can be switched off.
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -29,6 +29,11 @@ DROPPING = (
     "{% for m in messages %}{% if m.role != 'system' %}{{ m.role }}: "
     "{% if m.role == 'assistant' %}<think></think>{% endif %}{{ m.content }}\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last %}<think></think>"
+    "{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{{ '<think></think>' if enable_thinking is false }}{% endif %}"
 )
 
 
@@ -90,14 +95,19 @@ def test_without_a_template_shots_are_text(bytewise: PreTrainedTokenizerFast) ->
 
 @pytest.mark.parametrize(
     ("template", "conversation", "answer"),
-    [(CHATML, CONVERSATION, "4"), (ALTERNATING, MERGED, " 4"), (DROPPING, MERGED, "<think></think>4")],
+    [
+        (CHATML, CONVERSATION, "4"),
+        (ALTERNATING, MERGED, " 4"),
+        (DROPPING, MERGED, "<think></think>4"),
+        (THINKING, CONVERSATION, "4"),
+    ],
 )
 def test_prompts_are_what_the_tokenizer_makes_of_the_conversation(
     bytewise: PreTrainedTokenizerFast, template: str, conversation: list[dict[str, str]], answer: str
 ) -> None:
     tokenizer = talking(bytewise, template)
     tokenized = tokenize_split(tokenizer, SPLIT, EngineConfig(), bos=1)
-    made = tokenizer.apply_chat_template(conversation, add_generation_prompt=True)["input_ids"]
+    made = tokenizer.apply_chat_template(conversation, add_generation_prompt=True, enable_thinking=False)["input_ids"]
     assert tokenized.prompts[0] == tuple(made)
     assert tokenized.prompts[0].count(1) == (1 if template == ALTERNATING else 0), "the beginning token comes once"
     assert tokenizer.decode(tokenized.golds[0]) == answer
@@ -160,3 +170,29 @@ def test_a_template_is_part_of_what_makes_scores_comparable() -> None:
     model = ModelConfig("somewhere")
     names = ("auto", "none", "mixtral")
     assert len({engine_fingerprint(model, EngineConfig(chat_template=name)) for name in names}) == len(names)
+
+
+def test_answers_are_those_of_transformers_in_the_conversation(bytewise: PreTrainedTokenizerFast) -> None:
+    """Greedy answers up to the end of a turn, and the right answer's log-probability, from `transformers` alone."""
+    import torch
+    from transformers import MistralConfig, MistralForCausalLM
+
+    from moevolve.workers.engine.engine import GenerationEngine
+
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = MistralConfig(
+        vocab_size=len(bytewise), num_key_value_heads=2, initializer_range=0.6, eos_token_id=2, bos_token_id=1, **shape
+    )
+    model = MistralForCausalLM(config).eval()
+    tokenizer = talking(bytewise, CHATML)
+    split = replace(SPLIT, max_new_tokens=12)
+    made = GenerationEngine(model, tokenizer, EngineConfig()).generate(split, lambda _, text: False)
+    prompt = tokenizer.apply_chat_template(CONVERSATION, add_generation_prompt=True, return_tensors="pt")["input_ids"]
+    ends = [2, int(tokenizer.convert_tokens_to_ids("<|im_end|>"))]
+    with torch.inference_mode():
+        said = model.generate(prompt, max_new_tokens=12, do_sample=False, eos_token_id=ends, pad_token_id=2)
+        logprobs = model(prompt).logits[0, -1].double().log_softmax(dim=-1)
+    assert made.texts[0] == tokenizer.decode(said[0, prompt.shape[1] :], skip_special_tokens=True)
+    answer = int(tokenizer.convert_tokens_to_ids("4"))
+    assert made.gold_logprobs[0] == pytest.approx(float(logprobs[answer]), abs=1e-5)
