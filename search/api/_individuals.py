@@ -163,9 +163,9 @@ def answers(
         StoreError: no such store or individual.
 
     Example:
-        >>> found = moevolve.answers("demo:78", task="demo-calendar", store="sqlite:///demo.db", only="lost")
+        >>> found = moevolve.answers("demo:1", task="demo-calendar", store="sqlite:///demo.db", only="lost")
         >>> [answer.text for answer in found.rows[0].answers]
-        ['monday', 'sunday']
+        ['March', 'December']
     """
     from moevolve.search.service import answers as service
 
