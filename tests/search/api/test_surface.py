@@ -28,7 +28,7 @@ SIGNATURES = {
     "evaluate": "(individual, task, *, store, split='test', search=None, model=None)",
     "export": "(individual, directory, *, store, form=None, model=None)",
     "export_coefficients": "(individual, path, *, store)",
-    "import_eep": "(*files, experts_of, store, active=None, router_space='probs')",
+    "import_eep": "(*files, experts_of, store, active=None, router_space='probs', chat_template=None)",
     "launch": "(config, *, store=None, name=None, address=None, overrides=(), or_resume=False, observer=None)",
     "lineage": "(individual, *, store, descendants=False, depth=None)",
     "load_comparison": "(path, *, store=None, address=None, overrides=())",
