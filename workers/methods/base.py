@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -14,6 +15,9 @@ from safetensors.numpy import load, save
 
 Tokens = tuple[int, ...]
 """Token ids of one sequence."""
+
+ALL_TOKENS = sys.maxsize
+"""A limit on tokens that all rows stay below."""
 
 
 @runtime_checkable

@@ -224,6 +224,17 @@ def test_hc_smoe_merges_what_is_alike(
             np.testing.assert_allclose(genome.router_mapping[group, row], mapping, rtol=1e-6)
 
 
+def test_all_rows_can_be_measured(models: Any, tiny: Any, tmp_path: Path) -> None:
+    found = {}
+    for tokens in (1, 10**9, "all"):
+        (tmp_path / str(tokens)).mkdir()
+        data = run_of(models("mixtral"), "frequency", calibration_tokens=tokens)
+        found[tokens] = run_baseline(tiny, tmp_path / str(tokens), data)[3]
+    assert found[1].tokens_run < found["all"].tokens_run == found[10**9].tokens_run
+    assert found["all"].arrays["counts"].sum() == 2 * LAYERS * found["all"].tokens_run
+    assert (found["all"].arrays["counts"] == found[10**9].arrays["counts"]).all()
+
+
 @pytest.mark.parametrize("name", ["naee", "fitted"])
 def test_it_is_said_when_not_everything_was_tried(name: str, models: Any, tiny: Any, tmp_path: Path) -> None:
     individual, *_ = run_baseline(tiny, tmp_path, run_of(models("mixtral"), name, **{f"{name}_subsets": 19}))

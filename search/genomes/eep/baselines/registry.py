@@ -12,6 +12,7 @@ from moevolve.search.genomes.eep.baselines.scores import frequency, reap, soft_a
 from moevolve.search.genomes.eep.baselines.subsets import fitted, naee
 from moevolve.search.genomes.eep.section import EepSection
 from moevolve.search.genomes.eep.space import EepSpace
+from moevolve.workers.methods.base import ALL_TOKENS
 from moevolve.workers.methods.eep.edit import ExpertsRecipe, Statistic, SubsetRecipe
 
 
@@ -71,4 +72,5 @@ def experts_recipe(space: EepSpace, section: EepSection, phases: Sequence[PhaseC
     fitted = by_fit if any(baseline.fitted for baseline in needed) else None
     if not statistics and subsets is None and fitted is None:
         return None
-    return ExpertsRecipe(tuple(sorted(statistics)), subsets, section.calibration_tokens, fitted)
+    tokens = ALL_TOKENS if section.calibration_tokens == "all" else section.calibration_tokens
+    return ExpertsRecipe(tuple(sorted(statistics)), subsets, tokens, fitted)

@@ -14,7 +14,7 @@ from plain_experts import Token, change, change_after_fit, plain_tokens
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.config import ModelConfig
-from moevolve.workers.methods.base import Calibration
+from moevolve.workers.methods.base import ALL_TOKENS, Calibration
 from moevolve.workers.methods.eep.calibrate_experts import calibrate_experts
 from moevolve.workers.methods.eep.edit import ExpertsRecipe, SubsetRecipe
 from moevolve.workers.model.resident import ResidentModel
@@ -69,6 +69,24 @@ def test_the_stream_agrees_with_the_definitions(family: str, resident: Any, plai
         np.testing.assert_allclose(found["output_distances"][layer], distances, rtol=1e-4, atol=1e-7)
         ratios = [float(t.probabilities[t.chosen[1]] / t.probabilities[t.chosen[0]]) for t in tokens]
         assert abs(found["ratio"][layer] - np.median(ratios)) <= 2**-17 + 1e-6
+
+
+@families
+def test_all_rows_measure_what_their_parts_add_up_to(family: str, resident: Any) -> None:
+    """Sums are kept, not states: rows can come in any number."""
+    model = resident(family)
+
+    def usage(sequences: Any) -> dict[str, Any]:
+        with torch.inference_mode():
+            return dict(
+                calibrate_experts(model, sequences, ExpertsRecipe(("saliency", "usage"), None, ALL_TOKENS)).arrays
+            )
+
+    whole, parts = usage(SEQUENCES), [usage(SEQUENCES[:4]), usage(SEQUENCES[4:7]), usage(SEQUENCES[7:])]
+    assert (whole["counts"] == sum(part["counts"] for part in parts)).all()
+    np.testing.assert_allclose(whole["soft_activation"], sum(part["soft_activation"] for part in parts), rtol=1e-6)
+    total = sum(part["saliency"].astype(np.float64) * part["counts"] for part in parts)
+    np.testing.assert_allclose(whole["saliency"], total / np.maximum(whole["counts"], 1), rtol=1e-6)
 
 
 @families
