@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -46,6 +46,15 @@ class LayeredEdit(Edit, Protocol):
         the hash, so that groups of layers edited alike show.
         """
         ...
+
+
+def prefix_hashes(head: bytes, hashes: Sequence[str]) -> tuple[str, ...]:
+    """Of every layer with all layers before it, for edits whose layers depend on these."""
+    digest, found = hashlib.sha256(head), []
+    for each in hashes:
+        digest.update(each.encode())
+        found.append(digest.hexdigest())
+    return tuple(found)
 
 
 @runtime_checkable

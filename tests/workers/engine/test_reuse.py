@@ -204,7 +204,7 @@ def test_layers_are_told_apart_by_all_that_they_compute(
         keys = model.layer_keys()
     assert keys is not None and keys[1] == "", "the dense layer in the middle is not edited"
     assert model.layer_keys() == ("", "", "")
-    skipping = replace(edit, skip_below=np.array([0.5, 0.25]))
+    skipping = replace(edit, skip_rows=rows_of(sequences_of([5, 6])))
     changed = [replace(edit, active=1), replace(edit, router_space="logits"), skipping]
     hashes = [edit.layer_hashes, *(other.layer_hashes for other in changed)]
     assert len({one for group in hashes for one in group}) == 8

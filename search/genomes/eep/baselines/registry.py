@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from moevolve.search.config.phases import PhaseConfig
 from moevolve.search.genomes.base import Baseline
 from moevolve.search.genomes.eep.baselines.hc_smoe import hc_smoe
-from moevolve.search.genomes.eep.baselines.scores import frequency, reap, soft_activation
+from moevolve.search.genomes.eep.baselines.scores import frequency, reap, soft_activation, unpruned
 from moevolve.search.genomes.eep.baselines.subsets import fitted, naee
-from moevolve.search.genomes.eep.section import EepSection
+from moevolve.search.genomes.eep.section import EepSection, limit_of
 from moevolve.search.genomes.eep.space import EepSpace
-from moevolve.workers.methods.base import ALL_TOKENS
 from moevolve.workers.methods.eep.edit import ExpertsRecipe, Statistic, SubsetRecipe
 
 
@@ -25,25 +24,30 @@ class EepBaseline(Baseline):
         subsets: whether subsets of experts must be compared as they are.
         fitted: whether they must be by what a fit of them leaves.
         by_part: whether it can keep as many experts in every routing group.
+        whole: whether it keeps all experts.
     """
 
     statistics: tuple[Statistic, ...] = ()
     subsets: bool = False
     fitted: bool = False
     by_part: bool = True
+    whole: bool = False
 
     def fault(self, space: EepSpace) -> str | None:
+        if self.whole and space.retained < space.experts:
+            return f"keeps all of the model's {space.experts} experts; set genome.experts: {space.experts}"
         parts = space.subsets.parts
         if self.by_part or parts == 1:
             return None
         return (
             f"chooses among all experts at once, and this {space.facts.family} model has {parts} routing groups that "
-            "must keep as many each"
+            "must keep as many each; use another"
         )
 
 
 _PRUNING = ("prune", "merge")
 BASELINES: dict[str, EepBaseline] = {
+    "unpruned": EepBaseline(unpruned, _PRUNING, whole=True),
     "frequency": EepBaseline(frequency, _PRUNING, ("usage",)),
     "soft_activation": EepBaseline(soft_activation, _PRUNING, ("usage",)),
     "reap": EepBaseline(reap, _PRUNING, ("saliency",)),
@@ -54,11 +58,9 @@ BASELINES: dict[str, EepBaseline] = {
 
 
 def experts_recipe(space: EepSpace, section: EepSection, phases: Sequence[PhaseConfig]) -> ExpertsRecipe | None:
-    """What must be measured for the baselines that `phases` begin with and for dynamic skipping; None for nothing."""
+    """What must be measured for the baselines that `phases` begin with; None for nothing."""
     needed = [BASELINES[name] for phase in phases for name in phase.baselines if name in BASELINES]
     statistics: set[Statistic] = {name for baseline in needed for name in baseline.statistics}
-    if section.dynamic_skipping:
-        statistics.add("ratio")
     compared = SubsetRecipe(
         retained=space.retained,
         active=space.active,
@@ -72,5 +74,4 @@ def experts_recipe(space: EepSpace, section: EepSection, phases: Sequence[PhaseC
     fitted = by_fit if any(baseline.fitted for baseline in needed) else None
     if not statistics and subsets is None and fitted is None:
         return None
-    tokens = ALL_TOKENS if section.calibration_tokens == "all" else section.calibration_tokens
-    return ExpertsRecipe(tuple(sorted(statistics)), subsets, tokens, fitted)
+    return ExpertsRecipe(tuple(sorted(statistics)), subsets, limit_of(section.calibration_tokens), fitted)

@@ -20,7 +20,7 @@ from moevolve.workers.methods.eep.edit import ExpertsRecipe, SubsetRecipe
 from moevolve.workers.model.resident import ResidentModel
 
 EXPERTS = 6
-ALL = ("mean_outputs", "ratio", "saliency", "usage")
+ALL = ("mean_outputs", "saliency", "usage")
 SEQUENCES = [tuple(np.random.default_rng(i).integers(3, 97, 5 + i).tolist()) for i in range(9)]
 TOKENS = sum(map(len, SEQUENCES))
 FAMILIES = ("mixtral", "qwen2_moe")
@@ -67,8 +67,6 @@ def test_the_stream_agrees_with_the_definitions(family: str, resident: Any, plai
         means = torch.stack([token.outputs for token in tokens]).mean(dim=0)
         distances = [[float((a - b).norm()) for b in means] for a in means]
         np.testing.assert_allclose(found["output_distances"][layer], distances, rtol=1e-4, atol=1e-7)
-        ratios = [float(t.probabilities[t.chosen[1]] / t.probabilities[t.chosen[0]]) for t in tokens]
-        assert abs(found["ratio"][layer] - np.median(ratios)) <= 2**-17 + 1e-6
 
 
 @families
@@ -206,7 +204,7 @@ def test_other_numbers_and_implementations_measure_the_same(
     other = ResidentModel.load(model_config("qwen2_moe", **settings))
     here, there = measured(resident("qwen2_moe"), subset_recipe(2)), measured(other, subset_recipe(2))
     rough = 0.15 if "dtype" in settings else 1e-4
-    for name in ("soft_activation", "saliency", "output_distances", "ratio", "subset_discrepancy"):
+    for name in ("soft_activation", "saliency", "output_distances", "subset_discrepancy"):
         assert there[name].dtype == np.float32
         np.testing.assert_allclose(there[name], here[name], rtol=rough, atol=rough * here[name].max())
 
