@@ -81,11 +81,9 @@ def skipping_thresholds(
 
 def active_experts(model: PreTrainedModel, routers: Sequence[EditableRouter], sequences: Sequence[Tokens]) -> float:
     """Experts that a token uses in an edited model that skips some, on average over tokens and layers: 1 to 2."""
-    used: list[list[Tensor]] = [[] for _ in routers]
-    _watch(
-        model, routers, sequences, [lambda weights, counts=each: counts.append((weights != 0).sum()) for each in used]
-    )
-    return sum(int(count) for counts in used for count in counts) / (len(routers) * sum(map(len, sequences)))
+    used: list[Tensor] = []
+    _watch(model, routers, sequences, [lambda weights: used.append((weights != 0).sum())] * len(routers))
+    return sum(map(int, used)) / (len(routers) * sum(map(len, sequences)))
 
 
 @torch.inference_mode()

@@ -47,13 +47,13 @@ class EepBaseline(Baseline):
 
 _PRUNING = ("prune", "merge")
 BASELINES: dict[str, EepBaseline] = {
-    "unpruned": EepBaseline(unpruned, _PRUNING, whole=True),
     "frequency": EepBaseline(frequency, _PRUNING, ("usage",)),
     "soft_activation": EepBaseline(soft_activation, _PRUNING, ("usage",)),
     "reap": EepBaseline(reap, _PRUNING, ("saliency",)),
     "naee": EepBaseline(naee, _PRUNING, (), subsets=True, by_part=False),
     "fitted": EepBaseline(fitted, _PRUNING, (), fitted=True, by_part=False),
     "hc_smoe": EepBaseline(hc_smoe, ("merge",), ("mean_outputs", "usage"), by_part=False),
+    "unpruned": EepBaseline(unpruned, _PRUNING, whole=True),
 }
 
 
