@@ -118,14 +118,11 @@ def _shape(resident: Resident, edit: Edit) -> tuple[int, int]:
 def _form_note(form: CheckpointForm, maps: bool, skips: bool) -> str:
     if form == "stock":
         return "A stock checkpoint of its family: no custom code."
-    does = (
-        "keeps the whole router and maps its scores onto the experts that are left"
-        if maps
-        else "leaves out a token's second expert where its routing weight is small beside the first's"
-        if skips
-        else "lets experts of different layers have different numbers of neurons"
-    )
-    return f"The modelling code beside this card {does}; it needs\n`transformers` only."
+    does = ["keeps the whole router and maps its scores onto the experts that are left"] if maps else []
+    if skips:
+        does.append("leaves out a token's second expert where its routing weight is small beside the first's")
+    does = does or ["lets experts of different layers have different numbers of neurons"]
+    return f"The modelling code beside this card {' and '.join(does)}; it needs\n`transformers` only."
 
 
 def _maps(resident: Resident, edit: Edit, form: CheckpointForm) -> bool:
