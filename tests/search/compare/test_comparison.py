@@ -142,6 +142,26 @@ def test_baselines_decide_per_layer_whatever_the_searches_groups_are(tiny: Any, 
     assert found[0] == found[1] and len(found[0]) == 2
 
 
+def test_dynamic_skipping_is_compared_with_pruning(tiny: Any, tmp_path: Path) -> None:
+    skips = {"genome.dynamic_skipping": True, "genome.skipping_tokens": "all"}
+    methods = {
+        "NAEE": {"baseline": "naee"},
+        "NAEE + Dyn": {"baseline": "naee"} | skips,
+        "Dyn": {"baseline": "unpruned", "genome.experts": 4} | skips,
+    }
+    comparison = load_comparison(
+        write(tiny, tmp_path, methods=methods, budgets={"2 of 4": {"genome.experts": 2}}, seeds=[0])
+    )
+    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
+        rows = {row.method: row for row in run(comparison, store)}
+        found = {name: store.individual(rows[name].refs[0]).individual for name in methods}
+    assert not any(row.failure for row in rows.values())
+    assert {name: each.experts for name, each in found.items()} == {"NAEE": 2, "NAEE + Dyn": 2, "Dyn": 4}
+    assert [name for name, each in found.items() if "skipped" in each.summary] == ["NAEE + Dyn", "Dyn"]
+    assert found["NAEE"].content_hash == found["NAEE + Dyn"].content_hash
+    assert len({each.phenotype_hash for each in found.values()}) == 3
+
+
 def test_the_base_may_be_a_run_of_its_own(tiny: Any, tmp_path: Path) -> None:
     data = yaml.safe_load(write(tiny, tmp_path).read_text())
     (tmp_path / "runs").mkdir()

@@ -19,11 +19,13 @@ def calibrate_rows(resident: Resident, sequences: Sequence[Tokens], recipe: Rows
         Arrays `<use>_tokens` int32 [tokens] and `<use>_lengths` int32 [sequences]; see `FitRows`.
 
     Raises:
-        UserError: there are fewer than two sequences: some are fitted, others checked.
+        UserError: there are no sequences, or fewer than two for a repair, which fits some and checks others.
     """
-    if len(sequences) < 2:
+    least = 2 if recipe.use == "repair" else 1
+    if len(sequences) < least:
         raise UserError(
-            f"{recipe.use}: it needs two calibration prompts at least within its tokens, got {len(sequences)}"
+            f"{recipe.use}: it needs {least} calibration prompts at least within its tokens, got {len(sequences)}; give the "
+            "task more `calibration` rows, or this more tokens"
         )
     tokens = np.concatenate([np.array(each, dtype=np.int32) for each in sequences])
     lengths = np.array([*map(len, sequences)], dtype=np.int32)
