@@ -24,8 +24,8 @@ def calibrate_rows(resident: Resident, sequences: Sequence[Tokens], recipe: Rows
     least = 2 if recipe.use == "repair" else 1
     if len(sequences) < least:
         raise UserError(
-            f"{recipe.use}: it needs {least} calibration prompts at least within its tokens, got {len(sequences)}; give the "
-            "task more `calibration` rows, or this more tokens"
+            f"{recipe.use}: it needs {least} calibration prompts at least within its tokens, got {len(sequences)}; "
+            "give the task more `calibration` rows, or this more tokens"
         )
     tokens = np.concatenate([np.array(each, dtype=np.int32) for each in sequences])
     lengths = np.array([*map(len, sequences)], dtype=np.int32)
