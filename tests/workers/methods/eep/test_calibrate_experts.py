@@ -88,7 +88,9 @@ def test_all_rows_measure_what_their_parts_add_up_to(family: str, resident: Any)
 
 
 @families
-@pytest.mark.parametrize(("active", "logits_space", "sample"), [(2, False, 10_000), (1, True, 10_000), (2, True, 30)])
+@pytest.mark.parametrize(
+    ("active", "logits_space", "sample"), [(2, False, 10_000), (1, True, 10_000), (2, True, 30), (2, False, 4)]
+)
 def test_every_subset_is_compared_with_all_experts(
     family: str, active: int, logits_space: bool, sample: int, resident: Any, plain: Any
 ) -> None:
@@ -130,7 +132,7 @@ def fitted_measures(model: ResidentModel, recipe: SubsetRecipe) -> dict[str, Any
 
 
 @families
-@pytest.mark.parametrize(("active", "logits_space", "sample"), [(2, False, 30), (1, True, 22)])
+@pytest.mark.parametrize(("active", "logits_space", "sample"), [(2, False, 30), (1, True, 22), (2, False, 5)])
 def test_a_fit_of_every_subset_is_tried_by_leaving_tokens_out(
     family: str, active: int, logits_space: bool, sample: int, resident: Any, plain: Any
 ) -> None:
