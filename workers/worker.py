@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import time
 from dataclasses import dataclass, replace
 
@@ -20,7 +19,7 @@ from moevolve.workers.engine.engine import GenerationEngine, configure_runtime
 from moevolve.workers.engine.measuring import analyse_usage, calibrate, token_sequences
 from moevolve.workers.engine.reuse import LayerReuse
 from moevolve.workers.messages import EvaluationReply, EvaluationRequest
-from moevolve.workers.methods.base import CalibrationRecipe, Edit
+from moevolve.workers.methods.base import ALL_TOKENS, CalibrationRecipe, Edit
 from moevolve.workers.methods.usage import Usage, UsageRequest
 from moevolve.workers.model.resident import ResidentModel
 
@@ -134,7 +133,7 @@ class EvaluationWorker:
             UserError: the edit doesn't fit this model, or there are no prompts.
             CandidateError: the edit's values are at fault.
         """
-        limit = sys.maxsize if request.tokens is None else request.tokens
+        limit = ALL_TOKENS if request.tokens is None else request.tokens
         self._resident.revert()
         return analyse_usage(self._resident, request.edit, token_sequences(self._engine, (split,), limit))
 
