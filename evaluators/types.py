@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -139,6 +139,13 @@ class PreparedSplit:
     def ref(self) -> SplitRef:
         """What names it where its prompts aren't needed."""
         return SplitRef(self.task, self.split, self.fingerprint, self.metric)
+
+    def head(self, rows: int) -> PreparedSplit:
+        """Its first rows, as a split of their own."""
+        judged = self.harness
+        if judged is not None:
+            judged = replace(judged, documents=judged.documents[:rows], contexts=judged.contexts[:rows])
+        return replace(self, examples=self.examples[:rows], harness=judged)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -51,6 +51,7 @@ def _print_layers(analysis: Analysis) -> None:
         ]
         print_table(title, columns, rows)
         return
+    title += f", {after.active:.2f} active experts per token"
     columns = [("layer", True), ("experts", True), ("unused", True), ("most used", False), ("evenly used as", True)]
     columns += [("neurons: expert", True), ("union", True)] if any(layer.neurons for layer in after.routed) else []
     columns += [("before", True)] if before is not None else []

@@ -27,6 +27,7 @@ COMMANDS = (
     "lineage",
     "tasks",
     "evaluate",
+    "answers",
     "export",
     "import_eep",
     "profile",

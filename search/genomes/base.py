@@ -258,6 +258,8 @@ class GenomeKind:
         baselines: one-shot methods by name; all but `random` and `start`, which are any space's `sample` and `start`.
         repairable: whether its edits can be repaired (`moevolve.workers.methods.outputs.Repairable`).
         recombinable: whether what its edits keep are experts that a repair can fill with neurons of others.
+        one_shot: settings, by dotted path, that a baseline is run with where it is a method of its own instead of what
+            a search begins with: as its paper has it, whatever form the search's genomes have.
     """
 
     section: type[GenomeSection]
@@ -267,3 +269,4 @@ class GenomeKind:
     baselines: Mapping[str, Baseline] = field(default_factory=dict)
     repairable: bool = False
     recombinable: bool = False
+    one_shot: Mapping[str, Any] = field(default_factory=dict)

@@ -116,7 +116,7 @@ def check_baselines(phases: Sequence[PhaseConfig], space: GenomeSpace[Any]) -> N
                 raise UserError(f"{where} can't begin a {phase.kind} phase; use {', '.join(suited)}")
             fault = known[name].fault(bare_space(space))
             if fault is not None:
-                raise UserError(f"{where} {fault}; use another")
+                raise UserError(f"{where} {fault}")
 
 
 def baseline_offspring(name: str, space: GenomeSpace[Any], phase: PhaseConfig) -> Offspring[Any]:

@@ -184,6 +184,7 @@ def read_analysis(path: Path) -> Analysis:
 def _usage_data(usage: Usage) -> dict[str, Any]:
     return {
         "tokens": usage.tokens,
+        "active_experts": usage.active,
         "routed": [
             {
                 "layer": layer.layer,

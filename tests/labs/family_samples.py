@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moevolve.workers.methods.eep.edit import EepEdit
+from moevolve.workers.methods.fitting import FitRows
 
 MLA: dict[str, Any] = {
     "num_key_value_heads": 4,
@@ -97,6 +98,12 @@ def randomise(name: str, tensor: Tensor) -> None:
         nn.init.normal_(tensor, std=0.4)
     elif name.endswith(("e_score_correction_bias", "router.bias", "proj_bias", ".sinks")):
         nn.init.normal_(tensor, std=0.25)
+
+
+def sample_rows(seed: int = 0, lengths: tuple[int, ...] = (9, 14, 11, 9, 20)) -> FitRows:
+    """Random token sequences of the small vocabulary."""
+    tokens = np.random.default_rng(seed).integers(3, 97, sum(lengths), dtype=np.int32)
+    return FitRows(tokens, np.array(lengths, dtype=np.int32))
 
 
 def one_hot(layers: int, retained: int, experts: int, rng: np.random.Generator) -> NDArray[np.float32]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -141,6 +141,7 @@ class PlainMoE(nn.Module):
         self.gate_up = torch.einsum("ij,jab->iab", coefficients, block.experts.gate_up_proj.double())
         self.down = torch.einsum("ij,jab->iab", coefficients, block.experts.down_proj.double())
         self.edit, self.rescale, self.skip_below = edit, rescale, skip_below
+        self.ratios: list[float] = []
 
     def token(self, hidden: Tensor) -> Tensor:
         logits = self.original.gate.weight.double() @ hidden
@@ -149,6 +150,9 @@ class PlainMoE(nn.Module):
         else:
             scores = self.mapping @ torch.softmax(logits, dim=0)
         chosen = torch.argsort(scores, descending=True)[: self.edit.active]
+        if self.edit.active == 2:
+            first, second = (float(each) for each in scores[chosen])
+            self.ratios.append(min(max(second / first, 0.0), 1.0) if first > 0 else 0.0)
         if self.skip_below is not None and scores[chosen[1]] < self.skip_below * scores[chosen[0]]:
             chosen = chosen[:1]
         weights = scores[chosen]
@@ -209,23 +213,48 @@ def outsider(tmp_path: Path) -> Callable[[list[Path], Tensor], Found]:
     return ask
 
 
-Logits = Callable[[Path, EepEdit, Tensor], Tensor]
+Logits = Callable[..., Tensor]
+
+
+def plain_model(
+    directory: Path, edit: EepEdit, thresholds: Sequence[float] | None = None
+) -> tuple[Any, list[PlainMoE]]:
+    """A checkpoint with `PlainMoE` blocks, and these."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(directory).eval()
+    rescale = bool(getattr(model.config, "norm_topk_prob", True))
+    blocks = []
+    for layer in (each for each in model.model.layers if hasattr(each.mlp, "experts")):
+        i = len(blocks)
+        skip = None if thresholds is None else float(thresholds[i])
+        layer.mlp = PlainMoE(layer.mlp, edit.router_mapping[i], edit.expert_merging[i], edit, rescale, skip)
+        blocks.append(layer.mlp)
+    return model, blocks
 
 
 @pytest.fixture(scope="session")
 def plain_logits() -> Logits:
-    """Logits of an edited checkpoint, computed with `PlainMoE` blocks."""
-    from transformers import AutoModelForCausalLM
+    """Logits of an edited checkpoint, computed with `PlainMoE` blocks; thresholds of dynamic skipping are given."""
 
     @torch.no_grad()
-    def compute(directory: Path, edit: EepEdit, ids: Tensor) -> Tensor:
-        model = AutoModelForCausalLM.from_pretrained(directory).eval()
-        rescale = bool(getattr(model.config, "norm_topk_prob", True))
-        sparse = [layer for layer in model.model.layers if hasattr(layer.mlp, "experts")]
-        for i, layer in enumerate(sparse):
-            skip = None if edit.skip_below is None else float(edit.skip_below[i])
-            layer.mlp = PlainMoE(layer.mlp, edit.router_mapping[i], edit.expert_merging[i], edit, rescale, skip)
-        return model(ids).logits
+    def compute(directory: Path, edit: EepEdit, ids: Tensor, thresholds: Sequence[float] | None = None) -> Tensor:
+        return plain_model(directory, edit, thresholds)[0](ids).logits
+
+    return compute
+
+
+@pytest.fixture(scope="session")
+def plain_thresholds() -> Callable[[Path, EepEdit], list[float]]:
+    """NAEE's medians (Sec. 3.3) of an edited checkpoint that skips nothing, of all ratios in float64."""
+
+    @torch.no_grad()
+    def compute(directory: Path, edit: EepEdit) -> list[float]:
+        assert edit.skip_rows is not None
+        model, blocks = plain_model(directory, edit)
+        for tokens in edit.skip_rows.sequences:
+            model(torch.tensor([tokens]))
+        return [float(np.median(block.ratios)) for block in blocks]
 
     return compute
 

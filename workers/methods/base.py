@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,6 +15,9 @@ from safetensors.numpy import load, save
 
 Tokens = tuple[int, ...]
 """Token ids of one sequence."""
+
+ALL_TOKENS = sys.maxsize
+"""A limit on tokens that all rows stay below."""
 
 
 @runtime_checkable
@@ -42,6 +46,15 @@ class LayeredEdit(Edit, Protocol):
         the hash, so that groups of layers edited alike show.
         """
         ...
+
+
+def prefix_hashes(head: bytes, hashes: Sequence[str]) -> tuple[str, ...]:
+    """Of every layer with all layers before it, for edits whose layers depend on these."""
+    digest, found = hashlib.sha256(head), []
+    for each in hashes:
+        digest.update(each.encode())
+        found.append(digest.hexdigest())
+    return tuple(found)
 
 
 @runtime_checkable

@@ -14,16 +14,21 @@ from numpy.typing import NDArray
 
 from moevolve.workers.methods.base import Tokens
 
+RowsUse = Literal["repair", "skipping"]
+"""`repair`: what is kept is fitted. `skipping`: thresholds of dynamic skipping are."""
+
 
 @dataclass(frozen=True, slots=True)
 class RowsRecipe:
     """Which tokens edits are fitted on: the calibration prompts, whole ones up to a number of tokens.
 
     Attributes:
-        tokens: at most this many.
+        tokens: about this many.
+        use: what for; one calibration may hold rows for several uses.
     """
 
     tokens: int
+    use: RowsUse = "repair"
 
 
 @dataclass(frozen=True)
@@ -39,9 +44,14 @@ class FitRows:
     lengths: NDArray[np.int32] = field(repr=False)
 
     @classmethod
-    def of(cls, arrays: Mapping[str, NDArray[Any]]) -> FitRows:
+    def of(cls, arrays: Mapping[str, NDArray[Any]], use: RowsUse = "repair") -> FitRows:
         """From a calibration of `RowsRecipe`."""
-        return cls(arrays["row_tokens"], arrays["row_lengths"])
+        return cls(arrays[f"{use}_tokens"], arrays[f"{use}_lengths"])
+
+    @property
+    def sequences(self) -> list[Tokens]:
+        """All of them."""
+        return self.first(len(self.tokens))
 
     def first(self, limit: int) -> list[Tokens]:
         """The first sequences that together have at most `limit` tokens, one at least."""

@@ -53,10 +53,12 @@ class Filling:
         neurons: int64 [n', I], neuron j of expert e as `e * I + j`.
         rows: of the router, fitted to what the slots stand for: weight [n', hidden], and bias [n'] where it has one;
             None where they are the edit's own.
+        skip_below: with rows of an edit that skips experts, the threshold that goes with them.
     """
 
     neurons: Tensor
     rows: tuple[Tensor, Tensor | None] | None
+    skip_below: float | None = None
 
     @property
     def nbytes(self) -> int:

@@ -92,3 +92,10 @@ class Usage:
     tokens: int
     routed: tuple[RoutedLayer, ...] = field(default=(), repr=False)
     mixed: tuple[MixedLayer, ...] = field(default=(), repr=False)
+
+    @property
+    def active(self) -> float:
+        """Experts that a token used, on average over tokens and layers; fewer than k where some are skipped."""
+        if not self.routed:
+            return 0.0
+        return sum(int(layer.counts.sum()) for layer in self.routed) / (len(self.routed) * self.tokens)

@@ -101,7 +101,7 @@ class EepGenome:
         router_mapping, expert_merging = self.canonical
         groups, space = list(self.space.layer_groups), self.space
         matrices = router_mapping[groups], expert_merging[groups]
-        return EepEdit(*matrices, space.active, space.router_space, space.skip_below, space.alignment)
+        return EepEdit(*matrices, space.active, space.router_space, space.skip_rows, space.alignment)
 
     @property
     def one_hot_mapping(self) -> bool:

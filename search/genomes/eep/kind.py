@@ -30,4 +30,5 @@ EEP = GenomeKind(
     baselines=BASELINES,
     repairable=True,
     recombinable=True,
+    one_shot={"genome.groups": "per_layer"},
 )

@@ -7,6 +7,15 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from moevolve.search.genomes.base import GenomeSection
+from moevolve.workers.methods.base import ALL_TOKENS
+
+Tokens = Annotated[int, Field(ge=1)] | Literal["all"]
+"""How many tokens of the `calibration` rows are run: whole prompts up to so many, or every prompt."""
+
+
+def limit_of(tokens: Tokens) -> int:
+    """The limit on tokens that a setting means."""
+    return ALL_TOKENS if tokens == "all" else tokens
 
 
 class EepSection(GenomeSection):
@@ -18,9 +27,13 @@ class EepSection(GenomeSection):
         groups: layers share coefficients within a group: a number of equal contiguous groups, or `per_layer`.
         router_space: `probs` (the paper) or `logits`.
         dynamic_skipping: every candidate skips a token's second expert where its routing weight is below the layer's
-            median ratio to the first's (NAEE, arXiv 2402.14800, Sec. 3.3), measured on the unedited model; needs k = 2.
-        calibration_tokens: tokens of the `calibration` rows that baselines and dynamic skipping are measured on.
-        naee_tokens: of these, most that baseline `naee` compares subsets of experts on.
+            median ratio to the first's (NAEE, arXiv 2402.14800, Sec. 3.3); needs k = 2.
+        skipping_tokens: tokens of the `calibration` rows that these medians are measured on, for every candidate anew;
+            a number or `all`.
+        calibration_tokens: tokens of the `calibration` rows that baselines are measured on, a number or `all`. What is
+            summed over tokens takes no more memory for more of them.
+        naee_tokens: of these, most that baseline `naee` compares subsets of experts on, evenly spaced; n^2 numbers are
+            kept for each in every layer, which may take 4 GiB of the host's memory.
         naee_subsets: most subsets that `naee` tries in full; beyond, it drops experts one by one.
         fitted_tokens, fitted_subsets: the same for baseline `fitted`, where a subset takes a factorisation.
         align: `none` (the paper), or `hungarian`: merge experts whose hidden neurons have been matched with each other
@@ -35,7 +48,8 @@ class EepSection(GenomeSection):
     groups: Annotated[int, Field(ge=1)] | Literal["per_layer"] = 4
     router_space: Literal["probs", "logits"] = "probs"
     dynamic_skipping: bool = False
-    calibration_tokens: int = Field(8192, ge=1)
+    skipping_tokens: Tokens = 2048
+    calibration_tokens: Tokens = 8192
     naee_tokens: int = Field(1024, ge=1)
     naee_subsets: int = Field(5000, ge=0)
     fitted_tokens: int = Field(512, ge=2)

@@ -18,7 +18,7 @@ from moevolve.kernels.routing_rule import NO_SCORES
 from moevolve.search.config.phases import MergePhase, PhaseConfig, PrunePhase
 from moevolve.search.genomes.base import Description, Offspring, bred
 from moevolve.search.genomes.eep.genome import HEADER, MAGIC, EepGenome
-from moevolve.search.genomes.eep.section import EepSection
+from moevolve.search.genomes.eep.section import EepSection, limit_of
 from moevolve.search.genomes.eep.subsets import Subsets
 from moevolve.search.genomes.operators import (
     gaussian_noise,
@@ -31,6 +31,7 @@ from moevolve.workers.facts import ModelFacts, active_parameters, parameters_aft
 from moevolve.workers.methods.base import Calibration, CalibrationRecipe, combined
 from moevolve.workers.methods.eep.alignment import Alignment
 from moevolve.workers.methods.eep.edit import AlignmentRecipe, RouterSpace, one_hot_layers
+from moevolve.workers.methods.fitting import FitRows, RowsRecipe
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _SUMMARY_DIGITS = 72
@@ -89,7 +90,8 @@ class EepSpace:
         if section.dynamic_skipping and active != 2:
             raise UserError(f"genome.dynamic_skipping: it is defined for 2 active experts per token, not {active}")
         align, skips = section.align == "hungarian", section.dynamic_skipping
-        recipe, space = combined(_ALIGNMENT if align else None), section.router_space
+        rows = RowsRecipe(limit_of(section.skipping_tokens), "skipping") if skips else None
+        recipe, space = combined(_ALIGNMENT if align else None, rows), section.router_space
         return cls(facts.experts, section.experts, active, layer_groups, space, facts, skips, align, recipe)
 
     @property
@@ -129,10 +131,10 @@ class EepSpace:
         assert self.calibration is not None, "the space has to be calibrated before this is known"
         return dict(self.calibration.arrays)
 
-    @property
-    def skip_below(self) -> NDArray[np.float32] | None:
-        """Thresholds of dynamic skipping, float32 [layers]; None without."""
-        return self.measured["ratio"] if self.dynamic_skipping else None
+    @cached_property
+    def skip_rows(self) -> FitRows | None:
+        """What thresholds of dynamic skipping are measured on; None without."""
+        return FitRows.of(self.measured, "skipping") if self.dynamic_skipping else None
 
     @cached_property
     def alignment(self) -> Alignment | None:

@@ -122,6 +122,46 @@ def test_baselines_are_compared_as_they_are_and_repaired(tiny: Any, tmp_path: Pa
     assert len(with_draws) == 1 and "draws" in with_draws[0]
 
 
+def test_baselines_decide_per_layer_whatever_the_searches_groups_are(tiny: Any, tmp_path: Path) -> None:
+    methods = {
+        "random": {"baseline": "random"},
+        "naee": {"baseline": "naee"},
+        "prune": {"phases": [{"kind": "prune", "evaluations": 2, "initial": 2}]},
+        "grouped": {"baseline": "naee", "genome.groups": 1},
+    }
+    found = []
+    for groups in ("1", "per_layer"):
+        (tmp_path / groups).mkdir()
+        path = write(tiny, tmp_path / groups, methods=methods, budgets={"2 of 4": {}}, seeds=[0])
+        comparison = load_comparison(path, (f"base.genome.groups={groups}",))
+        shown = {cell.method: str(cell.config.genome.groups) for cell in comparison.cells}  # type: ignore[attr-defined]
+        assert shown == {"random": "per_layer", "naee": "per_layer", "prune": groups, "grouped": "1"}
+        with Store.open(f"sqlite:///{tmp_path / groups / 'store.db'}") as store:
+            rows = run(comparison, store)
+            found.append([replace(row, seconds=0) for row in rows if row.method in ("random", "naee")])
+    assert found[0] == found[1] and len(found[0]) == 2
+
+
+def test_dynamic_skipping_is_compared_with_pruning(tiny: Any, tmp_path: Path) -> None:
+    skips = {"genome.dynamic_skipping": True, "genome.skipping_tokens": "all"}
+    methods = {
+        "NAEE": {"baseline": "naee"},
+        "NAEE + Dyn": {"baseline": "naee"} | skips,
+        "Dyn": {"baseline": "unpruned", "genome.experts": 4} | skips,
+    }
+    comparison = load_comparison(
+        write(tiny, tmp_path, methods=methods, budgets={"2 of 4": {"genome.experts": 2}}, seeds=[0])
+    )
+    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
+        rows = {row.method: row for row in run(comparison, store)}
+        found = {name: store.individual(rows[name].refs[0]).individual for name in methods}
+    assert not any(row.failure for row in rows.values())
+    assert {name: each.experts for name, each in found.items()} == {"NAEE": 2, "NAEE + Dyn": 2, "Dyn": 4}
+    assert [name for name, each in found.items() if "skipped" in each.summary] == ["NAEE + Dyn", "Dyn"]
+    assert found["NAEE"].content_hash == found["NAEE + Dyn"].content_hash
+    assert len({each.phenotype_hash for each in found.values()}) == 3
+
+
 def test_the_base_may_be_a_run_of_its_own(tiny: Any, tmp_path: Path) -> None:
     data = yaml.safe_load(write(tiny, tmp_path).read_text())
     (tmp_path / "runs").mkdir()

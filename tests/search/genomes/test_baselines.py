@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from plain_experts import Token, change, change_after_fit, plain_tokens
 from report_lab import finished
 
+from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config
 from moevolve.search.genomes.eep.baselines.hc_smoe import average_linkage
 from moevolve.search.genomes.eep.genome import EepGenome
@@ -28,6 +29,7 @@ from moevolve.search.service.subject import find_subject
 from moevolve.store.repository import Store
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.engine.measuring import token_sequences
+from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.model.resident import ResidentModel
 
 EXPERTS, RETAINED, LAYERS, TOKENS = 6, 3, 4, 150
@@ -224,6 +226,17 @@ def test_hc_smoe_merges_what_is_alike(
             np.testing.assert_allclose(genome.router_mapping[group, row], mapping, rtol=1e-6)
 
 
+def test_all_rows_can_be_measured(models: Any, tiny: Any, tmp_path: Path) -> None:
+    found = {}
+    for tokens in (1, 10**9, "all"):
+        (tmp_path / str(tokens)).mkdir()
+        data = run_of(models("mixtral"), "frequency", calibration_tokens=tokens)
+        found[tokens] = run_baseline(tiny, tmp_path / str(tokens), data)[3]
+    assert found[1].tokens_run < found["all"].tokens_run == found[10**9].tokens_run
+    assert found["all"].arrays["counts"].sum() == 2 * LAYERS * found["all"].tokens_run
+    assert (found["all"].arrays["counts"] == found[10**9].arrays["counts"]).all()
+
+
 @pytest.mark.parametrize("name", ["naee", "fitted"])
 def test_it_is_said_when_not_everything_was_tried(name: str, models: Any, tiny: Any, tmp_path: Path) -> None:
     individual, *_ = run_baseline(tiny, tmp_path, run_of(models("mixtral"), name, **{f"{name}_subsets": 19}))
@@ -244,16 +257,21 @@ def test_a_repaired_baseline_keeps_the_same_experts(models: Any, tiny: Any, tmp_
 
 
 @pytest.mark.parametrize("name", ["random", "naee"])
-def test_dynamic_skipping_applies_to_every_candidate(
-    name: str, models: Any, plain: Any, tiny: Any, tmp_path: Path
-) -> None:
-    data = run_of(models("mixtral"), name, dynamic_skipping=True)
+def test_dynamic_skipping_applies_to_every_candidate(name: str, models: Any, tiny: Any, tmp_path: Path) -> None:
+    data = run_of(models("mixtral"), name, dynamic_skipping=True, skipping_tokens=20)
     individual, genome, _, _ = run_baseline(tiny, tmp_path, data)
-    thresholds = genome.express().skip_below
-    assert thresholds is not None and "skipped" in individual.summary
-    for found, tokens in zip(thresholds, plain("mixtral"), strict=True):
-        ratios = [float(t.probabilities[t.chosen[1]] / t.probabilities[t.chosen[0]]) for t in tokens]
-        assert abs(found - np.median(ratios)) <= 2**-17 + 1e-6
+    edit = genome.express()
+    assert isinstance(edit, EepEdit) and edit.skip_rows is not None and "skipped" in individual.summary
+    assert 20 <= len(edit.skip_rows.tokens) < TOKENS, "whole prompts up to the limit"
+
+
+def test_the_unpruned_model_is_a_baseline(models: Any, tiny: Any, tmp_path: Path) -> None:
+    data = run_of(models("mixtral"), "unpruned", experts=EXPERTS, dynamic_skipping=True)
+    individual, genome, _, _ = run_baseline(tiny, tmp_path, data)
+    assert (individual.operator, individual.experts) == ("unpruned", EXPERTS)
+    assert genome.one_hot and isinstance(genome.express(), EepEdit)
+    with pytest.raises(UserError, match="unpruned keeps all of the model's 6 experts"):
+        run_baseline(tiny, tmp_path, run_of(models("mixtral"), "unpruned"))
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -212,7 +212,7 @@ def test_layers_can_be_fitted_to_their_outputs() -> None:
     assert plain.recipe is None and space.recipe == RowsRecipe(500)
     with pytest.raises(AssertionError, match="has to be calibrated"):
         space.start(TUNE).genome.express()
-    arrays = {"row_tokens": np.arange(9, dtype=np.int32), "row_lengths": np.array([4, 5], dtype=np.int32)}
+    arrays = {"repair_tokens": np.arange(9, dtype=np.int32), "repair_lengths": np.array([4, 5], dtype=np.int32)}
     genome = space.calibrated(Calibration(arrays)).start(TUNE).genome
     edit = genome.express()
     assert edit.rows is not None and edit.rows.first(9) == [(0, 1, 2, 3), (4, 5, 6, 7, 8)]
@@ -223,7 +223,7 @@ def test_layers_can_be_fitted_to_their_outputs() -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_low_rank_baseline_mixes_nothing_and_is_fitted_to_outputs(variant: Variant) -> None:
     space = space_of(variant, fit_to="outputs", refine=0)
-    rows = {"row_tokens": np.array([1, 2, 3], dtype=np.int32), "row_lengths": np.array([2, 1], dtype=np.int32)}
+    rows = {"repair_tokens": np.array([1, 2, 3], dtype=np.int32), "repair_lengths": np.array([2, 1], dtype=np.int32)}
     space = space.calibrated(Calibration(rows))
     offspring = BASELINES["low_rank"].make(space)
     edit = offspring.genome.express()

@@ -130,8 +130,8 @@ def test_rows_are_measured_beside_what_the_kind_needs() -> None:
     both = repaired(eep_space(4, 2, align="hungarian")).recipe
     assert isinstance(both, CombinedRecipe) and RowsRecipe(16384) in both.parts and len(both.parts) == 2
     arrays = {
-        "row_tokens": ROWS.tokens,
-        "row_lengths": ROWS.lengths,
+        "repair_tokens": ROWS.tokens,
+        "repair_lengths": ROWS.lengths,
         "alignment": np.tile(np.arange(5, dtype=np.int16), (32, 8, 1)),
     }
     space = repaired(eep_space(4, 2, align="hungarian"), calibrated=False).calibrated(Calibration(arrays))

@@ -25,6 +25,7 @@ from moevolve.search.service.resume import set_up_stored
 from moevolve.search.service.set_up import set_up
 from moevolve.search.service.subject import find_subject
 from moevolve.store.repository import Store
+from moevolve.workers.methods.fitting import RowsRecipe
 
 PHASES = [
     {"kind": "prune", "evaluations": 14, "initial": 6, "init": ["random", "reap", "frequency", "naee"]},
@@ -167,7 +168,7 @@ def test_only_what_is_needed_is_measured() -> None:
     assert recipe() is None and recipe("random") is None
     assert recipe("reap").statistics == ("saliency",) and recipe("reap").subsets is None
     assert recipe("hc_smoe", "frequency").statistics == ("mean_outputs", "usage")
-    assert recipe(dynamic_skipping=True).statistics == ("ratio",)
+    assert recipe(dynamic_skipping=True, skipping_tokens=99) == RowsRecipe(99, "skipping")
     assert recipe("naee", naee_subsets=7).subsets.limit == 7
 
 

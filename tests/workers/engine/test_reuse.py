@@ -195,6 +195,16 @@ def test_repaired_layers_are_those_of_equal_beginnings(
     np.testing.assert_allclose(shares, [0, 2 / 3, 1 / 3, 0])
 
 
+def test_layers_that_skip_experts_are_those_of_equal_beginnings(
+    resident: Residents, tiny_tokenizer: PreTrainedTokenizerFast, make_edit_of: Any
+) -> None:
+    """What a layer skips is measured behind the layers before it."""
+    pair, rows = Pair(resident("mixtral"), tiny_tokenizer), rows_of(sequences_of([9, 30, 14]))
+    bases = offspring(make_edit_of("mixtral", "prune", 0), make_edit_of("mixtral", "prune", 1))
+    edits: list[Edit] = [replace(base, skip_rows=rows) for base in bases if isinstance(base, EepEdit)]
+    np.testing.assert_allclose(pair.compare(edits[:4], split_of()), [0, 2 / 3, 1 / 3, 0])
+
+
 def test_layers_are_told_apart_by_all_that_they_compute(
     resident: Residents, make_edit_of: Any, make_edit: Callable[..., EepEdit]
 ) -> None:
@@ -204,7 +214,7 @@ def test_layers_are_told_apart_by_all_that_they_compute(
         keys = model.layer_keys()
     assert keys is not None and keys[1] == "", "the dense layer in the middle is not edited"
     assert model.layer_keys() == ("", "", "")
-    skipping = replace(edit, skip_below=np.array([0.5, 0.25]))
+    skipping = replace(edit, skip_rows=rows_of(sequences_of([5, 6])))
     changed = [replace(edit, active=1), replace(edit, router_space="logits"), skipping]
     hashes = [edit.layer_hashes, *(other.layer_hashes for other in changed)]
     assert len({one for group in hashes for one in group}) == 8

@@ -125,7 +125,7 @@ SAMPLES: dict[type, Sample] = {
         "llama",
         EEP_EDITS,
         not_finite(),
-        (AlignmentRecipe(50, 1, 60), ExpertsRecipe(("ratio", "usage"), None, 60)),
+        (AlignmentRecipe(50, 1, 60), ExpertsRecipe(("saliency", "usage"), None, 60)),
         routed=3,
     ),
     FactorLlmEdit: Sample(

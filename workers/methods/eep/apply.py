@@ -17,6 +17,7 @@ from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.experts import LayerExperts, OneLayer
 from moevolve.workers.methods.eep.outputs import ExpertOutputs
 from moevolve.workers.methods.eep.router import EditableRouter, RoutingPlan, fold
+from moevolve.workers.methods.eep.skipping import skipping_thresholds
 
 
 class EepApplicator:
@@ -24,6 +25,8 @@ class EepApplicator:
 
     A layer whose `W_EM` is one-hot copies no weights: its routing points at the resident originals. Merged layers write
     into buffers allocated once and reused. With host-resident originals every edited layer is filled from them.
+
+    An edit that skips experts is followed by a pass over its rows, which measures its thresholds.
 
     An aligned edit has all layers' originals rearranged, those too that it only prunes, and they stay so after `revert`
     until something else is to run: candidates of one search follow each other without anything being moved.
@@ -38,7 +41,7 @@ class EepApplicator:
         layers, device, on_host = parts.moe_layers, parts.device, parts.on_host
         if not layers:
             raise UserError("EEP edits need MoE layers, and this model is dense")
-        self._layers = layers
+        self._model, self._layers = parts.model, layers
         self._edit: EepEdit | None = None
         lent = OneLayer() if on_host else None
         self.routers = tuple(EditableRouter(layer) for layer in layers)
@@ -66,6 +69,10 @@ class EepApplicator:
                 experts.show_merged(merging[layer], edit.alignment)
             router.plan = plan
         self._edit = edit
+        if edit.skip_rows is not None:
+            thresholds = skipping_thresholds(self._model, self.routers, edit.skip_rows.sequences)
+            for router, plan, threshold in zip(self.routers, plans, thresholds, strict=True):
+                router.plan = replace(plan, skip_below=threshold)
 
     def outputs(self) -> tuple[ExpertOutputs, ...]:
         """See `Repairable`."""
@@ -103,8 +110,6 @@ class EepApplicator:
                 plan = _selecting(layer, edit.active, slot, selected[i], logits_space)
             else:
                 plan = _mapping(layer, edit.active, slot, mappings[i], logits_space)
-            if edit.skip_below is not None:
-                plan = replace(plan, skip_below=float(edit.skip_below[i]))
             plans.append(plan)
         return plans
 

@@ -21,9 +21,6 @@ from moevolve.workers.methods.eep.edit import ExpertsRecipe, SubsetRecipe
 from moevolve.workers.methods.eep.expert_subsets import Routed, Sample, SubsetSample, check_memory, compare_subsets
 from moevolve.workers.methods.eep.fitted_subsets import FittedSample
 
-RATIO_BINS = 1 << 16
-"""Equal bins in [0, 1] that ratios of routing weights are counted in: a median is right to within 2^-17."""
-
 
 class Measure(Protocol):
     """One statistic of one layer."""
@@ -44,7 +41,7 @@ def calibrate_experts(resident: Resident, sequences: Sequence[Tokens], recipe: E
         Arrays, each with the MoE layers in order of depth first. `usage`: `counts` int64 [layers, n], tokens that chose
         an expert, and `soft_activation` float32 [layers, n], sums over tokens of the softmax over all n. `saliency`:
         `saliency` float32 [layers, n]. `mean_outputs`: `output_distances` float32 [layers, n, n], Euclidean distances
-        between mean outputs. `ratio`: `ratio` float32 [layers]. Subsets, `subset` and `fitted`: see `compare_subsets`.
+        between mean outputs. Subsets, `subset` and `fitted`: see `compare_subsets`.
         `expert_runs` int64 [1]: how many times an expert was run on a token beyond the pass itself.
 
     Raises:
@@ -164,31 +161,6 @@ class _MeanOutputs:
         return {"output_distances": distances.float()}
 
 
-class _Ratio:
-    """The median ratio of the second to the first routing weight, from counts in `RATIO_BINS` bins.
-
-    Source: Not All Experts are Equal (arXiv 2402.14800), Sec. 3.3 (dynamic skipping): beta is this median.
-    """
-
-    def __init__(self, layer: MoELayer) -> None:
-        if layer.count < 2:
-            raise UserError("genome.dynamic_skipping: needs two experts per layer at least, the model has one")
-        self._counts = _zeros(layer, RATIO_BINS).long()
-
-    def add(self, routed: Routed) -> None:
-        first, second = routed.logits.float().topk(2, dim=-1).values.unbind(dim=-1)
-        # The softmax's scale cancels.
-        bins = ((second - first).exp() * RATIO_BINS).long().clamp_max(RATIO_BINS - 1)
-        self._counts += bins.bincount(minlength=RATIO_BINS)
-
-    def arrays(self) -> dict[str, Tensor]:
-        upto = self._counts.cumsum(dim=0)
-        total = int(upto[-1])
-        middle = torch.tensor([(total - 1) // 2, total // 2], device=upto.device)
-        bins = torch.searchsorted(upto, middle, right=True)
-        return {"ratio": ((bins.double() + 0.5) / RATIO_BINS).mean().float()}
-
-
 def _zeros(layer: MoELayer, *shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.float64, device=layer.router_weight.device)
 
@@ -197,5 +169,4 @@ _MEASURES: dict[str, Callable[[MoELayer], Measure]] = {
     "usage": _Usage,
     "saliency": _Saliency,
     "mean_outputs": _MeanOutputs,
-    "ratio": _Ratio,
 }

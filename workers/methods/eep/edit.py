@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingRule
+from moevolve.workers.methods.base import prefix_hashes
 from moevolve.workers.methods.eep.alignment import Alignment
+from moevolve.workers.methods.fitting import FitRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +35,9 @@ class AlignmentRecipe:
     tokens: int
 
 
-Statistic = Literal["usage", "saliency", "mean_outputs", "ratio"]
+Statistic = Literal["usage", "saliency", "mean_outputs"]
 """`usage`: how often and how strongly experts are chosen. `saliency`: REAP's. `mean_outputs`: how far the experts' mean
-outputs lie apart. `ratio`: the median ratio of the second to the first routing weight."""
+outputs lie apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,20 +99,21 @@ class EepEdit:
         active: experts per token k after the edit, 1 to n'.
         router_space: `probs` maps the scores over all n experts, the softmax (the paper) or the family's own; `logits`
             maps the router's logits, so the mapping folds into a smaller gate. See `moevolve.kernels.routing`.
-        skip_below: float32 [layers], thresholds of dynamic skipping (NAEE, arXiv 2402.14800, Sec. 3.3): of k = 2 chosen
-            experts the second is skipped where its weight is below this times the first's. None skips nothing.
+        skip_rows: what thresholds of dynamic skipping are measured on once the rest of the edit is made: of k = 2
+            chosen experts the second is skipped where its weight is below the layer's threshold times the first's
+            (`moevolve.workers.methods.eep.skipping`). None skips nothing.
         alignment: how the experts' neurons lie that are merged; None as they were loaded. An edit that merges none has
             none, whatever it was given: it is the same function.
 
     Raises:
-        UserError: the shapes disagree, or k, the router space or a threshold is out of range.
+        UserError: the shapes disagree, or k or the router space is out of range, or k isn't 2 and experts are skipped.
     """
 
     router_mapping: NDArray[np.float32] = field(repr=False)
     expert_merging: NDArray[np.float32] = field(repr=False)
     active: int
     router_space: RouterSpace = "probs"
-    skip_below: NDArray[np.float32] | None = field(default=None, repr=False)
+    skip_rows: FitRows | None = field(default=None, repr=False)
     alignment: Alignment | None = None
 
     def __post_init__(self) -> None:
@@ -135,14 +138,7 @@ class EepEdit:
                 )
             if self.one_hot_merging.all():
                 object.__setattr__(self, "alignment", None)
-        if self.skip_below is not None:
-            self._check_skipping(self.skip_below)
-
-    def _check_skipping(self, thresholds: NDArray[np.float32]) -> None:
-        object.__setattr__(self, "skip_below", np.ascontiguousarray(thresholds, dtype=np.float32))
-        if thresholds.shape != (self.layers,) or not bool(((thresholds >= 0) & (thresholds <= 1)).all()):
-            raise UserError(f"an EEP edit of {self.layers} layers needs as many skipping thresholds in [0, 1]")
-        if self.active != 2:
+        if self.skip_rows is not None and self.active != 2:
             raise UserError(f"dynamic skipping is defined for 2 active experts, this EEP edit has {self.active}")
 
     @property
@@ -186,8 +182,8 @@ class EepEdit:
         digest = hashlib.sha256(head)
         for matrices in (self.router_mapping, self.expert_merging):
             digest.update(np.ascontiguousarray(matrices, dtype="<f4").tobytes())
-        if self.skip_below is not None:
-            digest.update(b"skip" + self.skip_below.astype("<f4").tobytes())
+        if self.skip_rows is not None:
+            digest.update(b"skip" + self.skip_rows.fingerprint.encode())
         if self.alignment is not None:
             digest.update(b"aligned" + self.alignment.fingerprint.encode())
         return digest.hexdigest()
@@ -198,9 +194,11 @@ class EepEdit:
         # An alignment orders the neurons of all its layers, those too that it doesn't merge, and so their sums.
         aligned = "" if self.alignment is None else self.alignment.fingerprint
         head = f"eep/1 {self.router_mapping.shape[1:]} k={self.active} {self.router_space} {aligned}".encode()
-        skips = [b""] * self.layers if self.skip_below is None else [skip.tobytes() for skip in self.skip_below]
-        layers = zip(self.router_mapping, self.expert_merging, skips, strict=True)
-        return tuple(
-            hashlib.sha256(head + mapping.tobytes() + merging.tobytes() + skip).hexdigest()
-            for mapping, merging, skip in layers
+        layers = zip(self.router_mapping, self.expert_merging, strict=True)
+        hashes = tuple(
+            hashlib.sha256(head + mapping.tobytes() + merging.tobytes()).hexdigest() for mapping, merging in layers
         )
+        if self.skip_rows is None:
+            return hashes
+        # A layer's threshold is measured behind all layers before it.
+        return prefix_hashes(b"skip" + self.skip_rows.fingerprint.encode(), hashes)

@@ -67,6 +67,10 @@ class Routed:
         weights, chosen = self.weights[rows].float(), self.chosen[rows]
         return weights.new_zeros(len(chosen), self.logits.shape[1]).scatter_(1, chosen, weights)
 
+    def spaced(self, before: int, stride: int) -> Tensor:
+        """Which of these tokens are every `stride`-th once `before` others were seen: int64, maybe none."""
+        return torch.arange(len(self.hidden), device=self.hidden.device)[-before % stride :: stride]
+
     def parts(self, each: int) -> list[slice]:
         """All tokens, as many at a time as give at most `_ROWS` outputs of `each` experts."""
         step = max(1, _ROWS // each)
@@ -106,9 +110,9 @@ class SubsetSample:
 
     def add(self, routed: Routed) -> None:
         """Take in a sequence's tokens."""
-        rows = torch.arange(-self._seen % self._stride, len(routed.hidden), self._stride, device=routed.hidden.device)
+        rows = routed.spaced(self._seen, self._stride)
         self._seen += len(routed.hidden)
-        for part in rows.split(_CHUNK):
+        for part in rows.split(_CHUNK) if len(rows) else ():
             outputs = routed.run_all(part).float()
             products = torch.bmm(outputs, outputs.transpose(1, 2))
             self._kept.append((products.cpu(), routed.over_all(part).cpu(), routed.logits[part].float().cpu()))

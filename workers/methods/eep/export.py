@@ -23,6 +23,7 @@ from moevolve.workers.methods.contract import ModuleUse, Resident, host_tensor
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.neurons import ExpertNeurons
 from moevolve.workers.methods.eep.router import EditableRouter
+from moevolve.workers.methods.eep.skipping import active_experts
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -47,6 +48,16 @@ class EepExporter:
         widths = _widths(resident)
         if len(set(widths)) > 1:
             rows.append(("neurons of an expert", f"{', '.join(map(str, widths))}, by MoE layer"))
+        thresholds = _thresholds(resident)
+        if thresholds:
+            shown = ", ".join(f"{each:.3f}" for each in thresholds)
+            rows.append(("second expert skipped", f"below {shown} of the first one's routing weight, by MoE layer"))
+            assert isinstance(edit, EepEdit) and edit.skip_rows is not None
+            routers = [_router(layer) for layer in resident.layers]
+            used = active_experts(resident.model, routers, edit.skip_rows.sequences)
+            rows.append(
+                ("active experts", f"{used:.2f} on average, on {len(edit.skip_rows.tokens):,} calibration tokens")
+            )
         return ExportSummary(
             experts=retained,
             active=active,
@@ -57,7 +68,7 @@ class EepExporter:
             ),
             method="Efficient Expert Pruning (arXiv 2407.00945)",
             tag="expert-pruning",
-            form_note=_form_note(form, _maps(resident, edit, form)),
+            form_note=_form_note(form, _maps(resident, edit, form), bool(thresholds)),
             rows=tuple(rows),
         )
 
@@ -85,24 +96,16 @@ class EepExporter:
 def checkpoint_form(edit: Edit, rule: RoutingRule) -> CheckpointForm:
     """Which form of checkpoint expresses an edit exactly.
 
-    Where its mapping doesn't fold into a smaller router, it needs the native form.
+    Where its mapping doesn't fold into a smaller router, or where it skips experts, it needs the native form.
 
     Args:
         edit: what was done to the model, if anything.
         rule: how the family chooses and weighs experts.
-
-    Raises:
-        UserError: this edit has no checkpoint form.
     """
     if isinstance(edit, IdentityEdit):
         return "stock"
     assert isinstance(edit, EepEdit)
-    if edit.skip_below is not None:
-        raise UserError(
-            "dynamic skipping has no checkpoint form: no stock router skips experts; export an individual of a search "
-            "without genome.dynamic_skipping"
-        )
-    return "stock" if edit.router_folds(rule) else "native"
+    return "stock" if edit.skip_rows is None and edit.router_folds(rule) else "native"
 
 
 def _shape(resident: Resident, edit: Edit) -> tuple[int, int]:
@@ -112,20 +115,25 @@ def _shape(resident: Resident, edit: Edit) -> tuple[int, int]:
     return resident.layers[0].count, int(resident.model.config.num_experts_per_tok)
 
 
-def _form_note(form: CheckpointForm, maps: bool) -> str:
+def _form_note(form: CheckpointForm, maps: bool, skips: bool) -> str:
     if form == "stock":
         return "A stock checkpoint of its family: no custom code."
-    does = (
-        "keeps the whole router and maps its scores onto the experts that are left"
-        if maps
-        else "lets experts of different layers have different numbers of neurons"
-    )
-    return f"The modelling code beside this card {does}; it needs\n`transformers` only."
+    does = ["keeps the whole router and maps its scores onto the experts that are left"] if maps else []
+    if skips:
+        does.append("leaves out a token's second expert where its routing weight is small beside the first's")
+    does = does or ["lets experts of different layers have different numbers of neurons"]
+    return f"The modelling code beside this card {' and '.join(does)}; it needs\n`transformers` only."
 
 
 def _maps(resident: Resident, edit: Edit, form: CheckpointForm) -> bool:
     """Whether a checkpoint keeps the whole router and a mapping of its scores."""
     return form == "native" and isinstance(edit, EepEdit) and not edit.router_folds(resident.layers[0].rule)
+
+
+def _thresholds(resident: Resident) -> list[float]:
+    """Of dynamic skipping, layer by layer; empty where nothing is skipped."""
+    plans = [_router(layer).plan for layer in resident.layers]
+    return [plan.skip_below for plan in plans if plan is not None and plan.skip_below is not None]
 
 
 def _widths(resident: Resident) -> list[int]:
@@ -135,13 +143,17 @@ def _widths(resident: Resident) -> list[int]:
 
 def _native_class(resident: Resident, edit: Edit, directory: Path) -> type[PreTrainedModel]:
     layer, (retained, _) = resident.layers[0], _shape(resident, edit)
+    maps, skips = _maps(resident, edit, "native"), bool(_thresholds(resident))
     return write_native(
         resident.model,
         directory,
         "methods/eep/native.py.jinja",
         family_of(resident.model.config, resident.config.path).title,
         experts=retained,
-        maps=_maps(resident, edit, "native"),
+        maps=maps,
+        skips=skips,
+        routes=maps or skips,
+        biased=layer.router_bias is not None,
         router_experts=layer.count,
         sum_eps=SUM_EPS,
         rule=layer.rule,
@@ -161,6 +173,8 @@ def _config(
     if form == "native":
         assert isinstance(edit, EepEdit)
         config.expert_widths = _widths(resident)
+        if _thresholds(resident):
+            config.skip_below = _thresholds(resident)
         if _maps(resident, edit, form):
             config.router_experts = resident.layers[0].count
             one_hot_layers = zip(resident.layers, edit.one_hot_mapping, strict=True)
@@ -202,6 +216,6 @@ def _router(layer: MoELayer) -> EditableRouter:
     return gate
 
 
-def mapped_router_use(module: Any, config: Any) -> ModuleUse:
-    """Of `MappedRouter` in `native.py.jinja`: the whole router, and the mapping where it isn't one-hot."""
+def edited_router_use(module: Any, config: Any) -> ModuleUse:
+    """Of `EditedRouter` in `native.py.jinja`: the router's rows, and the mapping where it isn't one-hot."""
     return ModuleUse(0, module.weight.numel() + (0 if module.one_hot else module.router_mapping.numel()))

@@ -46,7 +46,7 @@ class FittedSample:
 
     def add(self, routed: Routed) -> None:
         """Take in a sequence's tokens."""
-        rows = torch.arange(-self._seen % self._stride, len(routed.hidden), self._stride, device=routed.hidden.device)
+        rows = routed.spaced(self._seen, self._stride)
         self._seen += len(routed.hidden)
         self._kept.append((routed.hidden[rows], routed.over_all(rows), routed.logits[rows].float()))
 

@@ -7,7 +7,7 @@ from moevolve.workers.methods.eep.apply import EepApplicator
 from moevolve.workers.methods.eep.calibrate_alignment import calibrate_alignment
 from moevolve.workers.methods.eep.calibrate_experts import calibrate_experts
 from moevolve.workers.methods.eep.edit import AlignmentRecipe, EepEdit, ExpertsRecipe
-from moevolve.workers.methods.eep.export import EepExporter, mapped_router_use
+from moevolve.workers.methods.eep.export import EepExporter, edited_router_use
 from moevolve.workers.methods.eep.usage import USAGE
 
 EEP = Method(
@@ -17,5 +17,5 @@ EEP = Method(
     exporter=EepExporter(),
     calibrators={AlignmentRecipe: calibrate_alignment, ExpertsRecipe: calibrate_experts},
     usage=USAGE,
-    module_uses={"MappedRouter": mapped_router_use},
+    module_uses={"EditedRouter": edited_router_use},
 )

@@ -67,8 +67,10 @@ class ExpertNeurons:
         into, out = (count, 2 * width, hidden), (count, hidden, width)
         if self._transposed:
             into, out = (count, hidden, 2 * width), (count, width, hidden)
-        biases = {"gate_up_proj_bias": (count, 2 * width), "down_proj_bias": (count, hidden)}
-        return {"gate_up_proj": into, "down_proj": out} | (biases if self._biased else {})
+        shapes: dict[str, tuple[int, ...]] = {"gate_up_proj": into, "down_proj": out}
+        if self._biased:
+            shapes |= {"gate_up_proj_bias": (count, 2 * width), "down_proj_bias": (count, hidden)}
+        return shapes
 
     def activations(self, expert: int, neurons: Tensor, hidden: Tensor) -> Tensor:
         """Of neurons [count] of an expert on hidden states [tokens, hidden], in their dtype: [tokens, count]."""

@@ -25,6 +25,7 @@ from moevolve.workers.methods.eep.elimination import eliminate_neurons
 from moevolve.workers.methods.eep.experts import LayerExperts
 from moevolve.workers.methods.eep.neurons import ExpertNeurons, choose_neurons
 from moevolve.workers.methods.eep.router import EditableRouter, Routing
+from moevolve.workers.methods.eep.skipping import Ratios
 from moevolve.workers.methods.eep.slot_rows import fit_rows, group_experts
 from moevolve.workers.methods.fitting import NeuronRecipe
 from moevolve.workers.methods.outputs import FeatureBlock, Filling
@@ -91,11 +92,13 @@ class ExpertOutputs:
         retained = self._edit.retained
         width = recipe.widths(len(self._edit.expert_merging), neurons.count, retained, neurons.width)[self._ordinal]
         rows = self._fitted_rows(hidden, whole) if recipe.router == "fitted" else None
+        skip_below = None
         if rows is not None:
-            self._route_by(*rows)
+            skip_below = self._threshold(*rows, hidden)
+            self._route_by(*rows, skip_below)
             _, weights, chosen = self._router(hidden)
         ids = choose_neurons(neurons, hidden, (whole[1], whole[2]), (weights, chosen), retained, width, recipe, memory)
-        filling = Filling(ids, rows)
+        filling = Filling(ids, rows, skip_below)
         self.fill(filling)
         return filling
 
@@ -123,7 +126,7 @@ class ExpertOutputs:
         self._experts.show_room(*filling.neurons.shape)
         ExpertNeurons(self._layer.experts, self._layer.expert_tensors()).take(originals, filling.neurons)
         if filling.rows is not None:
-            self._route_by(*filling.rows)
+            self._route_by(*filling.rows, filling.skip_below)
 
     def _fitted_rows(self, hidden: Tensor, whole: Routing) -> tuple[Tensor, Tensor | None] | None:
         """Router rows for groups of experts with a kept one in each; None where there are none to fit."""
@@ -145,8 +148,19 @@ class ExpertOutputs:
             None if bias is None else bias[kept],
         )
 
+    def _threshold(self, weight: Tensor, bias: Tensor | None, hidden: Tensor) -> float | None:
+        """Of dynamic skipping, with these rows; None where nothing is skipped."""
+        assert self._router.plan is not None
+        if self._router.plan.skip_below is None:
+            return None
+        self._route_by(weight, bias, None)
+        _, weights, _ = self._router.choose(self._router.plan, hidden)
+        ratios = Ratios(weights.device)
+        ratios.add(weights)
+        return ratios.median()
+
     @torch.inference_mode(False)  # rows may become exported parameters, which no inference tensor can
-    def _route_by(self, weight: Tensor, bias: Tensor | None) -> None:
+    def _route_by(self, weight: Tensor, bias: Tensor | None, skip_below: float | None) -> None:
         assert self._router.plan is not None
         self._router.plan = replace(
             self._router.plan,
@@ -154,6 +168,7 @@ class ExpertOutputs:
             folded=weight.clone(),
             folded_bias=None if bias is None else bias.clone(),
             logits_space=True,
+            skip_below=skip_below,
         )
 
     @contextmanager

@@ -78,6 +78,13 @@ class EditableRouter(nn.Module):
 
     def follow(self, plan: RoutingPlan, hidden_states: Tensor) -> Routing:
         """Route tokens [..., hidden] by a plan."""
+        logits, weights, chosen = self.choose(plan, hidden_states)
+        if plan.slots is not None:
+            chosen = plan.slots[chosen]
+        return logits, self.as_weights(weights, logits), chosen
+
+    def choose(self, plan: RoutingPlan, hidden_states: Tensor) -> Routing:
+        """The same among the new experts, whatever their slots, and with routing weights in float32."""
         logits = self._logits(hidden_states, plan)
         if plan.selected is not None:
             weights, chosen = route_selected(
@@ -89,9 +96,7 @@ class EditableRouter(nn.Module):
             )
         else:
             weights, chosen = route_logits(logits, plan.active, self.rule, plan.skip_below, bias=plan.correction)
-        if plan.slots is not None:
-            chosen = plan.slots[chosen]
-        return logits, self.as_weights(weights, logits), chosen
+        return logits, weights, chosen
 
     def as_weights(self, weights: Tensor, logits: Tensor) -> Tensor:
         """Routing weights in the dtype in which the family's experts see them."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import ClassVar, Literal
 
-from moevolve.workers.methods.base import LayeredEdit
+from moevolve.workers.methods.base import LayeredEdit, prefix_hashes
 from moevolve.workers.methods.fitting import FitRows, NeuronRecipe
 
 Target = Literal["global", "local"]
@@ -91,12 +90,3 @@ class RepairedEdit:
     def layer_hashes(self) -> tuple[str, ...]:
         """See `moevolve.workers.methods.base.LayeredEdit`; what a layer is fitted to depends on all before it."""
         return prefix_hashes(self._head, self.base.layer_hashes)
-
-
-def prefix_hashes(head: bytes, hashes: Sequence[str]) -> tuple[str, ...]:
-    """Of every layer with all layers before it."""
-    digest, found = hashlib.sha256(head), []
-    for each in hashes:
-        digest.update(each.encode())
-        found.append(digest.hexdigest())
-    return tuple(found)

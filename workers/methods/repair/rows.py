@@ -16,12 +16,17 @@ def calibrate_rows(resident: Resident, sequences: Sequence[Tokens], recipe: Rows
     """Keep token sequences.
 
     Returns:
-        Arrays `row_tokens` int32 [tokens] and `row_lengths` int32 [sequences]; see `FitRows`.
+        Arrays `<use>_tokens` int32 [tokens] and `<use>_lengths` int32 [sequences]; see `FitRows`.
 
     Raises:
-        UserError: there are fewer than two sequences: some are fitted, others checked.
+        UserError: there are no sequences, or fewer than two for a repair, which fits some and checks others.
     """
-    if len(sequences) < 2:
-        raise UserError(f"repair: it needs two calibration prompts at least within its tokens, got {len(sequences)}")
+    least = 2 if recipe.use == "repair" else 1
+    if len(sequences) < least:
+        raise UserError(
+            f"{recipe.use}: it needs {least} calibration prompts at least within its tokens, got {len(sequences)}; "
+            "give the task more `calibration` rows, or this more tokens"
+        )
     tokens = np.concatenate([np.array(each, dtype=np.int32) for each in sequences])
-    return Calibration({"row_tokens": tokens, "row_lengths": np.array([*map(len, sequences)], dtype=np.int32)})
+    lengths = np.array([*map(len, sequences)], dtype=np.int32)
+    return Calibration({f"{recipe.use}_tokens": tokens, f"{recipe.use}_lengths": lengths})

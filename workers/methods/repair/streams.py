@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,30 +11,13 @@ from torch import Tensor, nn
 
 from moevolve.workers.families.decoder import decoder_layers, passed_over
 from moevolve.workers.methods.base import Tokens
+from moevolve.workers.methods.padding import PaddedBatch, padded_batches
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_COLUMNS = 4096
-"""Most columns of a batch that has more than one sequence."""
-
 Seen = tuple[Tensor, ...]
 """What a watcher saw of a pass, each [columns of all rows, ...]; of all sequences, each [tokens, ...]."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Batch:
-    """Sequences of a pass, padded at their ends: what stands behind a token changes nothing for it.
-
-    Attributes:
-        ids: int64 [rows, columns].
-        real: which columns, counted through all rows, hold a token, int64 [tokens].
-        places: which of all sequences' tokens these are, int64 [tokens].
-    """
-
-    ids: Tensor
-    real: Tensor
-    places: Tensor
 
 
 class Streams:
@@ -56,7 +38,7 @@ class Streams:
         self._decoder = model.get_decoder()
         self._layers = decoder_layers(model)
         device = next(model.get_input_embeddings().parameters()).device
-        self._batches = tuple(_batches(sequences, device))
+        self._batches = tuple(padded_batches(sequences, device))
         self.tokens = sum(map(len, sequences))
         self.layers = len(self._layers)
 
@@ -90,7 +72,7 @@ class Streams:
         return found.seen[0], found.seen[1:]
 
     def _run(
-        self, batch: _Batch, layer: int, read: nn.Module, hidden: Tensor | None = None, behind: bool = True
+        self, batch: PaddedBatch, layer: int, read: nn.Module, hidden: Tensor | None = None, behind: bool = True
     ) -> Tensor:
         """What `read` hands on, or is given, where `layer` alone runs, on `hidden`: [columns of all rows, hidden]."""
         found: list[Tensor] = []
@@ -116,7 +98,7 @@ class _Collected:
         self._tokens = tokens
         self.seen: Seen = ()
 
-    def take(self, batch: _Batch, seen: Seen) -> None:
+    def take(self, batch: PaddedBatch, seen: Seen) -> None:
         """Take in one pass."""
         if not self.seen:
             self.seen = tuple(each.new_empty((self._tokens, *each.shape[1:])) for each in seen)
@@ -129,21 +111,3 @@ def _given(hidden: Tensor) -> Any:
         return (hidden, *args[1:])
 
     return replace
-
-
-def _batches(sequences: Sequence[Tokens], device: torch.device) -> Iterator[_Batch]:
-    """Sequences of like lengths together."""
-    starts = torch.tensor([0, *map(len, sequences)]).cumsum(0).tolist()
-    order = sorted(range(len(sequences)), key=lambda each: (len(sequences[each]), each))
-    while order:
-        rows = len(order)
-        while rows > 1 and rows * len(sequences[order[rows - 1]]) > _COLUMNS:
-            rows -= 1
-        chosen, order = order[:rows], order[rows:]
-        columns = len(sequences[chosen[-1]])
-        ids = torch.zeros(rows, columns, dtype=torch.int64)
-        for row, each in enumerate(chosen):
-            ids[row, : len(sequences[each])] = torch.tensor(sequences[each])
-        real = [row * columns + column for row, each in enumerate(chosen) for column in range(len(sequences[each]))]
-        places = [starts[each] + column for each in chosen for column in range(len(sequences[each]))]
-        yield _Batch(ids.to(device), torch.tensor(real, device=device), torch.tensor(places, device=device))

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from moevolve.search.config.phases import PhaseConfig
 from moevolve.search.genomes.base import Baseline
 from moevolve.search.genomes.eep.baselines.hc_smoe import hc_smoe
-from moevolve.search.genomes.eep.baselines.scores import frequency, reap, soft_activation
+from moevolve.search.genomes.eep.baselines.scores import frequency, reap, soft_activation, unpruned
 from moevolve.search.genomes.eep.baselines.subsets import fitted, naee
-from moevolve.search.genomes.eep.section import EepSection
+from moevolve.search.genomes.eep.section import EepSection, limit_of
 from moevolve.search.genomes.eep.space import EepSpace
 from moevolve.workers.methods.eep.edit import ExpertsRecipe, Statistic, SubsetRecipe
 
@@ -24,20 +24,24 @@ class EepBaseline(Baseline):
         subsets: whether subsets of experts must be compared as they are.
         fitted: whether they must be by what a fit of them leaves.
         by_part: whether it can keep as many experts in every routing group.
+        whole: whether it keeps all experts.
     """
 
     statistics: tuple[Statistic, ...] = ()
     subsets: bool = False
     fitted: bool = False
     by_part: bool = True
+    whole: bool = False
 
     def fault(self, space: EepSpace) -> str | None:
+        if self.whole and space.retained < space.experts:
+            return f"keeps all of the model's {space.experts} experts; set genome.experts: {space.experts}"
         parts = space.subsets.parts
         if self.by_part or parts == 1:
             return None
         return (
             f"chooses among all experts at once, and this {space.facts.family} model has {parts} routing groups that "
-            "must keep as many each"
+            "must keep as many each; use another"
         )
 
 
@@ -49,15 +53,14 @@ BASELINES: dict[str, EepBaseline] = {
     "naee": EepBaseline(naee, _PRUNING, (), subsets=True, by_part=False),
     "fitted": EepBaseline(fitted, _PRUNING, (), fitted=True, by_part=False),
     "hc_smoe": EepBaseline(hc_smoe, ("merge",), ("mean_outputs", "usage"), by_part=False),
+    "unpruned": EepBaseline(unpruned, _PRUNING, whole=True),
 }
 
 
 def experts_recipe(space: EepSpace, section: EepSection, phases: Sequence[PhaseConfig]) -> ExpertsRecipe | None:
-    """What must be measured for the baselines that `phases` begin with and for dynamic skipping; None for nothing."""
+    """What must be measured for the baselines that `phases` begin with; None for nothing."""
     needed = [BASELINES[name] for phase in phases for name in phase.baselines if name in BASELINES]
     statistics: set[Statistic] = {name for baseline in needed for name in baseline.statistics}
-    if section.dynamic_skipping:
-        statistics.add("ratio")
     compared = SubsetRecipe(
         retained=space.retained,
         active=space.active,
@@ -71,4 +74,4 @@ def experts_recipe(space: EepSpace, section: EepSection, phases: Sequence[PhaseC
     fitted = by_fit if any(baseline.fitted for baseline in needed) else None
     if not statistics and subsets is None and fitted is None:
         return None
-    return ExpertsRecipe(tuple(sorted(statistics)), subsets, section.calibration_tokens, fitted)
+    return ExpertsRecipe(tuple(sorted(statistics)), subsets, limit_of(section.calibration_tokens), fitted)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +16,11 @@ from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.workers.config import ModelConfig
 from moevolve.workers.methods.base import IdentityEdit
 from moevolve.workers.methods.eep.edit import EepEdit, one_hot_layers
-from moevolve.workers.model.resident import ResidentModel
 
 Checkpoints = Callable[[str], Path]
 Configs = Callable[..., ModelConfig]
 Edits = Callable[..., EepEdit]
-PlainLogits = Callable[[Path, EepEdit, Tensor], Tensor]
+PlainLogits = Callable[..., Tensor]
 
 FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
 RESCALING = ("mixtral", "qwen3_moe")
@@ -285,48 +283,3 @@ def test_one_hot_detection() -> None:
     edit = EepEdit(np.stack([eye, eye * 2]), np.stack([eye * 2, eye]), 2)
     assert edit.one_hot_mapping.tolist() == [True, False]
     assert edit.one_hot_merging.tolist() == [False, True]
-
-
-@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe"])
-@pytest.mark.parametrize("kind", ["prune", "both"])
-@pytest.mark.parametrize("space", ["probs", "logits"])
-def test_skipped_experts_add_nothing(
-    family: str,
-    kind: str,
-    space: str,
-    model_config: Callable[..., ModelConfig],
-    make_edit: Callable[..., EepEdit],
-    plain_logits: Callable[[Path, EepEdit, Tensor], Tensor],
-    checkpoint: Callable[[str], Path],
-    tokens: Tensor,
-) -> None:
-    edit = make_edit(family, kind, space=space)
-    thresholds = np.linspace(0.4, 0.7, edit.layers, dtype=np.float32)
-    skipping = replace(edit, skip_below=thresholds)
-    model = ResidentModel.load(model_config(family))
-    with torch.inference_mode():
-        found = []
-        for each in (skipping, edit):
-            with model.edited(each):
-                found.append(model.model(tokens).logits)
-    expected = plain_logits(checkpoint(family), skipping, tokens)
-    scale = max(1.0, float(expected.abs().max()))
-    assert float((found[0] - expected).abs().max()) <= 1e-5 * scale
-    assert float((found[1] - expected).abs().max()) > 1e-3 * scale, "something was skipped"
-
-
-def test_thresholds_are_a_part_of_the_phenotype(make_edit: Callable[..., EepEdit]) -> None:
-    edit = make_edit("mixtral", "prune")
-    half = replace(edit, skip_below=np.full(3, 0.5, dtype=np.float32))
-    other = replace(edit, skip_below=np.full(3, 0.25, dtype=np.float32))
-    assert len({edit.phenotype_hash, half.phenotype_hash, other.phenotype_hash}) == 3
-    assert replace(half, skip_below=None).phenotype_hash == edit.phenotype_hash
-
-
-def test_what_cannot_skip_is_refused(make_edit: Callable[..., EepEdit]) -> None:
-    edit = make_edit("mixtral", "prune")
-    for wrong in (np.full(2, 0.5), np.full(3, 1.5), np.full(3, np.nan)):
-        with pytest.raises(UserError, match="as many skipping thresholds"):
-            replace(edit, skip_below=wrong.astype(np.float32))
-    with pytest.raises(UserError, match="defined for 2 active experts, this EEP edit has 1"):
-        replace(edit, active=1, skip_below=np.full(3, 0.5, dtype=np.float32))

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from edit_checks import Computed, Found, assert_same_elsewhere, computed
+from family_samples import edit_of_kind, sample_rows
+from repair_samples import rows_of, sequences_of
 from torch import Tensor
 
-from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingRule
 from moevolve.workers.config import ModelConfig
+from moevolve.workers.engine.measuring import analyse_usage
 from moevolve.workers.export.card import ExportCard
 from moevolve.workers.export.export import export_model
 from moevolve.workers.facts import parameters_after
 from moevolve.workers.methods.base import IdentityEdit
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.export import checkpoint_form
+from moevolve.workers.methods.fitting import NeuronRecipe
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
 from moevolve.workers.model.describe import describe_model
 from moevolve.workers.model.resident import ResidentModel
 
@@ -122,7 +128,49 @@ def test_forms() -> None:
     ]
 
 
-def test_dynamic_skipping_has_no_form(make_edit: Edits) -> None:
-    edit = replace(make_edit("mixtral", "prune"), skip_below=np.full(3, 0.5, dtype=np.float32))
-    with pytest.raises(UserError, match="has no checkpoint form"):
-        checkpoint_form(edit, RoutingRule(True))
+FEW = ("mixtral", "qwen2_moe", "deepseek_v2-grouped", "deepseek_v3-grouped", "gpt_oss")
+
+
+def test_what_skips_experts_is_exported_as_it_is(
+    model_config: Configs, tokens: Tensor, outsider: Outsider, tmp_path: Path
+) -> None:
+    """Every family's routing, rows picked and mapped, in a process without moevolve; thresholds are in the config."""
+    expected: dict[Path, Computed] = {}
+    for family in FEW:
+        resident = ResidentModel.load(model_config(family))
+        layers, count = len(resident.layers), resident.layers[0].count
+        spaces = ("logits",) if family == "gpt_oss" else ("probs", "logits")
+        cases = [("prune", "prune", 4, spaces[0]), ("dyn", "prune", count, "logits")]
+        cases += [("both", "both", 4, space) for space in spaces]
+        for name, kind, retained, space in cases:
+            plain = edit_of_kind(layers, count, kind, retained, 2, space)
+            edit, directory = replace(plain, skip_rows=sample_rows()), tmp_path / f"{family}-{name}-{space}-native"
+            assert edit.skip_rows is not None
+            expected[directory] = computed(resident, edit, tokens)
+            report = export_model(resident, edit, directory, CARD)
+            assert report.form == "native" and report.agreement.holds
+            assert float((expected[directory][0] - computed(resident, plain, tokens)[0]).abs().max()) > 1e-3
+            thresholds = json.loads((directory / "config.json").read_text())["skip_below"]
+            assert len(thresholds) == layers and all(0 < each < 1 for each in thresholds)
+            card = (directory / "README.md").read_text()
+            usage = analyse_usage(resident, edit, edit.skip_rows.sequences)
+            assert "second expert skipped" in card and f"active experts | {usage.active:.2f} on average" in card
+    assert_same_elsewhere(expected, outsider(list(expected), tokens))
+
+
+def test_a_repaired_model_that_skips_is_exported(model_config: Configs, resident: Any, tmp_path: Path) -> None:
+    rows = rows_of(sequences_of([30] * 10))
+    skipping = replace(edit_of_kind(3, 6, "prune"), skip_rows=rows)
+    recipe = RepairRecipe((0.1,), neurons=NeuronRecipe(candidates=1.0))
+    edit, model = RepairedEdit(skipping, recipe, rows), resident("mixtral")
+    with model.edited(edit):
+        first = [layer.gate.plan.skip_below for layer in model.layers]
+    with model.edited(skipping):
+        before = [layer.gate.plan.skip_below for layer in model.layers]
+    assert all(0 < each < 1 for each in first) and first != before, "fitted rows have thresholds of their own"
+    with model.edited(edit):  # layers that were kept from the first time
+        assert [layer.gate.plan.skip_below for layer in model.layers] == first
+    report = export_model(model, edit, tmp_path / "out", CARD)
+    assert report.form == "native" and report.agreement.holds
+    found = json.loads((tmp_path / "out" / "config.json").read_text())["skip_below"]
+    assert found == first

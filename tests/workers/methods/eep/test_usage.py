@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from family_samples import sample_rows
 from numpy.typing import NDArray
 from usage_checks import SEQUENCES, TOKENS, check_routed, inputs_of
 
 from moevolve.workers.engine.measuring import analyse_usage
 from moevolve.workers.methods.base import IdentityEdit
 from moevolve.workers.methods.eep.edit import EepEdit
+from moevolve.workers.methods.eep.router import EditableRouter
 from moevolve.workers.model.resident import ResidentModel
 
 
@@ -72,8 +74,11 @@ def test_new_experts_with_the_same_weights_are_told_apart(resident: Callable[[st
 def test_a_skipped_second_expert_is_not_counted(
     resident: Callable[[str], ResidentModel], make_edit: Callable[..., EepEdit], kind: str
 ) -> None:
-    model, thresholds = resident("mixtral"), np.array([0.0, 0.6, 1.0], dtype=np.float32)
-    edit = replace(make_edit("mixtral", kind, 4, 2, "logits"), skip_below=thresholds)
+    model = resident("mixtral")
+    edit = replace(make_edit("mixtral", kind, 4, 2, "logits"), skip_rows=sample_rows())
+    with model.edited(edit):
+        plans = [router.plan for layer in model.layers if isinstance(router := layer.gate, EditableRouter)]
+        thresholds = [plan.skip_below for plan in plans if plan is not None and plan.skip_below is not None]
     found = analyse_usage(model, edit, SEQUENCES)
     inputs = inputs_of(model, edit)
     for position, (handle, layer) in enumerate(zip(model.layers, found.routed, strict=True)):
@@ -84,5 +89,6 @@ def test_a_skipped_second_expert_is_not_counted(
             kept = small >= thresholds[position] * large
             choices.append({first: large, second: small} if kept else {first: 1.0})
         check_routed(layer, choices)
-    counted = [layer.counts.sum() for layer in found.routed]
-    assert counted[0] == 2 * TOKENS > counted[1] > counted[2] == TOKENS
+    counted = [int(layer.counts.sum()) for layer in found.routed]
+    assert all(TOKENS < each < 2 * TOKENS for each in counted)
+    assert found.active == sum(counted) / (3 * TOKENS)

@@ -199,7 +199,7 @@ def test_aligned_merged_experts(resident: Residents) -> None:
 
 def test_dynamic_skipping_stays(resident: Residents) -> None:
     model = resident("mixtral")
-    skipping = replace(pruned(), skip_below=np.full(3, 0.5, dtype=np.float32))
+    skipping = replace(pruned(), skip_rows=rows_of(sequences_of([9, 14, 11])))
     plain, cut = logits(model, None, UNSEEN), logits(model, skipping, UNSEEN)
     assert distance(logits(model, repaired(skipping, (0.1, 1.0)), UNSEEN), plain) < distance(cut, plain)
 

@@ -10,7 +10,7 @@ import torch
 from repair_samples import seen_at, sequences_of
 from torch import Tensor, nn
 
-from moevolve.workers.methods.repair import streams
+from moevolve.workers.methods import padding
 from moevolve.workers.methods.repair.streams import Streams
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def test_streams_are_those_of_whole_runs(
     name: str, tiny_model: Callable[..., PreTrainedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     family, settings = MODELS[name]
-    monkeypatch.setattr(streams, "_COLUMNS", 60)
+    monkeypatch.setattr(padding, "_COLUMNS", 60)
     model: Any = tiny_model(family, **settings)
     tower = model.model.decoder if family == "opt" else model.model
     expected: list[list[Tensor]] = [[] for _ in range(len(tower.layers) + 1)]
