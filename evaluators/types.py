@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -28,11 +28,13 @@ class Example:
             fitness that needs no answers; where there is one, it ends the text that such a fitness reads.
         choices: the closed set of answers, for a fitness that reads choices and for option matching; empty for open
             answers.
+        shots: solved examples that are shown before the prompt, each a prompt and its answer.
     """
 
     prompt: str
     references: tuple[str, ...]
     choices: tuple[str, ...] = ()
+    shots: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,8 @@ class PreparedSplit:
             `text`, of the gold `answer`, or of the unedited model's own `greedy` answer, which takes the place of the
             gold one.
         harness: for a fitness that lm-evaluation-harness judges, what it needs; else None.
+        system: what a model is told before everything else; empty for nothing.
+        chat: whether prompts become turns of a conversation where the model has a chat template.
     """
 
     task: str
@@ -111,11 +115,37 @@ class PreparedSplit:
     examples: tuple[Example, ...] = field(repr=False)
     positions: Positions = "text"
     harness: HarnessTask | None = None
+    system: str = ""
+    chat: bool = True
+
+    def text(self, example: Example) -> str:
+        """What a model without a chat template is given: system prompt, shots and prompt, an empty line apart."""
+        shots = (prompt + self.answer_prefix + answer for prompt, answer in example.shots)
+        return "\n\n".join((*filter(None, (self.system,)), *shots, example.prompt))
+
+    def turns(self, example: Example) -> tuple[tuple[str, str], ...]:
+        """What a model with a chat template is given: `(role, content)` of every turn, the prompt last.
+
+        Roles are `system`, `user` and `assistant`. White space at the beginning of `answer_prefix` parts running text,
+        so it's left out here.
+        """
+        lead = self.answer_prefix.lstrip()
+        turns = [("system", self.system)] if self.system else []
+        for prompt, answer in example.shots:
+            turns += [("user", prompt), ("assistant", lead + answer)]
+        return (*turns, ("user", example.prompt))
 
     @property
     def ref(self) -> SplitRef:
         """What names it where its prompts aren't needed."""
         return SplitRef(self.task, self.split, self.fingerprint, self.metric)
+
+    def head(self, rows: int) -> PreparedSplit:
+        """Its first rows, as a split of their own."""
+        judged = self.harness
+        if judged is not None:
+            judged = replace(judged, documents=judged.documents[:rows], contexts=judged.contexts[:rows])
+        return replace(self, examples=self.examples[:rows], harness=judged)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Annotated, ClassVar, Literal
 
-from annotated_types import Ge
+from annotated_types import Ge, MinLen
 
 _STRICT = {"extra": "forbid"}
 """For configurations that are read with pydantic: unknown keys are refused."""
@@ -63,6 +63,8 @@ class EngineConfig:
         threads: torch intra-op threads per worker, a fixed number: a score doesn't depend on the machine's load.
         max_prompt_tokens: longer prompts keep their head and their last `tail_tokens` tokens; None keeps all.
         tail_tokens: how many closing tokens survive the truncation (question and `Answer:` stand at the end).
+        chat_template: what prompts are wrapped in: `auto` for the tokenizer's own chat template, if it has one, `none`
+            for nothing, or a name (see `moevolve.workers.engine.chat`).
         products: who multiplies float32 matrices on a CPU: `torch` as it does by itself, `onednn`, or `auto`, the one
             that is faster on this make of processor (see `moevolve.workers.engine.runtime`).
     """
@@ -73,6 +75,7 @@ class EngineConfig:
     threads: Annotated[int, Ge(1)] = 1
     max_prompt_tokens: Annotated[int, Ge(1)] | None = None
     tail_tokens: Annotated[int, Ge(0)] = 64
+    chat_template: Annotated[str, MinLen(1)] = "auto"
     products: Products = "auto"
 
     def __post_init__(self) -> None:

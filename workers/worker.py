@@ -12,13 +12,14 @@ import torch
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.fitness.registry import FITNESSES
 from moevolve.evaluators.fitness.runner import run_split
+from moevolve.evaluators.fitness.transcript import Answer, transcribe
 from moevolve.evaluators.types import PreparedSplit, SplitResult
 from moevolve.workers.config import ALL_SHORTCUTS, EngineConfig, ModelConfig, Shortcuts
 from moevolve.workers.engine.engine import GenerationEngine, configure_runtime
 from moevolve.workers.engine.measuring import analyse_usage, calibrate, token_sequences
 from moevolve.workers.engine.reuse import LayerReuse
 from moevolve.workers.messages import EvaluationReply, EvaluationRequest
-from moevolve.workers.methods.base import ALL_TOKENS, CalibrationRecipe
+from moevolve.workers.methods.base import ALL_TOKENS, CalibrationRecipe, Edit
 from moevolve.workers.methods.usage import Usage, UsageRequest
 from moevolve.workers.model.resident import ResidentModel
 
@@ -135,6 +136,17 @@ class EvaluationWorker:
         limit = ALL_TOKENS if request.tokens is None else request.tokens
         self._resident.revert()
         return analyse_usage(self._resident, request.edit, token_sequences(self._engine, (split,), limit))
+
+    def answer(self, edit: Edit, split: PreparedSplit) -> tuple[Answer, ...]:
+        """What the model says under an edit to every prompt of a split, whole; revert.
+
+        Raises:
+            UserError: the edit doesn't fit this model.
+            CandidateError: the edit's values are at fault.
+        """
+        self._remember((split,))
+        with self._resident.edited(edit):
+            return transcribe(self._engine, split)
 
     def _remember(self, splits: tuple[PreparedSplit, ...]) -> None:
         """Let the engine keep what the unedited model predicts, where candidates are compared with it."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.evaluators.fitness.engine import Decided, Engine
-from moevolve.evaluators.matching import cut
+from moevolve.evaluators.matching.base import cut
 from moevolve.evaluators.types import Example, Matching, Positions, PreparedSplit
 
 Floats = NDArray[np.float64]

@@ -6,7 +6,7 @@ import numpy as np
 
 from moevolve.evaluators.fitness.base import Fitness, Floats
 from moevolve.evaluators.fitness.engine import Decided, Engine
-from moevolve.evaluators.matching import make_matcher
+from moevolve.evaluators.matching.registry import make_matcher
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 
 

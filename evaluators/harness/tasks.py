@@ -94,6 +94,7 @@ def harness_task(name: str) -> TaskConfig:
             "fitness": LmEval.name,
             "max_new_tokens": length,
             "answer_prefix": "" if text else config.target_delimiter,
+            "chat": False,  # lm-eval's prompts are running text, its few-shot examples and instructions within
         },
         name,
     )

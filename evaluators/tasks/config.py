@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.fitness.base import Fitness
 from moevolve.evaluators.fitness.registry import DEFAULT_FITNESS, FITNESSES, known_fitness, task_fitnesses
-from moevolve.evaluators.matching import MATCHERS, known_matcher
+from moevolve.evaluators.matching.registry import MATCHERS, known_matcher
 from moevolve.evaluators.metrics import known_metric
 from moevolve.evaluators.types import Example, HarnessTask, Matching, Positions, PreparedSplit, Split
 from moevolve.evaluators.yaml_files import explain_validation
@@ -77,11 +77,12 @@ class Selection(TaskFileSection):
     """Which rows of a source split one of our splits takes; the same rows on every machine.
 
     The filters come first, then the order (file order, or shuffled by `seed`), then `offset` and `count`, counted
-    within each group of equal `per` values when `per` is given.
+    within each group of equal `per` values when `per` is given. `indices` pick among the rows that these leave.
 
     Attributes:
         source: the source split (YAML key `from`).
-        where: column -> accepted values.
+        where: column -> accepted values. The column may be a dotted path into a nested one; a list there has a value
+            if one of its items is that.
         where_not: column -> values left out.
         min_chars: column of text -> fewest characters a row must have there, white space at both ends not counted
             (leaves empty lines and headings out of running text).
@@ -89,7 +90,8 @@ class Selection(TaskFileSection):
         per: a column; `offset` and `count` then hold for each of its values (a stratified sample).
         offset: rows skipped.
         count: rows taken; None takes all that are left.
-        indices: explicit row numbers from 0 (instead of everything above but `source`).
+        indices: numbers, from 0, among the rows chosen by everything above, not together with `seed` or `per`; a task
+            file may name a JSON file that lists them.
         part: of the rows chosen so far, the last quarter (`aside`, at least one row) or those before it (`kept`); set
             by `TaskConfig.with_calibration` only.
     """
@@ -109,9 +111,8 @@ class Selection(TaskFileSection):
     def _consistent(self) -> Self:
         if self.indices is None:
             return self
-        filters = self.where or self.where_not or self.min_chars
-        if filters or self.seed is not None or self.per or self.offset or self.count:
-            raise ValueError("`indices` can't be combined with other ways of choosing rows")
+        if self.seed is not None or self.per:
+            raise ValueError("`indices` can't be combined with `seed` or `per`")
         if not self.indices or len(set(self.indices)) != len(self.indices):
             raise ValueError("`indices` must name at least one row, and none twice")
         return self
@@ -131,10 +132,15 @@ class Selection(TaskFileSection):
 
 
 class MatchingConfig(TaskFileSection):
-    """How an answer is compared with the references; see `moevolve.evaluators.matching`."""
+    """How an answer is compared with the references; see `moevolve.evaluators.matching`.
+
+    Attributes:
+        kind: name of the matcher.
+        stop: where an answer ends; None for what belongs to the matcher, a line break for most.
+    """
 
     kind: str = "exact"
-    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ("\n",)
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] | None = None
 
     @field_validator("kind")
     @classmethod
@@ -142,7 +148,7 @@ class MatchingConfig(TaskFileSection):
         return known_matcher(value)
 
     def build(self) -> Matching:
-        return Matching(kind=self.kind, stop=self.stop)
+        return Matching(kind=self.kind, stop=MATCHERS[self.kind].stop if self.stop is None else self.stop)
 
 
 class TaskConfig(TaskFileSection):
@@ -171,7 +177,13 @@ class TaskConfig(TaskFileSection):
             string), which replaces the gold one. None for the `answer` where the task has one, and otherwise for what
             belongs to the fitness.
         max_new_tokens: greedy decoding stops after this many tokens.
-        answer_prefix: text between prompt and answer when an answer is teacher-forced.
+        answer_prefix: text between prompt and answer when an answer is teacher-forced, and in shots.
+        system: what the model is told before everything else.
+        shots: solved examples before every prompt: rows with the fields that `prompt` and `answer` use, or which rows
+            of a source split (with `per`, only those that have the row's own value in that column). They are turns of
+            the conversation under a chat template, and text with empty lines between them without one. Rows of the
+            splits whose prompt is a shot's are left out. A fitness that reads whole texts shows none, and no `system`.
+        chat: whether the prompts are wrapped in the model's chat template, if it has one.
     """
 
     name: str = Field(min_length=1)
@@ -190,6 +202,9 @@ class TaskConfig(TaskFileSection):
     positions: Positions | None = None
     max_new_tokens: Count = 16
     answer_prefix: str = " "
+    system: str = ""
+    shots: Selection | tuple[dict[str, Any], ...] = ()
+    chat: bool = True
 
     _origin: str = PrivateAttr(default="")
 
@@ -204,6 +219,24 @@ class TaskConfig(TaskFileSection):
     @classmethod
     def _known(cls, value: str | None) -> str | None:
         return None if value is None else known_metric(value)
+
+    @field_validator("shots", mode="before")
+    @classmethod
+    def _rows_or_selection(cls, value: Any) -> Any:
+        # Told apart here: a message that names both forms' errors is no help.
+        if isinstance(value, Mapping):
+            try:
+                chosen = Selection.model_validate(value)
+            except ValidationError as error:
+                raise ValueError(explain_validation(error, Selection)) from None
+            if chosen.count is None and chosen.indices is None:
+                raise ValueError("say how many shots with `count`, or which rows with `indices`")
+            return chosen
+        if isinstance(value, Selection) or (
+            isinstance(value, list | tuple) and all(isinstance(row, Mapping) for row in value)
+        ):
+            return value
+        raise ValueError("give a list of rows, or `from` and which rows of it: {from: train, seed: 0, count: 2}")
 
     @field_validator("fitness", mode="before")
     @classmethod
@@ -225,21 +258,29 @@ class TaskConfig(TaskFileSection):
             raise ValueError(f"fitness `{self.fitness}` compares the likelihood of choices: give `choices`")
         if MATCHERS[self.matching.kind].needs_choices and kind.uses_matching and not self.choices:
             raise ValueError(f"matching kind `{self.matching.kind}` looks for one of the choices: give `choices`")
+        if self.shots and not self.labelled:
+            raise ValueError("`shots` show answers: give `answer` or `references`")
         self._check_sources()
         return self
 
+    @property
+    def _selections(self) -> dict[str, Selection]:
+        """Field -> the rows that it names."""
+        named = {f"splits.{split}": selection for split, selection in self.splits.items()}
+        return named | ({"shots": self.shots} if isinstance(self.shots, Selection) else {})
+
     def _check_sources(self) -> None:
-        """Whether every split is of one of the source's splits."""
+        """Whether every split, and the shots, are of one of the source's splits."""
         if self.source.files is None:
-            for split, selection in self.splits.items():
+            for field, selection in self._selections.items():
                 if not selection.source.replace("_", "").replace("-", "").replace(".", "").isalnum():
-                    raise ValueError(f"`splits.{split}.from` must be a plain split name, got `{selection.source}`; "
+                    raise ValueError(f"`{field}.from` must be a plain split name, got `{selection.source}`; "
                                      "choose rows with `offset` and `count`, so that overlaps are noticed")  # fmt: skip
         else:
-            for split, selection in self.splits.items():
+            for field, selection in self._selections.items():
                 if selection.source not in self.source.files:
                     known = ", ".join(self.source.files)
-                    raise ValueError(f"`splits.{split}.from` is `{selection.source}`, but `source.files` has: {known}")
+                    raise ValueError(f"`{field}.from` is `{selection.source}`, but `source.files` has: {known}")
 
     @property
     def origin(self) -> str:
@@ -270,6 +311,11 @@ class TaskConfig(TaskFileSection):
             return self.positions
         return "answer" if self.labelled else self.kind.positions
 
+    @property
+    def reads_whole(self) -> bool:
+        """Whether prompts are running text, of which every token is read: no conversation, and nothing before them."""
+        return self.kind.reads == "texts" and self.compared == "text"
+
     def prepared(
         self, split: Split, examples: tuple[Example, ...], harness: HarnessTask | None = None
     ) -> PreparedSplit:
@@ -285,6 +331,8 @@ class TaskConfig(TaskFileSection):
             examples=examples,
             positions=self.compared,
             harness=harness,
+            system="" if self.reads_whole else self.system,
+            chat=self.chat and not self.reads_whole,
         )
 
     @classmethod
@@ -314,6 +362,10 @@ class TaskConfig(TaskFileSection):
         splits: dict[str, Any] = {}
         for split, selection in self.splits.items():
             splits[split] = selection.model_dump(by_alias=True, exclude_unset=True)
+            if split in counts and selection.indices is not None:
+                raise UserError(
+                    f"{self.origin}: the rows of `{split}` are listed by `indices`, so they can't be counted"
+                )
             if split in counts:
                 splits[split]["count"] = counts[split]
         for split in counts:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.tasks.config import TaskConfig
 from moevolve.evaluators.tasks.datasets import load_table
 from moevolve.evaluators.tasks.selection import apart, check_disjoint, select_rows
+from moevolve.evaluators.tasks.shots import Shots
 from moevolve.evaluators.tasks.templates import ExampleTemplate
 from moevolve.evaluators.types import SCORED, SPLITS, Example, PreparedSplit, Split
 
@@ -30,7 +32,8 @@ def prepare_splits(task: TaskConfig, splits: Iterable[Split] | None = None) -> d
     """Loads, selects and renders several splits; each source split is loaded once.
 
     Rows of `calibration` need what the prompt uses; they have answers if all of them have what answers use. Those whose
-    prompt also stands in another split of the task, or before them in `calibration`, are left out.
+    prompt also stands in another split of the task, or before them in `calibration`, are left out. So is, in every
+    split, a row whose prompt is one of the task's shots.
 
     Args:
         task: the task.
@@ -65,16 +68,20 @@ def prepare_splits(task: TaskConfig, splits: Iterable[Split] | None = None) -> d
 
 
 class _Reader:
-    """Rows of a task's splits as examples; a source split is loaded once.
+    """Rows of a task's splits as examples, without those that are its shots; a source split is loaded once.
 
     Args:
         task: whose.
+
+    Raises:
+        UserError: the task's shots can't be had or rendered.
     """
 
     def __init__(self, task: TaskConfig) -> None:
         self._task = task
         self._tables = cache(lambda source: load_table(task.source, source))
         self._template = ExampleTemplate(task)
+        self._shots = Shots(task, self._tables)
 
     def scored(self, split: Split) -> tuple[Example, ...]:
         """Examples that can be scored."""
@@ -97,7 +104,7 @@ class _Reader:
         except UserError:
             return self.prompts("calibration")
 
-    def _rendered(self, split: Split, template: ExampleTemplate) -> Iterator[tuple[str, Example]]:
+    def _rendered(self, split: Split, template: ExampleTemplate) -> list[tuple[str, Example]]:
         """Examples, each after the place that it is from."""
         task, source = self._task, self._task.splits[split].source
         table = self._tables(source)
@@ -106,7 +113,16 @@ class _Reader:
         names = [name for name in task.splits if name in (split, *SCORED) and task.splits[name].source == source]
         rows = {name: select_rows(table, task.splits[name]) for name in names}
         check_disjoint(rows, f"{task.origin}: {table.name}")
-        return ((table.place(row), template.example(table.row(row), table.place(row))) for row in rows[split])
+        found = []
+        for number in rows[split]:
+            row, place = table.row(number), table.place(number)
+            found.append((place, replace(template.example(row, place), shots=self._shots.before(row, place))))
+        left = self._shots.without(found)
+        if not left:
+            raise UserError(f"{task.origin}: field shots: all rows of `{split}` are shots; take other rows for them")
+        if len(left) < len(found):
+            _LOG.info("%s: %d rows of `%s` are left out: they are shots", task.origin, len(found) - len(left), split)
+        return left
 
 
 def _warn_of_repeats(task: TaskConfig, prepared: dict[Split, PreparedSplit]) -> None:

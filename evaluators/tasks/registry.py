@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import os
 from collections.abc import Sequence
 from importlib.resources import files
@@ -40,11 +41,11 @@ def task_folders(folders: Sequence[Path | str] = ()) -> tuple[Path, ...]:
 
 
 def list_tasks(folders: Sequence[Path | str] = ()) -> dict[str, Path]:
-    """Task name -> the YAML file `load_task` would read, sorted by name."""
+    """Task name -> the YAML file `load_task` would read, sorted by name; those of a sub-folder are `SUBFOLDER/NAME`."""
     found: dict[str, Path] = {}
     for folder in task_folders(folders):
-        for path in sorted(folder.glob(f"*{_SUFFIX}")):
-            found.setdefault(path.stem, path)
+        for path in sorted((*folder.glob(f"*{_SUFFIX}"), *folder.glob(f"*/*{_SUFFIX}"))):
+            found.setdefault(path.relative_to(folder).with_suffix("").as_posix(), path)
     return dict(sorted(found.items()))
 
 
@@ -76,7 +77,8 @@ def _load(name: str, folders: Sequence[Path | str]) -> TaskConfig:
 
         return harness_task(name)
     path = _find(name, folders)
-    return TaskConfig.from_mapping(_read(path, folders, ()), str(path))
+    own = path.stem if name.endswith(_SUFFIX) else name
+    return TaskConfig.from_mapping(_read(path, folders, ()) | {"name": own}, str(path))
 
 
 def split_fitness(name: str) -> tuple[str, str]:
@@ -99,17 +101,18 @@ def _find(name: str | Path, folders: Sequence[Path | str]) -> Path:
 
 
 def _read(path: Path, folders: Sequence[Path | str], seen: tuple[Path, ...]) -> dict[str, Any]:
-    """The YAML document with absolute data paths, laid over the task it `extends`, if any."""
+    """The YAML document with absolute data paths and row numbers, laid over the task it `extends`, if any."""
     path = path.absolute()
     if path in seen:
         raise UserError(f"{path}: `extends` goes round in a circle")
     raw = read_yaml(path)
-    name = raw.setdefault("name", path.stem)
+    name = raw.pop("name", path.stem)
     if name != path.stem:
         raise UserError(f"{path}: field name: is `{name}`, but a task is called like its file: `{path.stem}`")
     if "@" in name:
         raise UserError(f"{path}: an @ in a task's name sets another fitness; rename the file")
     _make_absolute(raw, path.parent)
+    _read_indices(raw, path)
     base = raw.pop("extends", None)
     if base is None:
         return raw
@@ -129,3 +132,22 @@ def _make_absolute(raw: dict[str, Any], folder: Path) -> None:
             listed[split] = str(folder / paths)
         elif isinstance(paths, list):
             listed[split] = [str(folder / path) if isinstance(path, str) else path for path in paths]
+
+
+def _read_indices(raw: dict[str, Any], path: Path) -> None:
+    """Puts the row numbers in the place of the files that hold them."""
+    splits = raw.get("splits")
+    chosen = {f"splits.{name}": each for name, each in splits.items()} if isinstance(splits, dict) else {}
+    for field, selection in {**chosen, "shots": raw.get("shots")}.items():
+        if isinstance(selection, dict) and isinstance(selection.get("indices"), str):
+            selection["indices"] = _row_numbers(path.parent / selection["indices"], f"{path}: field {field}.indices")
+
+
+def _row_numbers(file: Path, where: str) -> list[int]:
+    try:
+        numbers = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{where}: {file} can't be read: {error}") from None
+    if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
+        raise UserError(f"{where}: {file} must hold one JSON list of row numbers, like [0, 3, 7]")
+    return numbers

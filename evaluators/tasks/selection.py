@@ -42,17 +42,18 @@ def select_rows(table: Table, selection: Selection) -> list[int]:
 
 def _chosen(table: Table, selection: Selection) -> list[int]:
     """The rows before a part of them is taken."""
-    if selection.indices is not None:
-        beyond = [index for index in selection.indices if index >= len(table)]
-        if beyond:
-            raise UserError(f"{table.name}: row {beyond[0]} asked for, but there are {len(table)} rows (from 0)")
-        return list(selection.indices)
     rows = _filtered(table, selection)
     if selection.seed is not None:
         rows.sort(key=lambda index: _shuffle_key(selection.seed, index))
-    if selection.per is None:
-        return _slice(rows, selection, table.name)
-    return _per_group(rows, selection, table)
+    if selection.per is not None:
+        return _per_group(rows, selection, table)
+    rows = _slice(rows, selection, table.name)
+    if selection.indices is None:
+        return rows
+    beyond = [index for index in selection.indices if index >= len(rows)]
+    if beyond:
+        raise UserError(f"{table.name}: row {beyond[0]} asked for, but there are {len(rows)} rows (from 0)")
+    return [rows[index] for index in selection.indices]
 
 
 def check_disjoint(rows: Mapping[Split, list[int]], name: str) -> None:
@@ -107,14 +108,23 @@ def _filtered(table: Table, selection: Selection) -> list[int]:
     for wanted, filters in ((True, selection.where), (False, selection.where_not)):
         for column, values in filters.items():
             keys = {value_key(value) for value in values}
-            present = [value_key(value) for value in table.column(column)]
-            if missing := keys.difference(present):
+            present = _keys_of(table, column)
+            if missing := keys.difference(*present):
                 raise UserError(f"{table.name}: column `{column}` never holds {min(missing)!r}; check the filter")
-            keep = [kept and (value in keys) == wanted for kept, value in zip(keep, present, strict=True)]
+            keep = [kept and bool(values & keys) == wanted for kept, values in zip(keep, present, strict=True)]
     for column, fewest in selection.min_chars.items():
         lengths = _text_lengths(table, column)
         keep = [kept and length >= fewest for kept, length in zip(keep, lengths, strict=True)]
     return [index for index, kept in enumerate(keep) if kept]
+
+
+def _keys_of(table: Table, column: str) -> list[set[str]]:
+    """What each row holds in a column, or at a dotted path into one; the items of a list."""
+    head, *path = (column,) if column in table.columns else column.split(".")
+    values = table.column(head)
+    for part in path:
+        values = [value.get(part) if isinstance(value, dict) else None for value in values]
+    return [set(map(value_key, value)) if isinstance(value, list) else {value_key(value)} for value in values]
 
 
 def _text_lengths(table: Table, column: str) -> list[int]:

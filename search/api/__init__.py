@@ -39,6 +39,7 @@ if Path(__file__).parent.name == "api":
 from moevolve._arguments import open_store
 from moevolve._individuals import (
     analyse,
+    answers,
     as_data,
     best,
     evaluate,
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
     from moevolve.search.loop.standings import Standings as Standings
     from moevolve.search.pools.base import PoolError as PoolError
     from moevolve.search.service.analyse import Analysis as Analysis
+    from moevolve.search.service.answers import Answers as Answers
     from moevolve.search.service.evaluate import Evaluation as Evaluation
     from moevolve.search.service.import_eep import Imported as Imported
     from moevolve.search.service.observer import Observer as Observer
@@ -93,6 +95,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Analysis": "search.service.analyse",
+    "Answers": "search.service.answers",
     "BestRow": "store.records",
     "Comparison": "search.compare.config",
     "ComparisonRow": "search.compare.rows",
@@ -121,6 +124,7 @@ _HOMES = {
 
 __all__ = [
     "Analysis",
+    "Answers",
     "BestRow",
     "Comparison",
     "ComparisonRow",
@@ -145,6 +149,7 @@ __all__ = [
     "TaskConfig",
     "UserError",
     "analyse",
+    "answers",
     "as_data",
     "best",
     "compare",

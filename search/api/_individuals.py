@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from moevolve.evaluators.tasks.config import TaskConfig
     from moevolve.search.loop.standings import Standings
     from moevolve.search.service.analyse import Analysis
+    from moevolve.search.service.answers import Answers
     from moevolve.search.service.evaluate import Evaluation
     from moevolve.search.service.import_eep import Imported
     from moevolve.store.records import BestRow, IndividualDetail, LineageGraph, SearchSummary
@@ -134,6 +135,44 @@ def evaluate(
         return service.evaluate(opened, individual, task, split, search, model)
 
 
+def answers(
+    *individuals: str,
+    task: str,
+    store: str | Store,
+    split: Literal["search", "dev", "test"] = "test",
+    limit: int | None = None,
+    only: Literal["differing", "wrong", "lost", "gained"] | None = None,
+    search: str | None = None,
+    model: str | None = None,
+) -> Answers:
+    """What individuals and their full model answer to a task's prompts, whole and side by side. Nothing is stored.
+
+    Args:
+        individuals: `SEARCH:INDEX` of one model; or `full` alone.
+        task: any task, or `NAME@FITNESS`; also one that the search did not use.
+        store: where the individuals are.
+        split: which split.
+        limit: most rows; without `only`, no more than these are run.
+        only: rows where an individual says something else than the full model (`differing`), isn't wholly right
+            (`wrong`), or is worth less (`lost`) or more (`gained`) than the full model.
+        search: whose full model, with `full`.
+        model: the search's checkpoint, if it isn't where the store says.
+
+    Raises:
+        UserError: no such task or split, individuals of different models, or one that can't be run.
+        StoreError: no such store or individual.
+
+    Example:
+        >>> found = moevolve.answers("demo:1", task="demo-calendar", store="sqlite:///demo.db", only="lost")
+        >>> [answer.text for answer in found.rows[0].answers]
+        ['March', 'December']
+    """
+    from moevolve.search.service import answers as service
+
+    with store_of(store) as opened:
+        return service.answers(opened, individuals, task, split, limit, only, search, model)
+
+
 def analyse(
     individual: str,
     task: str,
@@ -179,7 +218,9 @@ def profile(
     store: str | Store | None = None,
     batch_sizes: Sequence[int] = (1, 8, 32),
     prompt_tokens: int | None = None,
-    new_tokens: int = 32,
+    new_tokens: int | None = None,
+    task: str | None = None,
+    split: Literal["search", "dev", "test"] = "test",
     repeats: int = 5,
     device: Literal["auto", "cpu", "cuda"] = "auto",
     threads: int | None = None,
@@ -197,8 +238,10 @@ def profile(
         models: individuals (`SEARCH:INDEX`), `full`, and folders of checkpoints.
         store: where the individuals are; folders need none.
         batch_sizes: sequences at once, ascending.
-        prompt_tokens: None takes half of the model's positions, at most 512.
-        new_tokens: decoding steps after the prompt.
+        prompt_tokens: of arbitrary prompts; None takes half of the model's positions, at most 512.
+        new_tokens: decoding steps after the prompt; None takes the task's `max_new_tokens`, or 32 without one.
+        task: whose prompts to run, with or without `@FITNESS`; None takes arbitrary tokens.
+        split: of the task.
         repeats: timed runs per batch size; medians count.
         device: where to run.
         threads: of torch on the CPU; None takes its own.
@@ -221,6 +264,8 @@ def profile(
         prompt_tokens,
         new_tokens,
         repeats,
+        task,
+        split,
         search,
         device,
         threads,
@@ -288,6 +333,7 @@ def import_eep(
     store: str | Store,
     active: int | None = None,
     router_space: Literal["probs", "logits"] = "probs",
+    chat_template: str | None = None,
 ) -> list[Imported]:
     """Store the EEP authors' coefficient files as individuals, one search per file. A bad file leaves the store alone.
 
@@ -297,6 +343,8 @@ def import_eep(
         store: where to, made if need be.
         active: experts per token; None keeps the model's.
         router_space: whether the router mappings are meant for probabilities or logits.
+        chat_template: what prompts are wrapped in where they are evaluated (`auto`, `none`, a name); None for the run
+            configuration's choice, or `auto`.
 
     Raises:
         UserError: a file can't be read or doesn't fit the model.
@@ -304,7 +352,7 @@ def import_eep(
     """
     from moevolve.search.service.import_eep import read_files, store_files
 
-    read = read_files([Path(file) for file in files], experts_of, active, router_space)
+    read = read_files([Path(file) for file in files], experts_of, active, router_space, chat_template)
     with store_of(store, create=True) as opened:
         return store_files(opened, read)
 

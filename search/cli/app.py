@@ -23,6 +23,7 @@ COMMANDS = (
     "lineage",
     "tasks",
     "evaluate",
+    "answers",
     "export",
     "import_eep",
     "profile",

@@ -26,6 +26,12 @@ def import_eep(
         int | None, typer.Option("--active", min=1, help="Experts per token; default: the model's.")
     ] = None,
     router_space: Annotated[Literal["probs", "logits"], typer.Option("--router-space")] = "probs",
+    chat_template: Annotated[
+        str | None,
+        typer.Option(
+            "--chat-template", metavar="auto|none|NAME", help="Of prompts; default: the run configuration's, or auto."
+        ),
+    ] = None,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
@@ -33,7 +39,14 @@ def import_eep(
 
     No weights are needed before an individual is run: name them then, with --model.
     """
-    imported = moevolve.import_eep(*files, experts_of=experts_of, active=active, router_space=router_space, store=store)
+    imported = moevolve.import_eep(
+        *files,
+        experts_of=experts_of,
+        active=active,
+        router_space=router_space,
+        chat_template=chat_template,
+        store=store,
+    )
     if as_json:
         print_json(imported)
         return

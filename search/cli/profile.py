@@ -25,7 +25,14 @@ def profile(
         int | None,
         typer.Option("--prompt-tokens", min=1, help="Default: half of the model's positions, at most 512."),
     ] = None,
-    new_tokens: Annotated[int, typer.Option("--new-tokens", min=1, help="Decoding steps after the prompt.")] = 32,
+    new_tokens: Annotated[
+        int | None,
+        typer.Option("--new-tokens", min=1, help="Decoding steps after the prompt; default: the task's limit, or 32."),
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option("--task", help="Run this task's prompts instead of arbitrary tokens.")
+    ] = None,
+    split: Annotated[Literal["search", "dev", "test"], typer.Option("--split", help="Of the task.")] = "test",
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Timed runs per batch size; medians count.")] = 5,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device", help="Where to run.")] = "auto",
     threads: Annotated[
@@ -57,6 +64,8 @@ def profile(
             batch_sizes=sizes,
             prompt_tokens=prompt_tokens,
             new_tokens=new_tokens,
+            task=task,
+            split=split,
             repeats=repeats,
             device=device,
             threads=threads,

@@ -151,7 +151,7 @@ def _cells(section: ComparisonSection, path: Path) -> Iterator[Cell]:
         # An unknown kind is refused with the rest.
         one_shot: Overrides = {}
         if baseline is not None and kind in KINDS:
-            one_shot = _one_shot(str(baseline), kind, data, where, own.get(REPAIR))
+            one_shot = _one_shot(str(baseline), kind, data, where, own)
         elif REPAIR in own:
             raise UserError(f"{where}: repair: it goes with a baseline; a search has `repair` in its phases")
         # A preset that the method names rules what the base says.
@@ -174,10 +174,11 @@ def _kind(*settings: Mapping[str, Any]) -> str:
     return DEFAULT
 
 
-def _one_shot(name: str, kind: str, data: Mapping[str, Any], where: str, repair: Any) -> Overrides:
+def _one_shot(name: str, kind: str, data: Mapping[str, Any], where: str, own: Overrides) -> Overrides:
     """The settings of a search that is one individual: what the baseline gives; random ones are as many as drawn.
 
-    They are made as their papers have them (`GenomeKind.one_shot`). `repair` is how they are repaired, if they are.
+    They are made as their papers have them (`GenomeKind.one_shot`). `own` is what the method says: how they are
+    repaired, if they are, and perhaps how many are drawn.
 
     It is scored on `dev`, which says which baseline is the best one, unless the base ranks nothing there.
     """
@@ -185,18 +186,18 @@ def _one_shot(name: str, kind: str, data: Mapping[str, Any], where: str, repair:
     final = final if isinstance(final, dict) else {}
     known = KINDS[kind].baselines
     first = next((each.phases[0] for each in known.values()), "tune")
-    phase: dict[str, Any] = {"kind": first, "init": [name], REPAIR: repair}
-    own_form = dict(KINDS[kind].one_shot)
+    phase: dict[str, Any] = {"kind": first, "init": [name], REPAIR: own.get(REPAIR)}
+    form = dict(KINDS[kind].one_shot)
     if name == "random":
-        draws = final.get("random_draws") or 20
+        draws = own.get("final.random_draws", final.get("random_draws")) or 20
         phase |= {"evaluations": draws, "initial": draws}
-        return own_form | {"phases": [phase], "strategy": "evolution", "final.rerank": 0, "final.random_draws": draws}
-    own = ("random", START) if first == "tune" else ("random",)
-    if name not in known and name not in own:
-        raise UserError(f"{where}: baseline: {name} is unknown; there are {', '.join((*own, *known))}")
+        return form | {"phases": [phase], "strategy": "evolution", "final.rerank": 0, "final.random_draws": draws}
+    plain = ("random", START) if first == "tune" else ("random",)
+    if name not in known and name not in plain:
+        raise UserError(f"{where}: baseline: {name} is unknown; there are {', '.join((*plain, *known))}")
     phase |= {"kind": known[name].phases[0] if name in known else first, "evaluations": 1, "initial": 1}
     rerank = 0 if final.get("rerank") == 0 else 1
-    return own_form | {"phases": [phase], "strategy": "evolution", "final.rerank": rerank, "final.random_draws": 0}
+    return form | {"phases": [phase], "strategy": "evolution", "final.rerank": rerank, "final.random_draws": 0}
 
 
 def _slug(label: str) -> str:

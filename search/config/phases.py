@@ -18,13 +18,20 @@ class TopKParents(Section):
 
 
 class ThresholdParents(Section):
-    """Parents are all individuals whose fitness is within `margin` of the best.
+    """Parents are all individuals whose fitness is near enough to the best; one margin per operator.
 
-    The authors' code has such a rule, with a margin for crossover and a larger one for mutation.
+    The EEP authors' code has this rule, with these numbers (there in points of 100).
+
+    Attributes:
+        crossover_margin: how much less than the best the two parents of a crossover may have.
+        crossover_least: the best so many may be crossed, however much less they have.
+        mutation_margin: how much less than the best the parent of a mutation may have.
     """
 
     rule: Literal["threshold"] = "threshold"
-    margin: float = Field(0.03, ge=0)
+    crossover_margin: float = Field(0.01, ge=0)
+    crossover_least: int = Field(6, ge=1)
+    mutation_margin: float = Field(0.03, ge=0)
 
 
 Parents = Annotated[TopKParents | ThresholdParents, Field(discriminator="rule")]
@@ -104,6 +111,7 @@ def _by_default(value: Any) -> Any:
 
 
 Repair = Annotated[RepairRecipe | None, BeforeValidator(_by_default)]
+Matrices = Literal["apart", "together"]
 
 
 START = "start"
@@ -113,7 +121,9 @@ START = "start"
 class PhaseBase(Section):
     """What the phases of all kinds have.
 
-    `repair` is how every candidate of the phase is repaired before it is scored, if it is.
+    `repair` is how every candidate of the phase is repaired before it is scored, if it is. A child that is an earlier
+    individual again is drawn anew, operator and parents too, since it would tell nothing; with `repeats` it stays, and
+    counts among the parents as often as it comes (its evaluation is the earlier one's).
     """
 
     evaluations: int = Field(ge=1)
@@ -123,6 +133,7 @@ class PhaseBase(Section):
     group_rate: float = Field(0.25, ge=0, le=1)
     init: tuple[str, ...] = Field(("random",), min_length=1)
     repair: Repair = None
+    repeats: bool = False
 
     @property
     def named(self) -> tuple[str, ...]:
@@ -158,8 +169,8 @@ class PhaseBase(Section):
 class PrunePhase(PhaseBase):
     """One-hot matrices: which experts stay.
 
-    Rates are from the EEP authors' released configuration but for `crossover_rate` (their code crosses nothing before
-    merging); the operators are ours.
+    Rates are from the EEP authors' released configuration; of crossover the paper says nothing that is for merging
+    only, but their code crosses nothing before.
 
     Attributes:
         evaluations: individuals of the phase, the initial ones included.
@@ -167,37 +178,66 @@ class PrunePhase(PhaseBase):
         initial: individuals at the start: the baselines of `init`, then random ones.
         init: names of baselines of the genome kind, and `random`, which fills the rest in any case.
         crossover_rate: probability that a child has two parents.
-        group_rate: probability that mutation touches a group (at least one is).
+        group_rate: probability that mutation touches a group.
+        matrices: `apart` draws groups of the router mapping and of the expert merging until there is one of either, as
+            the authors' code does; the latter are touched, possibly none. `together` touches at least one.
         row_rate: probability that a retained expert of a touched group is replaced.
+        redraw: whether it may be drawn again itself, as in the authors' code.
         force_change: replace at least one expert in every touched group (off in the paper).
     """
 
     kind: Literal["prune"] = "prune"
     initial: int = Field(31, ge=0)
-    crossover_rate: float = Field(0.5, ge=0, le=1)
+    crossover_rate: float = Field(0.3, ge=0, le=1)
+    group_rate: float = Field(0.25, ge=0.01, le=1)
+    matrices: Matrices = "apart"
     row_rate: float = Field(0.15, ge=0, le=1)
+    redraw: bool = True
     force_change: bool = False
+
+    @model_validator(mode="after")
+    def _forced_change_is_one(self) -> Self:
+        if self.force_change and self.redraw:
+            raise ValueError("force_change: with redraw an expert may replace itself; set redraw: false")
+        return self
 
 
 class MergePhase(PhaseBase):
-    """Continuous matrices, router mapping and expert merging decoupled, from the best of the phase before.
+    """Continuous matrices, router mapping and expert merging decoupled.
 
-    Rates are from the EEP authors' released configuration; the operators are ours.
+    Operators are those of EEP's Sec. 4.3 and App. C; rates, and what the paper leaves open, are the authors' code's.
 
     Attributes:
         evaluations: individuals of the phase.
         strategy: for this phase, if not the search's.
-        initial, init: as in the prune phase; they stand beside the best of the phase before.
+        initial, init: as in the prune phase; they stand beside what `start` says.
+        start: who may become a parent besides the phase's own individuals: the `best` of the phase before (the paper),
+            or `all` individuals of the phases before (the authors' code).
+        group_rate: probability that a group's matrix is touched.
+        matrices: whether the router mapping and the expert merging are touched in the same groups (`together`, at least
+            one) or in groups of their own (`apart`, drawn until there is one of either).
         crossover_rate: probability that a child has two parents.
-        entry_rate: probability that an entry of a touched group's matrices is perturbed.
+        crossover: what of two parents is combined in a touched matrix: its `rows` (App. C) or its `entries` (Sec. 4.3).
+            Other matrices come whole from one of them.
+        front_rate: probability that a row, entry or whole matrix is the first parent's; who of the two is first is
+            drawn.
+        entry_rate: probability that an entry of a touched matrix is perturbed.
         sigma: standard deviation of the perturbation.
-        normalise_rate: probability that the rows of a touched merging matrix are scaled to sum 1.
+        normalise: what is scaled with `normalise_rate`: the expert merging of `all` groups at once, or that of each
+            `touched` group by a draw of its own.
+        normalise_rate: probability that rows of the expert merging are scaled to sum 1.
     """
 
     kind: Literal["merge"] = "merge"
+    start: Literal["best", "all"] = "best"
+    group_rate: float = Field(0.25, ge=0.01, le=1)
+    matrices: Matrices = "apart"
     crossover_rate: float = Field(0.3, ge=0, le=1)
+    crossover: Literal["rows", "entries"] = "rows"
+    front_rate: float = Field(0.6, ge=0, le=1)
     entry_rate: float = Field(0.25, ge=0, le=1)
     sigma: float = Field(0.065, gt=0)
+    normalise: Literal["all", "touched"] = "all"
     normalise_rate: float = Field(0.1, ge=0, le=1)
 
 
@@ -245,8 +285,10 @@ class RepairPhase(PhaseBase):
 
     @model_validator(mode="after")
     def _has_no_baselines(self) -> Self:
-        if self.named or self.strategy is not None:
-            raise ValueError("a repair phase has neither `init` nor `strategy`: it starts from the phases before it")
+        if self.named or self.strategy is not None or self.repeats:
+            raise ValueError(
+                "a repair phase has no `init`, `strategy` or `repeats`: it starts from the phases before it"
+            )
         return self
 
 

@@ -121,7 +121,7 @@ class FinalSection(Section):
     held_out: tuple[str, ...] = ()
 
 
-_HASHED_VERSION = 2
+_HASHED_VERSION = 3
 """Of what a configuration's hash is made of; another number where the same settings come to mean another population."""
 
 

@@ -124,13 +124,14 @@ class WorkloadReader:
     def _tokens(self, prepared: PreparedSplit) -> tuple[SplitTokens, str]:
         meter = self._find_meter()
         if meter is not None:
-            return meter.tokens(prepared), "data, tokenised"
+            wrapped = ", in the chat template" if meter.wraps(prepared) else ""
+            return meter.tokens(prepared), f"data, tokenised{wrapped}"
         limit = self._config.engine.max_prompt_tokens
 
         def tokens(text: str) -> int:
             return max(1, ceil(len(text) / _CHARACTERS))
 
-        prompts = (tokens(example.prompt) + 1 for example in prepared.examples)
+        prompts = (tokens(prepared.text(example)) + 1 for example in prepared.examples)
         golds = (tokens(example.references[0]) if example.references else 0 for example in prepared.examples)
         drafts = tuple(
             max(gold - 1, 0) if FITNESSES[prepared.fitness].reads == "generation" else gold for gold in golds

@@ -109,6 +109,12 @@ class Offspring(Generic[G]):
     note: str = ""
 
 
+def bred(genome: G, parents: Sequence[G]) -> Offspring[G]:
+    """A child made of all of these parents, one or two, and mutated."""
+    operator = "crossover+mutation" if len(parents) == 2 else "mutation"
+    return Offspring(genome, operator, tuple(range(len(parents))))
+
+
 class GenomeSpace(Protocol[G]):
     """All genomes of one kind for one model: what a strategy needs to sample and breed them.
 
@@ -144,7 +150,7 @@ class GenomeSpace(Protocol[G]):
         ...
 
     def breed(self, rng: np.random.Generator, phase: PhaseConfig, parents: tuple[G, ...]) -> Offspring[G]:
-        """A child of one or two parents: crossover (if two), then mutation, at the phase's rates."""
+        """A child of one or two parents, all of them: crossover (if two), then mutation at the phase's rates."""
         ...
 
     def from_bytes(self, data: bytes) -> G:

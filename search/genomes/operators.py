@@ -6,7 +6,7 @@ equal size.
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,14 @@ def select_groups(rng: np.random.Generator, groups: int, rate: float) -> NDArray
     return chosen.astype(np.int64)
 
 
+def select_matrices(rng: np.random.Generator, shape: tuple[int, ...], rate: float) -> NDArray[np.bool_]:
+    """Which matrices are chosen (bool, `shape`): each with probability `rate` > 0, drawn again until one is."""
+    while True:
+        chosen = rng.random(shape) < rate
+        if chosen.any():
+            return chosen
+
+
 def gaussian_noise(
     rng: np.random.Generator, matrix: NDArray[np.float32], rate: float, sigma: float
 ) -> NDArray[np.float32]:
@@ -36,19 +44,26 @@ def gaussian_noise(
 
 
 def matrix_crossover(
-    rng: np.random.Generator, first: NDArray[np.float32], second: NDArray[np.float32], whole_rate: float = 0.5
+    rng: np.random.Generator,
+    first: NDArray[np.float32],
+    second: NDArray[np.float32],
+    front_rate: float,
+    units: Literal["whole", "rows", "entries"],
 ) -> NDArray[np.float32]:
-    """Combine two matrices of equal shape.
+    """Combine two matrices of equal shape, unit by unit.
+
+    Source: EEP (arXiv 2407.00945), Sec. 4.3 (entries, whole matrices) and App. C (rows).
 
     Args:
+        rng: what is drawn from.
         first: float32 [n', n].
         second: float32 [n', n].
-        whole_rate: probability of taking one parent's matrix whole (either with equal probability) rather than choosing
-            every entry from either parent.
+        front_rate: probability that a unit is the first one's.
+        units: what comes from one of them as a whole.
     """
-    if rng.random() < whole_rate:
-        return (first if rng.random() < 0.5 else second).copy()
-    return np.where(rng.random(first.shape) < 0.5, first, second)
+    rows, columns = first.shape
+    shape = {"whole": (1, 1), "rows": (rows, 1), "entries": (rows, columns)}[units]
+    return np.where(rng.random(shape) < front_rate, first, second)
 
 
 def normalise_rows(matrix: NDArray[np.float32], smallest: float = 1e-3) -> NDArray[np.float32]:
@@ -68,7 +83,13 @@ def random_subset(rng: np.random.Generator, groups: int, experts: int, retained:
 
 
 def replace_experts(
-    rng: np.random.Generator, kept: NDArray[np.int64], experts: int, rate: float, at_least_one: bool = False
+    rng: np.random.Generator,
+    kept: NDArray[np.int64],
+    experts: int,
+    rate: float,
+    *,
+    redraw: bool = False,
+    at_least_one: bool = False,
 ) -> NDArray[np.int64]:
     """Replace each retained expert with probability `rate` by one that is not in use.
 
@@ -76,18 +97,31 @@ def replace_experts(
         kept: int64 [retained], distinct expert indices of one group.
         experts: experts n.
         rate: probability per retained expert.
-        at_least_one: force one replacement when the draw made none.
+        redraw: replace one after the other, in random order; what is replaced is no longer in use, so that it may be
+            drawn again at once or for a later one. Otherwise experts come in that were not in use before.
+        at_least_one: force one replacement when the draw made none; not with `redraw`.
 
     Returns:
         int64 [retained], sorted and distinct. Unchanged when all n experts are retained.
     """
-    unused = np.setdiff1d(np.arange(experts), kept)
     hit = rng.random(kept.size) < rate
+    if redraw:
+        return _redrawn(rng, kept, experts, hit)
+    unused = np.setdiff1d(np.arange(experts), kept)
     if at_least_one and not hit.any():
         hit[rng.integers(kept.size)] = True
     slots = rng.permutation(np.flatnonzero(hit))[: unused.size]
     child = kept.copy()
     child[slots] = rng.choice(unused, size=slots.size, replace=False)
+    return np.sort(child)
+
+
+def _redrawn(
+    rng: np.random.Generator, kept: NDArray[np.int64], experts: int, hit: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    child = kept.copy()
+    for slot in rng.permutation(np.flatnonzero(hit)):
+        child[slot] = rng.choice(np.setdiff1d(np.arange(experts), np.delete(child, slot)))
     return np.sort(child)
 
 

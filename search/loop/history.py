@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterator
+from typing import Literal
 
 from moevolve.search.config.phases import ThresholdParents, TopKParents
 from moevolve.store.records import IndividualRecord
 
+_ROUNDING = 1e-9
+"""A score that is a margin below the best is within it, though 0.9 - 0.87 > 0.03 in floats."""
 RankKey = tuple[float, float, int]
 
 
@@ -22,23 +25,34 @@ def rank_key(one: IndividualRecord) -> RankKey:
     return -one.fitness, -one.tie_break, one.index
 
 
-def eligible(ranked: list[IndividualRecord], rule: TopKParents | ThresholdParents) -> list[IndividualRecord]:
-    """The leading part of `ranked` (best first) that may become parents under `rule`."""
+def eligible(
+    ranked: list[IndividualRecord], rule: TopKParents | ThresholdParents, operator: Literal["crossover", "mutation"]
+) -> list[IndividualRecord]:
+    """The leading part of `ranked` (best first) that may become parents under `rule`, by what is done to them."""
     if isinstance(rule, TopKParents):
         return ranked[: rule.k]
-    return [one for one in ranked if rank_key(one)[0] - rank_key(ranked[0])[0] <= rule.margin]
+    if operator == "mutation":
+        return ranked[: _within(ranked, rule.mutation_margin)]
+    return ranked[: max(_within(ranked, rule.crossover_margin), rule.crossover_least)]
+
+
+def _within(ranked: list[IndividualRecord], margin: float) -> int:
+    """How many of `ranked` (best first) have at most `margin` less fitness than the best."""
+    keys = [rank_key(one) for one in ranked]
+    return sum(key[0] - keys[0][0] <= margin + _ROUNDING for key in keys)
 
 
 class Ranking:
     """Distinct individuals of one phase, best first, cut to those that can still become parents.
 
-    They arrive in order of index. A failed one never enters; neither does a repeat of a genome that is in already. With
-    either rule one that falls out can't come back, since the best only rises. `top_k` keeps k of them; a threshold
-    keeps all within its margin, however many they are.
+    They arrive in order of index. A failed one never enters; neither does a repeat of a genome that is in already,
+    unless there may be `repeats`. With either rule one that falls out can't come back, since the best only rises.
+    `top_k` keeps k of them; a threshold keeps all within its wider margin, however many they are.
     """
 
-    def __init__(self, rule: TopKParents | ThresholdParents) -> None:
+    def __init__(self, rule: TopKParents | ThresholdParents, repeats: bool = False) -> None:
         self._rule = rule
+        self._repeats = repeats
         self._individuals: dict[int, IndividualRecord] = {}
         self._keys: list[RankKey] = []
         self._hashes: set[str] = set()
@@ -51,7 +65,7 @@ class Ranking:
 
     def add(self, one: IndividualRecord) -> None:
         """Take in one individual and drop what can no longer be a parent."""
-        if one.fitness is None or one.content_hash in self._hashes:
+        if one.fitness is None or (not self._repeats and one.content_hash in self._hashes):
             return
         insort(self._keys, rank_key(one))
         self._individuals[one.index] = one
@@ -63,5 +77,7 @@ class Ranking:
     def _surplus(self) -> bool:
         if isinstance(self._rule, TopKParents):
             return len(self._keys) > self._rule.k
+        if len(self._keys) <= self._rule.crossover_least:
+            return False
         best, worst = self._keys[0], self._keys[-1]
-        return worst[0] - best[0] > self._rule.margin
+        return worst[0] - best[0] > max(self._rule.crossover_margin, self._rule.mutation_margin) + _ROUNDING

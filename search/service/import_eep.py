@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moevolve.evaluators.errors import UserError
@@ -47,7 +47,13 @@ class ReadFile:
     genome: EepGenome
 
 
-def read_files(files: Sequence[Path], experts_of: str, active: int | None, router_space: RouterSpace) -> list[ReadFile]:
+def read_files(
+    files: Sequence[Path],
+    experts_of: str,
+    active: int | None,
+    router_space: RouterSpace,
+    chat_template: str | None = None,
+) -> list[ReadFile]:
     """Read every file, before there need be a store: a bad one leaves it untouched.
 
     Args:
@@ -56,6 +62,8 @@ def read_files(files: Sequence[Path], experts_of: str, active: int | None, route
             or run configuration that names the model.
         active: experts per token; None keeps the model's, at most n'.
         router_space: how the router mappings are meant; the authors' are of the probabilities.
+        chat_template: what prompts are wrapped in where the individuals are evaluated; None for the run configuration's
+            choice, or `auto`.
 
     Weights aren't needed; whatever needs them later says which they are (`weights`).
 
@@ -64,6 +72,8 @@ def read_files(files: Sequence[Path], experts_of: str, active: int | None, route
     """
     model, engine = _model_of(experts_of)
     model = pinned(model)
+    if chat_template is not None:
+        engine = replace(engine, chat_template=chat_template)
     facts = facts_with_or_without(model)
     return [_read(path, model, engine, facts, active, router_space) for path in files]
 

@@ -10,18 +10,24 @@ from pathlib import Path
 from typing import Any
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.types import Split
+from moevolve.search.config.run import TaskSection
+from moevolve.search.genomes.repaired import RepairedGenome
 from moevolve.search.loop.scores import FULL
 from moevolve.search.service.data import as_data
+from moevolve.search.service.evaluate import prepared_split
 from moevolve.search.service.subject import Subject, find_subject
 from moevolve.store.repository import Store
-from moevolve.workers.config import ModelConfig
+from moevolve.workers.config import EngineConfig, ModelConfig
 from moevolve.workers.profiling.checkpoints import check_folder, position_limit
-from moevolve.workers.profiling.messages import Device, Dtype, ProfiledModel, ProfileSettings
+from moevolve.workers.profiling.messages import Device, Dtype, ProfiledModel, ProfileSettings, TaskPrompts
+from moevolve.workers.profiling.passes import PromptMeter
 from moevolve.workers.profiling.report import BatchProfile, ModelProfile, ProfileReport
 from moevolve.workers.profiling.run import ProfileError, profile_models
 
 _INDIVIDUAL = re.compile(r"[A-Za-z0-9._-]+:\d+")
 _MOST_PROMPT_TOKENS = 512
+_NEW_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +37,11 @@ class ProfileRequest:
     Attributes:
         names: individuals (`SEARCH:INDEX`), `full`, and folders of checkpoints.
         search: whose full model, with `full` and no individual.
-        prompt_tokens: None takes half of the positions that the models have, 512 at most.
+        prompt_tokens: of every prompt, if there is no task; None takes half of the positions that the models have, 512
+            at most.
+        new_tokens: None takes the task's `max_new_tokens`; without a task, 32.
+        task: whose prompts to run; None takes arbitrary tokens.
+        split: of the task.
         trust_remote_code: whether modelling code in the folders may run.
         model: where the searches' weights are, if not where the store says.
     """
@@ -39,8 +49,10 @@ class ProfileRequest:
     names: tuple[str, ...]
     batch_sizes: tuple[int, ...]
     prompt_tokens: int | None
-    new_tokens: int
+    new_tokens: int | None
     repeats: int
+    task: str | None = None
+    split: Split = "test"
     search: str | None = None
     device: Device = "auto"
     threads: int | None = None
@@ -78,7 +90,8 @@ def profile(
     configs = [ModelConfig(model.path, trust_remote_code=trusted) for model in folders.values()]
     if full is not None:
         configs.append(full)
-    settings = _settings(request, full, min(position_limit(config) for config in configs))
+    prompts, new_tokens = _prompts(request, subjects, configs)
+    settings = _settings(request, full, min(position_limit(config) for config in configs), prompts, new_tokens)
     with tempfile.TemporaryDirectory(prefix="moevolve-profile-") as scratch:
         models = dict(folders)
         if full is not None:
@@ -93,8 +106,16 @@ def profile(
 
 
 def _notes(report: ProfileReport, subjects: dict[str, Subject]) -> tuple[str, ...]:
-    """Individuals whose checkpoint isn't as large as the store says: stock forms may repeat what experts share."""
+    """What a repair took, and individuals whose checkpoint isn't as large as the store says.
+
+    Stock forms may repeat what experts share. Making an edit counts with the first split that it is evaluated on.
+    """
     notes = []
+    for name, subject in subjects.items():
+        evaluations = () if subject.detail is None else subject.detail.evaluations
+        seconds = sum(each.seconds for each in evaluations if each.split == "search")
+        if isinstance(subject.genome, RepairedGenome) and seconds:
+            notes.append(f"{name} is repaired: to fit it, and to score it on search, took a worker {seconds:.1f} s")
     for model in report.models:
         detail = subjects[model.label].detail if model.label in subjects else None
         if detail is not None and detail.individual.parameters != model.load.parameters:
@@ -129,25 +150,54 @@ def _full_model(subjects: dict[str, Subject]) -> ModelConfig | None:
     return next((subject.config.model for subject in subjects.values()), None)
 
 
-def _settings(request: ProfileRequest, full: ModelConfig | None, positions: int) -> ProfileSettings:
-    prompt = request.prompt_tokens
-    if prompt is None:
-        prompt = max(1, min(_MOST_PROMPT_TOKENS, positions // 2))
-    if prompt + request.new_tokens > positions:
+def _prompts(
+    request: ProfileRequest, subjects: dict[str, Subject], models: Sequence[ModelConfig]
+) -> tuple[TaskPrompts | None, int]:
+    """The task's prompts as the first model is given them, and how many tokens follow."""
+    if request.task is None:
+        return None, _NEW_TOKENS if request.new_tokens is None else request.new_tokens
+    if request.prompt_tokens is not None:
+        raise UserError("--prompt-tokens: prompts of a task are as long as they are; give it or --task, not both")
+    subject = next(iter(subjects.values()), None)
+    if subject is None:
+        model, engine = models[0], EngineConfig()
+        split = TaskSection(name=request.task).prepared(request.split)
+    else:
+        model, engine = subject.config.model, subject.config.engine
+        split = prepared_split(subject, request.task, request.split)
+    found = PromptMeter(model, engine).tokens(split).prompts
+    prompts = TaskPrompts(split.task, split.split, tuple(sorted(found, key=len)))
+    return prompts, split.max_new_tokens if request.new_tokens is None else request.new_tokens
+
+
+def _settings(
+    request: ProfileRequest, full: ModelConfig | None, positions: int, prompts: TaskPrompts | None, new_tokens: int
+) -> ProfileSettings:
+    if prompts is not None:
+        tokens, longest, fewer = (
+            prompts.mean,
+            len(prompts.tokens[-1]),
+            "--new-tokens, or truncate prompts with engine.max_prompt_tokens",
+        )
+    else:
+        tokens = request.prompt_tokens or max(1, min(_MOST_PROMPT_TOKENS, positions // 2))
+        longest, fewer = tokens, "--prompt-tokens or --new-tokens"
+    if longest + new_tokens > positions:
         raise UserError(
-            f"{prompt} prompt tokens and {request.new_tokens} new ones are more than the model's {positions} "
-            "positions; give smaller --prompt-tokens or --new-tokens"
+            f"{longest} prompt tokens and {new_tokens} new ones are more than the model's {positions} positions; "
+            f"give smaller {fewer}"
         )
     dtype: Dtype = "auto" if full is None else full.dtype
     return ProfileSettings(
         request.batch_sizes,
-        prompt,
-        request.new_tokens,
+        tokens,
+        new_tokens,
         request.repeats,
         request.device,
         dtype,
         request.threads,
         request.apart,
+        prompts,
     )
 
 
@@ -178,13 +228,23 @@ def _(report: ProfileReport) -> dict[str, Any]:
         "device": ran.device,
         "device_name": ran.device_name,
         "threads": ran.threads,
-        "settings": as_data(report.settings),
+        "settings": _settings_json(report.settings),
         "context": report.settings.prompt_tokens,
         "memory": report.peak_memory,
         "reference": reference.label,
         "notes": as_data(report.notes),
         "models": [_model_json(model, reference) for model in report.models],
     }
+
+
+def _settings_json(settings: ProfileSettings) -> dict[str, Any]:
+    """The task's prompts as numbers."""
+    data: dict[str, Any] = as_data(replace(settings, prompts=None))
+    if settings.prompts is not None:
+        lengths = list(map(len, settings.prompts.tokens))
+        names = {"task": settings.prompts.task, "split": settings.prompts.split}
+        data["prompts"] = names | {"count": len(lengths), "shortest": lengths[0], "longest": lengths[-1]}
+    return data
 
 
 def _model_json(model: ModelProfile, reference: ModelProfile) -> dict[str, Any]:
@@ -215,15 +275,18 @@ def _model_json(model: ModelProfile, reference: ModelProfile) -> dict[str, Any]:
 def _batch_json(mine: BatchProfile, theirs: BatchProfile) -> dict[str, Any]:
     return {
         "batch_size": mine.batch_size,
+        "prompt_tokens": mine.prompt_tokens,
         "peak_bytes": mine.peak_bytes,
         "prefill_tokens_per_second": mine.prefill_rate,
         "decode_tokens_per_second": mine.decode_rate,
+        "answers_per_second": mine.answer_rate,
         "prefill_seconds": as_data(mine.prefill_seconds),
         "decode_seconds": as_data(mine.decode_seconds),
         "ratios": {
             "peak_bytes": _peak_ratio(mine, theirs),
             "prefill_tokens_per_second": mine.prefill_rate / theirs.prefill_rate,
             "decode_tokens_per_second": mine.decode_rate / theirs.decode_rate,
+            "answers_per_second": mine.answer_rate / theirs.answer_rate,
         },
     }
 

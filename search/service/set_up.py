@@ -16,9 +16,11 @@ from moevolve.search.loop.setup import SearchSetup, needs_calibration
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.records import SearchTaskRecord
 from moevolve.workers.config import ModelConfig
+from moevolve.workers.engine.chat import chat_template
 from moevolve.workers.methods.repair.edit import RepairRecipe
 from moevolve.workers.model.describe import describe_model
 from moevolve.workers.model.fingerprint import pinned_revision
+from moevolve.workers.model.loading import load_tokenizer
 from moevolve.workers.profiling.outline import outline_model
 from moevolve.workers.profiling.passes import PromptMeter
 
@@ -31,6 +33,8 @@ def set_up(config: RunConfig, search_id: str) -> SearchSetup:
     """
     config = config.model_copy(update={"model": pinned(config.model)})
     facts = describe_model(config.model)
+    if config.engine.chat_template not in ("auto", "none"):
+        chat_template(load_tokenizer(config.model), config.engine.chat_template)  # only to see that it is there
     space = make_space(config.genome, facts, config.phases)
     calibrating = needs_calibration(space)
     wanted = {"calibration": calibrating, "search": True, "dev": config.final.rerank, "test": config.final.test}

@@ -43,7 +43,7 @@ class Strategy(Protocol):
 
 
 class PhaseStrategy(Protocol):
-    """Makes the individuals of one phase, under the same promise; it is told those of its own phase only.
+    """Makes the individuals of one phase, under the same promise.
 
     `initial` says whether the individual is one of the phase's initial ones, `start` is the best visible individual of
     the nearest earlier phase that has one.
@@ -51,6 +51,10 @@ class PhaseStrategy(Protocol):
 
     def tell(self, individual: IndividualRecord) -> None:
         """Take in one evaluated individual of this phase."""
+        ...
+
+    def tell_before(self, individual: IndividualRecord) -> None:
+        """Take in one evaluated individual of an earlier phase."""
         ...
 
     def ask(self, index: int, initial: bool, start: IndividualRecord | None, taken: Container[str]) -> Offspring[Any]:

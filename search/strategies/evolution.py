@@ -1,24 +1,33 @@
 """EEP's evolutionary loop as a steady-state strategy.
 
 Source: Efficient Expert Pruning (arXiv 2407.00945), Sec. 4.3 and Alg. 1: random initial individuals, parents among the
-best, crossover and mutation; the merge phase starts from the best of the prune phase. Individuals of the same genome
-count once among the parents, and a child that repeats an earlier individual is drawn again: it would tell nothing new.
+best, crossover and mutation; the merge phase starts from the best of the prune phase. Unless a phase has `repeats`,
+individuals of the same genome count once among the parents, and a child that repeats an earlier individual is drawn
+again: it would tell nothing new.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from moevolve.search.config.phases import PhaseConfig
+from moevolve.search.config.phases import MergePhase, PhaseConfig
 from moevolve.search.genomes.base import GenomeSpace, Offspring
 from moevolve.search.genomes.rng import generator
 from moevolve.search.loop.history import Ranking, eligible, rank_key
 from moevolve.search.strategies.base import DRAWS, fixed_offspring
 from moevolve.store.records import IndividualRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Who may become a parent, by what is done to it; both in order of rank."""
+
+    crossover: Sequence[IndividualRecord]
+    mutation: Sequence[IndividualRecord]
 
 
 class Evolution:
@@ -36,10 +45,15 @@ class Evolution:
         self._phase = phase
         self._seed = seed
         self._first = first
-        self._ranking = Ranking(phase.parents)
+        self._ranking = Ranking(phase.parents, phase.repeats)
+        self._from_all = isinstance(phase, MergePhase) and phase.start == "all"
 
     def tell(self, individual: IndividualRecord) -> None:
         self._ranking.add(individual)
+
+    def tell_before(self, individual: IndividualRecord) -> None:
+        if self._from_all:
+            self._ranking.add(individual)
 
     def skip(self, index: int, initial: bool, start: IndividualRecord | None) -> None:
         """Nothing to do: what is made leaves no trace here."""
@@ -50,20 +64,23 @@ class Evolution:
         fixed = fixed_offspring(self._space, self._phase, index - self._first)
         if fixed is not None:
             return fixed
-        pool = () if initial else self.pool(start)
+        pool = None if initial else self.pool(start)
         for draw in range(DRAWS):
             offspring = self.bred(rng, pool) if pool else self._sampled(rng, draw)
-            if offspring.genome.express().phenotype_hash not in taken:
+            if (pool and self._phase.repeats) or offspring.genome.express().phenotype_hash not in taken:
                 break
         return offspring
 
-    def bred(self, rng: np.random.Generator, pool: Sequence[IndividualRecord]) -> Offspring[Any]:
-        """A child of two different individuals of the pool, drawn uniformly; of the only one if there is one."""
-        drawn = rng.choice(len(pool), size=min(2, len(pool)), replace=False)
-        pair = [pool[position] for position in drawn]
-        genomes = tuple(self._space.from_bytes(parent.genome) for parent in pair)
+    def bred(self, rng: np.random.Generator, pool: Pool) -> Offspring[Any]:
+        """A child of two different individuals of the pool, or of one; all drawn uniformly."""
+        drawn = rng.choice(len(pool.crossover), size=min(2, len(pool.crossover)), replace=False)
+        parents = [pool.crossover[position] for position in drawn]
+        if len(parents) == 1 or rng.random() >= self._phase.crossover_rate:
+            same = pool.mutation == pool.crossover
+            parents = [parents[0] if same else pool.mutation[int(rng.integers(len(pool.mutation)))]]
+        genomes = tuple(self._space.from_bytes(parent.genome) for parent in parents)
         offspring = self._space.breed(rng, self._phase, genomes)
-        return replace(offspring, parents=tuple(pair[position].index for position in offspring.parents))
+        return replace(offspring, parents=tuple(parents[position].index for position in offspring.parents))
 
     def _sampled(self, rng: np.random.Generator, draw: int) -> Offspring[Any]:
         offspring = self._space.sample(rng, self._phase)
@@ -72,9 +89,10 @@ class Evolution:
             offspring = replace(self._space.breed(rng, self._phase, (offspring.genome,)), parents=())
         return offspring
 
-    def pool(self, start: IndividualRecord | None) -> Sequence[IndividualRecord]:
-        """Possible parents: the phase's own individuals and the one it started from."""
+    def pool(self, start: IndividualRecord | None) -> Pool | None:
+        """Possible parents: the phase's own individuals and what it starts from; None if there are none."""
         own = list(self._ranking)
         if start is not None and all(one.content_hash != start.content_hash for one in own):
             own = sorted([*own, start], key=rank_key)
-        return eligible(own, self._phase.parents)
+        rule = self._phase.parents
+        return Pool(eligible(own, rule, "crossover"), eligible(own, rule, "mutation")) if own else None

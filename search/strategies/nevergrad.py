@@ -90,6 +90,9 @@ class NevergradPhase:
         with self._calling(individual.index, "tell"):
             self._optimizer.tell(candidate, float(loss))
 
+    def tell_before(self, individual: IndividualRecord) -> None:
+        """Nothing: an optimiser begins at one point, the phase's start."""
+
     def skip(self, index: int, initial: bool, start: IndividualRecord | None) -> None:
         self.ask(index, initial, start, ())
 

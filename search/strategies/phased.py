@@ -39,8 +39,7 @@ class Phased:
             self._best[position] = individual
         self._strategies[position].tell(individual)
         for later in self._strategies[position + 1 :]:
-            if isinstance(later, Repairing):
-                later.tell_before(individual)
+            later.tell_before(individual)
 
     def ask(self, index: int, taken: Container[str]) -> Offspring[Any]:
         position = self._schedule.span(index).position

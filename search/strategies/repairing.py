@@ -48,7 +48,7 @@ class Repairing:
     def ask(self, index: int, initial: bool, start: IndividualRecord | None, taken: Container[str]) -> Offspring[Any]:
         """Draw until the individual is new, but not for ever."""
         rng, bases = generator(self._seed, index), list(self._bases)
-        own = eligible(list(self._ranking), self._phase.parents)
+        own = eligible(list(self._ranking), self._phase.parents, "mutation")
         first = self._repaired_base(bases, taken) if initial else None
         if first is not None:
             return first

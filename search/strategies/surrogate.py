@@ -27,7 +27,7 @@ from moevolve.search.config.phases import PhaseConfig, SurrogateSection
 from moevolve.search.genomes.base import Choosing, GenomeSpace, Offspring
 from moevolve.search.genomes.rng import generator
 from moevolve.search.strategies.base import DRAWS
-from moevolve.search.strategies.evolution import Evolution
+from moevolve.search.strategies.evolution import Evolution, Pool
 from moevolve.store.records import IndividualRecord
 
 Floats = NDArray[np.float64]
@@ -123,6 +123,10 @@ class Surrogate:
             self._features.pop(self._told[0].index, None)
         self._told.append(individual)
 
+    def tell_before(self, individual: IndividualRecord) -> None:
+        """The model is of its own phase; evolution's parents may be of others."""
+        self._evolution.tell_before(individual)
+
     def skip(self, index: int, initial: bool, start: IndividualRecord | None) -> None:
         """Nothing to do: what is made leaves no trace here."""
 
@@ -143,7 +147,9 @@ class Surrogate:
         model = LinearPosterior(standard, targets_of(self._told), precision, self._section.noise)
         if self._direct:
             return self._best_choice(rng, model, taken)
-        return self._best_child(rng, model.draw(rng) / scale, self._evolution.pool(start), taken)
+        pool = self._evolution.pool(start)
+        assert pool is not None, "two were told that didn't fail"
+        return self._best_child(rng, model.draw(rng) / scale, pool, taken)
 
     def _best_choice(self, rng: np.random.Generator, model: LinearPosterior, taken: Container[str]) -> Made:
         """The best genome of all by a draw of the weights. It is made from no one in particular, so has no parents.
@@ -158,9 +164,7 @@ class Surrogate:
                 return Offspring(genome, "surrogate", (), f"learned from {len(self._told)}")
         return None
 
-    def _best_child(
-        self, rng: np.random.Generator, weights: Floats, pool: Sequence[IndividualRecord], taken: Container[str]
-    ) -> Made:
+    def _best_child(self, rng: np.random.Generator, weights: Floats, pool: Pool, taken: Container[str]) -> Made:
         """Of children bred from the pool the new one that the weights find best."""
         children = [self._evolution.bred(rng, pool) for _ in range(self._section.candidates)]
         scores = [weights @ self._space.flatten(child.genome, self._phase) for child in children]

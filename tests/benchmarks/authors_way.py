@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import MixtralForCausalLM
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.matching import make_matcher
+from moevolve.evaluators.matching.registry import make_matcher
 from moevolve.evaluators.metrics import score
 from moevolve.evaluators.types import PreparedSplit, SplitResult
 from moevolve.workers.config import EngineConfig, ModelConfig

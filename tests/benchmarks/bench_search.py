@@ -102,7 +102,7 @@ def parse() -> argparse.Namespace:
 
 
 def authors_settings(budget: list[int]) -> dict[str, Any]:
-    """Right answers alone as fitness, 31 random individuals, then evolution with our operators in both phases."""
+    """Right answers alone as fitness, 31 random individuals, then evolution with the phases' own defaults."""
     pruning, merging = budget
     phases = [{"kind": "prune", "evaluations": pruning, "initial": 31}, {"kind": "merge", "evaluations": merging}]
     return {"strategy": {"kind": "evolution"}, "tie_break": "index", "phases": phases}

@@ -31,7 +31,8 @@ OUTCOMES = np.ones(100, dtype=np.float32)
 
 def set_up(individuals: int, window: int, threshold: float | None = None) -> SearchSetup:
     """A fifth of the individuals prune, the others merge; parents by threshold if one is given, else the best."""
-    parents = {"rule": "top_k"} if threshold is None else {"rule": "threshold", "margin": threshold}
+    margins = {"crossover_margin": threshold, "mutation_margin": threshold}
+    parents = {"rule": "top_k"} if threshold is None else {"rule": "threshold", **margins}
     config = RunConfig.model_validate(
         {
             "name": "bench",

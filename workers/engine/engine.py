@@ -15,7 +15,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.fitness.engine import Decided, Generation
 from moevolve.evaluators.fitness.registry import FITNESSES
 from moevolve.evaluators.harness.files import harness_version
-from moevolve.evaluators.matching import cut
+from moevolve.evaluators.matching.base import cut
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.workers.config import ALL_SHORTCUTS, EngineConfig, Shortcuts
 from moevolve.workers.engine.batches import Batch
@@ -82,7 +82,7 @@ class GenerationEngine:
         self._choices = ChoiceScorer(self._forward)
         self._draft = shortcuts.draft
         self.bos = missing_bos(model, tokenizer)
-        self._ends = end_tokens(model, tokenizer)
+        self._ends = end_tokens(model, tokenizer, config.chat_template)
         self._tokenized: dict[str, TokenizedSplit] = {}
         self._greedy: dict[str, tuple[Tokens, ...]] = {}
         self._runs: dict[str, HarnessRun] = {}

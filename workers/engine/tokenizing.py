@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.workers.config import EngineConfig
+from moevolve.workers.engine.chat import chat_template
 from moevolve.workers.methods.base import Tokens
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ class TokenizedSplit:
     """A split as token ids, in the order of its examples.
 
     Attributes:
-        prompts: with the beginning-of-sequence token, truncated, never empty.
+        prompts: with system prompt and shots, the beginning-of-sequence token, and under a chat template what that
+            writes around them; truncated, never empty.
         golds: tokens of the first reference as it continues the prompt, without end token; empty without references.
         choices: likewise for every choice.
     """
@@ -38,29 +40,40 @@ def tokenize_split(
     the tokenizer merges across that border, so that the prompt's tokens change, the answer is tokenised by itself.
     Both are settled before truncation.
 
+    Under a chat template the prompt is what `apply_chat_template` of the tokenizer makes of the conversation, token by
+    token: the template writes all special tokens, so none are added. The answer follows as the template has it.
+
     Args:
         tokenizer: its own special tokens are kept, but for an end token, which would close the prompt.
         split: what to tokenise.
-        config: truncation.
-        bos: token to begin every prompt with where the tokenizer doesn't put it there itself.
+        config: truncation and chat template.
+        bos: token to begin every prompt with where the tokenizer doesn't put it there itself; not under a template.
 
     Raises:
-        UserError: a prompt has no tokens.
+        UserError: a prompt has no tokens, or the chat template is unknown or refuses a prompt.
     """
-    prompts = _encode(tokenizer, [example.prompt for example in split.examples])
+    template = chat_template(tokenizer, config.chat_template) if split.chat else None
+    special = template is None
+    if template is None:
+        texts, prefix = [split.text(example) for example in split.examples], split.answer_prefix
+    else:
+        texts, bos = [template.prompt(split.turns(example)) for example in split.examples], None
+        opening = template.opening(split.turns(split.examples[0])) if split.examples else ""
+        prefix = opening + split.answer_prefix.lstrip()
+    prompts = _encode(tokenizer, texts, special)
     pairs = [
         (i, answer)
         for i, example in enumerate(split.examples)
         for answer in dict.fromkeys((*example.references[:1], *example.choices))
     ]
-    joined = _encode(tokenizer, [split.examples[i].prompt + split.answer_prefix + answer for i, answer in pairs])
+    joined = _encode(tokenizer, [texts[i] + prefix + answer for i, answer in pairs], special)
     answers: dict[tuple[int, str], Tokens] = {}
     for (i, answer), whole in zip(pairs, joined, strict=True):
         head = len(prompts[i])
         if whole[:head] == prompts[i] and len(whole) > head:
             answers[i, answer] = whole[head:]
         else:
-            alone = tokenizer(split.answer_prefix + answer, add_special_tokens=False)["input_ids"]
+            alone = tokenizer(prefix + answer, add_special_tokens=False)["input_ids"]
             answers[i, answer] = tuple(alone)
     examples = split.examples
     return TokenizedSplit(
@@ -81,7 +94,7 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, bos: int | None, 
     """
     if not special:
         return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
-    return _opened(_encode(tokenizer, [text])[0], bos)
+    return _opened(_encode(tokenizer, [text], special=True)[0], bos)
 
 
 def missing_bos(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
@@ -94,14 +107,21 @@ def missing_bos(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> i
     return bos if bos == getattr(model.config, "bos_token_id", None) and bos != tokenizer.eos_token_id else None
 
 
-def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Tokens that end an answer: those of the generation config, as `generate` has it, else the tokenizer's."""
+def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, template: str = "none") -> frozenset[int]:
+    """Tokens that end an answer: those of the generation config, as `generate` has it, else the tokenizer's.
+
+    So does the special token that the chat template closes an answer with.
+
+    Raises:
+        UserError: there is no such chat template.
+    """
     ends = getattr(model.generation_config, "eos_token_id", None)
     if ends is None:
         ends = tokenizer.eos_token_id
-    if ends is None:
-        return frozenset()
-    return frozenset([ends] if isinstance(ends, int) else ends)
+    found = {ends} if isinstance(ends, int) else set(ends or ())
+    chat = chat_template(tokenizer, template)
+    closing = None if chat is None else chat.end_token()
+    return frozenset(found if closing is None else found | {closing})
 
 
 def truncate(tokens: Tokens, limit: int | None, tail: int) -> Tokens:
@@ -111,10 +131,12 @@ def truncate(tokens: Tokens, limit: int | None, tail: int) -> Tokens:
     return tokens[: limit - tail] + tokens[len(tokens) - tail :]
 
 
-def _encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[Tokens]:
-    """Tokens with the tokenizer's own special tokens, but for a closing end token."""
+def _encode(tokenizer: PreTrainedTokenizerBase, texts: list[str], special: bool) -> list[Tokens]:
+    """Tokens, with the tokenizer's own `special` tokens if wanted, but for a closing end token."""
     if not texts:
         return []
+    if not special:
+        return [tuple(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
     closes = list(tokenizer("")["input_ids"])[-1:] == [tokenizer.eos_token_id] != [tokenizer.bos_token_id]
     encoded = tokenizer(texts)["input_ids"]
     return [tuple(ids[:-1] if closes else ids) for ids in encoded]

@@ -6,8 +6,10 @@ Messages are frozen dataclasses of plain values; on the wire each is one line of
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Literal
+
+from moevolve.workers.methods.base import Tokens
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -33,18 +35,43 @@ class ProfiledModel:
 
 
 @dataclass(frozen=True, slots=True)
+class TaskPrompts:
+    """Prompts of a task split, as the models are given them.
+
+    Attributes:
+        task, split: whose.
+        tokens: per prompt, from the shortest to the longest; at least one.
+    """
+
+    task: str
+    split: str
+    tokens: tuple[Tokens, ...] = field(repr=False)
+
+    @property
+    def mean(self) -> int:
+        """Tokens of a prompt, on average, rounded."""
+        return round(sum(map(len, self.tokens)) / len(self.tokens))
+
+    def batch(self, size: int) -> tuple[Tokens, ...]:
+        """As many prompts, at even quantiles of length: one is the median, many are long and short as all are."""
+        count = len(self.tokens)
+        return tuple(self.tokens[(2 * place + 1) * count // (2 * size)] for place in range(size))
+
+
+@dataclass(frozen=True, slots=True)
 class ProfileSettings:
     """How models are profiled; the same for all of one profile.
 
     Attributes:
         batch_sizes: sequences at once, ascending.
-        prompt_tokens: tokens of every prompt; also the context of the operations per token.
+        prompt_tokens: tokens of every prompt, or of a task's on average; also the context of the operations per token.
         new_tokens: decoding steps after the prompt.
         repeats: timed runs per batch size.
         device: where; `auto` is CUDA if there is a device.
         dtype: of the parameters; `auto` is each checkpoint's own.
         threads: of torch's operators on the CPU; None leaves torch's default.
         apart: hold one model in memory at a time, so that runs aren't interleaved.
+        prompts: of a task; None takes arbitrary tokens.
     """
 
     batch_sizes: tuple[int, ...]
@@ -55,6 +82,12 @@ class ProfileSettings:
     dtype: Dtype = "auto"
     threads: int | None = None
     apart: bool = False
+    prompts: TaskPrompts | None = None
+
+    def request(self, size: int) -> MeasureRequest:
+        """What to run at a batch size."""
+        prompts = () if self.prompts is None else self.prompts.batch(size)
+        return MeasureRequest(size, self.prompt_tokens, self.new_tokens, prompts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +124,24 @@ class LoadReply:
 
 @dataclass(frozen=True, slots=True)
 class MeasureRequest:
-    """Run a batch of prompts once: one pass over `prompt_tokens` positions, then `new_tokens` passes of one each."""
+    """Run a batch of prompts once: one pass over all of them, then `new_tokens` passes of one position each.
+
+    Attributes:
+        batch_size: how many prompts.
+        prompt_tokens: of each, if they are arbitrary.
+        new_tokens: how many passes follow.
+        prompts: their tokens; empty for arbitrary ones.
+    """
 
     batch_size: int
     prompt_tokens: int
     new_tokens: int
+    prompts: tuple[Tokens, ...] = field(default=(), repr=False)
+
+    @property
+    def tokens(self) -> int:
+        """Of all prompts, padding not counted."""
+        return sum(map(len, self.prompts)) if self.prompts else self.batch_size * self.prompt_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +181,8 @@ def from_line(line: str) -> Message:
     try:
         values = json.loads(line)
         kind = _KINDS[values.pop("message")]
+        if "prompts" in values:
+            values["prompts"] = tuple(map(tuple, values["prompts"]))
         return kind(**values)
     except (AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"no message of the profiler: {line[:80]!r}") from error

@@ -19,6 +19,7 @@ from moevolve.evaluators.fitness.registry import FITNESSES
 from moevolve.evaluators.types import Positions, PreparedSplit
 from moevolve.workers.config import EngineConfig, ModelConfig
 from moevolve.workers.engine.batches import Batch, Batcher
+from moevolve.workers.engine.chat import chat_template
 from moevolve.workers.engine.choices import asked_sequences
 from moevolve.workers.engine.columns import Layout
 from moevolve.workers.engine.decoding import draft_lengths
@@ -143,6 +144,14 @@ class PromptMeter:
             raise UserError(f"model {model.path}: there is no tokenizer")
         self._bos = missing_bos(meta_model(model), self._tokenizer)
         self._engine = engine
+
+    def wraps(self, split: PreparedSplit) -> bool:
+        """Whether a split's prompts are wrapped in a chat template.
+
+        Raises:
+            UserError: there is no such template.
+        """
+        return split.chat and chat_template(self._tokenizer, self._engine.chat_template) is not None
 
     def tokens(self, split: PreparedSplit) -> SplitTokens:
         """The tokens of a split.

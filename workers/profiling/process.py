@@ -92,31 +92,51 @@ class Profilee:
         """Run a batch once. Every step takes the likeliest token; an end-of-text token ends nothing."""
         assert self._memory is not None and self._model is not None
         model: Any = self._model
-        tokens = self._prompts(request)
+        tokens, mask = self._prompts(request)
         gc.collect()
         self._memory.start()
         began = self._clock()
-        found = model(input_ids=tokens, use_cache=True, logits_to_keep=1)
+        found = model(input_ids=tokens, use_cache=True, logits_to_keep=1, **_padded(mask, tokens.shape[1]))
         chosen = found.logits[:, -1:].argmax(dim=-1)
         prefilled = self._clock()
         for _ in range(request.new_tokens):
-            found = model(input_ids=chosen, past_key_values=found.past_key_values, use_cache=True)
+            mask = None if mask is None else torch.nn.functional.pad(mask, (0, 1), value=1)
+            further = {"past_key_values": found.past_key_values, "use_cache": True}
+            found = model(input_ids=chosen, **further, **_padded(mask, 1))
             chosen = found.logits[:, -1:].argmax(dim=-1)
         decoded = self._clock()
         return MeasureReply(prefilled - began, decoded - prefilled, self._memory.peak())
 
-    def _prompts(self, request: MeasureRequest) -> Tensor:
-        """Tokens that stride through the vocabulary, each prompt from elsewhere: int64 [batch, prompt]."""
+    def _prompts(self, request: MeasureRequest) -> tuple[Tensor, Tensor | None]:
+        """The prompts, padded on the left, and 1 where there is no padding: int64 [batch, longest]; None without any.
+
+        Arbitrary ones stride through the vocabulary, each from elsewhere.
+        """
         assert self._model is not None
-        steps = torch.arange(request.batch_size * request.prompt_tokens) * _STRIDE + _OFFSET
-        tokens = (steps % int(self._model.config.vocab_size)).view(request.batch_size, request.prompt_tokens)
-        return tokens.to(next(self._model.get_input_embeddings().parameters()).device)
+        device = next(self._model.get_input_embeddings().parameters()).device
+        if not request.prompts:
+            steps = torch.arange(request.batch_size * request.prompt_tokens) * _STRIDE + _OFFSET
+            tokens = (steps % int(self._model.config.vocab_size)).view(request.batch_size, request.prompt_tokens)
+            return tokens.to(device), None
+        longest = max(map(len, request.prompts))
+        rows = [[0] * (longest - len(prompt)) + list(prompt) for prompt in request.prompts]
+        filled = torch.tensor([longest - len(prompt) for prompt in request.prompts], device=device).unsqueeze(1)
+        mask = (torch.arange(longest, device=device) >= filled).long()
+        return torch.tensor(rows, device=device), None if mask.all() else mask
 
     def _clock(self) -> float:
         if self._device.type == "cuda":
             for index in range(torch.cuda.device_count()):
                 torch.cuda.synchronize(index)
         return time.perf_counter()
+
+
+def _padded(mask: Tensor | None, columns: int) -> dict[str, Tensor]:
+    """What a pass over the closing columns takes beside tokens where prompts are padded: nothing without a mask."""
+    if mask is None:
+        return {}
+    positions = (mask.cumsum(dim=1) - 1).clamp_min(0)
+    return {"attention_mask": mask, "position_ids": positions[:, -columns:]}
 
 
 def _device(request: LoadRequest) -> torch.device:

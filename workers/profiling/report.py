@@ -14,7 +14,7 @@ class BatchProfile:
 
     Attributes:
         batch_size: sequences at once.
-        prompt_tokens: tokens per prompt.
+        prompt_tokens: tokens of all its prompts, padding not counted.
         new_tokens: decoding steps.
         prefill_seconds: of the pass over all prompts, per repeat.
         decode_seconds: of all decoding steps, per repeat.
@@ -31,12 +31,18 @@ class BatchProfile:
     @property
     def prefill_rate(self) -> float:
         """Prompt tokens per second, by the median of the repeats."""
-        return self.batch_size * self.prompt_tokens / median(self.prefill_seconds)
+        return self.prompt_tokens / median(self.prefill_seconds)
 
     @property
     def decode_rate(self) -> float:
         """New tokens per second of the whole batch, by the median of the repeats."""
         return self.batch_size * self.new_tokens / median(self.decode_seconds)
+
+    @property
+    def answer_rate(self) -> float:
+        """Prompts per second from their first token to the last new one, by the median of the repeats."""
+        pairs = zip(self.prefill_seconds, self.decode_seconds, strict=True)
+        return self.batch_size / median(prefill + decode for prefill, decode in pairs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ def _interleaved(
     """Timed runs of every process, per batch size. One run before them isn't counted."""
     runs: list[list[list[MeasureReply]]] = [[] for _ in processes]
     for size in settings.batch_sizes:
-        request = MeasureRequest(size, settings.prompt_tokens, settings.new_tokens)
+        request = settings.request(size)
         on_stage(f"batch size {size}: warming up")
         for process in processes:
             process.measure(request)
@@ -101,7 +101,7 @@ def _profile(
         batches.append(
             BatchProfile(
                 size,
-                settings.prompt_tokens,
+                settings.request(size).tokens,
                 settings.new_tokens,
                 tuple(reply.prefill_seconds for reply in replies),
                 tuple(reply.decode_seconds for reply in replies),

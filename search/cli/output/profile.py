@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from moevolve.search.cli._console import millions, output, print_table
 
 if TYPE_CHECKING:
+    from moevolve.workers.profiling.messages import ProfileSettings
     from moevolve.workers.profiling.report import BatchProfile, ModelProfile, ProfileReport
 
 
@@ -16,10 +17,11 @@ def print_profile(report: ProfileReport) -> None:
     settings, reference = report.settings, report.reference
     columns = [("model", False), ("parameters", True), ("active", True), ("weights", True), ("FLOPs/token", True)]
     columns += [("batch", True), ("peak memory", True), ("prefill tokens/s", True), ("decode tokens/s", True)]
+    columns.append(("answers/s", True))
     rows = [row for model in report.models for row in _rows(model, reference)]
     ran = reference.load
     print_table(
-        f"{_machine(report)}, {ran.dtype}, {settings.prompt_tokens} prompt and {settings.new_tokens} new tokens, "
+        f"{_machine(report)}, {ran.dtype}, {_prompts(settings)} and {settings.new_tokens} new tokens, "
         f"medians of {settings.repeats}; ratios to {reference.label}",
         columns,
         rows,
@@ -46,8 +48,17 @@ def _rows(model: ModelProfile, reference: ModelProfile) -> Iterator[list[str]]:
             _peak(mine, theirs),
             f"{mine.prefill_rate:,.0f} ({mine.prefill_rate / theirs.prefill_rate:.2f}x)",
             f"{mine.decode_rate:,.0f} ({mine.decode_rate / theirs.decode_rate:.2f}x)",
+            f"{mine.answer_rate:,.1f} ({mine.answer_rate / theirs.answer_rate:.2f}x)",
         ]
         head = [""] * len(head)
+
+
+def _prompts(settings: ProfileSettings) -> str:
+    task = settings.prompts
+    if task is None:
+        return f"{settings.prompt_tokens} prompt"
+    shortest, longest = len(task.tokens[0]), len(task.tokens[-1])
+    return f"prompts of {task.task} ({task.split}), {shortest} to {longest} tokens, {task.mean} on average,"
 
 
 def _peak(mine: BatchProfile, theirs: BatchProfile) -> str:

@@ -16,11 +16,17 @@ from numpy.typing import NDArray
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import NO_SCORES
 from moevolve.search.config.phases import MergePhase, PhaseConfig, PrunePhase
-from moevolve.search.genomes.base import Description, Offspring
+from moevolve.search.genomes.base import Description, Offspring, bred
 from moevolve.search.genomes.eep.genome import HEADER, MAGIC, EepGenome
 from moevolve.search.genomes.eep.section import EepSection, limit_of
 from moevolve.search.genomes.eep.subsets import Subsets
-from moevolve.search.genomes.operators import gaussian_noise, matrix_crossover, normalise_rows, select_groups
+from moevolve.search.genomes.operators import (
+    gaussian_noise,
+    matrix_crossover,
+    normalise_rows,
+    select_groups,
+    select_matrices,
+)
 from moevolve.workers.facts import ModelFacts, active_parameters, parameters_after
 from moevolve.workers.methods.base import Calibration, CalibrationRecipe, combined
 from moevolve.workers.methods.eep.alignment import Alignment
@@ -29,6 +35,7 @@ from moevolve.workers.methods.fitting import FitRows, RowsRecipe
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _SUMMARY_DIGITS = 72
+_MAPPING, _MERGING = 0, 1
 _ALIGNMENT = AlignmentRecipe(sample=1024, rounds=3, tokens=8192)
 
 
@@ -145,35 +152,43 @@ class EepSpace:
     def breed(
         self, rng: np.random.Generator, phase: PhaseConfig, parents: tuple[EepGenome, ...]
     ) -> Offspring[EepGenome]:
-        used = (0, 1) if len(parents) > 1 and rng.random() < phase.crossover_rate else (0,)
-        operator = "crossover+mutation" if len(used) == 2 else "mutation"
-        chosen = tuple(parents[position] for position in used)
         if isinstance(phase, PrunePhase):
-            return Offspring(self._breed_pruning(rng, phase, chosen), operator, used)
+            return bred(self._breed_pruning(rng, phase, parents), parents)
         assert isinstance(phase, MergePhase)
-        return Offspring(self._breed_merging(rng, phase, chosen), operator, used)
+        return bred(self._breed_merging(rng, phase, parents), parents)
 
     def _breed_pruning(self, rng: np.random.Generator, phase: PrunePhase, parents: tuple[EepGenome, ...]) -> EepGenome:
         sets = [self.kept(parent) for parent in parents]
         child = sets[0].copy()
         if len(sets) == 2:
             child = np.stack([self.subsets.cross(rng, one, two) for one, two in zip(*sets, strict=True)])
-        for group in select_groups(rng, self.groups, phase.group_rate):
-            child[group] = self.subsets.mutate(rng, child[group], phase.row_rate, phase.force_change)
+        rate, forced = phase.row_rate, phase.force_change
+        for group in np.flatnonzero(self._touched(rng, phase)[_MERGING]):
+            child[group] = self.subsets.mutate(rng, child[group], rate, redraw=phase.redraw, at_least_one=forced)
         return self.from_kept(child)
 
     def _breed_merging(self, rng: np.random.Generator, phase: MergePhase, parents: tuple[EepGenome, ...]) -> EepGenome:
-        mapping, merging = parents[0].router_mapping.copy(), parents[0].expert_merging.copy()
-        if len(parents) == 2:
-            for group in range(self.groups):
-                mapping[group] = matrix_crossover(rng, mapping[group], parents[1].router_mapping[group])
-                merging[group] = matrix_crossover(rng, merging[group], parents[1].expert_merging[group])
-        for group in select_groups(rng, self.groups, phase.group_rate):
-            mapping[group] = gaussian_noise(rng, mapping[group], phase.entry_rate, phase.sigma)
-            merging[group] = gaussian_noise(rng, merging[group], phase.entry_rate, phase.sigma)
+        both = [np.stack([parent.router_mapping, parent.expert_merging]) for parent in parents]
+        child, touched = both[0].copy(), self._touched(rng, phase)
+        for place in np.ndindex(touched.shape):
+            if len(both) == 2:
+                units = phase.crossover if touched[place] else "whole"
+                child[place] = matrix_crossover(rng, both[0][place], both[1][place], phase.front_rate, units)
+            if touched[place]:
+                child[place] = gaussian_noise(rng, child[place], phase.entry_rate, phase.sigma)
+        for groups in (range(self.groups),) if phase.normalise == "all" else np.argwhere(touched[_MERGING]):
             if rng.random() < phase.normalise_rate:
-                merging[group] = normalise_rows(merging[group])
-        return EepGenome(self, mapping, merging)
+                for group in groups:
+                    child[_MERGING, group] = normalise_rows(child[_MERGING, group])
+        return EepGenome(self, child[_MAPPING], child[_MERGING])
+
+    def _touched(self, rng: np.random.Generator, phase: PrunePhase | MergePhase) -> NDArray[np.bool_]:
+        """Which groups' matrices a mutation touches: bool [2, groups], by `_MAPPING` and `_MERGING`."""
+        if phase.matrices == "apart":
+            return select_matrices(rng, (2, self.groups), phase.group_rate)
+        touched = np.zeros((2, self.groups), dtype=np.bool_)
+        touched[:, select_groups(rng, self.groups, phase.group_rate)] = True
+        return touched
 
     def from_bytes(self, data: bytes) -> EepGenome:
         magic, *shape = HEADER.unpack_from(data) if len(data) >= HEADER.size else (b"", 0, 0, 0)

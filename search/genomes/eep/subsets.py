@@ -43,18 +43,22 @@ class Subsets:
         pairs = zip(first.reshape(self.parts, -1), second.reshape(self.parts, -1), strict=True)
         return np.concatenate([subset_crossover(rng, one, two) for one, two in pairs])
 
-    def mutate(self, rng: np.random.Generator, kept: Kept, rate: float, at_least_one: bool) -> Kept:
+    def mutate(
+        self, rng: np.random.Generator, kept: Kept, rate: float, *, redraw: bool = False, at_least_one: bool = False
+    ) -> Kept:
         """A subset, int64 [n'] and sorted, with some experts replaced by others of their routing group.
 
         Args:
             kept: what is retained.
             rate: probability per retained expert.
+            redraw: see `replace_experts`.
             at_least_one: force one replacement, in a routing group drawn at random, when the draw made none.
         """
         size = self.experts // self.parts
         divided = kept.reshape(self.parts, -1) % size
         forced = at_least_one and self.parts == 1
-        child = np.stack([replace_experts(rng, part, size, rate, forced) for part in divided])
+        parts = [replace_experts(rng, part, size, rate, redraw=redraw, at_least_one=forced) for part in divided]
+        child = np.stack(parts)
         if at_least_one and not forced and np.array_equal(child, divided):
             part = rng.integers(self.parts)
             child[part] = replace_experts(rng, child[part], size, 0.0, at_least_one=True)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.phases import PhaseConfig, TunePhase
-from moevolve.search.genomes.base import Description, Offspring
+from moevolve.search.genomes.base import Description, Offspring, bred
 from moevolve.search.genomes.factorllm.genome import ARRAYS, HEADER, MAGIC, ROUTERS, FactorLlmGenome
 from moevolve.search.genomes.factorllm.section import FactorLlmSection
 from moevolve.search.genomes.operators import balanced_swaps, gaussian_noise, layer_crossover, select_groups
@@ -152,9 +152,8 @@ class FactorLlmSpace:
         self, rng: np.random.Generator, phase: PhaseConfig, parents: tuple[FactorLlmGenome, ...]
     ) -> Offspring[FactorLlmGenome]:
         assert isinstance(phase, TunePhase)
-        used = (0, 1) if len(parents) > 1 and rng.random() < phase.crossover_rate else (0,)
         arrays = {name: getattr(parents[0], name).copy() for name in ARRAYS}
-        if len(used) == 2:
+        if len(parents) == 2:
             other = layer_crossover(rng, self.dense.layers)
             for name, array in arrays.items():
                 array[other] = getattr(parents[1], name)[other]
@@ -162,8 +161,7 @@ class FactorLlmSpace:
             arrays["experts"][layer] = balanced_swaps(rng, arrays["experts"][layer], phase.swap_rate)
             for name in ("coordinates", "biases") if self.section.router_bias else ("coordinates",):
                 arrays[name][layer] = gaussian_noise(rng, arrays[name][layer], phase.entry_rate, phase.sigma)
-        operator = "crossover+mutation" if len(used) == 2 else "mutation"
-        return Offspring(self.genome(**arrays), operator, used)
+        return bred(self.genome(**arrays), parents)
 
     def from_bytes(self, data: bytes) -> FactorLlmGenome:
         magic, *sizes = HEADER.unpack_from(data) if len(data) >= HEADER.size else (b"", 0, 0, 0, 0, 0)

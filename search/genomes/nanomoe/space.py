@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.phases import PhaseConfig, TunePhase
-from moevolve.search.genomes.base import Description, Offspring
+from moevolve.search.genomes.base import Description, Offspring, bred
 from moevolve.search.genomes.nanomoe.genome import NanoMoeGenome
 from moevolve.search.genomes.nanomoe.section import NanoMoeSection
 from moevolve.search.genomes.operators import gaussian_noise, layer_crossover, select_groups
@@ -123,16 +123,14 @@ class NanoMoeSpace:
         self, rng: np.random.Generator, phase: PhaseConfig, parents: tuple[NanoMoeGenome, ...]
     ) -> Offspring[NanoMoeGenome]:
         assert isinstance(phase, TunePhase)
-        used = (0, 1) if len(parents) > 1 and rng.random() < phase.crossover_rate else (0,)
-        operator = "crossover+mutation" if len(used) == 2 else "mutation"
         child = parents[0].mixing.copy()
-        if len(used) == 2:
+        if len(parents) == 2:
             second = layer_crossover(rng, len(self.layers))
             child[second] = parents[1].mixing[second]
         for layer in select_groups(rng, len(self.layers), phase.group_rate):
             noise = gaussian_noise(rng, np.zeros_like(child[layer]), phase.entry_rate, phase.sigma)
             child[layer] += noise * self._units
-        return Offspring(NanoMoeGenome(self, child), operator, used)
+        return bred(NanoMoeGenome(self, child), parents)
 
     def from_bytes(self, data: bytes) -> NanoMoeGenome:
         size = len(self.header)

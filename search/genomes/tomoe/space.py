@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.phases import PhaseConfig, TunePhase
-from moevolve.search.genomes.base import Description, Offspring
+from moevolve.search.genomes.base import Description, Offspring, bred
 from moevolve.search.genomes.operators import gaussian_noise, layer_crossover, select_groups
 from moevolve.search.genomes.tomoe.budget import WidthBudget
 from moevolve.search.genomes.tomoe.genome import ARRAYS, FLUCTUATION, HEADER, MAGIC, SEEDS, ToMoeGenome
@@ -126,10 +126,9 @@ class ToMoeSpace:
         self, rng: np.random.Generator, phase: PhaseConfig, parents: tuple[ToMoeGenome, ...]
     ) -> Offspring[ToMoeGenome]:
         assert isinstance(phase, TunePhase)
-        used = (0, 1) if len(parents) > 1 and rng.random() < phase.crossover_rate else (0,)
         arrays = {name: getattr(parents[0], name).copy() for name in ARRAYS}
         touched = [name for name, shape in self.shapes.items() if shape[0] and name != "seeds"]
-        if len(used) == 2:
+        if len(parents) == 2:
             other = layer_crossover(rng, self.dense.layers)
             for name in (*touched, "seeds"):
                 arrays[name][other] = getattr(parents[1], name)[other]
@@ -141,8 +140,7 @@ class ToMoeSpace:
                     arrays[name][layer, expert] = rng.standard_normal(self.shapes[name][2]) * _SPREAD
                 if arrays["seeds"][layer, expert] > 0:
                     arrays["seeds"][layer, expert] = rng.integers(1, SEEDS)
-        operator = "crossover+mutation" if len(used) == 2 else "mutation"
-        return Offspring(self.genome(**arrays), operator, used)
+        return bred(self.genome(**arrays), parents)
 
     def from_bytes(self, data: bytes) -> ToMoeGenome:
         magic, *sizes = HEADER.unpack_from(data) if len(data) >= HEADER.size else (b"", 0)

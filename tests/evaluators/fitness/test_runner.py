@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from moevolve.evaluators.errors import CandidateError
 from moevolve.evaluators.fitness.engine import Decided, Generation
 from moevolve.evaluators.fitness.runner import run_split
+from moevolve.evaluators.fitness.transcript import Answer, transcribe
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 
 SPLIT = PreparedSplit(
@@ -115,3 +116,28 @@ def test_an_engine_that_skips_examples_is_a_defect_not_a_failed_candidate() -> N
         run_split(ScriptedEngine(("A",) * 3, (-1.0,) * 3), SPLIT)
     with pytest.raises(ValueError, match="did not rank every choice"):
         run_split(ScriptedEngine(choices=((-1.0,),) * 4), replace(SPLIT, fitness="rank"))
+
+
+def test_a_transcript_has_whole_answers_with_the_same_outcomes() -> None:
+    """Scoring stops at the letter; a transcript goes on to the stop string, which is no part of the answer."""
+    said = ("A. Yes, it is\nB", "B) No\n", "\n B", "neither of them")
+    outcomes = run_split(ScriptedEngine(said, (-1.0,) * 4), SPLIT).outcomes.tolist()
+    found = transcribe(ScriptedEngine(said, (-1.0,) * 4), SPLIT)
+    assert [answer.outcome for answer in found] == outcomes == [1, 0, 1, 0]
+    assert [answer.text for answer in found] == ["A. Yes, it is", "B) No", "B", "neither of them"]
+    assert {answer.logprobs for answer in found} == {()}
+
+
+def test_a_transcript_cuts_as_the_matcher_does() -> None:
+    split = replace(SPLIT, matching=Matching("eep-squad2"), examples=(Example("p", ("cat",)),) * 3)
+    found = transcribe(ScriptedEngine(("cat\ndog", "\ncat", " cat"), (-1.0,) * 3), split)
+    assert [answer.text for answer in found] == ["cat", "", " cat"]
+    assert [answer.outcome for answer in found] == [1, 0, 1]
+
+
+def test_a_transcript_of_ranked_choices_and_of_texts() -> None:
+    ranked = ((-1.0, -2.0), (-3.0, -0.5), (-2.0, -1.0), (-1.0, -1.0))
+    found = transcribe(ScriptedEngine(choices=ranked), replace(SPLIT, fitness="rank"))
+    assert found[1] == Answer("B", (-3.0, -0.5), 0.0) and [answer.text for answer in found] == ["A", "B", "B", "A"]
+    found = transcribe(ScriptedEngine(texts=(-1.0, -2.0, -0.5, 0.0)), replace(SPLIT, fitness="perplexity"))
+    assert [answer.text for answer in found] == [None] * 4 and found[3].outcome == 1.0

@@ -32,6 +32,34 @@ def test_own_folders_come_before_the_packaged_tasks(
         list_tasks()
 
 
+def test_tasks_in_a_folder_below_have_its_name_before_theirs(write_task: WriteTask, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    write_task()
+    path = tmp_path / "mine" / "quick.yaml"
+    path.write_text("extends: ../small.yaml\nmax_new_tokens: 3\n")
+    assert list_tasks([tmp_path])["mine/quick"] == path
+    named, given = load_task("mine/quick", [tmp_path]), load_task(path)
+    assert (named.name, given.name, named.max_new_tokens) == ("mine/quick", "quick", 3)
+    assert load_task("mine/quick@rank", [tmp_path]).name == "mine/quick@rank"
+    with pytest.raises(UserError, match="unknown task `mine/quik`; did you mean mine/quick"):
+        load_task("mine/quik", [tmp_path])
+
+
+def test_row_numbers_in_a_file_of_their_own(write_task: WriteTask, tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text("[3, 0]")
+    splits = {"test": {"from": "all", "offset": 2, "where": {"topic": ["x"]}, "indices": "rows.json"}}
+    task = load_task(write_task(splits=splits, shots={"from": "all", "indices": "rows.json"}))
+    prepared = prepare_split(task, "test")
+    assert [example.prompt.split("\n")[0] for example in prepared.examples] == ["text 10", "text 4"]
+    assert [prompt.split("\n")[0] for prompt, _ in prepared.examples[0].shots] == ["text 3", "text 0"]
+    with pytest.raises(UserError, match=r"small\.yaml: the rows of `test` are listed by `indices`"):
+        task.with_counts({"test": 1})
+    for content, wrong in (("[1, 2.5]", "must hold one JSON list of row numbers"), ("{", "can't be read")):
+        (tmp_path / "rows.json").write_text(content)
+        with pytest.raises(UserError, match=rf"small\.yaml: field splits\.test\.indices: .*rows\.json {wrong}"):
+            load_task(write_task(splits=splits))
+
+
 def test_unknown_tasks_name_near_ones(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"unknown task `bolq`; did you mean boolq"):
         load_task("bolq")

@@ -28,6 +28,21 @@ def test_plain_selections() -> None:
     assert _select(where={"g": ["b", "c"]}, count=3) == [1, 2, 4]
     assert _select(where_not={"g": ["a"]}, offset=1) == [2, 4, 5, 7, 8]
     assert _select(where={"n": [3]}) == [3]
+    assert _select(where={"g": ["b", "c"]}, offset=1, indices=[1, 0]) == [4, 2]
+
+
+def test_filters_look_into_nested_columns_and_lists() -> None:
+    answers = [{"types": ["number", "date"]}, {"types": ["date"]}, {"types": []}, None, {"types": ["number"]}]
+    table = Table("nested", datasets.Dataset.from_dict({"a": answers, "n": [[1], [2, 1], [], None, [3]]}))
+
+    def select(**wanted: Any) -> list[int]:
+        return select_rows(table, Selection.model_validate({"from": "all"} | wanted))
+
+    assert select(where={"a.types": ["number"]}) == [0, 4]
+    assert select(where_not={"a.types": ["number"]}) == [1, 2, 3]
+    assert select(where={"n": [1]}) == [0, 1]
+    with pytest.raises(UserError, match=r"column `a\.types` never holds 'span'"):
+        select(where={"a.types": ["span"]})
 
 
 def test_rows_of_too_little_text_are_left_out() -> None:

@@ -44,8 +44,8 @@ WriteTask = Callable[..., Path]
         ({"source": {"hub": "a/b"}, "splits": {"test": {"from": "train[:9]"}}}, "must be a plain split name"),
         ({"splits": {"train": {"from": "all"}}}, "'search', 'dev' or 'test'"),
         ({"splits": {"test": {"from": "all", "indices": [1, 1]}}}, "none twice"),
-        ({"splits": {"test": {"from": "all", "indices": [1], "count": 1}}}, "can't be combined"),
-        ({"splits": {"test": {"from": "all", "indices": [1], "min_chars": {"text": 9}}}}, "can't be combined"),
+        ({"splits": {"test": {"from": "all", "indices": [1], "seed": 1}}}, "can't be combined"),
+        ({"splits": {"test": {"from": "all", "indices": [1], "per": "topic"}}}, "can't be combined"),
         ({"splits": {"test": {"from": "all", "min_chars": {"text": 0}}}}, "min_chars.text: input should be greater"),
         (
             {"fitness": "bleu"},

@@ -16,6 +16,7 @@ import moevolve
 FOLDER = Path(__file__).parents[3] / "search" / "api"
 SIGNATURES = {
     "analyse": "(individual, task, *, store, split='dev', tokens=None, model=None)",
+    "answers": "(*individuals, task, store, split='test', limit=None, only=None, search=None, model=None)",
     "as_data": "(record)",
     "best": "(store, *, task=None, experts=None, active=None, search=None, by='dev', limit=10)",
     "compare": "(comparison, *, observer=None)",
@@ -27,7 +28,7 @@ SIGNATURES = {
     "evaluate": "(individual, task, *, store, split='test', search=None, model=None)",
     "export": "(individual, directory, *, store, form=None, model=None)",
     "export_coefficients": "(individual, path, *, store)",
-    "import_eep": "(*files, experts_of, store, active=None, router_space='probs')",
+    "import_eep": "(*files, experts_of, store, active=None, router_space='probs', chat_template=None)",
     "launch": "(config, *, store=None, name=None, address=None, overrides=(), or_resume=False, observer=None)",
     "lineage": "(individual, *, store, descendants=False, depth=None)",
     "load_comparison": "(path, *, store=None, address=None, overrides=())",
@@ -35,8 +36,9 @@ SIGNATURES = {
     "open_store": "(url, *, create=False)",
     "plot": "(search, path, *, store, individual=None)",
     "profile": (
-        "(*models, store=None, batch_sizes=(1, 8, 32), prompt_tokens=None, new_tokens=32, repeats=5, device='auto', "
-        "threads=None, search=None, model=None, trust_remote_code=False, apart=False, on_stage=...)"
+        "(*models, store=None, batch_sizes=(1, 8, 32), prompt_tokens=None, new_tokens=None, task=None, split='test', "
+        "repeats=5, device='auto', threads=None, search=None, model=None, trust_remote_code=False, apart=False, "
+        "on_stage=...)"
     ),
     "report": "(search, path, *, store, limit=5, analysis=None)",
     "resume": "(search, *, store, address=None, overrides=(), observer=None)",
@@ -47,9 +49,9 @@ SIGNATURES = {
     "write_analysis": "(analysis, folder)",
 }
 RECORDS = {
-    *("Analysis", "BestRow", "Comparison", "ComparisonRow", "Contestant", "Evaluation", "ExportReport", "Imported"),
-    *("IndividualDetail", "LineageGraph", "Observer", "Estimate", "ProfileReport", "Progress", "RunConfig", "Score"),
-    *("SearchSummary", "Standings", "Store", "TaskConfig"),
+    *("Analysis", "Answers", "BestRow", "Comparison", "ComparisonRow", "Contestant", "Evaluation", "ExportReport"),
+    *("Imported", "IndividualDetail", "LineageGraph", "Observer", "Estimate", "ProfileReport", "Progress", "RunConfig"),
+    *("Score", "SearchSummary", "Standings", "Store", "TaskConfig"),
 }
 ERRORS = {"PoolError", "ProfileError", "StoreError", "UserError"}
 

@@ -58,6 +58,7 @@ def launch(tiny: Any, tmp_path: Path) -> Callable[..., str]:
         ({"tasks": ["/nowhere/task.yaml"]}, ["/nowhere/task.yaml"]),
         ({"tasks": ["boolq@bleu"]}, ["boolq@bleu", "bleu", "perplexity, kl"]),
         ({"model": {"path": "/nowhere/model"}}, ["/nowhere/model"]),
+        ({"engine": {"chat_template": "chatty"}}, ["engine.chat_template", "chatty", "none, auto, mixtral"]),
         ({"phases": [{"kind": "prune", "evaluations": 0}]}, ["phases.0", "evaluations"]),
         ({"phases": []}, ["phases"]),
         ({"window": "wide"}, ["window"]),

@@ -20,6 +20,8 @@ from profile_lab import export_sample, write_model
 from typer.testing import CliRunner
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.tasks.prepare import prepare_split
+from moevolve.evaluators.tasks.registry import load_task
 from moevolve.search.cli.app import app
 from moevolve.search.config.files import load_run_config
 from moevolve.search.service.calibration import calibrated_setup
@@ -35,13 +37,15 @@ MASKS = {"kind": "tomoe", "experts": 3, "components": 3, "latent": 3, "calibrati
 
 @pytest.fixture(scope="module")
 def folder(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with two searches: `experts` (3 pruned and 2 merged individuals) and `masks` (30 with masks)."""
+    """Searches `experts` (3 pruned and 2 merged individuals), `masks` (30 with masks) and `fitted` (one repaired)."""
     folder = tmp_path_factory.mktemp("profiled")
     phases = [{"kind": "prune", "evaluations": 3, "initial": 2}, {"kind": "merge", "evaluations": 2, "initial": 1}]
     experts = load_run_config(tiny.write_run(folder / "run.yaml", "experts", phases=phases, engine={}))
+    repaired = [{"kind": "prune", "evaluations": 1, "initial": 1, "repair": {"tokens": 60}}]
+    fitted = load_run_config(tiny.write_run(folder / "fitted.yaml", "fitted", phases=repaired, engine={}))
     masks = dense_run(tiny, folder, MASKS, "masks")
     with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
-        for config in (experts, masks):
+        for config in (experts, masks, fitted):
             setup = set_up(config, f"{config.name}-1")
             register(setup, store)
             search(calibrated_setup(setup, store, calibrate), store)
@@ -95,6 +99,30 @@ def test_individuals_beside_their_full_model(folder: Path, in_process: Any, scra
 def _check_rate(batch: dict[str, Any], stage: str, tokens: int) -> None:
     fast, slow = sorted(batch[f"{stage}_seconds"])
     assert tokens / slow <= batch[f"{stage}_tokens_per_second"] <= tokens / fast
+
+
+@pytest.mark.slow
+def test_prompts_of_a_task(folder: Path, tiny: Any, in_process: Any, scratch: Path) -> None:
+    task = ("--task", f"{tiny.task}@generate", "--split", "dev")
+    quick = ("--batch-sizes", "1,3", "--repeats", "1", "--threads", "1")
+    done = in_process("profile", "fitted:0", *task, *quick, "--new-tokens", "2", "--json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    rows = prepare_split(load_task(str(tiny.task)), "dev").examples
+    # A token for each word, and one that begins the text.
+    lengths = sorted(1 + len(example.prompt.split()) for example in rows)
+    name = load_task(f"{tiny.task}@generate").name
+    ends = {"shortest": lengths[0], "longest": lengths[-1]}
+    assert found["settings"]["prompts"] == {"task": name, "split": "dev", "count": len(rows), **ends}
+    assert found["context"] == round(sum(lengths) / len(lengths))
+    for model in found["models"]:
+        one, three = model["batches"]
+        assert one["prompt_tokens"] == lengths[len(lengths) // 2]
+        assert three["prompt_tokens"] == sum(lengths[place * len(lengths) // 6] for place in (1, 3, 5))
+        total = three["prefill_seconds"][0] + three["decode_seconds"][0]
+        assert three["answers_per_second"] == pytest.approx(3 / total)
+    (note,) = found["notes"]
+    assert note.startswith("fitted:0 is repaired: to fit it, and to score it on search, took a worker ")
 
 
 @pytest.mark.slow
@@ -167,5 +195,8 @@ def test_what_is_refused(folder: Path, tiny: Any, tmp_path: Path) -> None:
     assert "config.json" in refusal(tmp_path)
     assert "experts:0 and masks:0" in refusal("experts:0", "masks:0", *store)
     assert "64 positions" in refusal("experts:0", "--prompt-tokens", "60", "--new-tokens", "5", *store)
+    task = ("--task", str(tiny.task))
+    assert "not both" in refusal("experts:0", *task, "--prompt-tokens", "8", *store)
+    assert "64 positions" in refusal("experts:0", *task, "--new-tokens", "60", *store)
     assert "none.db" in refusal("experts:0", "--store", f"sqlite:///{tmp_path / 'none.db'}")
     assert not (tmp_path / "none.db").exists()

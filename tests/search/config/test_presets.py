@@ -10,6 +10,7 @@ import yaml
 from moevolve.evaluators.errors import UserError
 from moevolve.search.compare.config import load_comparison
 from moevolve.search.config.files import load_run_config
+from moevolve.search.config.phases import MergePhase, PrunePhase, ThresholdParents, TopKParents
 from moevolve.search.config.presets import filled, presets
 from moevolve.search.config.run import RunConfig
 
@@ -44,7 +45,7 @@ def test_what_the_file_says_stays(tmp_path: Path) -> None:
 def test_overrides_come_last_and_may_choose_the_preset(tmp_path: Path) -> None:
     overrides = ("phases.1.evaluations=9", "preset=paper")
     config = load_run_config(written(tmp_path), overrides)
-    assert [(phase.kind, phase.evaluations) for phase in config.phases] == [("prune", 40), ("merge", 9)]
+    assert [(phase.kind, phase.evaluations) for phase in config.phases] == [("prune", 71), ("merge", 9)]
 
 
 @pytest.mark.parametrize("name", presets())
@@ -52,8 +53,42 @@ def test_every_preset_makes_a_run(name: str, tmp_path: Path) -> None:
     assert load_run_config(written(tmp_path, preset=name)).phases
 
 
+def test_the_papers_preset_has_its_iterations_after_the_random_ones(tmp_path: Path) -> None:
+    config = load_run_config(written(tmp_path, preset="paper"))
+    prune, merge = config.phases
+    assert isinstance(prune, PrunePhase) and isinstance(merge, MergePhase)
+    assert (prune.evaluations - prune.initial, merge.evaluations) == (40, 160)
+    assert prune.parents == merge.parents == TopKParents()
+    assert (merge.start, merge.crossover, merge.matrices, config.final.rerank) == ("best", "rows", "apart", 0)
+
+
+def test_the_authors_preset_has_their_released_settings(tmp_path: Path) -> None:
+    """By the file that they released (search.yml), whose numbers stand here as there."""
+    released = {
+        "discrete_mutate.prob": 0.15,
+        "crossover.prob": 0.3,
+        "crossover.from_front_prob": 0.6,
+        "mutate.prob": 0.25,
+    }
+    released |= {"mutate.scale": 0.065, "norm_prob": 0.1, "change_prob": 0.25}
+    config = load_run_config(written(tmp_path, preset="authors"))
+    prune, merge = config.phases
+    assert isinstance(prune, PrunePhase) and isinstance(merge, MergePhase)
+    assert merge.crossover_rate == released["crossover.prob"] and prune.crossover_rate == 0
+    assert merge.front_rate == released["crossover.from_front_prob"] and merge.crossover == "rows"
+    assert (merge.entry_rate, merge.sigma) == (released["mutate.prob"], released["mutate.scale"])
+    assert (prune.row_rate, prune.redraw) == (released["discrete_mutate.prob"], True)
+    assert prune.group_rate == merge.group_rate == released["change_prob"]
+    assert (merge.normalise_rate, merge.normalise) == (released["norm_prob"], "all")
+    assert prune.matrices == merge.matrices == "apart" and merge.start == "all" and prune.repeats and merge.repeats
+    for phase in (prune, merge):
+        assert phase.parents == ThresholdParents(crossover_margin=0.01, crossover_least=6, mutation_margin=0.03)
+    assert (prune.initial, prune.evaluations, prune.evaluations + merge.evaluations) == (31, 101, 402)
+    assert config.final.rerank == 20
+
+
 def test_presets_that_are_not_there_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="preset: nope is unknown; there are best, paper"):
+    with pytest.raises(UserError, match="preset: nope is unknown; there are authors, best, paper"):
         load_run_config(written(tmp_path, preset="nope"))
     with pytest.raises(UserError, match="paper has nothing for genome kind tomoe"):
         load_run_config(written(tmp_path, preset="paper", genome={"kind": "tomoe", "experts": 4}))

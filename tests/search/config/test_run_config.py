@@ -57,6 +57,9 @@ def test_the_papers_settings_are_the_defaults(tmp_path: Path) -> None:
     assert (prune.evaluations, prune.initial, prune.group_rate, prune.row_rate) == (40, 31, 0.25, 0.15)
     assert (merge.crossover_rate, merge.entry_rate, merge.sigma, merge.normalise_rate) == (0.3, 0.25, 0.065, 0.1)
     assert isinstance(prune.parents, TopKParents)
+    assert (prune.crossover_rate, prune.matrices, prune.redraw, prune.force_change) == (0.3, "apart", True, False)
+    assert (merge.start, merge.matrices, merge.crossover, merge.normalise) == ("best", "apart", "rows", "all")
+    assert not prune.repeats and not merge.repeats
     assert (config.genome.groups, config.genome.router_space, config.genome.active) == (4, "probs", None)
     assert config.model.trust_remote_code is False
 
@@ -71,6 +74,18 @@ def test_the_papers_settings_are_the_defaults(tmp_path: Path) -> None:
         ({"genome": {"experts": 0}}, "genome.experts: Input should be greater than or equal to 1"),
         ({"genome": {"experts": 4, "groups": "layers"}}, "genome.groups"),
         ({"genome": {"experts": 4, "router_space": "gates"}}, "genome.router_space: Input should be 'probs' or"),
+        (
+            {"phases": [{"kind": "prune", "evaluations": 40, "force_change": True}]},
+            "phases.0: force_change: with redraw an expert may replace itself; set redraw: false",
+        ),
+        (
+            {"phases": [{"kind": "merge", "evaluations": 9, "start": "first"}]},
+            "phases.0.start: Input should be 'best' or",
+        ),
+        (
+            {"phases": [{"kind": "merge", "evaluations": 9, "parents": {"rule": "threshold", "margin": 0.1}}]},
+            "phases.0.parents.margin: unknown key",
+        ),
         ({"window": 0}, "window: Input should be greater than or equal to 1"),
         ({"seed": -1}, "seed: Input should be greater than or equal to 0"),
         ({"name": "a:b"}, "name: String should match pattern"),
@@ -103,8 +118,12 @@ def test_the_papers_settings_are_the_defaults(tmp_path: Path) -> None:
         ({"phases": [PRUNING, MENDING, PRUNING]}, "phases: a repair phase repairs what the phases before it found"),
         ({"phases": [MENDING]}, "phases: a repair phase repairs what the phases before it found, so it is the last"),
         ({"phases": [PRUNING, MENDING, MENDING]}, "phases: a repair phase repairs what the phases before it found"),
-        ({"phases": [PRUNING, MENDING | {"init": ["reap"]}]}, "phases.1: a repair phase has neither `init` nor"),
-        ({"phases": [PRUNING, MENDING | {"strategy": "evolution"}]}, "phases.1: a repair phase has neither `init` nor"),
+        ({"phases": [PRUNING, MENDING | {"init": ["reap"]}]}, "phases.1: a repair phase has no `init`, `strategy` or"),
+        (
+            {"phases": [PRUNING, MENDING | {"strategy": "evolution"}]},
+            "phases.1: a repair phase has no `init`, `strategy`",
+        ),
+        ({"phases": [PRUNING, MENDING | {"repeats": True}]}, "phases.1: a repair phase has no `init`, `strategy` or"),
         ({"phases": [PRUNING, MENDING | {"initial": 0}]}, "phases.1.initial: Input should be greater than or equal"),
         ({"phases": [PRUNING, MENDING | {"initial": 9}]}, "phases.1: initial 9 is more than evaluations 8"),
         ({"phases": [PRUNING, MENDING | {"repair": False}]}, "phases.1.repair"),

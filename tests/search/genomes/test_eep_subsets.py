@@ -33,7 +33,8 @@ def test_samples_crosses_and_mutants_keep_the_rule(subsets: Subsets, seed: int, 
     child = subsets.cross(rng, kept[0], kept[1])
     assert subsets.holds(child[None])
     assert set(kept[0]) & set(kept[1]) <= set(child) <= set(kept[0]) | set(kept[1])
-    mutant = subsets.mutate(rng, child, rate, forced)
+    assert subsets.holds(subsets.mutate(rng, child, rate, redraw=True)[None])
+    mutant = subsets.mutate(rng, child, rate, at_least_one=forced)
     assert subsets.holds(mutant[None])
     if forced and subsets.retained < subsets.experts:
         assert set(mutant) != set(child)
@@ -50,8 +51,10 @@ def test_without_routing_groups_these_are_the_operators_themselves(seed: int, re
     assert np.array_equal(kept, random_subset(theirs, 4, 9, retained))
     child = subsets.cross(ours, kept[0], kept[1])
     assert np.array_equal(child, subset_crossover(theirs, kept[0], kept[1]))
-    mutant = subsets.mutate(ours, child, 0.3, forced)
-    assert np.array_equal(mutant, replace_experts(theirs, child, 9, 0.3, forced))
+    for redraw in (False, True):
+        options = {"redraw": redraw, "at_least_one": forced and not redraw}
+        mutant = subsets.mutate(ours, child, 0.3, **options)
+        assert np.array_equal(mutant, replace_experts(theirs, child, 9, 0.3, **options))
 
 
 def test_the_best_are_taken_from_every_routing_group() -> None:
@@ -97,7 +100,7 @@ def test_merging_starts_from_rows_in_their_routing_groups() -> None:
     space = eep_space(8, 2, facts=deepseek())
     rng = np.random.default_rng(3)
     parents = tuple(space.sample(rng, PRUNE).genome for _ in range(2))
-    phase = MERGE.model_copy(update={"entry_rate": 0.0, "normalise_rate": 0.0, "crossover_rate": 1.0})
+    phase = MERGE.model_copy(update={"entry_rate": 0.0, "normalise_rate": 0.0})
     child = space.breed(rng, phase, parents).genome
     for part in range(4):
         rows = child.expert_merging[:, 2 * part : 2 * part + 2]

@@ -50,8 +50,7 @@ def test_a_baseline_expresses_what_was_measured(name: str, settings: dict[str, A
 def test_children_of_baselines_and_of_the_start_have_routers_of_both(seed: int) -> None:
     space, rng = with_baselines(), np.random.default_rng(seed)
     parents = [space.start(TUNE).genome, *(each.make(space).genome for each in BASELINES.values())]
-    always = TUNE.model_copy(update={"crossover_rate": 1.0})
-    child = space.breed(rng, always, (parents[0], space.breed(rng, always, (parents[1], parents[2])).genome)).genome
+    child = space.breed(rng, TUNE, (parents[0], space.breed(rng, TUNE, (parents[1], parents[2])).genome)).genome
     assert set(child.anchored.tolist()) <= {1, 2, 3} and child.express().finite
     assert all(np.bincount(experts).tolist() == [space.dense.width // space.n] * space.n for experts in child.experts)
 

@@ -105,7 +105,7 @@ def test_swap_rate_decides_how_many_neurons_move() -> None:
 def test_layers_cross_over_whole() -> None:
     space = factorllm_space(dense_model(layers=12))
     one, two = space.start(TUNE).genome, space.sample(np.random.default_rng(3), TUNE).genome
-    still = TUNE.model_copy(update={"crossover_rate": 1.0, "entry_rate": 0.0, "swap_rate": 0.0})
+    still = TUNE.model_copy(update={"entry_rate": 0.0, "swap_rate": 0.0})
     child = space.breed(np.random.default_rng(0), still, (one, two)).genome
     sources = set()
     for layer in range(12):

@@ -264,17 +264,8 @@ def test_children_are_valid_and_name_the_parents_used(
     before = [parent.to_bytes() for parent in given_parents]
     offspring = kind.space.breed(np.random.default_rng(seed), phase, given_parents)
     kind.check(offspring.genome, phase)
-    assert offspring.parents in {(0,), (0, 1)[:parents]}
+    assert offspring.parents == (0, 1)[:parents]
     assert [parent.to_bytes() for parent in given_parents] == before
-
-
-@phased
-def test_the_crossover_rate_decides_on_the_second_parent(kind: Sample, phase: PhaseConfig) -> None:
-    pair = grown(kind, phase, 1), grown(kind, phase, 2)
-    for rate, expected in ((0.0, (0,)), (1.0, (0, 1))):
-        changed = phase.model_copy(update={"crossover_rate": rate})
-        used = {kind.space.breed(np.random.default_rng(seed), changed, pair).parents for seed in range(20)}
-        assert used == {expected}
 
 
 @phased
@@ -404,7 +395,7 @@ def start_of(kind: Sample) -> Any:
 def test_costs_agree_with_descriptions(kind: Sample, phase: PhaseConfig) -> None:
     outline = outline_of(bare_space(kind.space).facts)  # type: ignore[attr-defined]
     costs, genome = costs_of(kind.space, outline), start_of(kind)
-    described = kind.space.describe(grown(kind, phase, 1) if genome is None else genome)
+    described = kind.space.describe(grown(kind, phase, 1, steps=6) if genome is None else genome)
     experts, active, parameters, active_parameters = costs.counts(phase.kind)
     assert (experts, active) == (described.experts, described.active)
     assert parameters in (None, described.parameters)

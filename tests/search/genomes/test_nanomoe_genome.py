@@ -165,7 +165,7 @@ def test_crossover_takes_every_layer_whole(seed: int) -> None:
     space = space_of("III")
     rng = np.random.default_rng(seed)
     parents = space.sample(rng, TUNE).genome, space.sample(rng, TUNE).genome
-    phase = TUNE.model_copy(update={"crossover_rate": 1.0, "entry_rate": 0.0})
+    phase = TUNE.model_copy(update={"entry_rate": 0.0})
     child = space.breed(rng, phase, parents).genome
     for layer, mixing in enumerate(child.mixing):
         assert any(np.array_equal(mixing, parent.mixing[layer]) for parent in parents)

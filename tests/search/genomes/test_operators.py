@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -20,11 +20,14 @@ from moevolve.search.genomes.operators import (
     random_subset,
     replace_experts,
     select_groups,
+    select_matrices,
     subset_crossover,
 )
 
 seeds = st.integers(0, 2**32 - 1)
 rates = st.floats(0, 1)
+Units = Literal["whole", "rows", "entries"]
+AXES: dict[Units, tuple[int, ...]] = {"whole": (0, 1), "rows": (1,), "entries": ()}
 sizes = st.integers(1, 16).flatmap(lambda experts: st.tuples(st.just(experts), st.integers(1, experts)))
 
 
@@ -75,14 +78,23 @@ def test_group_rates_0_and_1(seed: int, groups: int) -> None:
 
 
 @few
+@given(seeds, st.integers(1, 20), st.floats(0.01, 1))
+def test_selected_matrices_are_never_none(seed: int, groups: int, rate: float) -> None:
+    chosen = select_matrices(np.random.default_rng(seed), (2, groups), rate)
+    assert chosen.shape == (2, groups) and chosen.dtype == np.bool_ and chosen.any()
+    assert select_matrices(np.random.default_rng(seed), (2, groups), 1.0).all()
+
+
+@few
 @given(seeds, sizes, rates, st.booleans())
 def test_replacing_experts_keeps_size_and_distinctness(
     seed: int, size: tuple[int, int], rate: float, forced: bool
 ) -> None:
     experts, retained = size
     kept = kept_experts(seed, experts, retained)
-    child = replace_experts(np.random.default_rng(seed), kept, experts, rate, forced)
-    assert is_sorted_subset(child, experts, retained)
+    redrawn = replace_experts(np.random.default_rng(seed), kept, experts, rate, redraw=True)
+    child = replace_experts(np.random.default_rng(seed), kept, experts, rate, at_least_one=forced)
+    assert is_sorted_subset(redrawn, experts, retained) and is_sorted_subset(child, experts, retained)
     if retained == experts:
         assert np.array_equal(child, kept)
     elif forced:
@@ -99,6 +111,7 @@ def test_replacement_rates_0_and_1(seed: int, size: tuple[int, int]) -> None:
     replaced = replace_experts(rng, kept, experts, 1.0)
     # As many go as there are unused ones to take their places.
     assert np.intersect1d(replaced, kept).size == retained - min(retained, experts - retained)
+    assert np.array_equal(replace_experts(rng, kept, experts, 0.0, redraw=True), kept)
 
 
 @few
@@ -119,23 +132,29 @@ def test_subset_crossover_of_equal_parents_is_the_parent(seed: int, size: tuple[
 
 
 @few
-@given(seeds, sizes, st.floats(0, 1))
-def test_matrix_crossover_takes_entries_of_the_parents_only(seed: int, size: tuple[int, int], whole: float) -> None:
+@given(seeds, sizes, rates)
+def test_matrix_crossover_takes_its_units_from_either_parent(seed: int, size: tuple[int, int], front: float) -> None:
     experts, retained = size
     first, second = matrices(seed, retained, experts), matrices(seed + 1, retained, experts)
-    child = matrix_crossover(np.random.default_rng(seed), first, second, whole)
-    assert child.dtype == np.float32
-    assert ((child == first) | (child == second)).all()
+    ends = {1.0: first, 0.0: second}
+    for units, axes in AXES.items():
+        child = matrix_crossover(np.random.default_rng(seed), first, second, front, units)
+        assert child.dtype == np.float32
+        assert ((child == first).all(axis=axes) | (child == second).all(axis=axes)).all()
+        for rate, expected in ends.items():
+            end = matrix_crossover(np.random.default_rng(seed), first, second, rate, units)
+            assert np.array_equal(end, expected) and not np.shares_memory(end, expected)
 
 
-def test_matrix_crossover_rates_0_and_1() -> None:
+@pytest.mark.parametrize("units", ["whole", "rows", "entries"])
+def test_matrix_crossover_has_the_front_rate_and_mixes_units_apart(units: Units) -> None:
     first, second = np.zeros((4, 8), np.float32), np.ones((4, 8), np.float32)
-    whole = [matrix_crossover(np.random.default_rng(seed), first, second, 1.0) for seed in range(20)]
-    assert all(child.min() == child.max() for child in whole)
-    assert {float(child[0, 0]) for child in whole} == {0.0, 1.0}
-    assert all(not np.shares_memory(child, parent) for child in whole for parent in (first, second))
-    mixed = [matrix_crossover(np.random.default_rng(seed), first, second, 0.0) for seed in range(20)]
-    assert all(child.min() == 0 and child.max() == 1 for child in mixed)
+    children = np.stack([matrix_crossover(np.random.default_rng(i), first, second, 0.6, units) for i in range(2000)])
+    count = {"whole": 1, "rows": 4, "entries": 32}[units]
+    assert abs(children.mean() - 0.4) < 4 * np.sqrt(0.24 / (2000 * count))
+    one_parent = (children == children[:, :1, :1]).all(axis=(1, 2)).mean()
+    expected = 0.6**count + 0.4**count
+    assert abs(one_parent - expected) <= 4 * np.sqrt(expected * (1 - expected) / 2000)
 
 
 @few
@@ -176,9 +195,11 @@ def test_normalised_rows_sum_to_1_or_stay(seed: int, size: tuple[int, int]) -> N
 OPERATORS: dict[str, Callable[[np.random.Generator, Any], Any]] = {
     "random_subset": lambda rng, _: random_subset(rng, 3, 8, 4),
     "select_groups": lambda rng, _: select_groups(rng, 12, 0.3),
+    "select_matrices": lambda rng, _: select_matrices(rng, (2, 4), 0.3),
     "replace_experts": lambda rng, data: replace_experts(rng, data["kept"][0], 8, 0.5),
+    "replace_experts, redrawn": lambda rng, data: replace_experts(rng, data["kept"][0], 8, 0.5, redraw=True),
     "subset_crossover": lambda rng, data: subset_crossover(rng, *data["kept"]),
-    "matrix_crossover": lambda rng, data: matrix_crossover(rng, *data["matrices"]),
+    "matrix_crossover": lambda rng, data: matrix_crossover(rng, *data["matrices"], 0.6, "rows"),
     "gaussian_noise": lambda rng, data: gaussian_noise(rng, data["matrices"][0], 0.5, 0.1),
     "normalise_rows": lambda rng, data: normalise_rows(data["matrices"][0]),
 }

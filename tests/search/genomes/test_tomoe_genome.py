@@ -287,7 +287,7 @@ def test_seeds_are_whole_numbers() -> None:
 
 def test_crossover_takes_layers_whole() -> None:
     space = tomoe_space(dense_model(layers=12))
-    still = TUNE.model_copy(update={"crossover_rate": 1.0, "entry_rate": 0.0, "swap_rate": 0.0})
+    still = TUNE.model_copy(update={"entry_rate": 0.0, "swap_rate": 0.0})
     rng, size = np.random.default_rng(3), space.flatten(space.start(TUNE).genome, TUNE).size
     one, two = (space.unflatten(1 + rng.standard_normal(size), TUNE) for _ in range(2))
     child = space.breed(rng, still, (one, two)).genome

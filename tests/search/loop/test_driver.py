@@ -12,6 +12,8 @@ import pytest
 from search_lab import Stopped, UnrulyPool, drive, make_lab_setup, population, repeated, run_config, smooth, start
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.yaml_files import read_yaml
+from moevolve.search.config.presets import presets
 from moevolve.search.config.run import RunConfig
 from moevolve.search.loop import driver
 from moevolve.search.loop.driver import Driver, Progress
@@ -25,13 +27,20 @@ from moevolve.workers.messages import EvaluationReply
 from moevolve.workers.methods.base import Edit, IdentityEdit
 
 Opener = Callable[[str], Store]
+WITHIN = {"rule": "threshold", "crossover_margin": 0.02, "mutation_margin": 0.05, "crossover_least": 3}
+SIZES = {"evaluations": 35, "initial": 8}, {"evaluations": 40}
 MODES: dict[str, dict[str, Any]] = {
     "steady": {},
     "generations": {"strategy": {"kind": "evolution", "mode": "generations", "generation": 7}},
     "threshold": {
         "phases": [
-            {"kind": "prune", "evaluations": 30, "initial": 8, "parents": {"rule": "threshold", "margin": 0.05}},
-            {"kind": "merge", "evaluations": 30, "parents": {"rule": "threshold", "margin": 0.02}},
+            {"kind": "prune", "evaluations": 30, "initial": 8, "parents": WITHIN},
+            {"kind": "merge", "evaluations": 30, "crossover": "entries", "matrices": "together", "parents": WITHIN},
+        ]
+    },
+    "authors": {
+        "phases": [
+            phase | size for phase, size in zip(read_yaml(presets()["authors"])["eep"]["phases"], SIZES, strict=True)
         ]
     },
     "nevergrad": {"strategy": "nevergrad:TwoPointsDE"},

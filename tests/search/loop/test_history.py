@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -14,10 +15,14 @@ from moevolve.search.config.phases import ThresholdParents, TopKParents
 from moevolve.search.loop.history import Ranking, eligible, rank_key
 from moevolve.store.records import IndividualRecord
 
+margins = st.sampled_from([0.0, 0.05, 0.1, 0.3, 1.0])
 Rule = TopKParents | ThresholdParents
+Operator = Literal["crossover", "mutation"]
 rules = st.one_of(
     st.integers(1, 6).map(lambda k: TopKParents(k=k)),
-    st.sampled_from([0.0, 0.05, 0.1, 0.3, 1.0]).map(lambda margin: ThresholdParents(margin=margin)),
+    st.tuples(margins, margins, st.integers(1, 6)).map(
+        lambda each: ThresholdParents(crossover_margin=each[0], mutation_margin=each[1], crossover_least=each[2])
+    ),
 )
 # Per content hash (fitness, tie-break) or a failure: fitness is a function of the content. Few values, many ties.
 landscapes = st.lists(
@@ -38,24 +43,36 @@ def member(index: int, content: int, outcome: tuple[float, float] | None) -> Ind
     return decided(replace(history_row(index, "prune", None), content_hash=f"hash-{content}"), outcome)
 
 
-def from_scratch(history: list[IndividualRecord], rule: Rule) -> list[IndividualRecord]:
-    """Distinct members that didn't fail, best first, cut by the rule."""
-    first = {one.content_hash: one for one in reversed(history) if one.fitness is not None}
+def from_scratch(history: list[IndividualRecord], rule: Rule, repeats: bool) -> dict[Operator, list[IndividualRecord]]:
+    """Members that didn't fail, distinct unless they may repeat, best first, cut by the rule."""
+    scored = [one for one in history if one.fitness is not None]
+    first = {one.index if repeats else one.content_hash: one for one in reversed(scored)}
     ranked = sorted(first.values(), key=lambda one: (-one.fitness, -one.tie_break, one.index))  # type: ignore[operator]
     if isinstance(rule, TopKParents):
-        return ranked[: rule.k]
-    return [one for one in ranked if ranked[0].fitness - one.fitness <= rule.margin]  # type: ignore[operator]
+        return {"crossover": ranked[: rule.k], "mutation": ranked[: rule.k]}
+    behind = [ranked[0].fitness - one.fitness for one in ranked]  # type: ignore[operator]
+    return {
+        "mutation": [one for one, less in zip(ranked, behind, strict=True) if less <= rule.mutation_margin + 1e-9],
+        "crossover": [
+            one
+            for place, (one, less) in enumerate(zip(ranked, behind, strict=True))
+            if less <= rule.crossover_margin + 1e-9 or place < rule.crossover_least
+        ],
+    }
 
 
 @many
-@given(histories(), rules)
-def test_a_ranking_is_what_a_sort_of_the_whole_history_gives(history: list[IndividualRecord], rule: Rule) -> None:
-    ranking = Ranking(rule)
+@given(histories(), rules, st.booleans())
+def test_a_ranking_is_what_a_sort_of_the_whole_history_gives(
+    history: list[IndividualRecord], rule: Rule, repeats: bool
+) -> None:
+    ranking = Ranking(rule, repeats)
     for count, one in enumerate(history, start=1):
         ranking.add(one)
-        expected = from_scratch(history[:count], rule)
-        assert list(ranking) == expected
-        assert eligible(list(ranking), rule) == expected
+        expected = from_scratch(history[:count], rule, repeats)
+        assert list(ranking) == max(expected.values(), key=len), "nothing is kept that can't be a parent"
+        for operator, parents in expected.items():
+            assert eligible(list(ranking), rule, operator) == parents
 
 
 @many
@@ -71,9 +88,24 @@ def test_a_top_k_ranking_never_holds_more_than_k(history: list[IndividualRecord]
 
 def test_eligible_cuts_a_longer_list() -> None:
     ranked = [member(index, index, (fitness, -1.0)) for index, fitness in enumerate([0.9, 0.8, 0.8, 0.5])]
-    assert eligible(ranked, TopKParents(k=2)) == ranked[:2]
-    assert eligible(ranked, ThresholdParents(margin=0.15)) == ranked[:3]
-    assert eligible([], ThresholdParents(margin=0.15)) == []
+    assert eligible(ranked, TopKParents(k=2), "crossover") == eligible(ranked, TopKParents(k=2), "mutation")
+    assert eligible(ranked, TopKParents(k=2), "mutation") == ranked[:2]
+    near = ThresholdParents(mutation_margin=0.15, crossover_least=1)
+    assert eligible(ranked, near, "mutation") == ranked[:3]
+    assert eligible(ranked, near, "crossover") == ranked[:1]
+    assert eligible([], near, "mutation") == eligible([], near, "crossover") == []
+
+
+def test_the_authors_margins_are_a_point_for_crossover_and_three_for_mutation() -> None:
+    """At 400 examples, so that a margin is met and missed by one example."""
+    right = [360, 359, 357, 356, 355, 348, 347, 346]
+    ranked = [member(index, index, (each / 400, -1.0)) for index, each in enumerate(right)]
+    rule = ThresholdParents()
+    assert eligible(ranked, rule, "mutation") == ranked[:6], "348 is 3 points below 360"
+    assert eligible(ranked, rule, "crossover") == ranked[:6], "at least 6, though 4 are within a point"
+    assert eligible(ranked, ThresholdParents(crossover_least=1), "crossover") == ranked[:4]
+    level = [member(index, index, (0.9, -1.0)) for index in range(9)]
+    assert eligible(level, rule, "crossover") == eligible(level, rule, "mutation") == level
 
 
 def test_ties_go_to_the_gold_log_probability_then_to_the_earlier() -> None:

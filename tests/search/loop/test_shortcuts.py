@@ -68,7 +68,7 @@ def searched(
 def test_the_store_holds_the_same(tmp_path: Path) -> None:
     whole, nothing = searched(tmp_path, 0)
     roomy, spared = searched(tmp_path, 1 << 26)
-    tight, less = searched(tmp_path, 3 << 20)
+    tight, less = searched(tmp_path, 5 << 20)
     assert roomy == whole and tight == whole
     assert len(whole) > 22 * 6
     sums = [[sum(shares[task]) for task in TASKS] for shares in (nothing, less, spared)]

@@ -52,14 +52,14 @@ class Searches:
         self.task.write_text(yaml.safe_dump(task))
         self._tiny, self._folder = tiny, folder
 
-    def run(self, name: str, store: str = "moevolve") -> list[tuple[Any, ...]]:
+    def run(self, name: str, store: str = "moevolve", **engine: Any) -> list[tuple[Any, ...]]:
         """Phenotype, fitness and tie-break value of every individual of a search."""
         data = self._tiny.run_data(
             name,
             model={"path": str(self.model), "device": "cpu"},
             tasks=[{"name": str(self.task), "counts": {"search": 12}}],
             phases=[{"kind": "prune", "evaluations": 4, "initial": 4}],
-            engine={},
+            engine=engine,
             final={"rerank": 0, "test": False},
         )
         with Store.open(f"sqlite:///{self._folder / store}.db") as opened:
@@ -141,3 +141,12 @@ def test_a_search_on_a_hub_id_keeps_to_its_commit(tiny: Any, tmp_path: Path, mon
         assert parse_stored_config(store.search("hub").config).model.revision == first
         with pytest.raises(UserError, match="not the checkpoint that search hub ran on"):
             set_up_stored(store, "hub", lambda _: settings)
+
+
+def test_another_chat_template_is_evaluated_anew(searches: Searches) -> None:
+    plain = searches.run("plain", chat_template="none")
+    wrapped = searches.run("wrapped", chat_template="mixtral")
+    assert searches.measured("wrapped") == searches.measured("plain") > 0
+    assert [tie for *_, tie in wrapped] != [tie for *_, tie in plain]
+    assert searches.run("again", chat_template="mixtral") == wrapped
+    assert searches.measured("again") == 0

@@ -110,6 +110,14 @@ def test_a_config_that_comes_with_the_package_is_enough(in_process: Any, tmp_pat
     assert "no such folder" in refusal(in_process("import-eep", tmp_path / "one.pth", "--experts-of", "mixtrall"))
 
 
+def test_what_prompts_are_wrapped_in_is_kept(
+    released: Path, config_only: Path, in_process: Any, tmp_path: Path
+) -> None:
+    done = in_process("import-eep", released, "--experts-of", config_only, "--chat-template", "mixtral")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(the_search(tmp_path).config)["engine"]["chat_template"] == "mixtral"
+
+
 def test_what_needs_no_weights_asks_for_none(imported: str, in_process: Any, tmp_path: Path) -> None:
     name = imported.partition(":")[0]
     for command in (("searches",), ("best",), ("show", imported), ("lineage", imported)):

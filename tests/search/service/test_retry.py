@@ -17,12 +17,12 @@ from moevolve.workers.messages import EvaluationReply, EvaluationRequest
 
 
 class BadDay(UnrulyPool):
-    """Loses one candidate in seven."""
+    """Loses one candidate in five."""
 
     kind: FailureKind = "timeout"
 
     def reply(self, request: EvaluationRequest) -> EvaluationReply:
-        if request.edit.phenotype_hash != "full" and int(request.edit.phenotype_hash[4:8], 16) % 7 == 2:
+        if request.edit.phenotype_hash != "full" and int(request.edit.phenotype_hash[4:8], 16) % 5 == 2:
             return loss(request, self.kind, "outran its time 3 times")
         return super().reply(request)
 

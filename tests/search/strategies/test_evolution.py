@@ -113,7 +113,9 @@ def test_the_merge_phase_starts_from_the_best_of_the_prune_phase(seed: int) -> N
     assert proposals[30].operator == "mutation"
 
 
-@pytest.mark.parametrize("rule", [TopKParents(k=4), ThresholdParents(margin=0.2)])
+@pytest.mark.parametrize(
+    "rule", [TopKParents(k=4), ThresholdParents(crossover_margin=0.2, crossover_least=1, mutation_margin=0.2)]
+)
 def test_pruned_individuals_that_merging_cannot_beat_stay_the_only_parent(rule: Any) -> None:
     phases = (PHASES[0], MergePhase(evaluations=20, parents=rule))
 
@@ -160,6 +162,72 @@ def test_a_space_without_anything_new_repeats() -> None:
     proposals, _ = evolve((PrunePhase(evaluations=30, initial=10),), space=eep_space(7, groups=1, layers=4))
     phenotypes = [proposal.phenotype_hash for proposal in proposals]
     assert len(set(phenotypes)) == 8 and len(phenotypes) == 30
+
+
+def test_a_phase_with_repeats_keeps_them_and_its_initial_ones_differ() -> None:
+    phases = (PrunePhase(evaluations=150, initial=31, repeats=True), MergePhase(evaluations=50, repeats=True))
+    proposals, _ = evolve(phases, 1, space=eep_space(2, layers=8))
+    assert len({proposal.phenotype_hash for proposal in proposals[:31]}) == 31
+    assert len({proposal.phenotype_hash for proposal in proposals}) < 120
+
+
+@pytest.mark.parametrize(("repeats", "expected"), [(True, 0.75), (False, 0.5)])
+def test_a_repeat_counts_among_the_parents_if_it_may_be(repeats: bool, expected: float) -> None:
+    """Three times one genome and once another: as often a parent as there are individuals, or genomes."""
+    space = eep_space(layers=4)
+    phase = MergePhase(evaluations=9, crossover_rate=0.0, repeats=repeats)
+    strategy = Evolution(space, phase, 0)
+    one, two = (space.sample(generator(seed, 0), PHASES[0]).genome for seed in range(2))
+    for index, genome in enumerate((one, one, one, two)):
+        record = individual_record(index, "0", Offspring(genome, "random", ()), space.describe(genome), 0)
+        strategy.tell(decided(record, (0.5, -1.0)))
+    draws = [strategy.ask(index, False, None, set()).parents for index in range(4, 1004)]
+    assert abs(np.mean([parents != (3,) for parents in draws]) - expected) < 4 * np.sqrt(
+        expected * (1 - expected) / 1000
+    )
+
+
+def test_the_crossover_rate_decides_on_the_second_parent() -> None:
+    """Among draws; where repeats are drawn anew crossover is more frequent, since mutation alone repeats more often."""
+    for rate in (0.0, 0.3, 1.0):
+        phases = (PrunePhase(evaluations=600, initial=10, crossover_rate=rate, repeats=True),)
+        proposals, _ = evolve(phases, window=1, score=lambda _: (0.5, -1.0), space=eep_space(layers=32))
+        crossed = [len(proposal.parents) == 2 for proposal in proposals[10:]]
+        assert abs(np.mean(crossed) - rate) <= 4 * np.sqrt(rate * (1 - rate) / len(crossed))
+        assert [proposal.operator == "crossover+mutation" for proposal in proposals[10:]] == crossed
+
+
+def test_each_operator_has_its_own_margin() -> None:
+    """Scores of 0.90, 0.89 ... 0.80: three are within crossover's margin, which takes four, nine within mutation's."""
+    rule = ThresholdParents(crossover_margin=0.02, crossover_least=4, mutation_margin=0.08)
+    phases = (PrunePhase(evaluations=500, initial=11, parents=rule),)
+
+    def score(proposal: IndividualRecord) -> tuple[float, float]:
+        return (0.9 - proposal.index / 100 if proposal.index < 11 else 0.1), -1.0
+
+    proposals, _ = evolve(phases, window=1, score=score)
+    crossed = [proposal.parents for proposal in proposals[11:] if len(proposal.parents) == 2]
+    mutated = [proposal.parents for proposal in proposals[11:] if len(proposal.parents) == 1]
+    assert {parent for parents in crossed for parent in parents} == {0, 1, 2, 3}
+    assert {parent for parents in mutated for parent in parents} == set(range(9))
+
+
+@pytest.mark.parametrize("window", [1, 4])
+def test_merging_may_start_from_all_that_pruning_left(window: int) -> None:
+    """Those within the margin are parents from the first child on, as long as merging finds nothing better."""
+    phases = (PHASES[0], MergePhase(evaluations=60, start="all", parents=ThresholdParents(mutation_margin=0.05)))
+
+    def score(proposal: IndividualRecord) -> tuple[float, float]:
+        return (0.9 - proposal.index / 100 if proposal.phase == "0" else 0.1), -1.0
+
+    proposals, _ = evolve(phases, window=window, score=score)
+    mutated = {proposal.parents[0] for proposal in proposals[30:] if len(proposal.parents) == 1}
+    crossed = {parent for proposal in proposals[30:] if len(proposal.parents) == 2 for parent in proposal.parents}
+    assert mutated <= set(range(6)) and len(mutated) > 3
+    assert crossed <= set(range(6)) and len(crossed) > 3
+    best_only = (PHASES[0], phases[1].model_copy(update={"start": "best"}))
+    alone, _ = evolve(best_only, window=window, score=lambda one: score(one) if one.phase == "0" else None)
+    assert {proposal.parents for proposal in alone[30:]} == {(0,)}
 
 
 def test_equal_genomes_count_once_among_the_parents() -> None:

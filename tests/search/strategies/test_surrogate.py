@@ -187,7 +187,7 @@ def test_a_share_of_the_children_is_evolution_s(section: SurrogateSection, share
             np.mean([one.operator in EVOLUTION for one in run(space, phases, section, planted(space))[0][20:]])
         )
 
-    light = section.model_copy(update={"candidates": 4})
+    light = section.model_copy(update={"candidates": 12})
     assert bred(light) == pytest.approx(share, abs=0.1)
     assert bred(light.model_copy(update={"bred": 1.0})) == 1.0
     assert bred(light.model_copy(update={"bred": 0.0})) == 0.0

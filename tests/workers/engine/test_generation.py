@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import CandidateError, UserError
-from moevolve.evaluators.matching import make_matcher
+from moevolve.evaluators.matching.registry import make_matcher
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.workers.config import EngineConfig, Shortcuts
 from moevolve.workers.engine.engine import WORKER_ENV, GenerationEngine, configure_runtime

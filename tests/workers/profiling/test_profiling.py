@@ -6,8 +6,10 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from canned_profilee import CannedProfilees
 
 from moevolve.evaluators.errors import UserError
@@ -20,9 +22,11 @@ from moevolve.workers.profiling.messages import (
     Message,
     ProfiledModel,
     ProfileSettings,
+    TaskPrompts,
     from_line,
     to_line,
 )
+from moevolve.workers.profiling.process import Profilee
 from moevolve.workers.profiling.report import BatchProfile
 from moevolve.workers.profiling.run import ProfileError, profile_models
 
@@ -34,6 +38,7 @@ SETTINGS = ProfileSettings((1, 3), prompt_tokens=6, new_tokens=2, repeats=3, dev
     [
         LoadRequest("a b/ü", None, None, False, "auto", "bfloat16", None, 64),
         MeasureRequest(8, 64, 32),
+        MeasureRequest(2, 3, 32, ((1, 2), (3, 4, 5, 6))),
         MeasureReply(0.25, 1e-9, None),
         FailureReply("no\nroom"),
     ],
@@ -54,9 +59,42 @@ def test_lines_that_are_no_messages(line: str) -> None:
 
 
 def test_rates_are_of_the_median() -> None:
-    batch = BatchProfile(4, 10, 5, (9.0, 2.0, 1.0), (4.0, 1.0), None)
+    batch = BatchProfile(4, 40, 5, (9.0, 2.0, 1.0), (4.0, 1.0, 2.0), None)
     assert batch.prefill_rate == 4 * 10 / 2.0
-    assert batch.decode_rate == 4 * 5 / 2.5
+    assert batch.decode_rate == 4 * 5 / 2.0
+    assert batch.answer_rate == 4 / 3.0
+
+
+def test_batches_of_a_task_are_of_all_lengths() -> None:
+    prompts = TaskPrompts("task", "test", tuple((0,) * (length + 1) for length in range(10)))
+    assert prompts.mean == round(5.5)
+    assert [len(tokens) for tokens in prompts.batch(1)] == [6]
+    assert [len(tokens) for tokens in prompts.batch(5)] == [2, 4, 6, 8, 10]
+    assert [len(tokens) for tokens in prompts.batch(10)] == list(range(1, 11))
+    assert [len(tokens) for tokens in prompts.batch(20)] == [length for length in range(1, 11) for _ in range(2)]
+    request = replace(SETTINGS, prompts=prompts).request(2)
+    assert request == MeasureRequest(2, 6, 2, ((0,) * 3, (0,) * 8)) and request.tokens == 11
+    assert SETTINGS.request(3) == MeasureRequest(3, 6, 2) and SETTINGS.request(3).tokens == 18
+
+
+@pytest.mark.parametrize("family", ["mixtral", "opt"])
+def test_padded_prompts_run_as_they_do_alone(checkpoint: Callable[[str], Path], family: str) -> None:
+    """Every step's logits of every row, against one pass over the row's own tokens."""
+    profilee = Profilee()
+    profilee.load(LoadRequest(str(checkpoint(family)), None, None, False, "cpu", "float32", 1, 8))
+    model: Any = profilee._model
+    seen: list[torch.Tensor] = []
+    hook = model.register_forward_hook(lambda module, given, found: seen.append(found.logits[:, -1]))
+    prompts = ((5, 6, 7), (9,), (8, 4, 10, 12, 6, 5))
+    profilee.measure(MeasureRequest(3, 3, 2, prompts))
+    hook.remove()
+    steps = torch.stack(seen)
+    assert len(steps) == 3
+    for row, prompt in enumerate(prompts):
+        written = steps[:, row].argmax(dim=-1).tolist()
+        with torch.no_grad():
+            alone = model(input_ids=torch.tensor([[*prompt, *written[:2]]])).logits[0, -3:]
+        torch.testing.assert_close(steps[:, row], alone, rtol=1e-4, atol=1e-4)
 
 
 def test_two_models_are_measured_in_processes_of_their_own(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:

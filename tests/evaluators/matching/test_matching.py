@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.matching import MATCHERS, cut, make_matcher, settled_part, squad_tokens, token_f1
+from moevolve.evaluators.matching.base import cut, settled_part
+from moevolve.evaluators.matching.registry import MATCHERS, make_matcher
+from moevolve.evaluators.matching.words import squad_tokens, token_f1
 from moevolve.evaluators.types import Example, Matching
 
 LETTERS = Example("p", ("B",), ("A", "B", "C"))
@@ -166,6 +168,9 @@ _PIECES = [
         "_",
         "1",
         "####",
+        "Answer: ",
+        "Question:",
+        "answer is",
         "\x1c",
         "\u2003",
         "\ufffd",
@@ -183,6 +188,12 @@ _WORD_EXAMPLES = st.sampled_from(
 )
 
 
+def _suiting(kind: str, words: Example) -> Example:
+    if kind in ("option", "capital", "eep-option"):
+        return LETTERS
+    return Example("p", ("#### -1",)) if kind in ("number", "eep-gsm8k") else words
+
+
 @pytest.mark.parametrize("kind", sorted(MATCHERS))
 @settings(max_examples=400, deadline=None)
 @given(text=_TEXTS, continuation=_TEXTS, stop=_STOPS, words=_WORD_EXAMPLES)
@@ -191,7 +202,7 @@ _WORD_EXAMPLES = st.sampled_from(
 def test_decided_means_no_continuation_matters(
     kind: str, text: str, continuation: str, stop: tuple[str, ...], words: Example
 ) -> None:
-    example = LETTERS if kind in ("option", "capital") else Example("p", ("#### -1",)) if kind == "number" else words
+    example = _suiting(kind, words)
     matcher = make_matcher(Matching(kind, stop))
     now = matcher.match(text, example)
     assert 0.0 <= now <= 1.0
@@ -203,12 +214,12 @@ def test_decided_means_no_continuation_matters(
 @pytest.mark.parametrize("kind", sorted(MATCHERS))
 @given(text=_TEXTS)
 def test_a_stop_string_decides(kind: str, text: str) -> None:
-    example = LETTERS if kind in ("option", "capital") else WORDS
+    example = _suiting(kind, WORDS)
     assert make_matcher(Matching(kind, ("\n",))).decided(text + "x\n", example)
 
 
 def test_unknown_kind_lists_the_known_ones() -> None:
-    with pytest.raises(UserError, match="unknown matching kind `fuzzy`; known: capital, contains, em, exact, f1"):
+    with pytest.raises(UserError, match="unknown matching kind `fuzzy`; known: capital, contains, eep-drop"):
         make_matcher(Matching("fuzzy"))
 
 

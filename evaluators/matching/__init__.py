@@ -1,0 +1,1 @@
+"""Comparing generated text with the accepted answers."""

@@ -1,0 +1,169 @@
+"""Answers in words: whole, within a longer answer, or in part."""
+
+from __future__ import annotations
+
+import re
+import string
+from functools import lru_cache
+
+from moevolve.evaluators.matching.base import Matcher
+from moevolve.evaluators.types import Example
+
+Words = tuple[str, ...]
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_CLOSING = " .,;:!?\"')]"
+
+
+def squad_tokens(text: str) -> Words:
+    """Words after SQuAD's normalisation: lower case, no ASCII punctuation, no articles (Rajpurkar et al. 2016)."""
+    words: list[str] = []
+    for piece in text.split():
+        words.extend(_ARTICLES.sub(" ", piece.lower().translate(_PUNCTUATION)).split())
+    return tuple(words)
+
+
+def token_f1(answer: Words, reference: Words) -> float:
+    """F1 of two bags of words, in [0, 1]; two empty answers agree."""
+    if not answer or not reference:
+        return float(answer == reference)
+    counts: dict[str, int] = {}
+    for word in reference:
+        counts[word] = counts.get(word, 0) + 1
+    common = 0
+    for word in answer:
+        if counts.get(word, 0) > 0:
+            counts[word] -= 1
+            common += 1
+    return 2 * common / (len(answer) + len(reference))
+
+
+class ExactMatcher(Matcher):
+    """The whole answer equals a reference; case, runs of white space and closing punctuation don't count."""
+
+    def _score(self, answer: str, example: Example) -> float:
+        answer = _plain(answer)
+        return float(any(answer.rstrip(_CLOSING) == _plain(r).rstrip(_CLOSING) for r in example.references))
+
+    def _settled(self, start: str, example: Example) -> bool:
+        start = _plain(start)
+        return not any(_may_become(start, _plain(r).rstrip(_CLOSING)) for r in example.references)
+
+    def problem(self, example: Example) -> str | None:
+        if not _plain(example.references[0]).rstrip(_CLOSING):
+            return f"nothing is left of {example.references[0]!r} without closing punctuation"
+        return super().problem(example)
+
+
+class _TokenMatcher(Matcher):
+    """Compares words after SQuAD's normalisation."""
+
+    def problem(self, example: Example) -> str | None:
+        for answer in (*example.references[:1], *(example.choices if self.needs_choices else ())):
+            if not _tokens(answer):
+                return f"nothing is left of {answer!r} without articles and punctuation"
+        return super().problem(example)
+
+    def _score(self, answer: str, example: Example) -> float:
+        words = squad_tokens(answer)
+        return max(self._compare(words, _tokens(reference)) for reference in example.references)
+
+    def _compare(self, answer: Words, reference: Words) -> float:
+        return float(answer == reference)
+
+
+class F1Matcher(_TokenMatcher):
+    """SQuAD's token F1, the best over the references."""
+
+    def _compare(self, answer: Words, reference: Words) -> float:
+        return token_f1(answer, reference)
+
+
+class EmMatcher(_TokenMatcher):
+    """SQuAD's exact match."""
+
+    def _settled(self, start: str, example: Example) -> bool:
+        words = _whole_words(start)
+        return not any(_tokens(r)[: len(words)] == words for r in example.references)
+
+
+class ContainsMatcher(_TokenMatcher):
+    """A reference occurs in the answer as a phrase of whole words."""
+
+    def _compare(self, answer: Words, reference: Words) -> float:
+        return float(_find(answer, reference) >= 0)
+
+    def _settled(self, start: str, example: Example) -> bool:
+        words = _whole_words(start)
+        return any(_find(words, _tokens(r)) >= 0 for r in example.references)
+
+
+class PrefixMatcher(_TokenMatcher):
+    """The answer begins with a reference, in whole words (`Yes, because ...` for `yes`)."""
+
+    def _compare(self, answer: Words, reference: Words) -> float:
+        return float(answer[: len(reference)] == reference)
+
+    def _settled(self, start: str, example: Example) -> bool:
+        words = _whole_words(start)
+        references = [_tokens(r) for r in example.references]
+        if any(words[: len(r)] == r for r in references):
+            return True
+        return not any(r[: len(words)] == words for r in references)
+
+
+class LabelMatcher(_TokenMatcher):
+    """The choice that occurs first in the answer, in whole words (`yes`, `not entailment`), is one of the references.
+
+    Of choices beginning at the same word the longest counts.
+    """
+
+    needs_choices = True
+
+    def _score(self, answer: str, example: Example) -> float:
+        found = _first_choice(squad_tokens(answer), example.choices)
+        return float(found is not None and found[1] in {_tokens(r) for r in example.references})
+
+    def _settled(self, start: str, example: Example) -> bool:
+        words = _whole_words(start)
+        found = _first_choice(words, example.choices)
+        # A longer choice that begins no later may still be unfinished.
+        return found is not None and found[0] + max(len(_tokens(c)) for c in example.choices) <= len(words)
+
+
+@lru_cache(maxsize=65536)
+def _tokens(answer: str) -> Words:
+    """`squad_tokens` of references and choices, which come again for every candidate."""
+    return squad_tokens(answer)
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+def _may_become(start: str, reference: str) -> bool:
+    """Whether a text that begins with `start` can still be the reference plus closing punctuation."""
+    if reference.startswith(start):
+        return True
+    return start.startswith(reference) and not start[len(reference) :].strip(_CLOSING)
+
+
+def _whole_words(start: str) -> Words:
+    """Normalised words that are certainly complete: those before the last white space."""
+    if not start or start[-1].isspace():
+        return squad_tokens(start)
+    pieces = start.split()
+    return squad_tokens(" ".join(pieces[:-1]))
+
+
+def _find(words: Words, phrase: Words) -> int:
+    """Position of the phrase in the words, or -1."""
+    if not phrase:
+        return -1
+    return next((i for i in range(len(words) - len(phrase) + 1) if words[i : i + len(phrase)] == phrase), -1)
+
+
+def _first_choice(words: Words, choices: tuple[str, ...]) -> tuple[int, Words] | None:
+    found = [(at, -len(phrase), phrase) for phrase in map(_tokens, choices) if (at := _find(words, phrase)) >= 0]
+    return None if not found else (min(found)[0], min(found)[2])

@@ -1,0 +1,151 @@
+"""What individuals and their full model answer to a task's prompts, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from moevolve.evaluators.errors import CandidateError, UserError
+from moevolve.evaluators.fitness.transcript import Answer
+from moevolve.evaluators.metrics import score
+from moevolve.evaluators.types import PreparedSplit, Split
+from moevolve.search.loop.scores import FULL
+from moevolve.search.service.evaluate import prepared_split
+from moevolve.search.service.subject import Subject, find_subject
+from moevolve.store.repository import Store
+from moevolve.workers.config import engine_fingerprint
+from moevolve.workers.methods.base import Edit, IdentityEdit
+
+Only = Literal["differing", "wrong", "lost", "gained"]
+"""Rows where an individual's answer differs from the full model's; isn't wholly right; is worth less than the full
+model's; is worth more."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredRow:
+    """One example of the split.
+
+    Attributes:
+        row: its number in the split, from 0.
+        prompt: the task's text, without a chat template.
+        references: accepted answers, the gold one first.
+        choices: the closed set of answers; empty where answers are open.
+        answers: one per model.
+    """
+
+    row: int
+    prompt: str
+    references: tuple[str, ...]
+    choices: tuple[str, ...]
+    answers: tuple[Answer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What models answered.
+
+    Attributes:
+        task, split: whose prompts.
+        fitness: what reads the answers.
+        models: `full`, then the individuals.
+        examined: how many rows of the split were run, from the first on.
+        scores: of every model on these, in [0, 1].
+        rows: those that were asked for.
+    """
+
+    task: str
+    split: str
+    fitness: str
+    models: tuple[str, ...]
+    examined: int
+    scores: tuple[float, ...]
+    rows: tuple[AnsweredRow, ...] = field(repr=False)
+
+
+def answers(
+    store: Store,
+    references: Sequence[str],
+    task: str,
+    split: Split,
+    limit: int | None = None,
+    only: Only | None = None,
+    search: str | None = None,
+    model: str | None = None,
+) -> Answers:
+    """Run individuals and their full model on one split of a task, in this process. Nothing is stored.
+
+    Args:
+        store: where they are.
+        references: individuals of one model; or `full` alone, which otherwise comes first, named or not.
+        task: any task.
+        split: one of its splits.
+        limit: most rows in the result. Without `only` no more than these are run: batches are others then than those of
+            the whole split, and last digits may be.
+        only: which rows.
+        search, model: as `find_subject` has them.
+
+    Raises:
+        StoreError: no such individual or search.
+        UserError: unknown task or split, individuals of different models, or one that can't be run; as `find_subject`.
+    """
+    from moevolve.workers.worker import EvaluationWorker
+
+    names = [name for name in dict.fromkeys(references) if name != FULL]
+    subjects = {name: find_subject(store, name, search, model) for name in names or [FULL]}
+    first = _alike(subjects)
+    prepared = prepared_split(first, task, split)
+    if limit is not None and only is None:
+        prepared = prepared.head(limit)
+    worker = EvaluationWorker(first.config.model, first.config.engine)
+    edits: dict[str, Edit] = {FULL: IdentityEdit()} | {name: subject.edit for name, subject in subjects.items()}
+    found = []
+    for name, edit in edits.items():
+        try:
+            found.append(worker.answer(edit, prepared))
+        except CandidateError as error:
+            raise UserError(f"{name} can't be run: {error}") from None
+    rows = [row for row in _rows(prepared, found) if only is None or _is(row, only)]
+    scores = [score(prepared.metric, [answer.outcome for answer in each]) for each in found]
+    return Answers(
+        task=prepared.task,
+        split=prepared.split,
+        fitness=prepared.fitness,
+        models=tuple(edits),
+        examined=len(prepared.examples),
+        scores=tuple(scores),
+        rows=tuple(rows[:limit]),
+    )
+
+
+def _alike(subjects: dict[str, Subject]) -> Subject:
+    """The first subject, whose model and engine are the others', too."""
+    (name, first), *others = subjects.items()
+    known = _ran_by(first)
+    for other, subject in others:
+        if _ran_by(subject) != known:
+            raise UserError(f"{name} and {other} are of different models, or their engines' settings differ; ask for "
+                            "the answers of one model's individuals at a time")  # fmt: skip
+    return first
+
+
+def _ran_by(subject: Subject) -> tuple[str, str]:
+    return subject.facts.fingerprint, engine_fingerprint(subject.config.model, subject.config.engine)
+
+
+def _rows(split: PreparedSplit, found: Sequence[Sequence[Answer]]) -> Iterator[AnsweredRow]:
+    for row, (example, given) in enumerate(zip(split.examples, zip(*found, strict=True), strict=True)):
+        yield AnsweredRow(row, example.prompt, example.references, example.choices, given)
+
+
+def _is(row: AnsweredRow, only: Only) -> bool:
+    full, *others = row.answers
+    match only:
+        case "differing":
+            return any((other.text, other.outcome) != (full.text, full.outcome) for other in others)
+        case "wrong":
+            return any(answer.outcome < 1 for answer in others or [full])
+        case "lost":
+            return any(other.outcome < full.outcome for other in others)
+        case "gained":
+            return any(other.outcome > full.outcome for other in others)

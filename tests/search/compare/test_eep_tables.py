@@ -1,0 +1,158 @@
+"""The run files of the EEP paper's tables: for the real models' shapes, on the demo model, and two to the end."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from local_workers import calibrate, local_pool
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.tasks.prepare import prepare_split
+from moevolve.evaluators.tasks.registry import load_task
+from moevolve.search.compare.config import Cell, Comparison, load_comparison
+from moevolve.search.compare.rows import comparison_rows
+from moevolve.search.compare.run import run_comparison
+from moevolve.search.genomes.eep.section import EepSection
+from moevolve.search.genomes.registry import check_baselines, make_space
+from moevolve.search.loop.schedule import make_schedule
+from moevolve.search.service.observer import Observer
+from moevolve.search.service.set_up import set_up
+from moevolve.search.service.weights import shapes
+from moevolve.search.strategies.phased import make_strategy
+from moevolve.store.repository import Store
+from moevolve.workers.config import ModelConfig
+from moevolve.workers.facts import ModelFacts
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+TABLES = sorted(
+    path.stem for path in (CONFIGS / "runs" / "eep").glob("*-*.yaml") if not path.stem.startswith("mixtral")
+)
+SHAPES = {
+    "mistralai/Mixtral-8x7B-Instruct-v0.1": "mixtral-8x7b",
+    "mistralai/Mixtral-8x22B-Instruct-v0.1": "mixtral-8x22b",
+    "Qwen/Qwen1.5-MoE-A2.7B-Chat": "qwen1.5-moe-a2.7b",
+    "Qwen/Qwen2-57B-A14B-Instruct": "qwen2-57b-a14b",
+}
+SMALL = "tasks=[{name: demo-count, counts: {calibration: 4, search: 4, dev: 4, test: 4}}]"
+ELSEWHERE = {
+    "table-4": ("budgets.6 of 8.final.held_out=[demo-kin]", "budgets.4 of 8.final.held_out=[demo-kin]"),
+    "table-7": ("budgets={4 of 8: {genome.experts: 4}}",),
+    "table-8": ("budgets={1 of 8: {genome.experts: 1}}",),
+}
+"""What besides model and tasks the demo model needs, which has 8 experts."""
+
+
+def load(table: str, *overrides: str) -> Comparison:
+    return load_comparison(CONFIGS / "runs" / "eep" / f"{table}.yaml", overrides)
+
+
+@cache
+def facts_of(model: str) -> ModelFacts:
+    return shapes(ModelConfig(str(CONFIGS / "models" / SHAPES[model])))
+
+
+def section_of(cell: Cell) -> EepSection:
+    assert isinstance(cell.config.genome, EepSection)
+    return cell.config.genome
+
+
+def test_there_is_one_for_every_table_of_scores() -> None:
+    assert set(TABLES) == {"figure-3", *(f"table-{number}" for number in (1, 2, 3, 4, 7, 8, 9, 13))}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_its_searches_suit_the_papers_models_and_tasks(table: str) -> None:
+    known = set()
+    for cell in load(table).cells:
+        config = cell.config
+        space = make_space(config.genome, facts_of(config.model.path), config.phases)
+        check_baselines(config.phases, space)
+        make_strategy(config, space, make_schedule(config))
+        known |= {task.name for task in config.tasks} | set(config.final.held_out)
+    assert all(
+        load_task(name).splits.keys() >= {"search", "dev", "test"} for name in known if not name.endswith("-ood")
+    )
+    assert all(name.startswith("eep/") for name in known)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_its_searches_can_be_had_on_the_demo_model(table: str) -> None:
+    model = f"base.model={{path: {CONFIGS / 'demo' / 'model'}, device: cpu}}"
+    cells = load(table, model, SMALL, *ELSEWHERE.get(table, ())).cells
+    for cell in {cell.method: cell for cell in cells}.values():
+        assert set_up(cell.config, "one").config.model.device == "cpu"
+
+
+def test_they_are_what_the_paper_compares() -> None:
+    cells = {(cell.task, cell.budget, cell.method): cell for cell in load("table-1").cells}
+    assert len(cells) == 7 * 2 * 6
+    drawn = cells["eep/wic", "2 of 8", "random"].config
+    assert drawn.phases[0].evaluations == drawn.final.random_draws == 30
+    both = cells["eep/wic", "2 of 8", "EEP, prune + merge"].config
+    assert cells["eep/wic", "2 of 8", "EEP, prune only"].config.phases == both.phases[:1]
+    groups = {cell.method: section_of(cell).groups for cell in load("table-13").cells}
+    assert groups["NAEE"] == groups["EEP, prune only, 32 groups"] == "per_layer"
+    assert groups["EEP, prune only"] == groups["EEP, prune + merge"] == 4
+    spaces = {cell.method: section_of(cell) for cell in load("table-3").cells}
+    assert [(each.experts, each.active, each.dynamic_skipping) for each in spaces.values()] == [
+        *((8, 1, False), (8, None, True), (8, 1, False)),
+        *((4, 1, False), (4, None, True), (4, 1, False)),
+    ]
+    (tuned,) = {(section_of(cell).experts, section_of(cell).active) for cell in load("table-9").cells}
+    assert tuned == (8, None)
+
+
+def on_tiny(tiny: Any, table: str, *overrides: str) -> Comparison:
+    """A comparison on the tiny model of four experts."""
+    task = f"tasks=[{{name: {tiny.task}, counts: {{search: 20, dev: 10}}}}]"
+    model = f"base.model={{path: {tiny.model}, device: cpu}}"
+    return load(table, model, task, "base.genome={experts: 4, groups: 2}", "base.engine={}", *overrides)
+
+
+def scores(comparison: Comparison, folder: Path) -> dict[tuple[str, str], float | None]:
+    """Of every row on `test`, by budget and method."""
+    with Store.open(f"sqlite:///{folder / 'store.db'}") as store:
+        outcomes = run_comparison(comparison, store, lambda place, cell: Observer(), local_pool, calibrate)
+        assert [outcome.failure for outcome in outcomes] == [None] * len(outcomes)
+        rows = comparison_rows(outcomes, store)
+    return {(row.budget, row.method): score.score for row in rows if (score := row.score("test"))}
+
+
+def test_figure_3_is_the_model_with_other_numbers_of_active_experts(tiny: Any, tmp_path: Path) -> None:
+    """Against `transformers` with that number in the model's config."""
+    found = scores(
+        on_tiny(tiny, "figure-3", "budgets={1 active: {genome.active: 1}, 4 active: {genome.active: 4}}"), tmp_path
+    )
+    tokenizer: Any = AutoTokenizer.from_pretrained(tiny.model)
+    examples = prepare_split(load_task(str(tiny.task)), "test").examples
+    letters = tokenizer.convert_tokens_to_ids(list(examples[0].choices))
+    for active in (1, 4):
+        model: Any = AutoModelForCausalLM.from_pretrained(tiny.model, num_experts_per_tok=active)
+        right = 0
+        for example in examples:
+            ids = torch.tensor([[1, *tokenizer(example.prompt, add_special_tokens=False).input_ids]])
+            with torch.no_grad():
+                logits = model(ids).logits[0, -1, letters]
+            right += example.choices[int(logits.argmax())] in example.references
+        assert found[f"{active} active", "unpruned"] == pytest.approx(right / len(examples))
+
+
+def test_table_3_runs_to_its_end(tiny: Any, tmp_path: Path) -> None:
+    fewer = "methods.8 experts, EEP.phases.0.evaluations=3"
+    halves = [f"methods.4 experts, {name}.genome.experts=2" for name in ("NAEE", "NAEE + Dyn", "EEP")]
+    pruned = "methods.4 experts, EEP.phases=[{kind: prune, evaluations: 3, initial: 2}, {kind: merge, evaluations: 2}]"
+    found = scores(on_tiny(tiny, "table-3", fewer, *halves, pruned), tmp_path)
+    assert {method for _, method in found} == {"full model", *(cell.method for cell in load("table-3").cells)}
+
+
+def test_what_keeps_all_experts_needs_them(tiny: Any) -> None:
+    (cell,) = on_tiny(tiny, "figure-3", "base.genome.experts=2", "budgets={1 active: {genome.active: 1}}").cells
+    with pytest.raises(
+        UserError, match=r"init: identity keeps every expert, which takes genome.experts: 4 instead of 2"
+    ):
+        set_up(cell.config, "one")

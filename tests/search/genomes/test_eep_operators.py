@@ -1,0 +1,222 @@
+"""EEP's operators by how often they do what: against Sec. 4.3 and App. C of the paper, and its authors' rates.
+
+Every bound is four standard deviations of the number that it bounds, over draws with fixed seeds. Expected rates are
+written out here, apart from the code: a group's matrix is touched with probability 1/4, drawn again until one is; of a
+touched one while pruning, a row is replaced with probability 0.15 by an expert that no other row has; while merging, an
+entry gets N(0, 0.065^2) with probability 1/4, and the rows of all expert mergings are scaled to sum 1 with probability
+0.1; of two parents a touched matrix has rows of both, any other is one's, the first one's with probability 0.6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from search_samples import MERGE, PRUNE, continuous, eep_space, few
+
+from moevolve.search.genomes.eep.genome import EepGenome
+from moevolve.search.genomes.eep.space import EepSpace
+
+DRAWS = 3000
+GROUPS, KEPT, EXPERTS = 4, 3, 8
+TOUCHED = 0.25 / (1 - 0.75 ** (2 * GROUPS))
+"""Of each of the 2 G matrices, given that at least one of them is."""
+STILL = {"entry_rate": 0.0, "normalise_rate": 0.0}
+Floats = NDArray[np.floating[Any]]
+
+
+def near(rate: float, expected: float, draws: int) -> bool:
+    return bool(abs(rate - expected) <= 4 * np.sqrt(expected * (1 - expected) / draws))
+
+
+def space() -> EepSpace:
+    return eep_space(KEPT, GROUPS, layers=8)
+
+
+def filled(mapping: float, merging: float) -> EepGenome:
+    shape = (GROUPS, KEPT, EXPERTS)
+    return EepGenome(space(), np.full(shape, mapping, np.float32), np.full(shape, merging, np.float32))
+
+
+def children(parents: Sequence[EepGenome], draws: int = DRAWS, phase: Any = MERGE, **changes: Any) -> Floats:
+    """Router mappings and expert mergings of so many children: [draws, 2, groups, n', n]."""
+    changed = phase.model_copy(update=changes)
+    bred = [
+        parents[0].space.breed(np.random.default_rng(seed), changed, tuple(parents)).genome for seed in range(draws)
+    ]
+    return np.stack([np.stack([child.router_mapping, child.expert_merging]) for child in bred])
+
+
+def test_groups_of_both_matrices_are_touched_apart() -> None:
+    touched = children([filled(0, 0)], entry_rate=1.0, normalise_rate=0.0).any(axis=(3, 4))
+    assert touched.any(axis=(1, 2)).all()
+    for rate in touched.mean(axis=0).ravel():
+        assert near(rate, TOUCHED, DRAWS)
+    # Both of a group are as often as two draws of their own, among those that aren't empty.
+    mapped, merged = touched[:, 0], touched[:, 1]
+    assert near((mapped & merged).mean(), 0.25**2 / (1 - 0.75 ** (2 * GROUPS)), DRAWS * GROUPS)
+
+
+def test_groups_of_both_matrices_are_touched_together_if_asked_for() -> None:
+    touched = children([filled(0, 0)], entry_rate=1.0, normalise_rate=0.0, matrices="together").any(axis=(3, 4))
+    assert np.array_equal(touched[:, 0], touched[:, 1])
+    # One at random where none was drawn.
+    assert near(touched[:, 0].mean(), 0.25 + 0.75**GROUPS / GROUPS, DRAWS * GROUPS)
+
+
+def test_entries_of_touched_matrices_get_noise_of_the_rate_and_deviation() -> None:
+    noise = children([filled(0, 0)], normalise_rate=0.0)
+    hit = noise[noise != 0]
+    assert near(hit.size / noise.size, TOUCHED * 0.25, DRAWS)
+    rows = noise[noise.any(axis=(3, 4))]
+    assert near((rows != 0).mean(), 0.25, rows.size)
+    assert abs(hit.mean()) < 4 * 0.065 / np.sqrt(hit.size)
+    assert abs(hit.std() - 0.065) < 4 * 0.065 / np.sqrt(2 * hit.size)
+    assert near((np.abs(hit) < 0.065).mean(), 0.6827, hit.size)
+
+
+def test_all_expert_mergings_are_normalised_at_once() -> None:
+    bred = children([filled(0.5, 0.5)], entry_rate=0.0)
+    scaled = np.isclose(bred.sum(axis=4), 1, atol=1e-5)
+    assert not scaled[:, 0].any(), "the router mapping stays as it is"
+    whole = scaled[:, 1].all(axis=(1, 2))
+    assert np.array_equal(whole, scaled[:, 1].any(axis=(1, 2)))
+    assert near(whole.mean(), 0.1, DRAWS)
+
+
+def test_touched_expert_mergings_are_normalised_one_by_one_if_asked_for() -> None:
+    bred = children([filled(0.5, 0.5)], entry_rate=0.0, normalise="touched")
+    scaled = np.isclose(bred[:, 1].sum(axis=3), 1, atol=1e-5).all(axis=2)
+    assert near(scaled.mean(), 0.1 * TOUCHED, DRAWS * GROUPS)
+
+
+@pytest.mark.parametrize("units", ["rows", "entries"])
+def test_touched_matrices_are_mixed_by_unit_and_others_come_whole(units: str) -> None:
+    """Parents of zeros and ones, the first one the zeros."""
+    bred = children([filled(0, 0), filled(1, 1)], crossover=units, **STILL)
+    count = {"rows": KEPT, "entries": KEPT * EXPERTS}[units]
+    assert near(1 - bred[..., 0, 0].mean(), 0.6, DRAWS * 2 * GROUPS), "the front parent's share"
+    if units == "rows":
+        assert np.array_equal(bred.min(axis=4), bred.max(axis=4))
+    whole = (bred == bred[..., :1, :1]).all(axis=(3, 4))
+    expected = (1 - TOUCHED) + TOUCHED * (0.6**count + 0.4**count)
+    assert near(whole.mean(), expected, DRAWS * GROUPS)
+    # Each matrix of each group by itself.
+    first = bred[..., 0, 0]
+    for one, two in (((0, 0), (1, 0)), ((0, 0), (0, 1)), ((1, 1), (0, 3))):
+        assert near((first[:, *one] == first[:, *two]).mean(), 0.6**2 + 0.4**2, DRAWS)
+
+
+def test_noise_of_a_crossed_child_is_where_rows_of_both_are() -> None:
+    bred = children([filled(0, 0), filled(1, 1)], entry_rate=1.0, normalise_rate=0.0)
+    plain = np.isin(bred, (0, 1)).all(axis=(3, 4))
+    assert near(1 - plain.mean(), TOUCHED, DRAWS * GROUPS)
+    whole = bred[plain]
+    assert np.array_equal(whole, np.broadcast_to(whole[:, :1, :1], whole.shape))
+
+
+def replacements(**changes: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Which experts a pruning parent keeps, int64 [groups, n'], and its children: int64 [draws, groups, n']."""
+    parent = space().sample(np.random.default_rng(0), PRUNE).genome
+    bred = children([parent], phase=PRUNE, **changes)
+    assert np.array_equal(bred[:, 0], bred[:, 1]), "one selection in both matrices"
+    return space().kept(parent), np.sort(bred[:, 1].argmax(axis=3), axis=2)
+
+
+def gone(before: NDArray[np.int64], after: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many experts of every group were replaced by others: int64 [draws, groups]."""
+    return np.array([[np.setdiff1d(*pair).size for pair in zip(before, child, strict=True)] for child in after])
+
+
+def one_after_the_other(kept: tuple[int, ...]) -> dict[tuple[int, ...], float]:
+    """What becomes of a subset whose rows are replaced in order of their places: probability by outcome, enumerated.
+
+    App. C replaces rows at random; in the authors' code a row is emptied, and drawn again until no other row has it.
+    """
+    found: dict[tuple[int, ...], float] = {kept: 1.0}
+    for place in range(len(kept)):
+        after: dict[tuple[int, ...], float] = {}
+        for rows, probability in found.items():
+            after[rows] = after.get(rows, 0) + 0.85 * probability
+            free = [expert for expert in range(EXPERTS) if expert not in rows[:place] + rows[place + 1 :]]
+            for expert in free:
+                child = (*rows[:place], expert, *rows[place + 1 :])
+                after[child] = after.get(child, 0) + 0.15 * probability / len(free)
+        found = after
+    return found
+
+
+def test_a_replaced_expert_may_be_drawn_again() -> None:
+    before, after = replacements(group_rate=1.0)
+    changed = gone(before, after)
+    outcomes = one_after_the_other(tuple(before[0].tolist()))
+    for count in range(3):
+        expected = sum(p for rows, p in outcomes.items() if len(set(before[0]) - set(rows)) == count)
+        assert near((changed == count).mean(), expected, changed.size), count
+    # All that come in are as likely.
+    came = np.concatenate([np.setdiff1d(child[0], before[0]) for child in after])
+    counts = np.bincount(came, minlength=EXPERTS)[np.setdiff1d(np.arange(EXPERTS), before[0])]
+    assert counts.size == EXPERTS - KEPT
+    assert all(near(each / came.size, 1 / counts.size, came.size) for each in counts)
+
+
+def test_a_replaced_expert_goes_without_redraw() -> None:
+    before, after = replacements(group_rate=1.0, redraw=False)
+    assert near(gone(before, after).mean() / KEPT, 0.15, DRAWS * GROUPS * KEPT)
+
+
+def test_a_pruning_child_changes_where_the_expert_merging_was_drawn() -> None:
+    """Groups of the router mapping are drawn too, and change nothing: a quarter of the children are their parents."""
+    before, after = replacements(row_rate=1.0, redraw=False)
+    changed = gone(before, after) == KEPT
+    assert near(changed.mean(), TOUCHED, DRAWS * GROUPS)
+    none = (0.75**GROUPS - 0.75 ** (2 * GROUPS)) / (1 - 0.75 ** (2 * GROUPS))
+    assert near((~changed.any(axis=1)).mean(), none, DRAWS)
+    together = replacements(row_rate=1.0, redraw=False, matrices="together")
+    assert (gone(*together) == KEPT).any(axis=1).all()
+
+
+OPTIONS = st.fixed_dictionaries({"matrices": st.sampled_from(["apart", "together"]), "group_rate": st.floats(0.01, 1)})
+
+
+@few
+@given(
+    st.integers(0, 2**32 - 1),
+    OPTIONS,
+    st.booleans(),
+    st.sampled_from([(8, 1, 8), (3, 2, 8), (4, 4, 5)]),
+    st.integers(1, 2),
+)
+def test_pruning_children_are_legal(
+    seed: int, options: dict[str, Any], redraw: bool, size: tuple[int, int, int], parents: int
+) -> None:
+    retained, groups, experts = size
+    found = eep_space(retained, groups, layers=4, experts=experts)
+    rng = np.random.default_rng(seed)
+    genomes = tuple(found.sample(rng, PRUNE).genome for _ in range(parents))
+    child = found.breed(rng, PRUNE.model_copy(update=options | {"redraw": redraw, "row_rate": 0.5}), genomes).genome
+    assert child.one_hot and np.array_equal(child.router_mapping, child.expert_merging)
+    assert (np.diff(found.kept(child), axis=1) > 0).all()
+
+
+@few
+@given(
+    st.integers(0, 2**32 - 1),
+    OPTIONS,
+    st.sampled_from(list(product(["rows", "entries"], ["all", "touched"]))),
+    st.integers(1, 2),
+)
+def test_merging_children_are_legal(seed: int, options: dict[str, Any], named: tuple[str, str], parents: int) -> None:
+    found = space()
+    genomes = tuple(continuous(found, seed % 1000 + place) for place in range(parents))
+    phase = MERGE.model_copy(update=options | {"crossover": named[0], "normalise": named[1]})
+    child = found.breed(np.random.default_rng(seed), phase, genomes).genome
+    assert child.expert_merging.dtype == child.router_mapping.dtype == np.float32
+    assert np.isfinite(child.expert_merging).all() and np.isfinite(child.router_mapping).all()
+    assert found.from_bytes(child.to_bytes()) == child

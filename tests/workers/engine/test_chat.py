@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.types import Example, Matching, PreparedSplit
+from moevolve.workers.config import EngineConfig, ModelConfig, engine_fingerprint
+from moevolve.workers.engine.chat import chat_template
+from moevolve.workers.engine.tokenizing import tokenize_split
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+# Ways of writing conversations that there are: marks of their own with a system role, none with roles that must
+# alternate, and two with a block of thoughts before the answer, one of which can be switched off.
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+ALTERNATING = (
+    "{{ bos_token }}{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}{% if m.role == 'user' %} [INST] {{ m.content }} [/INST]"
+    "{% else %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
+)
+DROPPING = (
+    "{% for m in messages %}{% if m.role != 'system' %}{{ m.role }}: "
+    "{% if m.role == 'assistant' %}<think></think>{% endif %}{{ m.content }}\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last %}<think></think>"
+    "{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{{ '<think></think>' if enable_thinking is false }}{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def bytewise() -> PreTrainedTokenizerFast:
+    """Every byte a token, which adds a beginning token by itself as Llama's does."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    special = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
+    inner = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate([*special, *alphabet])}, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        additional_special_tokens=["<|im_start|>", "<|im_end|>"],
+    )
+
+
+def talking(tokenizer: PreTrainedTokenizerFast, template: str | dict[str, str] | None) -> PreTrainedTokenizerFast:
+    """The tokenizer with a chat template."""
+    from copy import deepcopy
+
+    copy = deepcopy(tokenizer)
+    copy.chat_template = template
+    return copy
+
+
+SPLIT = PreparedSplit(
+    *("words", "search", "generate", "accuracy", Matching(), 4, " "),
+    (
+        Example("2+2?", ("4", "four"), ("4", "5"), (("1+1?", "2"), ("0+1?", "1"))),
+        Example("3+3?", ("6",), (), (("1+1?", "2"), ("0+1?", "1"))),
+    ),
+    system="Be brief.",
+)
+CONVERSATION = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "1+1?"},
+    {"role": "assistant", "content": "2"},
+    {"role": "user", "content": "0+1?"},
+    {"role": "assistant", "content": "1"},
+    {"role": "user", "content": "2+2?"},
+]
+MERGED = [{"role": "user", "content": "Be brief.\n\n1+1?"}, *CONVERSATION[2:]]
+
+
+def test_without_a_template_shots_are_text(bytewise: PreTrainedTokenizerFast) -> None:
+    for split, name in ((SPLIT, "auto"), (SPLIT, "none"), (replace(SPLIT, chat=False), "mixtral")):
+        tokenized = tokenize_split(bytewise, split, EngineConfig(chat_template=name))
+        assert bytewise.decode(tokenized.prompts[0]) == "<s>Be brief.\n\n1+1? 2\n\n0+1? 1\n\n2+2?"
+        assert bytewise.decode(tokenized.golds[0]) == " 4"
+
+
+@pytest.mark.parametrize(
+    ("template", "conversation", "answer"),
+    [
+        (CHATML, CONVERSATION, "4"),
+        (ALTERNATING, MERGED, " 4"),
+        (DROPPING, MERGED, "<think></think>4"),
+        (THINKING, CONVERSATION, "4"),
+    ],
+)
+def test_prompts_are_what_the_tokenizer_makes_of_the_conversation(
+    bytewise: PreTrainedTokenizerFast, template: str, conversation: list[dict[str, str]], answer: str
+) -> None:
+    tokenizer = talking(bytewise, template)
+    tokenized = tokenize_split(tokenizer, SPLIT, EngineConfig(), bos=1)
+    made = tokenizer.apply_chat_template(conversation, add_generation_prompt=True, enable_thinking=False)["input_ids"]
+    assert tokenized.prompts[0] == tuple(made)
+    assert tokenized.prompts[0].count(1) == (1 if template == ALTERNATING else 0), "the beginning token comes once"
+    assert tokenizer.decode(tokenized.golds[0]) == answer
+    assert [tokenizer.decode(choice) for choice in tokenized.choices[0]] == [answer, answer.replace("4", "5")]
+
+
+def test_the_packaged_template_is_the_authors_of_eep(bytewise: PreTrainedTokenizerFast) -> None:
+    tokenized = tokenize_split(talking(bytewise, CHATML), SPLIT, EngineConfig(chat_template="mixtral"), bos=1)
+    written = "<s>[INST]Be brief.\n\n1+1?[/INST]2</s>[INST]0+1?[/INST]1</s>[INST]2+2?[/INST]"
+    assert bytewise.decode(tokenized.prompts[0]) == written
+    assert bytewise.decode(tokenized.golds[1]) == "6"
+
+
+def test_an_answer_prefix_of_words_is_part_of_every_answer(bytewise: PreTrainedTokenizerFast) -> None:
+    split = replace(SPLIT, answer_prefix="\nAnswer: ", system="")
+    tokenized = tokenize_split(talking(bytewise, CHATML), split, EngineConfig())
+    text = bytewise.decode(tokenized.prompts[0] + tokenized.golds[0])
+    assert text.startswith("<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\nAnswer: 2<|im_end|>\n")
+    assert text.endswith("<|im_start|>assistant\nAnswer: 4")
+
+
+def test_long_conversations_keep_head_and_tail(bytewise: PreTrainedTokenizerFast) -> None:
+    config = EngineConfig(max_prompt_tokens=30, tail_tokens=12)
+    whole, cut = (tokenize_split(talking(bytewise, CHATML), SPLIT, each) for each in (EngineConfig(), config))
+    assert cut.prompts[0] == whole.prompts[0][:18] + whole.prompts[0][-12:]
+    assert cut.golds == whole.golds
+
+
+def test_templates_by_name(bytewise: PreTrainedTokenizerFast) -> None:
+    named = talking(bytewise, {"default": CHATML, "terse": DROPPING})
+    turns = (("user", "Hi"),)
+    for name, expected in (("auto", "<|im_start|>user"), ("default", "<|im_start|>user"), ("terse", "user: Hi")):
+        template = chat_template(named, name)
+        assert template is not None
+        assert template.prompt(turns).startswith(expected)
+    assert chat_template(named, "none") is None
+    assert chat_template(bytewise, "auto") is None
+    with pytest.raises(UserError, match=r"^engine.chat_template: there is no template `x`; use one of: none, auto, mi"):
+        chat_template(named, "x")
+    with pytest.raises(UserError, match="no default template; use one of: none, auto, mixtral, terse"):
+        chat_template(talking(bytewise, {"terse": DROPPING}), "auto")
+
+
+def test_a_template_that_refuses_says_so(bytewise: PreTrainedTokenizerFast) -> None:
+    tokenizer = talking(bytewise, "{{ raise_exception('tools only') }}")
+    with pytest.raises(UserError, match=r"engine\.chat_template: the tokenizer's template refuses the prompts: tools"):
+        tokenize_split(tokenizer, SPLIT, EngineConfig())
+
+
+@pytest.mark.parametrize(("template", "end"), [(CHATML, "<|im_end|>"), (ALTERNATING, "</s>"), (DROPPING, None)])
+def test_the_token_that_closes_a_turn_ends_answers(
+    bytewise: PreTrainedTokenizerFast, template: str, end: str | None
+) -> None:
+    found = chat_template(talking(bytewise, template), "auto")
+    assert found is not None
+    assert found.end_token() == (None if end is None else bytewise.convert_tokens_to_ids(end))
+
+
+def test_a_template_is_part_of_what_makes_scores_comparable() -> None:
+    model = ModelConfig("somewhere")
+    names = ("auto", "none", "mixtral")
+    assert len({engine_fingerprint(model, EngineConfig(chat_template=name)) for name in names}) == len(names)
+
+
+def test_answers_are_those_of_transformers_in_the_conversation(bytewise: PreTrainedTokenizerFast) -> None:
+    """Greedy answers up to the end of a turn, and the right answer's log-probability, from `transformers` alone."""
+    import torch
+    from transformers import MistralConfig, MistralForCausalLM
+
+    from moevolve.workers.engine.engine import GenerationEngine
+
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = MistralConfig(
+        vocab_size=len(bytewise), num_key_value_heads=2, initializer_range=0.6, eos_token_id=2, bos_token_id=1, **shape
+    )
+    model = MistralForCausalLM(config).eval()
+    tokenizer = talking(bytewise, CHATML)
+    split = replace(SPLIT, max_new_tokens=12)
+    made = GenerationEngine(model, tokenizer, EngineConfig()).generate(split, lambda _, text: False)
+    prompt = tokenizer.apply_chat_template(CONVERSATION, add_generation_prompt=True, return_tensors="pt")["input_ids"]
+    ends = [2, int(tokenizer.convert_tokens_to_ids("<|im_end|>"))]
+    with torch.inference_mode():
+        said = model.generate(prompt, max_new_tokens=12, do_sample=False, eos_token_id=ends, pad_token_id=2)
+        logprobs = model(prompt).logits[0, -1].double().log_softmax(dim=-1)
+    assert made.texts[0] == tokenizer.decode(said[0, prompt.shape[1] :], skip_special_tokens=True)
+    answer = int(tokenizer.convert_tokens_to_ids("4"))
+    assert made.gold_logprobs[0] == pytest.approx(float(logprobs[answer]), abs=1e-5)
