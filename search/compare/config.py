@@ -187,17 +187,17 @@ def _one_shot(name: str, kind: str, data: Mapping[str, Any], where: str, own: Ov
     known = KINDS[kind].baselines
     first = next((each.phases[0] for each in known.values()), "tune")
     phase: dict[str, Any] = {"kind": first, "init": [name], REPAIR: own.get(REPAIR)}
-    own_form = dict(KINDS[kind].one_shot)
+    form = dict(KINDS[kind].one_shot)
     if name == "random":
         draws = own.get("final.random_draws", final.get("random_draws")) or 20
         phase |= {"evaluations": draws, "initial": draws}
-        return own_form | {"phases": [phase], "strategy": "evolution", "final.rerank": 0, "final.random_draws": draws}
+        return form | {"phases": [phase], "strategy": "evolution", "final.rerank": 0, "final.random_draws": draws}
     plain = ("random", START) if first == "tune" else ("random",)
     if name not in known and name not in plain:
         raise UserError(f"{where}: baseline: {name} is unknown; there are {', '.join((*plain, *known))}")
     phase |= {"kind": known[name].phases[0] if name in known else first, "evaluations": 1, "initial": 1}
     rerank = 0 if final.get("rerank") == 0 else 1
-    return own_form | {"phases": [phase], "strategy": "evolution", "final.rerank": rerank, "final.random_draws": 0}
+    return form | {"phases": [phase], "strategy": "evolution", "final.rerank": rerank, "final.random_draws": 0}
 
 
 def _slug(label: str) -> str:

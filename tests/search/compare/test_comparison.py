@@ -147,7 +147,7 @@ def test_dynamic_skipping_is_compared_with_pruning(tiny: Any, tmp_path: Path) ->
     methods = {
         "NAEE": {"baseline": "naee"},
         "NAEE + Dyn": {"baseline": "naee"} | skips,
-        "Dyn": {"baseline": "unpruned", "genome.experts": 4} | skips,
+        "Dyn": {"baseline": "identity", "genome.experts": 4} | skips,
     }
     comparison = load_comparison(
         write(tiny, tmp_path, methods=methods, budgets={"2 of 4": {"genome.experts": 2}}, seeds=[0])

@@ -152,5 +152,7 @@ def test_table_3_runs_to_its_end(tiny: Any, tmp_path: Path) -> None:
 
 def test_what_keeps_all_experts_needs_them(tiny: Any) -> None:
     (cell,) = on_tiny(tiny, "figure-3", "base.genome.experts=2", "budgets={1 active: {genome.active: 1}}").cells
-    with pytest.raises(UserError, match=r"init: unpruned keeps all of the model's 4 experts"):
+    with pytest.raises(
+        UserError, match=r"init: identity keeps every expert, which takes genome.experts: 4 instead of 2"
+    ):
         set_up(cell.config, "one")

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from plain_experts import Token, change, change_after_fit, plain_tokens
 from report_lab import finished
 
-from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config
 from moevolve.search.genomes.eep.baselines.hc_smoe import average_linkage
 from moevolve.search.genomes.eep.genome import EepGenome
@@ -263,15 +262,6 @@ def test_dynamic_skipping_applies_to_every_candidate(name: str, models: Any, tin
     edit = genome.express()
     assert isinstance(edit, EepEdit) and edit.skip_rows is not None and "skipped" in individual.summary
     assert 20 <= len(edit.skip_rows.tokens) < TOKENS, "whole prompts up to the limit"
-
-
-def test_the_unpruned_model_is_a_baseline(models: Any, tiny: Any, tmp_path: Path) -> None:
-    data = run_of(models("mixtral"), "unpruned", experts=EXPERTS, dynamic_skipping=True)
-    individual, genome, _, _ = run_baseline(tiny, tmp_path, data)
-    assert (individual.operator, individual.experts) == ("unpruned", EXPERTS)
-    assert genome.one_hot and isinstance(genome.express(), EepEdit)
-    with pytest.raises(UserError, match="unpruned keeps all of the model's 6 experts"):
-        run_baseline(tiny, tmp_path, run_of(models("mixtral"), "unpruned"))
 
 
 @pytest.mark.parametrize("seed", range(5))

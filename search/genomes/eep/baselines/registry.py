@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from moevolve.search.config.phases import PhaseConfig
-from moevolve.search.genomes.base import Baseline
+from moevolve.search.genomes.base import Baseline, Offspring
 from moevolve.search.genomes.eep.baselines.hc_smoe import hc_smoe
-from moevolve.search.genomes.eep.baselines.scores import frequency, reap, soft_activation, unpruned
+from moevolve.search.genomes.eep.baselines.scores import frequency, reap, soft_activation
 from moevolve.search.genomes.eep.baselines.subsets import fitted, naee
+from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.eep.section import EepSection, limit_of
 from moevolve.search.genomes.eep.space import EepSpace
 from moevolve.workers.methods.eep.edit import ExpertsRecipe, Statistic, SubsetRecipe
@@ -24,7 +27,7 @@ class EepBaseline(Baseline):
         subsets: whether subsets of experts must be compared as they are.
         fitted: whether they must be by what a fit of them leaves.
         by_part: whether it can keep as many experts in every routing group.
-        whole: whether it keeps all experts.
+        whole: whether it keeps all experts there are.
     """
 
     statistics: tuple[Statistic, ...] = ()
@@ -35,7 +38,7 @@ class EepBaseline(Baseline):
 
     def fault(self, space: EepSpace) -> str | None:
         if self.whole and space.retained < space.experts:
-            return f"keeps all of the model's {space.experts} experts; set genome.experts: {space.experts}"
+            return f"keeps every expert, which takes genome.experts: {space.experts} instead of {space.retained}"
         parts = space.subsets.parts
         if self.by_part or parts == 1:
             return None
@@ -43,6 +46,12 @@ class EepBaseline(Baseline):
             f"chooses among all experts at once, and this {space.facts.family} model has {parts} routing groups that "
             "must keep as many each; use another"
         )
+
+
+def _identity(space: EepSpace) -> Offspring[EepGenome]:
+    """All experts as they are: with `active` or `dynamic_skipping`, the unedited ones at another number per token."""
+    every = np.tile(np.arange(space.experts), (space.groups, 1))
+    return Offspring(space.from_kept(every), "identity", ())
 
 
 _PRUNING = ("prune", "merge")
@@ -53,7 +62,7 @@ BASELINES: dict[str, EepBaseline] = {
     "naee": EepBaseline(naee, _PRUNING, (), subsets=True, by_part=False),
     "fitted": EepBaseline(fitted, _PRUNING, (), fitted=True, by_part=False),
     "hc_smoe": EepBaseline(hc_smoe, ("merge",), ("mean_outputs", "usage"), by_part=False),
-    "unpruned": EepBaseline(unpruned, _PRUNING, whole=True),
+    "identity": EepBaseline(_identity, _PRUNING, whole=True),
 }
 
 

@@ -1,4 +1,4 @@
-"""Baselines that keep the experts of the highest score, one score per expert; or all of them."""
+"""Baselines that keep the experts of the highest score, one score per expert."""
 
 from __future__ import annotations
 
@@ -27,12 +27,6 @@ def group_shares(scores: NDArray[np.floating | np.integer], layer_groups: Sequen
     shares = values / np.where(totals > 0, totals, 1.0)
     owners = np.array(layer_groups)
     return np.stack([shares[owners == group].mean(axis=0) for group in range(owners.max() + 1)])
-
-
-def unpruned(space: EepSpace) -> Offspring[EepGenome]:
-    """The genome that keeps every expert: what is left of it to compare is fewer active ones."""
-    kept = np.tile(np.arange(space.experts, dtype=np.int64), (space.groups, 1))
-    return Offspring(space.from_kept(kept), "unpruned", ())
 
 
 def frequency(space: EepSpace) -> Offspring[EepGenome]:
