@@ -28,6 +28,9 @@ class FactorLlmSection(GenomeSection):
         output_scale: factor on the sum of the chosen experts' outputs: `one` (the paper) or `n_over_k` (the authors'
             code), which measured better: a higher probability of the right answers in each of 18 comparisons on the
             dense demo model, a higher accuracy in 14, by 1.8 points on average.
+        random_division: whether random individuals divide neurons at random too. Without it they have the start's
+            division and random routers, which is the paper's Fig. 4 without its router; with `swap_rate: 0` a search
+            then looks for routers alone.
         components: principal directions of a network's inputs in which its routers are searched.
         ridge: regularisation of the routers' closed-form start, as a share of the inputs' mean variance.
         calibration_tokens: tokens of the `calibration` rows that the start is measured on.
@@ -41,6 +44,7 @@ class FactorLlmSection(GenomeSection):
     router_bias: bool = True
     partition: Literal["contiguous", "shuffled", "kmeans", "coactivation"] = "kmeans"
     output_scale: Literal["one", "n_over_k"] = "n_over_k"
+    random_division: bool = True
     components: int = Field(8, ge=0)
     ridge: float = Field(1e-3, gt=0)
     calibration_tokens: int = Field(8192, ge=1)
