@@ -1,6 +1,6 @@
 """Block-mixed layers against low rank in a classifier: NanoMoE's Figures 4 and 5 on a demo task. Run it by hand.
 
-    python tests/benchmarks/bench_nanomoe_features.py [--task kin] [--seeds 3] [--steps 150]
+    python tests/benchmarks/bench_nanomoe_features.py [--task kin] [--seeds 3] [--steps 100]
 
 The paper's classifier of AG News is an embedding, an average over positions, the layer in question, and a linear layer
 to the classes, trained whole. Here the embedding is the demo's dense model, frozen: a prompt's features are the average
@@ -84,7 +84,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", default="kin", help="a demo task")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=150, help="of Adam, on all rows at once")
+    parser.add_argument("--steps", type=int, default=100, help="of Adam, on all rows at once")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
