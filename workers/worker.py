@@ -135,7 +135,8 @@ class EvaluationWorker:
         """
         limit = sys.maxsize if request.tokens is None else request.tokens
         self._resident.revert()
-        return analyse_usage(self._resident, request.edit, token_sequences(self._engine, (split,), limit))
+        sequences = token_sequences(self._engine, (split,), limit)
+        return analyse_usage(self._resident, request.edit, sequences, self._engine.token_text)
 
     def _remember(self, splits: tuple[PreparedSplit, ...]) -> None:
         """Let the engine keep what the unedited model predicts, where candidates are compared with it."""
