@@ -1,6 +1,6 @@
 """Block-mixed linear layers against low rank: NanoMoE's Figures 2 and 3 on weights of our own. Run it by hand.
 
-    python tests/benchmarks/bench_nanomoe.py [--rounds 60] [--weights FILE --tensor NAME] [--starts 3]
+    python tests/benchmarks/bench_nanomoe.py [--rounds 10] [--weights FILE --tensor NAME] [--starts 3]
 
 The paper fits a layer's outputs on isotropic random inputs, so its loss is, up to a factor, the squared Frobenius norm
 of the weight's error; here that is minimised itself, by alternating least squares on U, V and M from the truncated
@@ -66,7 +66,7 @@ class LowRank:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=60, help="of least squares on V, U and M")
+    parser.add_argument("--rounds", type=int, default=10, help="of least squares on V, U and M")
     parser.add_argument("--starts", type=int, default=0, help="random ones per form, beside the decomposition")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--weights", type=Path, help="a safetensors file, instead of the demo model's")
