@@ -135,7 +135,8 @@ class EvaluationWorker:
         """
         limit = ALL_TOKENS if request.tokens is None else request.tokens
         self._resident.revert()
-        return analyse_usage(self._resident, request.edit, token_sequences(self._engine, (split,), limit))
+        sequences = token_sequences(self._engine, (split,), limit)
+        return analyse_usage(self._resident, request.edit, sequences, self._engine.token_text)
 
     def answer(self, edit: Edit, split: PreparedSplit) -> tuple[Answer, ...]:
         """What the model says under an edit to every prompt of a split, whole; revert.

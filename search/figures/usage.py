@@ -142,6 +142,24 @@ def together_figure(before: Usage | None, after: Usage) -> Figure:
         return figure
 
 
+def words_figure(usage: Usage) -> Figure:
+    """Of three layers, what each word's tokens chose (as ToMoE, arXiv 2501.15316, Tab. 4, 8 and 9, shows in text)."""
+    picked = [usage.routed[position] for position in spread(len(usage.routed), 3)]
+    with drawing(1.0 + 0.15 * len(usage.words)) as figure:
+        grid = figure.subplots(1, len(picked), squeeze=False, sharey=True)
+        for axes, layer in zip(grid[0], picked, strict=True):
+            shares = 100 * layer.by_word / np.maximum(layer.by_word.sum(axis=1, keepdims=True), 1)
+            image = axes.imshow(shares, cmap=SEQUENTIAL, vmin=0, vmax=100, aspect="auto", interpolation="none")
+            axes.set_title(f"layer {layer.layer}")
+            axes.set_xlabel("expert")
+            axes.set_xticks(range(0, layer.experts, -(-layer.experts // 4)))
+        grid[0][0].set_yticks(
+            range(len(usage.words)), [word.replace("\n", "\\n").replace("$", r"\$") for word in usage.words]
+        )
+        scale_below(figure, image, grid, "of the experts that its tokens chose [%]")
+        return figure
+
+
 def _describe_pairs(axes: Axes, layer: RoutedLayer, model: str) -> None:
     axes.set_facecolor("#d8d8d8")
     axes.set_title(f"layer {layer.layer}, {model}")

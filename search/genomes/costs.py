@@ -176,7 +176,8 @@ class GenomeCosts(ABC, Generic[S]):
     def counts(self, phase: str) -> tuple[int, int, int | None, int]:
         """A candidate's experts, active ones, parameters and active parameters, as `Description` has them.
 
-        None stands for parameters that differ between candidates; active ones are then those of the start.
+        None stands for parameters that differ between candidates; active ones are then those of the start's widths, and
+        the start may have fewer.
         """
 
     def different(self, phase: str) -> int | None:

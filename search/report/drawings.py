@@ -92,6 +92,7 @@ def _experts(analysis: Analysis) -> list[Drawing]:
         "usage": "Experts at work, all layers",
         "activations": "Activations per expert",
         "together": "Experts that are active together",
+        "words": "Experts by word",
         "mixing": "Mixing matrices at work",
     }
     return [

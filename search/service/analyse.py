@@ -24,7 +24,7 @@ from moevolve.workers.methods.usage import MixedLayer, RoutedLayer, Usage, Usage
 if TYPE_CHECKING:
     from moevolve.search.figures.style import Figure
 
-FORMAT = "moevolve-analysis/1"
+FORMAT = "moevolve-analysis/2"
 FILE = "analysis.json"
 
 
@@ -121,6 +121,10 @@ def figures_of(analysis: Analysis) -> dict[str, tuple[Figure, str]]:
                 draw.together_figure(before, after),
                 "Share of the tokens that chose both of two experts; an expert with itself is left out." + several,
             )
+        found["words"] = (
+            draw.words_figure(after),
+            "Which experts the tokens of the most frequent words chose, in the first, the middle and the last layer.",
+        )
     if after.mixed:
         found["mixing"] = (
             draw.mixing_usage_figure(after.mixed),
@@ -191,12 +195,14 @@ def _usage_data(usage: Usage) -> dict[str, Any]:
                 "counts": layer.counts.tolist(),
                 "weights": layer.weights.tolist(),
                 "together": layer.together.tolist(),
+                "by_word": layer.by_word.tolist(),
                 "effective_experts": layer.effective,
                 "origins": list(layer.origins),
                 "neurons": list(layer.neurons),
             }
             for layer in usage.routed
         ],
+        "words": list(usage.words),
         "mixed": [
             {"name": layer.name, "variant": layer.variant, "blocks": layer.blocks.tolist()} for layer in usage.mixed
         ],
@@ -210,10 +216,11 @@ def _usage(data: Mapping[str, Any]) -> Usage:
             np.array(layer["counts"], dtype=np.int64),
             np.array(layer["weights"], dtype=np.float64),
             np.array(layer["together"], dtype=np.int64),
+            np.array(layer["by_word"], dtype=np.int64).reshape(len(data["words"]), -1),
             tuple(layer["origins"]),
             tuple(layer["neurons"]),
         )
         for layer in data["routed"]
     )
     mixed = tuple(MixedLayer(each["name"], each["variant"], np.array(each["blocks"])) for each in data["mixed"])
-    return Usage(int(data["tokens"]), routed, mixed)
+    return Usage(int(data["tokens"]), routed, mixed, tuple(data["words"]))

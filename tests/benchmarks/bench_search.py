@@ -8,7 +8,7 @@ Three questions, answered for the model and task of a run file (a Mixtral):
    kept; one process, all cores), one plain forward pass of the full model over the search split (the unit), and our
    searches: wall time over individuals, with all shortcuts and with each one off.
 2. When is a held-out score reached? A search whose candidates are evaluated in the authors' way, one after another
-   (right answers alone as fitness; rates from the authors' released configuration), against the run file's, which may
+   (`preset: authors`: their operators, budget and groups), against the run file's, which may
    repair (what calibrations take is counted): the score on `test` of the best individual so far, mean over seeds,
    against seconds. Since candidates score the same either way (a test says so), the first one's population is found
    with our workers and charged what the authors' way takes per pruning and per merging candidate, measured before and
@@ -39,6 +39,7 @@ from shortcut_shares import evaluation_shares, search_shares
 from timed_search import TimedSearch, run_timed
 
 from moevolve.search.config.files import load_run_config
+from moevolve.search.config.presets import preset
 from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.service.launch import set_up_new
@@ -66,7 +67,7 @@ def main() -> None:
     console = Console()
     torch.set_num_threads(options.threads)
     base = load_run_config(Path(options.run))
-    authors = with_settings(base, authors_settings(options.authors))
+    authors = with_settings(base, authors_settings(base))
     setup = set_up_new(authors)
     yardstick = AuthorsWay(base.model, base.engine, options.rows)
     samples = [measure_units(yardstick, setup, options.repeats)]
@@ -89,9 +90,6 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", default="configs/runs/demo.yaml")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    parser.add_argument(
-        "--authors", type=int, nargs=2, default=[450, 250], help="evaluations in the authors' way: prune, merge"
-    )
     parser.add_argument("--short", type=int, default=120, help="evaluations of the searches of question 3")
     parser.add_argument("--rows", type=int, default=64, help="prompts per batch of the authors' way")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of the authors' way")
@@ -101,11 +99,12 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def authors_settings(budget: list[int]) -> dict[str, Any]:
-    """Right answers alone as fitness, 31 random individuals, then evolution with the phases' own defaults."""
-    pruning, merging = budget
-    phases = [{"kind": "prune", "evaluations": pruning, "initial": 31}, {"kind": "merge", "evaluations": merging}]
-    return {"strategy": {"kind": "evolution"}, "tie_break": "index", "phases": phases}
+def authors_settings(base: RunConfig) -> dict[str, Any]:
+    """Their search of what a run file searches; its final scores are taken as the run file says."""
+    data = base.model_dump(mode="json")
+    found = preset("authors", data, "bench_search")
+    genome = data["genome"] | found["genome"]
+    return {key: found[key] for key in ("tie_break", "phases")} | {"strategy": {"kind": "evolution"}, "genome": genome}
 
 
 def with_settings(config: RunConfig, settings: dict[str, Any]) -> RunConfig:

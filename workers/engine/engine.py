@@ -245,6 +245,10 @@ class GenerationEngine:
             self._tokenized[split.fingerprint] = tokenize_split(self.tokenizer, split, self.config, self.bos)
         return self._tokenized[split.fingerprint]
 
+    def token_text(self, token: int) -> str:
+        """One token, decoded by itself."""
+        return str(self.tokenizer.decode([token], clean_up_tokenization_spaces=False))
+
     def _text(self, tokens: Tokens) -> str:
         """Decoded answer; remembered, because a split's answers repeat and decoding is slow."""
         text = self._texts.get(tokens)

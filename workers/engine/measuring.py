@@ -28,7 +28,7 @@ from moevolve.workers.methods.base import (
 )
 from moevolve.workers.methods.contract import RoutingReader, UsageReaders
 from moevolve.workers.methods.registry import calibrator_of, method_of, routing_reader
-from moevolve.workers.methods.usage import RoutedLayer, Usage
+from moevolve.workers.methods.usage import WORDS, RoutedLayer, Usage
 from moevolve.workers.model.resident import ResidentModel
 
 _LAYER = re.compile(r"layers\.(\d+)\.")
@@ -86,13 +86,16 @@ def _in_turn(groups: Sequence[Sequence[Tokens]], limit: int) -> list[tuple[int, 
 
 
 @torch.inference_mode()
-def analyse_usage(resident: ResidentModel, edit: Edit, sequences: Sequence[Tokens]) -> Usage:
+def analyse_usage(
+    resident: ResidentModel, edit: Edit, sequences: Sequence[Tokens], name: Callable[[int], str] = str
+) -> Usage:
     """Run token sequences, each by itself, through a model with `edit` and count what its routers choose.
 
     Args:
         resident: with any edit or none; it is unedited afterwards.
         edit: `IdentityEdit` for the model as loaded.
         sequences: token ids.
+        name: a token's text.
 
     Raises:
         UserError: there are no tokens, or the edit doesn't fit this model.
@@ -100,26 +103,28 @@ def analyse_usage(resident: ResidentModel, edit: Edit, sequences: Sequence[Token
     """
     if not sequences:
         raise UserError("there are no prompts to analyse")
+    words = _Words(sequences)
     with resident.edited(edit), ExitStack() as stack:
         decoder = resident.model.get_decoder()
-        counters = _watch(decoder, stack)
+        counters = _watch(decoder, stack, words)
         for tokens in sequences:
+            words.show(tokens)
             resident.run(tokens)
         counted = [counter.counted() for counter in counters]
         # Nothing is to be said of a model without an edit but what was counted.
         base = underlying(edit)
         readers = UsageReaders() if isinstance(base, IdentityEdit) else method_of(type(base)).usage
         routed = tuple(readers.described(layer, position, base) for position, layer in enumerate(counted))
-        return Usage(sum(map(len, sequences)), routed, readers.mixed(decoder, base))
+        return Usage(sum(map(len, sequences)), routed, readers.mixed(decoder, base), tuple(map(name, words.ids)))
 
 
-def _watch(decoder: nn.Module, stack: ExitStack) -> list[_Counter]:
+def _watch(decoder: nn.Module, stack: ExitStack, words: _Words) -> list[_Counter]:
     """Count at every layer of experts until `stack` closes."""
     counters: list[_Counter] = []
     for name, module in decoder.named_modules():
         matched, reader = _LAYER.search(f"{name}."), routing_reader(module)
         if matched is not None and reader is not None:
-            counters.append(_Counter(int(matched[1])))
+            counters.append(_Counter(int(matched[1]), words))
             stack.callback(module.register_forward_hook(_counting(counters[-1], reader)).remove)
     return counters
 
@@ -131,11 +136,31 @@ def _counting(counter: _Counter, reader: RoutingReader) -> Callable[[nn.Module, 
     return hook
 
 
+class _Words:
+    """The most frequent tokens of all sequences, and which of them stand where in the sequence that is run.
+
+    Attributes:
+        ids: of these tokens, the most frequent first (ties: the smaller id).
+        places: of the sequence's tokens among them, int64 [tokens]; their number for any other token.
+    """
+
+    def __init__(self, sequences: Sequence[Tokens]) -> None:
+        counts = Counter(token for tokens in sequences for token in tokens)
+        self.ids = sorted(counts, key=lambda token: (-counts[token], token))[:WORDS]
+        self._place = {token: place for place, token in enumerate(self.ids)}
+        self.places = torch.empty(0, dtype=torch.int64)
+
+    def show(self, tokens: Tokens) -> None:
+        """This sequence is run next."""
+        self.places = torch.tensor([self._place.get(token, len(self.ids)) for token in tokens])
+
+
 class _Counter:
     """Sums over tokens of one layer, on its device."""
 
-    def __init__(self, layer: int) -> None:
-        self._layer = layer
+    def __init__(self, layer: int, words: _Words) -> None:
+        self._layer, self._words = layer, words
+        self._by_word = torch.empty(0)
         self._weights: Tensor | None = None
         self._together = torch.empty(0)
 
@@ -145,12 +170,15 @@ class _Counter:
             experts = chosen.shape[1]
             self._weights = torch.zeros(experts, dtype=torch.float64, device=chosen.device)
             self._together = torch.zeros(experts, experts, dtype=torch.float64, device=chosen.device)
+            self._by_word = self._together.new_zeros(len(self._words.ids) + 1, experts)
         ones = chosen.double()
         self._together += ones.t() @ ones
+        self._by_word.index_add_(0, self._words.places.to(ones.device), ones)
         self._weights += weights.double().sum(dim=0)
 
     def counted(self) -> RoutedLayer:
         """What all tokens chose."""
         assert self._weights is not None, "a layer of experts was not run"
         together: NDArray[np.int64] = self._together.round().long().cpu().numpy()
-        return RoutedLayer(self._layer, np.diagonal(together).copy(), self._weights.cpu().numpy(), together)
+        by_word: NDArray[np.int64] = self._by_word[:-1].round().long().cpu().numpy()
+        return RoutedLayer(self._layer, np.diagonal(together).copy(), self._weights.cpu().numpy(), together, by_word)

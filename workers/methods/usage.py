@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 
 from moevolve.workers.methods.base import Edit
 
+WORDS = 24
+"""Kinds of tokens of which it is counted which experts they choose (ToMoE, arXiv 2501.15316, Tab. 4, 8 and 9)."""
+
 
 @dataclass(frozen=True, slots=True)
 class UsageRequest:
@@ -39,6 +42,7 @@ class RoutedLayer:
             router's softmax, summed over all tokens.
         together: tokens counted for both of two experts, int64 [E, E]; `counts` on the diagonal.
         origins: of EEP's new experts, the original one that each has the largest coefficient of; empty elsewhere.
+        by_word: tokens that chose each expert, of each of the usage's `words`, int64 [words, E].
         neurons: of one expert, of all experts' union, and of the whole network; empty where experts are whole networks.
     """
 
@@ -46,6 +50,7 @@ class RoutedLayer:
     counts: NDArray[np.int64] = field(repr=False)
     weights: NDArray[np.float64] = field(repr=False)
     together: NDArray[np.int64] = field(repr=False)
+    by_word: NDArray[np.int64] = field(repr=False)
     origins: tuple[int, ...] = ()
     neurons: tuple[int, ...] = ()
 
@@ -87,11 +92,13 @@ class Usage:
         tokens: how many were run; layers count as many.
         routed: its layers of experts, in order of depth; none for a dense model.
         mixed: its block-mixed linear layers, in order of depth.
+        words: the most frequent of these tokens as text, at most `WORDS`, the most frequent first.
     """
 
     tokens: int
     routed: tuple[RoutedLayer, ...] = field(default=(), repr=False)
     mixed: tuple[MixedLayer, ...] = field(default=(), repr=False)
+    words: tuple[str, ...] = ()
 
     @property
     def active(self) -> float:

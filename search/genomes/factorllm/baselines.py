@@ -3,6 +3,10 @@
 Both were measured on a worker (`moevolve.workers.methods.factorllm.calibrate_moefication`, `calibrate_cmoe`), where it
 is said what they lack of the papers. The factor on the experts' outputs is the space's; the papers have none
 (`genome.output_scale: one`).
+
+The other baseline of FactorLLM's Table 1, KnowledgeFactor (Yang et al., ECCV 2022), is none here. It makes a network
+for what tasks share and one per task, by training both on bounds of mutual information, and says nothing of which of
+the network's own neurons either has. What comes nearest without training is CMoE, whose shared experts all tokens have.
 """
 
 from __future__ import annotations

@@ -144,7 +144,9 @@ class FactorLlmSpace:
         return self.genome(experts=experts, anchored=np.full(self.dense.layers, 1 + ROUTERS.index(router)))
 
     def sample(self, rng: np.random.Generator, phase: PhaseConfig) -> Offspring[FactorLlmGenome]:
-        experts = np.stack([rng.permutation(self.in_order) for _ in range(self.dense.layers)])
+        experts: NDArray[Any] = self.measured["experts"]
+        if self.section.random_division:
+            experts = np.stack([rng.permutation(self.in_order) for _ in range(self.dense.layers)])
         coordinates = rng.standard_normal(self.shapes["coordinates"])
         return Offspring(self.genome(experts=experts, coordinates=coordinates), "random", ())
 

@@ -63,4 +63,4 @@ class NanoMoeGenome:
         space = self.space
         assert space.tokens is None or space.rows is not None, "the space has to be calibrated before this is known"
         names = tuple(each.name for each in space.layers)
-        return NanoMoeEdit(space.form, names, self.mixing, space.fit, space.refine, space.rows)
+        return NanoMoeEdit(space.form, names, self.mixing, space.fit, space.start_seed, space.refine, space.rows)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from moevolve.search.genomes.base import GenomeSection
 
@@ -20,6 +20,10 @@ class NanoMoeSection(GenomeSection):
         layers: which linear layers: a shell pattern on names such as `layers.0.mlp.up_proj`.
         fit: rounds of least squares that fit U, V and M together to a layer's weight before the search, whose start
             that is then; 0 starts at plain low rank, where M's blocks are all the identity.
+        start: what these rounds begin with: the truncated singular value decomposition (`svd`), near which variant I's
+            fit stays, or Gaussian factors and mixing (`random`), as a training does. On the demo's layers `random`
+            ends with larger errors (`tests/benchmarks/README.md`).
+        start_seed: of the `random` start.
         refine: rounds of alternating least squares on U and V, given a candidate's M: they bring a layer back to its
             weight, whatever M is, and so undo much of what the search finds. On the dense demo model 60 evaluations
             gained 0.006 with one round and 0.037 with none, in exp(-KL).
@@ -36,6 +40,16 @@ class NanoMoeSection(GenomeSection):
     rank: int = Field(ge=1, le=65535)
     layers: str = "*.mlp.*"
     fit: int = Field(0, ge=0)
+    start: Literal["svd", "random"] = "svd"
+    start_seed: int = Field(0, ge=0)
     refine: int = Field(0, ge=0)
     fit_to: Literal["weights", "outputs"] = "weights"
     calibration_tokens: int = Field(8192, ge=1)
+
+    @model_validator(mode="after")
+    def _random_start_is_fitted(self) -> Self:
+        if self.start == "random" and not (self.fit and self.variant != "low_rank"):
+            raise ValueError(
+                "start: random needs a variant with mixing and fit: 1 at least, or nothing is like the weight"
+            )
+        return self

@@ -38,6 +38,7 @@ class NanoMoeSpace:
         form: of every chosen layer.
         layers: the chosen linear layers.
         fit: see `NanoMoeSection`.
+        start_seed: of the random start; None for that by singular value decomposition.
         refine: see `NanoMoeSection`.
         tokens: that outputs are measured on; None where layers are fitted to their weights.
         facts: the model, for accounting.
@@ -48,6 +49,7 @@ class NanoMoeSpace:
     form: BlockForm
     layers: tuple[LinearFacts, ...] = field(repr=False)
     fit: int
+    start_seed: int | None
     refine: int
     tokens: int | None
     facts: ModelFacts = field(repr=False)
@@ -78,7 +80,9 @@ class NanoMoeSpace:
                     raise UserError(f"genome.rank: {form.rank} is more than the {size} {what} of {each.name}")
         # Plain low rank is a fixed function of the weight: rounds would only give the same function other names.
         tokens = section.calibration_tokens if section.fit_to == "outputs" else None
-        return cls(form, layers, section.fit if mixes else 0, section.refine if mixes else 0, tokens, facts)
+        fit, refine = (section.fit, section.refine) if mixes else (0, 0)
+        seed = section.start_seed if fit and section.start == "random" else None
+        return cls(form, layers, fit, seed, refine, tokens, facts)
 
     @property
     def shape(self) -> tuple[int, ...]:

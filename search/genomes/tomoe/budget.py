@@ -6,7 +6,8 @@ parts), routers not counted. Widths never exceed it, and what they leave of it i
 heads are rounded down first, then neurons take what is left.
 
 The count is the paper's (ToMoE, arXiv 2501.15316, Eq. 8): a value dimension that a token's mask drops is inactive. The
-code that runs masks finished values, which saves nothing: see `ToMoeSpace.describe` for what a token runs.
+code that runs masks finished values, which saves nothing, unless all tokens keep the same ones: see
+`ToMoeSpace.describe` for what a token runs.
 """
 
 from __future__ import annotations

@@ -18,7 +18,10 @@ from moevolve.search.genomes.tomoe.space import ToMoeSpace
 
 
 class ToMoeCosts(GenomeCosts[ToMoeSpace]):
-    """With the widths of the start, since they sum up alike in all candidates; how much some mask keeps differs."""
+    """With the widths of the start, since they sum up alike in all candidates; how much some mask keeps differs.
+
+    Values are as in a search's children, whose tokens differ in them: those of the start, all the same, take less.
+    """
 
     def work(self, phase: str) -> ModelWork:
         full = full_work(self.outline)

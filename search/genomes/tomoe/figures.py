@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moevolve.search.figures.heatmaps import spread
-from moevolve.search.figures.style import BLUE, GREEN, GREY, drawing
+from moevolve.search.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, drawing
 from moevolve.search.genomes.base import GenomeFigures
 from moevolve.search.genomes.tomoe.genome import ToMoeGenome
 from moevolve.workers.methods.tomoe.edit import ToMoeEdit
@@ -17,15 +17,20 @@ if TYPE_CHECKING:
 
 
 class ToMoeFigures(GenomeFigures[ToMoeGenome]):
-    """Neurons per layer: of one expert, of all experts together, and of the whole network."""
+    """Neurons per layer, of one expert, of all together and of the network; with masked heads their dimensions too.
+
+    As ToMoE's Fig. 4, 5a and 7 (arXiv 2501.15316).
+    """
 
     subject = "widths"
     weights = "router's softmax"
 
     def page(self, genome: ToMoeGenome, start: ToMoeGenome | None) -> tuple[Figure, str]:
-        return widths_figure(
-            genome.express()
-        ), "Neurons that one expert keeps in each layer, and that any expert keeps."
+        edit = genome.express()
+        caption = "Neurons that one expert keeps in each layer, and that any expert keeps."
+        if edit.heads is not None:
+            caption += " Below, the dimensions of a head that queries and keys keep, and values for a token."
+        return widths_figure(edit), caption
 
     def draw(self, figure: Any, genome: ToMoeGenome, start: ToMoeGenome | None, label: str) -> None:
         figure.suptitle(f"{self.subject} of {label}", fontsize="medium")
@@ -35,20 +40,29 @@ class ToMoeFigures(GenomeFigures[ToMoeGenome]):
 
 def widths_figure(edit: ToMoeEdit) -> Figure:
     """The widths on a narrow page."""
-    with drawing(2.6) as figure:
+    with drawing(2.6 if edit.heads is None else 4.4) as figure:
         _draw(figure, edit)
-        figure.legend(loc="outside upper center", ncols=3, columnspacing=1.2, handlelength=1.6)
+        columns = 3 if edit.heads is None else 2
+        figure.legend(loc="outside upper center", ncols=columns, columnspacing=1.2, handlelength=1.6)
         return figure
 
 
 def _draw(figure: Any, edit: ToMoeEdit) -> None:
-    layers = np.arange(edit.layers)
+    layers, panels = np.arange(edit.layers), 1 if edit.heads is None else 2
+    axes = figure.subplots(panels, 1, squeeze=False, sharex=True)[:, 0]
     unions = edit.kept.any(axis=1).sum(axis=1)
-    axes = figure.subplots()
-    axes.bar(layers, unions, width=0.75, color=GREEN, alpha=0.45, label="any expert (union)")
-    axes.bar(layers, edit.widths, width=0.5, color=BLUE, label="one expert (width)")
-    axes.axhline(edit.width, color=GREY, linestyle="--", linewidth=1.2, label="whole network")
-    axes.set_xlabel("layer")
-    axes.set_ylabel("neurons")
-    axes.set_xticks(spread(edit.layers, 12))
-    axes.set_ylim(0, edit.width * 1.05)
+    axes[0].bar(layers, unions, width=0.75, color=GREEN, alpha=0.45, label="any expert (union)")
+    axes[0].bar(layers, edit.widths, width=0.5, color=BLUE, label="one expert (width)")
+    axes[0].axhline(edit.width, color=GREY, linestyle="--", linewidth=1.2, label="whole network")
+    axes[0].set_ylabel("neurons")
+    axes[0].set_ylim(0, edit.width * 1.05)
+    if edit.heads is not None:
+        whole = edit.heads.head_dim
+        pairs = 2 * edit.heads.pairs.sum(axis=1)
+        axes[1].bar(layers - 0.2, pairs, width=0.38, color=ORANGE, label="queries and keys")
+        axes[1].bar(layers + 0.2, edit.heads.active, width=0.38, color=PURPLE, label="values and outputs")
+        axes[1].axhline(whole, color=GREY, linestyle="--", linewidth=1.2)
+        axes[1].set_ylabel("head dimensions")
+        axes[1].set_ylim(0, whole * 1.05)
+    axes[-1].set_xlabel("layer")
+    axes[-1].set_xticks(spread(edit.layers, 12))

@@ -24,7 +24,8 @@ class ToMoeSection(GenomeSection):
         start: the first individual's experts: for the two ends of every principal direction, or all with the mask of
             the most salient neurons.
         coverage, balance: weights of the paper's union-coverage and load-balance terms as penalties on the fitness.
-            Balance is that of calibration tokens in the unedited model.
+            Balance is that of calibration tokens in the unedited model. The paper has 2 and 1, beside a loss without
+            bound; a fitness of at most 1 is outweighed by these (`configs/runs/tomoe-table.yaml`).
         calibration_tokens: tokens of the `calibration` rows that saliencies and directions are measured on.
     """
 

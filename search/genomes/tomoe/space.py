@@ -180,11 +180,11 @@ class ToMoeSpace:
         """What is kept, what a token runs, and the terms. The space must be calibrated.
 
         It is that of the exported code, which runs an expert's neurons and the kept query and key dimensions, but all
-        value dimensions: a token's mask is put on the finished values. The paper and the budget count masked ones as
-        inactive, and no routers.
+        value dimensions where tokens differ in them: a token's mask is put on the finished values. The paper and the
+        budget count masked ones as inactive, and no routers.
         """
-        widths, terms = genome.widths, genome.terms
-        used = self.active_parameters(widths)
+        widths, terms, heads = genome.widths, genome.terms, genome.express().heads
+        used = self.active_parameters(widths, None if heads is None else heads.static)
         narrow, wide = int(widths[:, 0].min()), int(widths[:, 0].max())
         return Description(
             experts=self.section.experts,
@@ -204,20 +204,24 @@ class ToMoeSpace:
         """The same share of everything: widths of the start, [layers, 1 or 3]; all candidates' sum up alike."""
         return self.budget.widths(np.zeros(self.shapes["shares"], dtype=np.float32))
 
-    def active_parameters(self, widths: NDArray[np.int64]) -> int:
-        """What a token runs at widths [layers, 1 or 3]: all but neurons and pairs beyond them, and routers."""
-        whole, costs = np.array(self.budget.whole[:2]), np.array(self.budget.costs[:2])
-        saved = int(((whole - widths[:, :2]) * costs).sum())
-        return self.facts.parameters + self._router_parameters(widths) - saved
+    def active_parameters(self, widths: NDArray[np.int64], static: NDArray[np.bool_] | None = None) -> int:
+        """What a token runs at widths [layers, 1 or 3]: all but neurons and pairs beyond them, and routers.
 
-    def _router_parameters(self, widths: NDArray[np.int64]) -> int:
+        Value dimensions beyond their width are run, too, but in layers where all tokens keep the same ones (`static`).
+        """
+        still = np.zeros(len(widths), dtype=np.bool_) if static is None else static
+        unused = (np.array(self.budget.whole) - widths) * np.array(self.budget.costs)
+        unused[:, 2:] *= still[:, None]
+        return self.facts.parameters + self._router_parameters(widths, still) - int(unused.sum())
+
+    def _router_parameters(self, widths: NDArray[np.int64], static: NDArray[np.bool_]) -> int:
         """Of the routers that masked networks and heads need."""
         _, experts, _, components, kinds = self.sizes
         networks = int((widths[:, 0] < self.dense.width).sum()) * experts * self.dense.hidden
         if kinds == 1:
             return networks
         scores = components * self.dense.hidden + self.dense.head_dim * (components + 1)
-        return networks + int((widths[:, 2] < self.dense.head_dim).sum()) * scores
+        return networks + int(((widths[:, 2] < self.dense.head_dim) & ~static).sum()) * scores
 
 
 def _spread_out(components: int) -> Iterator[NDArray[np.float64]]:

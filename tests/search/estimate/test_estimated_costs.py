@@ -209,4 +209,7 @@ def test_masked_values_are_counted_as_the_genome_counts_them(tiny: Any, tmp_path
     outline = outline_model(ModelConfig(str(write_model(tiny, "llama", tmp_path / "model"))))
     space = tomoe_space(outline.facts)
     _, size = model_sizes(outline, costs_of(space, outline), {"tune": "tune"})
-    assert size.active_parameters == space.describe(space.start(TUNE).genome).active_parameters
+    start = space.start(TUNE).genome
+    moved = space.genome(routers=start.routers, heads=np.ones_like(start.heads))
+    assert size.active_parameters == space.describe(moved).active_parameters
+    assert size.active_parameters > space.describe(start).active_parameters, "all tokens keep the same values"

@@ -96,7 +96,8 @@ def test_panels_are_spread_over_all_layers(count: int, limit: int, picked: list[
 
 def routed(layer: int, counts: list[int], origins: tuple[int, ...] = ()) -> RoutedLayer:
     together = np.diag(counts) + np.ones((len(counts), len(counts)), dtype=np.int64) - np.eye(len(counts), dtype=int)
-    return RoutedLayer(layer, np.array(counts), np.array(counts) / 2, together, origins)
+    by_word = np.stack([counts, np.zeros(len(counts), dtype=int)])
+    return RoutedLayer(layer, np.array(counts), np.array(counts) / 2, together, by_word, origins)
 
 
 BEFORE = Usage(10, (routed(0, [4, 6, 8, 2]), routed(2, [1, 2, 3, 4])))
@@ -134,6 +135,14 @@ def test_pairs_leave_an_expert_with_itself_out() -> None:
     shown = np.ma.filled(panels[1].images[0].get_array().astype(float), np.nan)
     assert shown.tolist() == [pytest.approx([np.nan, 10], nan_ok=True), pytest.approx([10, np.nan], nan_ok=True)]
     assert [label.get_text() for label in panels[1].get_xticklabels()] == ["2", "0"]
+
+
+def test_words_are_shares_of_what_their_tokens_chose() -> None:
+    found = Usage(10, AFTER.routed, words=("a\n", "$b"))
+    first, last = usage.words_figure(found).axes[:2]
+    assert first.images[0].get_array().tolist() == [[pytest.approx(900 / 14), pytest.approx(500 / 14)], [0, 0]]
+    assert [axes.get_title() for axes in (first, last)] == ["layer 0", "layer 2"]
+    assert [label.get_text() for label in first.get_yticklabels()] == ["a\\n", r"\$b"]
 
 
 def test_mixing_at_work_is_drawn_about_the_identity() -> None:

@@ -84,6 +84,18 @@ def test_random_genomes_divide_anew_and_ignore_the_measured_routers() -> None:
     assert (genome.experts != space.measured["experts"]).mean() > 0.5
 
 
+def test_a_division_can_be_held_fixed() -> None:
+    """Random routers on the start's division, and children that swap nothing: a search for routers alone."""
+    space = factorllm_space(random_division=False)
+    start = space.start(TUNE).genome
+    drawn = [space.sample(np.random.default_rng(seed), TUNE).genome for seed in range(2)]
+    still = TUNE.model_copy(update={"swap_rate": 0.0, "group_rate": 1.0})
+    child = space.breed(np.random.default_rng(0), still, (start, drawn[0])).genome
+    assert all(np.array_equal(each.experts, start.experts) for each in (*drawn, child))
+    assert not any(each.anchored.any() for each in drawn)
+    assert len({each.content_hash for each in (start, *drawn, child)}) == 4
+
+
 @few
 @given(seeds, st.floats(0, 1))
 def test_swaps_keep_experts_equal(seed: int, rate: float) -> None:

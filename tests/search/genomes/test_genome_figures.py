@@ -16,7 +16,7 @@ from moevolve.search.genomes.nanomoe.section import NanoMoeSection
 from moevolve.search.genomes.nanomoe.space import NanoMoeSpace
 from moevolve.search.genomes.tomoe.figures import widths_figure
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
-from moevolve.workers.methods.tomoe.edit import ToMoeEdit
+from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
 
 
 def test_eep_matrices_are_drawn_about_zero() -> None:
@@ -73,3 +73,14 @@ def test_widths_stand_in_front_of_unions() -> None:
     assert heights == [[5, 6], [3, 6]]
     (whole,) = [each for each in axes.lines if each.get_label() == "whole network"]
     assert set(whole.get_ydata()) == {8}
+
+
+def test_widths_of_masked_heads_have_a_panel_of_their_own() -> None:
+    pairs = np.array([[True, False, True], [True, True, True]])
+    arrays = (np.zeros((2, 6)), np.zeros((2, 6, 1)), np.zeros((2, 1, 4)))
+    heads = HeadMasks(pairs, np.array([5, 2]), *arrays)
+    edit = ToMoeEdit(np.ones((2, 1, 8), dtype=bool), np.zeros((2, 1, 1)), np.zeros((2, 1, 4)), heads)
+    neurons, dimensions = widths_figure(edit).axes
+    assert len(neurons.containers) == 2
+    heights = [[bar.get_height() for bar in bars] for bars in dimensions.containers]
+    assert heights == [[4, 6], [5, 2]]

@@ -119,6 +119,21 @@ def test_the_start_is_plain_low_rank(variant: Variant) -> None:
     assert edit.layers == tuple(each.name for each in dense_model().linears if ".mlp." in each.name)
 
 
+def test_random_starts_are_of_their_own_seed() -> None:
+    plain, first, second = (
+        space_of("I", fit=2, **more).start(TUNE).genome.express()
+        for more in ({}, {"start": "random"}, {"start": "random", "start_seed": 1})
+    )
+    assert [each.start_seed for each in (plain, first, second)] == [None, 0, 1]
+    assert len({each.phenotype_hash for each in (plain, first, second)}) == 3
+
+
+@pytest.mark.parametrize("settings", [{"fit": 0}, {"fit": 3, "variant": "low_rank"}])
+def test_random_starts_that_nothing_fits_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="start: random needs"):
+        space_of(**({"variant": "I"} | settings), start="random")
+
+
 def test_plain_low_rank_is_a_single_point() -> None:
     space = space_of("low_rank", blocks=5, fit=3, refine=7)
     start = space.start(TUNE).genome

@@ -100,6 +100,22 @@ def test_every_candidate_meets_the_budget_and_its_description_says_what_it_costs
     assert found.parameters == rest + kept + pairs + dense.layers * dense.head_dim * values
 
 
+def test_values_that_all_tokens_keep_alike_are_run_alone() -> None:
+    """The start's, whose router doesn't move them; a step in one layer's router makes that layer run all of them."""
+    space = tomoe_space(MODELS["llama"], budget=0.4)
+    dense, start = space.dense, space.start(TUNE).genome
+    heads = start.heads.copy()
+    heads[1, 0, 2] = 1
+    moved = space.genome(routers=start.routers, heads=heads)
+    dropped = dense.head_dim - start.widths[:, 2]
+    values = (dense.heads + dense.key_value_heads) * dense.hidden
+    scores = 3 * dense.hidden + dense.head_dim * 4
+    assert (dropped > 0).all()
+    one, two = (space.describe(each).active_parameters for each in (start, moved))
+    assert space.active_parameters(start.widths) - one == int(dropped.sum()) * values + dense.layers * scores
+    assert two - one == int(dropped[1]) * values + scores
+
+
 def test_the_saliency_start_keeps_the_most_salient_of_everything() -> None:
     space = tomoe_space(start="saliency")
     edit = space.start(TUNE).genome.express()

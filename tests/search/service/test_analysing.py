@@ -25,9 +25,9 @@ from moevolve.store.errors import StoreError
 from moevolve.store.repository import Store
 
 FIGURES = {
-    "eep": ["usage", "activations", "together"],
-    "factorllm": ["usage", "activations", "together"],
-    "tomoe": ["usage", "activations"],
+    "eep": ["usage", "activations", "together", "words"],
+    "factorllm": ["usage", "activations", "together", "words"],
+    "tomoe": ["usage", "activations", "words"],
     "nanomoe": ["mixing"],
 }
 
@@ -91,7 +91,7 @@ def test_what_can_not_be_analysed_is_refused(all_kinds: str, tiny: Any, individu
         analyse_individual(store, individual, str(tiny.task), "dev")
 
 
-@pytest.mark.parametrize("content", ["", "{}", '{"format": "other"}', '{"format": "moevolve-analysis/1"}', "[1]"])
+@pytest.mark.parametrize("content", ["", "{}", '{"format": "other"}', '{"format": "moevolve-analysis/2"}', "[1]"])
 def test_other_files_are_no_analyses(tmp_path: Path, content: str) -> None:
     (tmp_path / "analysis.json").write_text(content)
     with pytest.raises(UserError, match="this is no analysis of this version"):

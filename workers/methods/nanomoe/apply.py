@@ -42,12 +42,24 @@ class BlockMixedLinear(nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class _Fit:
-    """What a layer's factors start from: fitted to its weight once, float32 on the host."""
+class _Origin:
+    """What a layer's fit depends on beside the layer; `rows` is empty where layers are fitted to their weights."""
 
     form: BlockForm
     rounds: int
+    seed: int | None
     rows: str
+
+    @classmethod
+    def of(cls, edit: NanoMoeEdit) -> _Origin:
+        return cls(edit.form, edit.fit, edit.start_seed, "" if edit.rows is None else edit.rows.fingerprint)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """What a layer's factors start from: fitted to its weight once, float32 on the host."""
+
+    origin: _Origin
     u: Tensor
     v: Tensor
     mixing: Tensor
@@ -57,9 +69,8 @@ class _Fit:
 class _StandIn:
     """The last module made for a layer, and all that it was made from."""
 
-    form: BlockForm
-    rounds: tuple[int, int]
-    rows: str
+    origin: _Origin
+    refine: int
     mixing: NDArray[np.float32]
     module: BlockMixedLinear
 
@@ -104,8 +115,8 @@ class NanoMoeApplicator:
         setattr(self._decoder.get_submodule(parent), child, module)
 
     def _stand_in(self, edit: NanoMoeEdit, name: str, mixing: NDArray[np.float32]) -> BlockMixedLinear:
-        made, rounds, rows = self._made.get(name), (edit.fit, edit.refine), _rows(edit)
-        same = made is not None and (made.form, made.rounds, made.rows) == (edit.form, rounds, rows)
+        made, origin = self._made.get(name), _Origin.of(edit)
+        same = made is not None and (made.origin, made.refine) == (origin, edit.refine)
         if made is not None and same and np.array_equal(made.mixing, mixing):
             return made.module
         try:
@@ -117,7 +128,7 @@ class NanoMoeApplicator:
         if not all(bool(part.isfinite().all()) for part in (u, v, full)):
             raise CandidateError(f"the factors of {name} are not finite")
         module = BlockMixedLinear(u, v, full if full.numel() else None, linear.bias)
-        self._made[name] = _StandIn(edit.form, rounds, rows, mixing.copy(), module)
+        self._made[name] = _StandIn(origin, edit.refine, mixing.copy(), module)
         return module
 
     def _factors(self, edit: NanoMoeEdit, name: str, mixing: NDArray[np.float32]) -> tuple[Tensor, Tensor, Tensor]:
@@ -133,14 +144,20 @@ class NanoMoeApplicator:
         return u, v, full
 
     def _fitted(self, edit: NanoMoeEdit, name: str) -> _Fit:
-        fit = self._fits.get(name)
-        if fit is None or (fit.form, fit.rounds, fit.rows) != (edit.form, edit.fit, _rows(edit)):
-            form, metric = edit.form, self._metric(edit, name)
+        fit, origin = self._fits.get(name), _Origin.of(edit)
+        if fit is None or fit.origin != origin:
+            form, metric, rng = edit.form, self._metric(edit, name), self._start_rng(edit, name)
             rounds = 0 if form.variant == "low_rank" else edit.fit
             start = host_tensor(form.unmixed)
-            found = fit_layer(self._linears[name].weight, form.rank, form.blocks, start, rounds, metric)
-            fit = self._fits[name] = _Fit(form, edit.fit, _rows(edit), *(part.float() for part in found))
+            found = fit_layer(self._linears[name].weight, form.rank, form.blocks, start, rounds, metric, rng)
+            fit = self._fits[name] = _Fit(origin, *(part.float() for part in found))
         return fit
+
+    def _start_rng(self, edit: NanoMoeEdit, name: str) -> np.random.Generator | None:
+        """Of a layer's random start: the same whichever other layers an edit has."""
+        if edit.start_seed is None:
+            return None
+        return np.random.default_rng((edit.start_seed, list(self._linears).index(name)))
 
     def _measure(self, edit: NanoMoeEdit) -> None:
         """See to it that the inputs of an edit's layers are known, if it fits to outputs; the model is unedited."""
@@ -171,8 +188,3 @@ class NanoMoeApplicator:
                 )
         if not edit.finite:
             raise CandidateError("a mixing parameter is not finite")
-
-
-def _rows(edit: NanoMoeEdit) -> str:
-    """Which tokens an edit's layers are fitted on; empty if they are fitted to their weights."""
-    return "" if edit.rows is None else edit.rows.fingerprint

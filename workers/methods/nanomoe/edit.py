@@ -73,17 +73,20 @@ class NanoMoeEdit:
         mixing: float32 [layers, *form.mixing_shape]: M's parameters, relative to the fitted ones that the factors start
             from: where they are `form.unmixed`, M is as fitted.
         fit: rounds that U, V and M are fitted together before; 0 leaves all blocks of M the identity.
+        start_seed: of the Gaussian factors and mixing that these rounds begin with; None for the truncated singular
+            value decomposition and M's blocks the identity.
         refine: rounds that U and V are refined given M.
         rows: tokens on which layers' outputs are to be kept; None keeps their weights.
 
     Raises:
-        UserError: the shapes disagree.
+        UserError: the shapes disagree, or a random start is not fitted.
     """
 
     form: BlockForm
     layers: tuple[str, ...]
     mixing: NDArray[np.float32] = field(repr=False)
     fit: int = 0
+    start_seed: int | None = None
     refine: int = 1
     rows: FitRows | None = field(default=None, repr=False)
 
@@ -92,6 +95,8 @@ class NanoMoeEdit:
         expected = (len(self.layers), *self.form.mixing_shape)
         if self.mixing.shape != expected:
             raise UserError(f"a NanoMoE edit of this form needs mixing parameters {expected}, got {self.mixing.shape}")
+        if self.start_seed is not None and not self.fit:
+            raise UserError("a NanoMoE edit with a random start needs rounds of fitting, 1 at least")
 
     @cached_property
     def finite(self) -> bool:
@@ -104,6 +109,8 @@ class NanoMoeEdit:
         head = f"nanomoe/1 {form.variant} K={form.blocks} r={form.rank} fit={self.fit} refine={self.refine} "
         digest = hashlib.sha256((head + " ".join(self.layers) + "\n").encode())
         digest.update(self.mixing.astype("<f4").tobytes())
+        if self.start_seed is not None:
+            digest.update(b"start" + str(self.start_seed).encode())
         if self.rows is not None:
             digest.update(b"rows" + self.rows.fingerprint.encode())
         return digest.hexdigest()

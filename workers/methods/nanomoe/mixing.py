@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -176,9 +177,19 @@ def _fit(design: Tensor, target: Tensor, before: Tensor) -> Tensor:
 
 
 def fit_layer(
-    weight: Tensor, rank: int, blocks: int, start: Tensor, rounds: int, metric: Metric | None = None
+    weight: Tensor,
+    rank: int,
+    blocks: int,
+    start: Tensor,
+    rounds: int,
+    metric: Metric | None = None,
+    rng: np.random.Generator | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """U, V and M of a layer together: alternating least squares, from the truncated singular value decomposition.
+    """U, V and M of a layer together: alternating least squares.
+
+    From the truncated singular value decomposition and an M of identities no least squares of U and V leads away, and
+    in variant I that of M by very little: near plain low rank there is a local minimum of its error. Gaussian factors
+    and mixing (`rng`) begin elsewhere, as a training does.
 
     Args:
         weight: [d2, d1].
@@ -187,6 +198,7 @@ def fit_layer(
         start: M's parameters to start from; see `moevolve.kernels.block_mix.block_mix`.
         rounds: how often V, U and then M are solved for; 0 gives the decomposition and `start`.
         metric: of the error; None for the Frobenius norm.
+        rng: draws the factors and what is added to `start`, standard normal; None begins at the decomposition.
 
     Returns:
         U [K, d2 / K, r], V [K, r, d1 / K], and M's parameters in the shape of `start`; float64 on the host.
@@ -194,6 +206,9 @@ def fit_layer(
     target = on_host(weight)
     u, v = split_factors(*low_rank_factors(target, rank, metric), blocks)
     mixing = on_host(start)
+    if rng is not None:
+        u, v = (torch.from_numpy(rng.standard_normal(part.shape)) for part in (u, v))
+        mixing = mixing + torch.from_numpy(rng.standard_normal(mixing.shape))
     for _ in range(rounds):
         u, v = refine_factors(target, u, v, mixing, 1, metric)
         mixing = fit_mixing(target, u, v, mixing, metric)

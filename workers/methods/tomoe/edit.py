@@ -77,6 +77,11 @@ class HeadMasks:
         return int(self.value_bias.shape[1])
 
     @property
+    def static(self) -> NDArray[np.bool_]:
+        """Layers where all tokens keep the same value dimensions, since no direction moves their scores: [layers]."""
+        return np.asarray(~self.value_router.any(axis=(1, 2)))
+
+    @property
     def arrays(self) -> tuple[NDArray[Any], ...]:
         """All arrays, masks packed, in the order in which they are hashed."""
         active = self.active.astype("<i8")

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from moevolve.kernels.neuron_mask import top_dimensions
 from moevolve.workers.export.card import CheckpointForm, ExportSummary
 from moevolve.workers.export.mixtral_form import empty_mixtral, fits_mixtral
 from moevolve.workers.export.native import native_config
@@ -149,16 +150,18 @@ def _network(layer: DenseLayer, edit: ToMoeEdit, i: int) -> dict[str, Tensor]:
 def _attention(layer: DenseLayer, heads: HeadMasks, i: int) -> dict[str, Tensor]:
     """Tensors of masked projections."""
     attention: Any = layer.attention
-    device, state = attention.q_proj.weight.device, {}
+    device = attention.q_proj.weight.device
+    state: dict[str, Tensor] = {}
     pairs = host_tensor(heads.pairs[i]).to(device)
     if not pairs.all():
         dimensions = torch.cat((pairs, pairs)).nonzero().squeeze(1)
         for name in ("q_proj", "k_proj"):
-            state[f"{name}.dimensions"] = dimensions.clone()
-            for kind, tensor in getattr(attention, name).state_dict().items():
-                by_head = tensor.unflatten(0, (-1, heads.head_dim))
-                state[f"{name}.narrow.{kind}"] = by_head.index_select(1, dimensions).flatten(0, 1)
-    if heads.active[i] < heads.head_dim:
+            state |= _narrow(attention, name, heads.head_dim, dimensions)
+    if heads.active[i] < heads.head_dim and heads.static[i]:
+        kept = top_dimensions(host_tensor(heads.value_bias[i]).to(device), int(heads.active[i]))
+        for name in ("v_proj", "o_proj"):
+            state |= _narrow(attention, name, heads.head_dim, kept.nonzero().squeeze(1))
+    elif heads.active[i] < heads.head_dim:
         for name in ("v_proj", "o_proj"):
             state |= {f"{name}.whole.{kind}": t for kind, t in getattr(attention, name).state_dict().items()}
         for name, array in (
@@ -167,6 +170,20 @@ def _attention(layer: DenseLayer, heads: HeadMasks, i: int) -> dict[str, Tensor]
             ("directions", heads.directions),
         ):
             state[f"v_proj.value_{name}"] = host_tensor(array[i]).to(device)
+    return state
+
+
+def _narrow(attention: Any, name: str, head_dim: int, dimensions: Tensor) -> dict[str, Tensor]:
+    """Tensors of a projection without the other dimensions of its heads."""
+    state = {f"{name}.dimensions": dimensions.clone()}
+    for kind, tensor in getattr(attention, name).state_dict().items():
+        inputs = name == "o_proj"
+        if inputs and kind == "bias":
+            state[f"{name}.narrow.{kind}"] = tensor
+            continue
+        by_head = tensor.unflatten(int(inputs), (-1, head_dim))
+        kept = by_head.index_select(1 + inputs, dimensions)
+        state[f"{name}.narrow.{kind}"] = kept.flatten(int(inputs), 1 + inputs)
     return state
 
 
@@ -180,6 +197,7 @@ def _config(source: PreTrainedModel, model_class: type[PreTrainedModel], edit: T
         config.tomoe_components = heads.value_router.shape[2]
         config.tomoe_dimensions = (2 * heads.pairs.sum(axis=1)).tolist()
         config.tomoe_values = [active if active < heads.head_dim else None for active in heads.active.tolist()]
+        config.tomoe_static = heads.static.tolist()
     return config
 
 

@@ -135,6 +135,8 @@ def test_a_candidate_does_not_depend_on_those_before_it(
         make(model, "II", rank=3),
         make(model, "II", pattern="*.q_proj"),
         make(model, "II", refine=2, fit=2),
+        make(model, "II", refine=2, fit=2, start_seed=0),
+        make(model, "II", refine=2, fit=2, start_seed=1),
         NanoMoeEdit(wanted.form, wanted.layers, changed, refine=2),
     ]
     for other in others:
@@ -228,6 +230,8 @@ def test_an_edit_of_another_model_is_refused(resident: Residents, tokens: Tensor
     with pytest.raises(UserError, match=r"5 blocks of rank 4 don't fit linear layer layers\.0\.fc1"):
         opt.apply(NanoMoeEdit(form, names, np.ones((len(names), 5, 5), np.float32)))
     assert torch.equal(logits(opt, IdentityEdit(), tokens), before)
+    with pytest.raises(UserError, match="random start needs rounds"):
+        NanoMoeEdit(form, names, np.ones((len(names), 5, 5), np.float32), start_seed=0)
     with pytest.raises(UserError, match="needs mixing parameters"):
         NanoMoeEdit(form, names, np.ones((len(names), 5, 4), np.float32))
 
@@ -241,6 +245,8 @@ def test_phenotype_hash_tells_edits_apart(resident: Residents) -> None:
         make(model, "II", rank=5),
         make(model, "II", refine=2),
         make(model, "II", fit=1),
+        make(model, "II", fit=1, start_seed=0),
+        make(model, "II", fit=1, start_seed=1),
         make(model, "II", pattern="*.up_proj"),
         NanoMoeEdit(base.form, base.layers, base.mixing + np.float32(1)),
         NanoMoeEdit(base.form, base.layers[::-1], base.mixing),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
+import numpy as np
 import oracles
 import pytest
 import torch
@@ -158,6 +160,26 @@ def test_fits_improve_on_low_rank_in_the_papers_order() -> None:
     best = float(torch.linalg.svdvals(weight)[rank:].norm() / weight.norm())
     assert [errors[variant, 0] for variant in VARIANTS] == pytest.approx([best] * 3)
     assert errors["III", 60] < errors["II", 60] < errors["I", 60] < best
+
+
+@pytest.mark.parametrize("metric", [None, "outputs"])
+def test_random_starts_leave_low_rank_and_end_apart(metric: str | None) -> None:
+    """The decomposition and M of ones are a fixed point of U and V; a random start knows nothing of it."""
+    weight, by = random(24, 16), None if metric is None else Metric.of(moments(16))
+    start = unmixed("I", 4, 4)
+
+    def fitted(rounds: int, seed: int | None) -> list[Tensor]:
+        rng = None if seed is None else np.random.default_rng(seed)
+        return list(fit_layer(weight, 4, 4, start, rounds, by, rng))
+
+    drawn = fitted(0, 0)
+    assert error(weight, *drawn) > 1 and [part.shape for part in drawn] == [(4, 6, 4), (4, 4, 4), (4, 4)]
+    assert all(torch.equal(*pair) for pair in zip(drawn, fitted(0, 0), strict=True))
+    measure = error if by is None else partial(output_error, metric=by)
+    found = [measure(weight, *fitted(40, seed)) for seed in (0, 1)]
+    nothing = [torch.zeros_like(part) for part in drawn]
+    assert max(found) < 0.9 * measure(weight, *nothing)
+    assert found[0] != pytest.approx(found[1], rel=1e-6)
 
 
 def moments(inputs: int, tokens: int = 60, seed: int = 9) -> Tensor:

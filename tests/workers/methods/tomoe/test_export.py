@@ -40,6 +40,13 @@ def heads_of(pairs: tuple[int, ...] = (2, 1, 4), active: tuple[int, ...] = (5, 8
     )
 
 
+def still_heads(*layers: int) -> HeadMasks:
+    """Where no direction moves the scores of the values in some layers."""
+    heads = heads_of(active=(5, 3, 1))
+    heads.value_router[list(layers)] = 0
+    return heads
+
+
 def edit_of(widths: tuple[int, ...] = (20, 7, 33), heads: HeadMasks | None = None) -> ToMoeEdit:
     rng = np.random.default_rng(0)
     kept = np.stack([[rng.permutation(WIDTH) < width for _ in range(EXPERTS)] for width in widths])
@@ -53,7 +60,9 @@ CASES = {
     "llama-heads-native": edit_of(heads=heads_of()),
     "llama-some-native": edit_of((48, 7, 48), heads_of((4, 2, 4), (8, 8, 2))),
     "llama-tied-native": replace(edit_of(), router=np.zeros((LAYERS, EXPERTS, 5))),
+    "llama-still-native": edit_of(heads=still_heads(0, 1, 2)),
     "qwen2-heads-native": edit_of(heads=heads_of()),
+    "qwen2-still-native": edit_of(heads=still_heads(1)),
     "opt-networks-native": edit_of(),
     "opt-some-native": edit_of((48, 1, 20)),
 }
@@ -68,7 +77,9 @@ def parameters(before: int, edit: ToMoeEdit, family: str, form: str) -> int:
         before += EXPERTS * HIDDEN * (form == "stock" or width < WIDTH)
     if edit.heads is not None and form == "native":
         before -= (~edit.heads.pairs).sum() * 2 * (4 + 2) * (HIDDEN + (family == "qwen2"))
-        before += (edit.heads.active < HEAD_DIM).sum() * (2 * HIDDEN + HEAD_DIM * 3)
+        before += ((edit.heads.active < HEAD_DIM) & ~edit.heads.static).sum() * (2 * HIDDEN + HEAD_DIM * 3)
+        dropped = ((HEAD_DIM - edit.heads.active) * edit.heads.static).sum()
+        before -= dropped * (2 * (HIDDEN + (family == "qwen2")) + 4 * HIDDEN)
     return int(before)
 
 

@@ -10,6 +10,7 @@ from usage_checks import SEQUENCES, inputs_of
 
 from moevolve.workers.engine.measuring import analyse_usage
 from moevolve.workers.methods.tomoe.edit import ToMoeEdit
+from moevolve.workers.methods.usage import WORDS
 from moevolve.workers.model.resident import ResidentModel
 
 
@@ -24,6 +25,8 @@ def test_experts_of_masked_networks_are_counted(resident: Callable[[str], Reside
     for _ in range(2):  # a second analysis begins at zero again
         found = analyse_usage(model, edit, SEQUENCES)
     inputs = inputs_of(model, edit)
+    seen = np.concatenate(SEQUENCES)
+    words = sorted(set(seen.tolist()), key=lambda word: (-int((seen == word).sum()), word))[:WORDS]
     assert [layer.layer for layer in found.routed] == [0, 1], "a layer that keeps all isn't routed"
     for index, layer in enumerate(found.routed):
         logits = inputs[index].numpy() @ (edit.router[index].astype(np.float64) @ edit.directions[index]).T
@@ -31,4 +34,8 @@ def test_experts_of_masked_networks_are_counted(resident: Callable[[str], Reside
         softmax = np.exp(logits - logits.max(axis=1, keepdims=True))
         assert layer.weights == pytest.approx((softmax / softmax.sum(axis=1, keepdims=True)).sum(axis=0), rel=1e-4)
         assert layer.together.tolist() == np.diag(layer.counts).tolist()
+        assert found.words == tuple(map(str, words))
+        for word, counts in zip(words, layer.by_word, strict=True):
+            own = logits[seen == word].argmax(axis=1)
+            assert counts.tolist() == np.bincount(own, minlength=4).tolist() and counts.any()
         assert layer.neurons == ((10, 20)[index], int(kept[index].any(axis=0).sum()), 48)
