@@ -176,7 +176,9 @@ def test_a_stock_form_that_repeats_shared_neurons_is_noted(
     )
     for described, count in ((found.described.parameters, 1), (costs.parameters, 0)):
         individual = SimpleNamespace(parameters=described)
-        subjects: Any = {"s:0": SimpleNamespace(detail=SimpleNamespace(individual=individual))}
+        subjects: Any = {
+            "s:0": SimpleNamespace(detail=SimpleNamespace(individual=individual, evaluations=()), genome=None)
+        }
         notes = _notes(report, subjects)
         assert len(notes) == count
         assert all(f"{described:,}" in note and f"{costs.parameters:,}" in note for note in notes)

@@ -36,7 +36,7 @@ class EepExporter:
         if not resident.layers:
             raise UserError("only an edited dense model can be exported; the full one is a checkpoint already")
         form = checkpoint_form(edit, resident.layers[0].rule)
-        return "native" if len(set(_widths(resident))) > 1 else form
+        return "native" if _uneven(resident) else form
 
     def summary(self, resident: Resident, edit: Edit, form: CheckpointForm) -> ExportSummary:
         count = resident.layers[0].count
@@ -45,9 +45,8 @@ class EepExporter:
         rows: list[tuple[str, str]] = [("router space", edit.router_space if isinstance(edit, EepEdit) else "-")]
         if isinstance(edit, EepEdit) and edit.alignment is not None:
             rows.append(("merged experts", "their neurons were aligned first"))
-        widths = _widths(resident)
-        if len(set(widths)) > 1:
-            rows.append(("neurons of an expert", f"{', '.join(map(str, widths))}, by MoE layer"))
+        if _uneven(resident):
+            rows.append(("neurons of an expert", f"{', '.join(map(str, _widths(resident)))}, by MoE layer"))
         thresholds = _thresholds(resident)
         if thresholds:
             shown = ", ".join(f"{each:.3f}" for each in thresholds)
@@ -141,6 +140,10 @@ def _widths(resident: Resident) -> list[int]:
     return [ExpertNeurons(layer.experts, layer.expert_tensors()).width for layer in resident.layers]
 
 
+def _uneven(resident: Resident) -> bool:
+    return len(set(_widths(resident))) > 1
+
+
 def _native_class(resident: Resident, edit: Edit, directory: Path) -> type[PreTrainedModel]:
     layer, (retained, _) = resident.layers[0], _shape(resident, edit)
     maps, skips = _maps(resident, edit, "native"), bool(_thresholds(resident))
@@ -151,6 +154,7 @@ def _native_class(resident: Resident, edit: Edit, directory: Path) -> type[PreTr
         family_of(resident.model.config, resident.config.path).title,
         experts=retained,
         maps=maps,
+        uneven=_uneven(resident),
         skips=skips,
         routes=maps or skips,
         biased=layer.router_bias is not None,
@@ -172,7 +176,8 @@ def _config(
     config = native_config(source, model_class) if form == "native" else copy.deepcopy(source.config)
     if form == "native":
         assert isinstance(edit, EepEdit)
-        config.expert_widths = _widths(resident)
+        if _uneven(resident):
+            config.expert_widths = _widths(resident)
         if _thresholds(resident):
             config.skip_below = _thresholds(resident)
         if _maps(resident, edit, form):
