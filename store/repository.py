@@ -294,20 +294,21 @@ class Store:
             added = write_evaluations(connection, evaluations, self._contexts)
         self._contexts = {**self._contexts, **added}
 
-    def retry(self, search_id: str, first: int) -> None:
+    def retry(self, writer: str | Lease, first: int) -> None:
         """Takes a search back to before failures that were no candidate's fault.
 
         Individuals from index `first` on are removed, with their exports' records, and earlier ones that failed by
         fault of a worker or of time are pending again. Evaluations stay, so what comes out again costs nothing.
 
         Args:
+            writer: as `amend_search` has it.
             first: index of the first individual that may have been made in sight of such a failure.
 
         Raises:
             StoreError: unknown search.
         """
         with transaction(self._engine, write=True) as connection:
-            touch(connection, search_id)
+            search_id = touch(connection, writer)
             write_retry(connection, search_id, first)
 
     def evaluations(

@@ -7,6 +7,8 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,6 +19,7 @@ from moevolve.store.repository import Store
 
 log = logging.getLogger(__name__)
 
+_BRIEFLY_S = 30.0
 _BEAT_S = 1.0
 """How often it is renewed, and looked whether something is asked."""
 
@@ -82,6 +85,25 @@ class Driving:
                 if time.monotonic() - renewed > self._seconds:
                     self._lost = error
                     return
+
+
+@contextmanager
+def held(store: Store, search_id: str) -> Iterator[Lease]:
+    """A search's lease for a few writes that take no time.
+
+    Raises:
+        LeaseHeldError: a driver runs it.
+    """
+    lease = store.acquire(search_id, this_process(), _BRIEFLY_S, is_gone)
+    try:
+        yield lease
+    finally:
+        store.release(lease)
+
+
+def is_run(control: Control) -> bool:
+    """Whether a driver runs a search, as far as can be told from here."""
+    return control.alive and control.owner is not None and not is_gone(control.owner)
 
 
 def this_process() -> str:

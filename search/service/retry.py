@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.loop.standings import Standings
+from moevolve.search.service.driving import held
 from moevolve.search.service.execute import execute
 from moevolve.search.service.observer import Observer
 from moevolve.search.service.resume import changed_setup
@@ -45,6 +46,7 @@ def take_back_failures(setup: SearchSetup, store: Store) -> tuple[int, int]:
         return 0, 0
     schedule = setup.schedule
     first = next((index for index in range(schedule.total) if schedule.visible(index) > blameless[0]), schedule.total)
-    store.retry(setup.search_id, first)
-    store.set_status(setup.search_id, "interrupted", "to be retried")
+    with held(store, setup.search_id) as lease:
+        store.retry(lease, first)
+        store.set_status(lease, "interrupted", "to be retried")
     return len(blameless), sum(row.index >= first for row in history)

@@ -18,9 +18,11 @@ from moevolve.search.loop.final import Finaliser
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.loop.standings import Standings, standings
 from moevolve.search.service.calibration import calibrated_setup
+from moevolve.search.service.driving import held
 from moevolve.search.service.launch import register
 from moevolve.search.service.set_up import set_up
 from moevolve.search.strategies.phased import make_strategy
+from moevolve.store.records import Lease
 from moevolve.store.repository import Store
 from moevolve.workers.config import engine_fingerprint
 
@@ -63,10 +65,13 @@ def search(setup: SearchSetup, store: Store, stop: int | None = None) -> None:
     Driver(setup, make_strategy(setup.config, setup.space, setup.schedule), store, cache).run()
 
 
-def local_cache(setup: SearchSetup, store: Store, step: Step = plainly) -> EvaluationCache:
+def local_cache(
+    setup: SearchSetup, store: Store, step: Step = plainly, writer: str | Lease | None = None
+) -> EvaluationCache:
     """The cache of a search whose worker is in this process."""
+    writer = writer or setup.search_id
     engine = engine_fingerprint(setup.config.model, setup.config.engine)
-    return EvaluationCache(store, local_pool(setup, step), setup.search_id, setup.facts.fingerprint, engine)
+    return EvaluationCache(store, local_pool(setup, step), writer, setup.facts.fingerprint, engine)
 
 
 def population(store: Store, search_id: str) -> list[tuple[Any, ...]]:
@@ -105,7 +110,8 @@ def complete(setup: SearchSetup, store: Store) -> Standings:
     """All of `service.execute` but Ray: the search and its final scores."""
     if setup.space.recipe is not None:
         setup = calibrated_setup(setup, store, calibrate)
-    cache = local_cache(setup, store)
-    Driver(setup, make_strategy(setup.config, setup.space, setup.schedule), store, cache).run()
-    Finaliser(setup, store, cache).run()
+    with held(store, setup.search_id) as lease:
+        cache = local_cache(setup, store, writer=lease)
+        Driver(setup, make_strategy(setup.config, setup.space, setup.schedule), store, cache).run()
+        Finaliser(setup, store, cache).run()
     return standings(store, store.search(setup.search_id), store.history(setup.search_id), setup.facts)

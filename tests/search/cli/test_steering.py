@@ -86,6 +86,7 @@ def test_a_search_pauses_goes_on_scales_and_stops_as_asked(
     asked = in_process("pause", "calm")
     assert asked.returncode == 0 and f"calm: process {driver.pid} on" in asked.stdout and "pause" in asked.stdout
     until(lambda: status() == "paused", driver)
+    time.sleep(0.5)  # what had come until then is recorded
     left_at = count(database)
     time.sleep(1.0)
     assert count(database) == left_at < TOTAL
