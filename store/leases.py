@@ -8,6 +8,7 @@ first goes through, however late it wakes up. Time is the database's; a driver's
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -38,7 +39,7 @@ def acquire(connection: Connection, search_id: str, owner: str, seconds: float, 
         StoreError: unknown search.
     """
     row, now = _locked(connection, search_id), now_of(connection)
-    if row.owner is not None and now < row.expires_at and not dead(row.owner):
+    if _control(row, now, dead).alive:
         left = (row.expires_at - now).total_seconds()
         raise LeaseHeldError(
             f"search {find_search(connection, search_id).name} is being run by {row.owner}; stop that one, or wait: if "
@@ -92,15 +93,14 @@ def fence(connection: Connection, writer: str | Lease) -> str:
     if isinstance(writer, Lease):
         _own(connection, writer)
         return writer.search_id
-    row = _locked(connection, writer)
-    if row.owner is not None and now_of(connection) < row.expires_at:
-        raise LeaseHeldError(
-            f"search {find_search(connection, writer).name} is being run by {row.owner}: stop it first"
-        )
+    control = _control(_locked(connection, writer), now_of(connection))
+    if control.alive:
+        name = find_search(connection, writer).name
+        raise LeaseHeldError(f"search {name} is being run by {control.owner}: stop it first")
     return writer
 
 
-def ask(connection: Connection, search_id: str, wanted: Wanted | None, workers: int | None) -> Control:
+def ask(connection: Connection, search_id: str, wanted: Wanted | None, workers: int | None, dead: Dead) -> Control:
     """Ask a search's driver for something; what is None stays as it is.
 
     Raises:
@@ -108,24 +108,24 @@ def ask(connection: Connection, search_id: str, wanted: Wanted | None, workers: 
     """
     if wanted is not None and wanted not in WANTED:
         raise StoreError(f"a driver can be asked for {', '.join(WANTED)}, not {wanted!r}")
-    row = _locked(connection, search_id)
-    control = _control(row, now_of(connection))
+    control = _control(_locked(connection, search_id), now_of(connection), dead)
     if not control.alive:
         found = find_search(connection, search_id)
         raise StoreError(f"search {found.name} isn't being run (it is {found.status})")
-    changes = {name: value for name, value in (("wanted", wanted), ("workers", workers)) if value is not None}
-    _set(connection, search_id, **changes)
-    return Control(row.owner, row.epoch, True, wanted or row.wanted, row.workers if workers is None else workers)
+    asked = replace(control, wanted=wanted or control.wanted, workers=control.workers if workers is None else workers)
+    _set(connection, search_id, wanted=asked.wanted, workers=asked.workers)
+    return asked
 
 
-def read(connection: Connection, search_id: str) -> Control:
+def read(connection: Connection, search_id: str, dead: Dead) -> Control:
     """Who runs a search, and what is asked of it."""
     row = connection.execute(select(leases).where(leases.c.search_id == search_id)).one()
-    return _control(row, now_of(connection))
+    return _control(row, now_of(connection), dead)
 
 
-def _control(row: Row[Any], now: datetime) -> Control:
-    return Control(row.owner, row.epoch, row.owner is not None and now < row.expires_at, row.wanted, row.workers)
+def _control(row: Row[Any], now: datetime, dead: Dead = lambda _: False) -> Control:
+    alive = row.owner is not None and now < row.expires_at and not dead(row.owner)
+    return Control(row.owner, row.epoch, alive, row.wanted, row.workers)
 
 
 def _own(connection: Connection, lease: Lease) -> Row[Any]:

@@ -182,24 +182,31 @@ class Store:
         with transaction(self._engine, write=True) as connection:
             leases.release(connection, lease)
 
-    def ask(self, search_id: str, wanted: Wanted | None = None, workers: int | None = None) -> Control:
+    def ask(
+        self,
+        search_id: str,
+        wanted: Wanted | None = None,
+        workers: int | None = None,
+        dead: Dead = lambda _: False,
+    ) -> Control:
         """Asks the driver of a search for something, which it does within seconds.
 
         Args:
             search_id: of the search.
             wanted: what it is to do; None leaves that as it is.
             workers: how many workers it is to have; None likewise.
+            dead: as `acquire` has it.
 
         Raises:
             StoreError: unknown search, or no driver runs it.
         """
         with transaction(self._engine, write=True) as connection:
-            return leases.ask(connection, search_id, wanted, workers)
+            return leases.ask(connection, search_id, wanted, workers, dead)
 
-    def control(self, search_id: str) -> Control:
-        """Who runs a search, and what is asked of it."""
+    def control(self, search_id: str, dead: Dead = lambda _: False) -> Control:
+        """Who runs a search, and what is asked of it; `dead` as `acquire` has it."""
         with transaction(self._engine) as connection:
-            return leases.read(connection, search_id)
+            return leases.read(connection, search_id, dead)
 
     def amend_search(self, writer: str | Lease, config: str, beside: Sequence[SearchTaskRecord]) -> None:
         """Replaces what may change of a search after its launch: its configuration and the splits beside its fitness.

@@ -19,9 +19,10 @@ from moevolve.store.repository import Store
 
 log = logging.getLogger(__name__)
 
-_BRIEFLY_S = 30.0
 _BEAT_S = 1.0
-"""How often it is renewed, and looked whether something is asked."""
+"""How often a lease is renewed, and looked whether something is asked."""
+_BRIEFLY_S = 30.0
+"""How long a lease for a few writes lasts if its owner dies over them."""
 
 
 class Driving:
@@ -99,11 +100,6 @@ def held(store: Store, search_id: str) -> Iterator[Lease]:
         yield lease
     finally:
         store.release(lease)
-
-
-def is_run(control: Control) -> bool:
-    """Whether a driver runs a search, as far as can be told from here."""
-    return control.alive and control.owner is not None and not is_gone(control.owner)
 
 
 def this_process() -> str:

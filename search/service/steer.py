@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.service.driving import held, is_run
-from moevolve.store.errors import StoreError
-from moevolve.store.records import Control, SearchRecord, Wanted
+from moevolve.search.service.driving import held, is_gone
+from moevolve.store.records import Control, Wanted
 from moevolve.store.repository import Store
 
 
@@ -23,24 +22,14 @@ def steer(store: Store, search: str, wanted: Wanted) -> Control:
         StoreError: no such search, or no driver runs it.
         UserError: it has come to its end.
     """
-    record = _run_or(store, search, ends=wanted == "cancelled")
-    if not is_run(store.control(record.id)):
-        with held(store, record.id) as lease:
-            store.set_status(lease, "cancelled", "asked for from outside")
-        return store.control(record.id)
-    return store.ask(record.id, wanted)
-
-
-def _run_or(store: Store, search: str, ends: bool = False) -> SearchRecord:
-    """The search, if a driver runs it, or if it may yet come to an end."""
     record = store.search(search)
-    if is_run(store.control(record.id)):
-        return record
-    if not ends:
-        raise StoreError(f"search {record.name} isn't being run (it is {record.status})")
+    if wanted != "cancelled" or store.control(record.id, is_gone).alive:
+        return store.ask(record.id, wanted, dead=is_gone)
     if record.status in ("finished", "cancelled"):
         raise UserError(f"search {record.name} is {record.status} already")
-    return record
+    with held(store, record.id) as lease:
+        store.set_status(lease, "cancelled", "asked for from outside")
+    return store.control(record.id)
 
 
 def scale(store: Store, search: str, workers: int) -> Control:
@@ -52,14 +41,14 @@ def scale(store: Store, search: str, workers: int) -> Control:
     """
     if workers < 1:
         raise UserError(f"a search needs one worker at least, not {workers}; to have none for a while, pause it")
-    return store.ask(_run_or(store, search).id, workers=workers)
+    return store.ask(store.search(search).id, workers=workers, dead=is_gone)
 
 
 def unpaused(store: Store, search: str) -> bool:
     """Let a paused search go on where it runs; whether it is one."""
     search_id = store.search(search).id
-    control = store.control(search_id)
-    if not is_run(control) or control.wanted != "paused":
+    control = store.control(search_id, is_gone)
+    if not control.alive or control.wanted != "paused":
         return False
     store.ask(search_id, "running")
     return True
