@@ -32,4 +32,4 @@ def tell(search: str, control: moevolve.Control, told: str, as_json: bool) -> No
     elif control.alive:
         output.print(f"{search}: {control.owner} was asked to {told}", markup=False, highlight=False, soft_wrap=True)
     else:
-        output.print(f"{search}: it is {control.wanted}", markup=False, highlight=False, soft_wrap=True)
+        output.print(f"{search}: it is cancelled; nobody ran it", markup=False, highlight=False, soft_wrap=True)

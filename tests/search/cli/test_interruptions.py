@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 from killing import Driver, Forked, count, kill_at, last_worker, start, wait_for
 from local_workers import local_pool
-from report_lab import finished
 
-from moevolve.search.config.files import load_run_config
 from moevolve.search.service.execute import execute
 from moevolve.search.service.observer import Observer
 from moevolve.search.service.resume import set_up_stored
@@ -24,16 +22,6 @@ pytestmark = pytest.mark.slow
 
 TOTAL = 24
 TWO = ["--set", "workers.count=2", "--set", "workers.num_cpus=0.5"]
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(tiny: Any, tmp_path_factory: pytest.TempPathFactory, snapshot: Any) -> Any:
-    """What a store holds after the search `calm` in this process, with nothing between it and its one worker."""
-    folder = tmp_path_factory.mktemp("calm")
-    run = load_run_config(tiny.write_run(folder / "run.yaml", "calm"))
-    with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
-        finished(store, run)
-    return snapshot(folder / "moevolve.db", "calm")
 
 
 @pytest.fixture

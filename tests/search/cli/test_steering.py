@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from killing import Forked, count, wait_for
 from local_workers import local_pool
-from report_lab import finished
+from store_samples import search
 
-from moevolve.search.config.files import load_run_config
 from moevolve.search.service.execute import execute
 from moevolve.search.service.observer import Observer
 from moevolve.search.service.resume import set_up_stored
@@ -23,16 +22,6 @@ from moevolve.store.repository import Store
 pytestmark = pytest.mark.slow
 
 TOTAL = 24
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tiny: Any, tmp_path_factory: pytest.TempPathFactory, snapshot: Any) -> Any:
-    """What a store holds after the search `calm`, left alone."""
-    folder = tmp_path_factory.mktemp("calm")
-    run = load_run_config(tiny.write_run(folder / "run.yaml", "calm"))
-    with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
-        finished(store, run)
-    return snapshot(folder / "moevolve.db", "calm")
 
 
 def until(true: Any, driver: Forked) -> None:
@@ -44,7 +33,7 @@ def until(true: Any, driver: Forked) -> None:
 
 
 def test_a_driver_that_slept_past_its_lease_writes_nothing(
-    undisturbed: Any, tiny: Any, snapshot: Any, ray_address: str, in_process: Any, tmp_path: Path
+    uninterrupted: Any, tiny: Any, snapshot: Any, ray_address: str, in_process: Any, tmp_path: Path
 ) -> None:
     database = tmp_path / "moevolve.db"
     run = tiny.write_run(tmp_path / "run.yaml", "calm")
@@ -68,11 +57,11 @@ def test_a_driver_that_slept_past_its_lease_writes_nothing(
         output, _ = asleep.communicate(timeout=300)
         assert asleep.poll() == 2 and "has lost search calm" in output and "Traceback" not in output
         assert (snapshot(database, "calm"), store.search("calm")) == bytes_then
-    assert snapshot(database, "calm") == undisturbed
+    assert snapshot(database, "calm") == uninterrupted
 
 
 def test_a_search_pauses_goes_on_scales_and_stops_as_asked(
-    undisturbed: Any, tiny: Any, snapshot: Any, ray_address: str, in_process: Any, tmp_path: Path
+    uninterrupted: Any, tiny: Any, snapshot: Any, ray_address: str, in_process: Any, tmp_path: Path
 ) -> None:
     database = tmp_path / "moevolve.db"
     run = tiny.write_run(tmp_path / "run.yaml", "calm")
@@ -102,7 +91,7 @@ def test_a_search_pauses_goes_on_scales_and_stops_as_asked(
     assert too_late.returncode == 2 and "calm isn't being run (it is interrupted)" in too_late.stderr
     with Store.open(f"sqlite:///{database}") as store:
         execute(set_up_stored(store, "calm"), store, Observer(), local_pool)
-    assert snapshot(database, "calm") == undisturbed
+    assert snapshot(database, "calm") == uninterrupted
 
 
 def test_a_cancelled_search_is_over(tiny: Any, in_process: Any, ray_address: str, tmp_path: Path) -> None:
@@ -116,3 +105,11 @@ def test_a_cancelled_search_is_over(tiny: Any, in_process: Any, ray_address: str
         refused = in_process(*command)
         assert refused.returncode == 2 and len(refused.stderr.strip().splitlines()) == 1, command
     assert "was cancelled" in in_process("resume", "calm").stderr
+
+
+def test_a_search_that_nobody_runs_is_cancelled_at_once(in_process: Any, tmp_path: Path) -> None:
+    with Store.open(f"sqlite:///{tmp_path / 'moevolve.db'}") as store:
+        store.create_search(search(), [])
+        done = in_process("cancel", "alpha")
+        assert done.returncode == 0 and done.stdout.strip() == "alpha: it is cancelled; nobody ran it"
+        assert store.search("alpha").status == "cancelled"
