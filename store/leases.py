@@ -7,16 +7,18 @@ first goes through, however late it wakes up. Time is the database's; a driver's
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Connection, Row, select, text, update
 
 from moevolve.store.errors import LeaseHeldError, LeaseLostError, StoreError
+from moevolve.store.events import append
 from moevolve.store.lineage import find_search
-from moevolve.store.records import WANTED, Control, Lease, Wanted
+from moevolve.store.records import WANTED, Control, Lease, Progress, Wanted
 from moevolve.store.tables import leases
 
 Dead = Callable[[str], bool]
@@ -29,6 +31,11 @@ def now_of(connection: Connection) -> datetime:
         return datetime.now(UTC)
     now: datetime = connection.execute(text("SELECT clock_timestamp()")).scalar_one()
     return now.astimezone(UTC)
+
+
+def unheld(search_id: str) -> dict[str, Any]:
+    """The row of a new search."""
+    return {"search_id": search_id, "epoch": 0, "wanted": "running", "priority": 0, "events": 0}
 
 
 def acquire(connection: Connection, search_id: str, owner: str, seconds: float, dead: Dead) -> Lease:
@@ -54,20 +61,34 @@ def acquire(connection: Connection, search_id: str, owner: str, seconds: float, 
         expires_at=now + timedelta(seconds=seconds),
         wanted="running",
         workers=None,
+        stage=None,
     )
     return lease
 
 
-def renew(connection: Connection, lease: Lease, seconds: float) -> Control:
-    """Keep a lease for so many seconds from now on, and read what is asked of its owner.
+def renew(
+    connection: Connection, lease: Lease, seconds: float, stage: str | None, progress: Progress | None
+) -> Control:
+    """Keep a lease for so many seconds from now on, say where its owner stands, and read what is asked of it.
+
+    Args:
+        connection: to write to.
+        lease: which.
+        seconds: that it lasts.
+        stage: what the owner does, one line; None says nothing new.
+        progress: where its search stands; None likewise.
 
     Raises:
         LeaseLostError: another driver has it.
     """
     row = _own(connection, lease)
-    expires = now_of(connection) + timedelta(seconds=seconds)
-    _set(connection, lease.search_id, expires_at=expires)
-    return Control(row.owner, row.epoch, True, row.wanted, row.workers)
+    said: dict[str, Any] = {"expires_at": now_of(connection) + timedelta(seconds=seconds)}
+    if stage is not None:
+        said["stage"] = stage
+    if progress is not None:
+        said["progress"] = json.dumps(asdict(progress))
+    _set(connection, lease.search_id, **said)
+    return replace(_control(row, now_of(connection)), alive=True)
 
 
 def release(connection: Connection, lease: Lease) -> None:
@@ -100,7 +121,14 @@ def fence(connection: Connection, writer: str | Lease) -> str:
     return writer
 
 
-def ask(connection: Connection, search_id: str, wanted: Wanted | None, workers: int | None, dead: Dead) -> Control:
+def ask(
+    connection: Connection,
+    search_id: str,
+    wanted: Wanted | None,
+    workers: int | None,
+    priority: int | None,
+    dead: Dead,
+) -> Control:
     """Ask a search's driver for something; what is None stays as it is.
 
     Raises:
@@ -112,9 +140,12 @@ def ask(connection: Connection, search_id: str, wanted: Wanted | None, workers: 
     if not control.alive:
         found = find_search(connection, search_id)
         raise StoreError(f"search {found.name} isn't being run (it is {found.status})")
-    asked = replace(control, wanted=wanted or control.wanted, workers=control.workers if workers is None else workers)
-    _set(connection, search_id, wanted=asked.wanted, workers=asked.workers)
-    return asked
+    given = {"wanted": wanted, "workers": workers, "priority": priority}
+    changes = {name: value for name, value in given.items() if value is not None}
+    if changes:
+        _set(connection, search_id, **changes)
+        append(connection, search_id, "asked", ", ".join(f"{name}: {value}" for name, value in changes.items()))
+    return replace(control, events=control.events + bool(changes), **changes)  # type: ignore[arg-type]
 
 
 def read(connection: Connection, search_id: str, dead: Dead) -> Control:
@@ -123,9 +154,19 @@ def read(connection: Connection, search_id: str, dead: Dead) -> Control:
     return _control(row, now_of(connection), dead)
 
 
+def read_all(connection: Connection, dead: Dead) -> dict[str, Control]:
+    """The same of every search, by id."""
+    now = now_of(connection)
+    return {row.search_id: _control(row, now, dead) for row in connection.execute(select(leases))}
+
+
 def _control(row: Row[Any], now: datetime, dead: Dead = lambda _: False) -> Control:
     alive = row.owner is not None and now < row.expires_at and not dead(row.owner)
-    return Control(row.owner, row.epoch, alive, row.wanted, row.workers)
+    progress = None
+    if row.progress is not None:
+        said = json.loads(row.progress)
+        progress = Progress(**{**said, "best": said["best"] and tuple(said["best"])})
+    return Control(row.owner, row.epoch, alive, row.wanted, row.workers, row.priority, row.stage, progress, row.events)
 
 
 def _own(connection: Connection, lease: Lease) -> Row[Any]:

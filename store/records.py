@@ -14,6 +14,8 @@ from typing import Literal, get_args
 SearchStatus = Literal["created", "running", "paused", "interrupted", "cancelled", "finished", "failed"]
 Wanted = Literal["running", "paused", "stopped", "cancelled"]
 """What can be asked of a driver. A stopped search can be resumed, a cancelled one is over."""
+EventKind = Literal["status", "asked", "best", "failed", "retried", "exported"]
+"""A new status; something asked of the driver; a new best; candidates that failed; a step back; a checkpoint."""
 IndividualStatus = Literal["pending", "ok", "failed"]
 FailureKind = Literal["candidate", "worker", "timeout"]
 """Whose fault a failure is: the candidate's own, its workers' that died again and again, or the limit on time."""
@@ -93,8 +95,37 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a search stands.
+
+    Attributes:
+        done: individuals complete, failed ones included.
+        total: individuals of the whole search.
+        phase: kind of the phase of the newest individual.
+        best: index and fitness of the best individual so far, None before the first.
+        full: fitness of the unedited model, None while unknown.
+        failed: individuals that failed.
+        reused: evaluations found in the store or in this search instead of being run.
+        evaluated: evaluations run since the driver started.
+        rate: evaluations per second since the first one arrived (loading the model left out); None before.
+        left: seconds left at the present pace, None while unknown.
+    """
+
+    done: int
+    total: int
+    phase: str
+    best: tuple[int, float] | None
+    full: float | None
+    failed: int
+    reused: int
+    evaluated: int
+    rate: float | None
+    left: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Control:
-    """Who runs a search, and what is asked of it.
+    """Who runs a search, where it stands, and what is asked of it.
 
     Attributes:
         owner: who took the lease last and didn't give it back; None if nobody.
@@ -102,6 +133,10 @@ class Control:
         alive: whether the owner's lease lasts.
         wanted: what the driver is to do.
         workers: how many it is to have; None leaves that to the configuration.
+        priority: of searches that want the same workers, those of a higher one get them first.
+        stage: what the driver last said that it does, one line.
+        progress: where it last said that it stands.
+        events: how many events the search has.
     """
 
     owner: str | None
@@ -109,6 +144,31 @@ class Control:
     alive: bool
     wanted: Wanted
     workers: int | None
+    priority: int = 0
+    stage: str | None = None
+    progress: Progress | None = None
+    events: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to a search.
+
+    Attributes:
+        search_id: of the search.
+        seq: 1, 2, ... in the order in which a search's events were committed.
+        kind: what sort of thing.
+        text: one line for people.
+        index: of the individual that it is about.
+        at: when.
+    """
+
+    search_id: str
+    seq: int
+    kind: EventKind
+    text: str
+    index: int | None
+    at: datetime
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from types import TracebackType
 from typing import Self
 
 from sqlalchemy import Engine, delete, func, select, update
 
-from moevolve.store import leases, queries
+from moevolve.store import events, leases, queries
 from moevolve.store import tables as models
 from moevolve.store.costs import SearchCosts, read_costs
 from moevolve.store.errors import NameTakenError, StoreError
@@ -28,11 +28,13 @@ from moevolve.store.records import (
     BestRow,
     Control,
     EvaluationRecord,
+    Event,
     ExportRecord,
     IndividualDetail,
     IndividualRecord,
     Lease,
     LineageGraph,
+    Progress,
     SearchRecord,
     SearchStatus,
     SearchSummary,
@@ -131,7 +133,7 @@ class Store:
                     f"there is a search {other.name!r} (id {other.id}) already; resume it or choose another name"
                 )
             insert_all(connection, models.searches, [row])
-            insert_all(connection, models.leases, [{"search_id": search.id, "epoch": 0, "wanted": "running"}])
+            insert_all(connection, models.leases, [leases.unheld(search.id)])
             rows = [{"search_id": search.id, "position": place, **asdict(task)} for place, task in enumerate(tasks)]
             insert_all(connection, models.search_tasks, rows)
 
@@ -165,8 +167,16 @@ class Store:
         with transaction(self._engine, write=True) as connection:
             return leases.acquire(connection, search_id, owner, seconds, dead)
 
-    def renew(self, lease: Lease, seconds: float) -> Control:
+    def renew(
+        self, lease: Lease, seconds: float, stage: str | None = None, progress: Progress | None = None
+    ) -> Control:
         """Keeps a lease for so many seconds from now on, also one that ran out and nobody took.
+
+        Args:
+            lease: which.
+            seconds: that it lasts.
+            stage: what its owner does now, one line; None leaves what was said.
+            progress: where its search stands; None likewise.
 
         Returns:
             What is asked of its owner.
@@ -175,7 +185,7 @@ class Store:
             LeaseLostError: another driver has it.
         """
         with transaction(self._engine, write=True) as connection:
-            return leases.renew(connection, lease, seconds)
+            return leases.renew(connection, lease, seconds, stage, progress)
 
     def release(self, lease: Lease) -> None:
         """Gives a lease back, if it is still its owner's."""
@@ -187,6 +197,7 @@ class Store:
         search_id: str,
         wanted: Wanted | None = None,
         workers: int | None = None,
+        priority: int | None = None,
         dead: Dead = lambda _: False,
     ) -> Control:
         """Asks the driver of a search for something, which it does within seconds.
@@ -195,18 +206,39 @@ class Store:
             search_id: of the search.
             wanted: what it is to do; None leaves that as it is.
             workers: how many workers it is to have; None likewise.
+            priority: of its search; None likewise.
             dead: as `acquire` has it.
 
         Raises:
             StoreError: unknown search, or no driver runs it.
         """
         with transaction(self._engine, write=True) as connection:
-            return leases.ask(connection, search_id, wanted, workers, dead)
+            return leases.ask(connection, search_id, wanted, workers, priority, dead)
 
     def control(self, search_id: str, dead: Dead = lambda _: False) -> Control:
         """Who runs a search, and what is asked of it; `dead` as `acquire` has it."""
         with transaction(self._engine) as connection:
             return leases.read(connection, search_id, dead)
+
+    def controls(self, dead: Dead = lambda _: False) -> dict[str, Control]:
+        """Who runs each search, where it stands and what is asked of it, by its id; `dead` as `acquire` has it."""
+        with transaction(self._engine) as connection:
+            return leases.read_all(connection, dead)
+
+    def events(self, after: Mapping[str, int], limit: int = 1000) -> list[Event]:
+        """What happened to some searches since then, in order of time.
+
+        Args:
+            after: by search id, the number of the last event that is known.
+            limit: at most so many of each search; ask again from the last one for more.
+        """
+        with transaction(self._engine) as connection:
+            return events.read_events(connection, after, limit)
+
+    def latest_events(self, search_id: str | None = None, limit: int = 100) -> list[Event]:
+        """What happened last to a search, or to any, newest first."""
+        with transaction(self._engine) as connection:
+            return events.read_latest(connection, search_id, limit)
 
     def amend_search(self, writer: str | Lease, config: str, beside: Sequence[SearchTaskRecord]) -> None:
         """Replaces what may change of a search after its launch: its configuration and the splits beside its fitness.
@@ -255,6 +287,7 @@ class Store:
             search_id = touch(connection, writer)
             change = update(models.searches).where(models.searches.c.id == search_id)
             connection.execute(change.values(status=status, status_reason=reason))
+            events.append(connection, search_id, "status", f"{status}: {reason}" if reason else status)
 
     def bind_model(self, search_id: str, fingerprint: str, path: str) -> None:
         """Says, once and for all, which weights a search is about that was stored without them, and where they are.
@@ -290,7 +323,9 @@ class Store:
         """
         with transaction(self._engine, write=True) as connection:
             search_id = touch(connection, writer)
-            write_individuals(connection, search_id, individuals)
+            before = events.best_rank(connection, search_id)
+            decided = write_individuals(connection, search_id, individuals)
+            events.append_progress(connection, search_id, decided, before)
             added = write_evaluations(connection, evaluations, self._contexts)
         # Only now: the ids of a transaction that was rolled back mean nothing.
         self._contexts = {**self._contexts, **added}
@@ -317,6 +352,7 @@ class Store:
         with transaction(self._engine, write=True) as connection:
             search_id = touch(connection, writer)
             write_retry(connection, search_id, first)
+            events.append(connection, search_id, "retried", f"from individual {first} on", first)
 
     def evaluations(
         self,
@@ -413,6 +449,7 @@ class Store:
         with transaction(self._engine, write=True) as connection:
             search, row = find_individual(connection, ref)
             write_export(connection, search.id, row.idx, export)
+            events.append(connection, search.id, "exported", f"individual {row.idx} to {export.path}", row.idx)
 
     def add_calibration(self, fingerprint: str, content: bytes) -> None:
         """Keeps a calibration; one that is there already stays."""

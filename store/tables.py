@@ -96,7 +96,10 @@ class SearchTask(Base):
 
 
 class SearchLease(Base):
-    """Who runs a search, and what its driver is asked to do. Apart from the search, whose row tells what it is."""
+    """Who runs a search, where it stands, and what its driver is asked to do; the search's own row tells what it is.
+
+    `events` counts the search's events: who appends one has this row locked, so that they commit in their order.
+    """
 
     __tablename__ = "leases"
     search_id: Mapped[str] = mapped_column(ForeignKey("searches.id"), primary_key=True)
@@ -105,6 +108,22 @@ class SearchLease(Base):
     expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     wanted: Mapped[str] = mapped_column(String)
     workers: Mapped[int | None] = mapped_column(Integer)
+    priority: Mapped[int] = mapped_column(Integer)
+    stage: Mapped[str | None] = mapped_column(Text)
+    progress: Mapped[str | None] = mapped_column(Text)
+    events: Mapped[int] = mapped_column(BigInteger)
+
+
+class SearchEvent(Base):
+    """Something that happened to a search. Rows are only ever added, `seq` = 1, 2, ... for each search."""
+
+    __tablename__ = "events"
+    search_id: Mapped[str] = mapped_column(ForeignKey("searches.id"), primary_key=True)
+    seq: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    kind: Mapped[str] = mapped_column(String)
+    text: Mapped[str] = mapped_column(Text)
+    idx: Mapped[int | None] = mapped_column(BigInteger)
+    at: Mapped[datetime] = mapped_column(UtcDateTime)
 
 
 class Individual(Base):
@@ -243,6 +262,7 @@ class CalibrationContent(Base):
 searches = Base.metadata.tables["searches"]
 search_tasks = Base.metadata.tables["search_tasks"]
 leases = Base.metadata.tables["leases"]
+events = Base.metadata.tables["events"]
 individuals = Base.metadata.tables["individuals"]
 parents = Base.metadata.tables["parents"]
 contexts = Base.metadata.tables["evaluation_contexts"]

@@ -50,8 +50,13 @@ def touch(connection: Connection, writer: str | Lease) -> str:
     return search_id
 
 
-def write_individuals(connection: Connection, search_id: str, batch: Sequence[IndividualRecord]) -> None:
+def write_individuals(
+    connection: Connection, search_id: str, batch: Sequence[IndividualRecord]
+) -> list[IndividualRecord]:
     """Adds the individuals that are new, with their parents, and decides earlier ones that were pending.
+
+    Returns:
+        Those that are decided by this, and weren't before.
 
     Raises:
         StoreError: see `Store.record`.
@@ -72,6 +77,11 @@ def write_individuals(connection: Connection, search_id: str, batch: Sequence[In
     ]
     insert_all(connection, parents, edges)
     _decide(connection, search_id, [one for one in given.values() if one.index in stored], stored)
+    return [
+        one
+        for one in given.values()
+        if one.status != "pending" and (one.index in fresh or stored[one.index].status == "pending")
+    ]
 
 
 def _by_index(search_id: str, batch: Sequence[IndividualRecord]) -> dict[int, IndividualRecord]:

@@ -74,7 +74,6 @@ if TYPE_CHECKING:
     from moevolve.search.compare.rows import ComparisonRow as ComparisonRow
     from moevolve.search.config.run import RunConfig as RunConfig
     from moevolve.search.estimate.estimate import Estimate as Estimate
-    from moevolve.search.loop.driver import Progress as Progress
     from moevolve.search.loop.standings import Contestant as Contestant
     from moevolve.search.loop.standings import Score as Score
     from moevolve.search.loop.standings import Standings as Standings
@@ -89,6 +88,7 @@ if TYPE_CHECKING:
     from moevolve.store.records import Control as Control
     from moevolve.store.records import IndividualDetail as IndividualDetail
     from moevolve.store.records import LineageGraph as LineageGraph
+    from moevolve.store.records import Progress as Progress
     from moevolve.store.records import SearchSummary as SearchSummary
     from moevolve.store.repository import Store as Store
     from moevolve.workers.export.card import ExportReport as ExportReport
@@ -113,7 +113,7 @@ _HOMES = {
     "PoolError": "search.pools.base",
     "ProfileError": "workers.profiling.run",
     "ProfileReport": "workers.profiling.report",
-    "Progress": "search.loop.driver",
+    "Progress": "store.records",
     "RunConfig": "search.config.run",
     "Score": "search.loop.standings",
     "SearchSummary": "store.records",

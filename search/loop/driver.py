@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from moevolve.evaluators.errors import UserError
@@ -21,40 +21,11 @@ from moevolve.search.loop.scores import ranking_values
 from moevolve.search.loop.setup import SearchSetup, request_of
 from moevolve.search.strategies.base import Strategy
 from moevolve.store.errors import StoreError
-from moevolve.store.records import FULL_MODEL, IndividualRecord
+from moevolve.store.records import FULL_MODEL, IndividualRecord, Progress
 from moevolve.store.repository import Store
 
 # A pool that evaluates within `poll` never runs dry; this bounds how long its results stay unrecorded.
 _GATHER_S = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Where a search stands.
-
-    Attributes:
-        done: individuals complete, failed ones included.
-        total: individuals of the whole search.
-        phase: kind of the phase of the newest individual.
-        best: index and fitness of the best individual so far, None before the first.
-        full: fitness of the unedited model, None while unknown.
-        failed: individuals that failed.
-        reused: evaluations found in the store or in this search instead of being run.
-        evaluated: evaluations run since the driver started.
-        rate: evaluations per second since the first one arrived (loading the model left out); None before.
-        left: seconds left at the present pace, None while unknown.
-    """
-
-    done: int
-    total: int
-    phase: str
-    best: tuple[int, float] | None
-    full: float | None
-    failed: int
-    reused: int
-    evaluated: int
-    rate: float | None
-    left: float | None
 
 
 class Driver:

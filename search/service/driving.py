@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from moevolve.store.errors import LeaseLostError, StoreError
-from moevolve.store.records import Control, Lease
+from moevolve.store.records import Control, Lease, Progress
 from moevolve.store.repository import Store
 
 log = logging.getLogger(__name__)
@@ -41,6 +41,8 @@ class Driving:
         self._store, self._search_id, self._seconds = store, search_id, seconds
         self._ended = threading.Event()
         self._lost: StoreError | None = None
+        self._stage: str | None = None
+        self._progress: Progress | None = None
         self._thread = threading.Thread(target=self._beat, name=f"lease of {search_id}", daemon=True)
         self.lease: Lease
 
@@ -56,6 +58,8 @@ class Driving:
         self._ended.set()
         self._thread.join()
         try:
+            if self._lost is None:
+                self._store.renew(self.lease, self._seconds, self._stage, self._progress)
             self._store.release(self.lease)
         except StoreError as lost:
             log.warning("the lease of search %s was not given back, and will run out: %s", self._search_id, lost)
@@ -72,11 +76,19 @@ class Driving:
             raise self._lost
         return self._control
 
+    def tell_stage(self, stage: str) -> None:
+        """Let everybody who reaches the store know what this driver does, with the next renewal."""
+        self._stage = stage
+
+    def tell_progress(self, progress: Progress) -> None:
+        """Let everybody who reaches the store know where the search stands, with the next renewal."""
+        self._progress = progress
+
     def _beat(self) -> None:
         renewed = time.monotonic()
         while not self._ended.wait(min(_BEAT_S, self._seconds / 3)):
             try:
-                self._control = self._store.renew(self.lease, self._seconds)
+                self._control = self._store.renew(self.lease, self._seconds, self._stage, self._progress)
                 renewed = time.monotonic()
             except LeaseLostError as error:
                 self._lost = error

@@ -20,6 +20,7 @@ from moevolve.search.service.observer import Observer
 from moevolve.search.service.set_up import splits_beside
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.errors import LeaseLostError
+from moevolve.store.records import Progress
 from moevolve.store.repository import Store
 from moevolve.workers.config import engine_fingerprint
 
@@ -88,24 +89,33 @@ def _run(
     calibrate: Calibrate,
     finished: bool,
 ) -> None:
+    def on_stage(stage: str) -> None:
+        driving.tell_stage(stage)
+        observer.on_stage(stage)
+
+    def on_progress(progress: Progress) -> None:
+        driving.tell_progress(progress)
+        observer.on_progress(progress)
+
     def measure(*args: Any) -> bytes:
-        observer.on_stage("calibrating")
+        on_stage("calibrating")
         return calibrate(*args)
 
     def on_pause(paused: bool) -> None:
-        observer.on_stage("paused" if paused else "starting workers")
+        on_stage("paused" if paused else "starting workers")
         store.set_status(driving.lease, "paused" if paused else "running")
 
     setup = calibrated_setup(setup, store, measure)
-    observer.on_stage("starting workers")
+    on_stage("starting workers")
     pool = SteeredPool(make_pool(setup), setup.config.workers.count, lambda: driving.control, on_pause)
     try:
         engine = engine_fingerprint(setup.config.model, setup.config.engine)
         cache = EvaluationCache(store, pool, driving.lease, setup.facts.fingerprint, engine)
         if not finished:
             strategy = make_strategy(setup.config, setup.space, setup.schedule)
-            Driver(setup, strategy, store, cache, observer.on_progress).run()
-        observer.on_stage("re-ranking and final scores")
+            on_stage("evaluating")
+            Driver(setup, strategy, store, cache, on_progress).run()
+        on_stage("re-ranking and final scores")
         Finaliser(setup, store, cache).run()
     finally:
         pool.close()

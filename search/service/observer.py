@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from moevolve.search.config.run import RunConfig
-    from moevolve.search.loop.driver import Progress
+    from moevolve.store.records import Progress
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,13 @@ from search_samples import mixtral
 from moevolve.evaluators.types import Example, Matching, PreparedSplit, Split, SplitResult
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.registry import make_space
-from moevolve.search.loop.driver import Driver, Progress
+from moevolve.search.loop.driver import Driver
 from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.schedule import make_schedule
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.service.launch import register
 from moevolve.search.strategies.phased import make_strategy
+from moevolve.store.records import Progress
 from moevolve.store.repository import Store
 from moevolve.workers.messages import EvaluationReply, EvaluationRequest
 from moevolve.workers.methods.base import Edit, IdentityEdit

@@ -65,7 +65,7 @@ def test_six_lines(launched: Launched, tmp_path: Path) -> None:
     exported = moevolve.export(run.winner, tmp_path / "smaller", store=url)
     assert (tmp_path / "smaller" / "config.json").exists()
     assert moevolve.show(run.winner, store=url).exports[0].path == str(exported.directory)
-    assert told == [f"begin demo in {url}", "starting workers", "re-ranking and final scores"]
+    assert told == [f"begin demo in {url}", "starting workers", "evaluating", "re-ranking and final scores"]
 
 
 def test_evaluations_have_intervals_and_are_kept(launched: Launched) -> None:

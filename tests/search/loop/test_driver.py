@@ -16,12 +16,12 @@ from moevolve.evaluators.yaml_files import read_yaml
 from moevolve.search.config.presets import presets
 from moevolve.search.config.run import RunConfig
 from moevolve.search.loop import driver
-from moevolve.search.loop.driver import Driver, Progress
+from moevolve.search.loop.driver import Driver
 from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.scores import weighted_means
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.errors import StoreError
-from moevolve.store.records import EvaluationRecord
+from moevolve.store.records import EvaluationRecord, Progress
 from moevolve.store.repository import Store
 from moevolve.workers.messages import EvaluationReply
 from moevolve.workers.methods.base import Edit, IdentityEdit

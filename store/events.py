@@ -1,0 +1,87 @@
+"""What happened to searches: an append-only table, one numbered row after another for each search.
+
+A search's counter of events is in its lease's row, which whoever appends one locks first. So numbers are given in the
+order of commits, and a reader that has seen number n misses none by asking for those after n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+
+from sqlalchemy import Connection, select, update
+
+from moevolve.store.records import Event, EventKind, IndividualRecord
+from moevolve.store.session import insert_all
+from moevolve.store.tables import events, individuals, leases
+
+Rank = tuple[float, float]
+"""Fitness and tie-break, more is better."""
+
+
+def append(connection: Connection, search_id: str, kind: EventKind, text: str, index: int | None = None) -> None:
+    """Add one event; the lease's row stays locked until the transaction ends."""
+    counted = update(leases).where(leases.c.search_id == search_id).values(events=leases.c.events + 1)
+    seq = connection.execute(counted.returning(leases.c.events)).scalar_one()
+    row = {"search_id": search_id, "seq": seq, "kind": kind, "text": text, "idx": index, "at": datetime.now(UTC)}
+    insert_all(connection, events, [row])
+
+
+def best_rank(connection: Connection, search_id: str) -> Rank | None:
+    """Of the best individual of a search."""
+    i = individuals.c
+    query = select(i.fitness, i.tie_break).where(i.search_id == search_id, i.status == "ok")
+    row = connection.execute(query.order_by(i.fitness.desc(), i.tie_break.desc(), i.idx).limit(1)).first()
+    return None if row is None else (row.fitness, row.tie_break)
+
+
+def append_progress(
+    connection: Connection, search_id: str, decided: Sequence[IndividualRecord], before: Rank | None
+) -> None:
+    """Tell what newly decided individuals brought: a new best one, and what failed, each in one event.
+
+    Args:
+        connection: after they were written.
+        search_id: of the search.
+        decided: the individuals.
+        before: rank of the best one without them.
+    """
+    failed = [one for one in decided if one.status == "failed"]
+    if failed:
+        first = min(failed, key=lambda one: one.index)
+        others = f" (and {len(failed) - 1} others)" if failed[1:] else ""
+        append(connection, search_id, "failed", f"individual {first.index}{others}: {first.failure}", first.index)
+    ranked = [(one.fitness, one.tie_break, -one.index) for one in decided if one.status == "ok"]
+    known = [(fitness, tie, index) for fitness, tie, index in ranked if fitness is not None and tie is not None]
+    if not known:
+        return
+    fitness, tie, index = max(known)
+    if before is None or (fitness, tie) > before:
+        append(connection, search_id, "best", f"individual {-index}: {100 * fitness:.1f}", -index)
+
+
+def read_events(connection: Connection, after: Mapping[str, int], limit: int) -> list[Event]:
+    """The first events of some searches after numbers of theirs, in order of time.
+
+    Args:
+        connection: to read from.
+        after: by search id, the last number known.
+        limit: at most so many of each search.
+    """
+    e = events.c
+    found: list[Event] = []
+    for search_id, seq in after.items():
+        query = select(e.search_id, e.seq, e.kind, e.text, e.idx, e.at).where(e.search_id == search_id, e.seq > seq)
+        found += [Event(*row) for row in connection.execute(query.order_by(e.seq).limit(limit))]
+    return sorted(found, key=lambda one: (one.at, one.search_id, one.seq))
+
+
+def read_latest(connection: Connection, search_id: str | None, limit: int) -> list[Event]:
+    """The latest events of a search, or of all of them, newest first."""
+    e = events.c
+    query = select(e.search_id, e.seq, e.kind, e.text, e.idx, e.at)
+    if search_id is not None:
+        query = query.where(e.search_id == search_id).order_by(e.seq.desc())
+    else:
+        query = query.order_by(e.at.desc(), e.search_id, e.seq.desc())
+    return [Event(*row) for row in connection.execute(query.limit(limit))]

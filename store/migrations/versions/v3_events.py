@@ -1,0 +1,44 @@
+"""Events: what happened to a search; and in its lease how many there are, where it stands and how urgent it is."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "moevolve_v3"
+down_revision = "moevolve_v2"
+branch_labels = None
+depends_on = None
+
+_ADDED = ("priority", "stage", "progress", "events")
+
+
+def upgrade() -> None:
+    """Makes the table and the columns."""
+    op.create_table(
+        "events",
+        sa.Column("search_id", sa.String(), nullable=False),
+        sa.Column("seq", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("kind", sa.String(), nullable=False),
+        sa.Column("text", sa.Text(), nullable=False),
+        sa.Column("idx", sa.BigInteger(), nullable=True),
+        sa.Column("at", sa.DateTime(timezone=True), nullable=False),
+        sa.ForeignKeyConstraint(["search_id"], ["searches.id"], name="fk_events_search_id"),
+        sa.PrimaryKeyConstraint("search_id", "seq", name="pk_events"),
+    )
+    with op.batch_alter_table("leases") as leases:
+        leases.add_column(sa.Column("priority", sa.Integer(), nullable=False, server_default="0"))
+        leases.add_column(sa.Column("stage", sa.Text(), nullable=True))
+        leases.add_column(sa.Column("progress", sa.Text(), nullable=True))
+        leases.add_column(sa.Column("events", sa.BigInteger(), nullable=False, server_default="0"))
+    with op.batch_alter_table("leases") as leases:
+        leases.alter_column("priority", server_default=None)
+        leases.alter_column("events", server_default=None)
+
+
+def downgrade() -> None:
+    """Drops both."""
+    with op.batch_alter_table("leases") as leases:
+        for name in _ADDED:
+            leases.drop_column(name)
+    op.drop_table("events")
