@@ -15,3 +15,11 @@ class LeaseLostError(StoreError):
 
 class NameTakenError(StoreError):
     """There is a search of this name already."""
+
+
+class NotFoundError(StoreError):
+    """The store has nothing of that name; the message names the nearest."""
+
+
+class NotRunningError(StoreError):
+    """Nobody runs the search, so nobody can be asked for anything."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select, text, update
 
-from moevolve.store.errors import LeaseHeldError, LeaseLostError, StoreError
+from moevolve.store.errors import LeaseHeldError, LeaseLostError, NotRunningError, StoreError
 from moevolve.store.events import append
 from moevolve.store.lineage import find_search
 from moevolve.store.records import WANTED, Control, Lease, Progress, Wanted
@@ -132,14 +132,15 @@ def ask(
     """Ask a search's driver for something; what is None stays as it is.
 
     Raises:
-        StoreError: no driver runs it, or it isn't known what is asked.
+        NotRunningError: no driver runs it.
+        StoreError: it isn't known what is asked.
     """
     if wanted is not None and wanted not in WANTED:
         raise StoreError(f"a driver can be asked for {', '.join(WANTED)}, not {wanted!r}")
     control = _control(_locked(connection, search_id), now_of(connection), dead)
     if not control.alive:
         found = find_search(connection, search_id)
-        raise StoreError(f"search {found.name} isn't being run (it is {found.status})")
+        raise NotRunningError(f"search {found.name} isn't being run (it is {found.status})")
     given = {"wanted": wanted, "workers": workers, "priority": priority}
     changes = {name: value for name, value in given.items() if value is not None}
     if changes:

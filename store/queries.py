@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, bindparam, func, literal, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, bindparam, func, literal, or_, select
 
-from moevolve.store.errors import StoreError
+from moevolve.store.errors import NotFoundError, StoreError
 from moevolve.store.lineage import find_individual, nearest
 from moevolve.store.records import (
     INDIVIDUAL_COLUMNS,
@@ -24,6 +24,7 @@ from moevolve.store.records import (
     ExportRecord,
     IndividualDetail,
     IndividualRecord,
+    Order,
     SearchRecord,
     SearchSummary,
     Split,
@@ -78,6 +79,39 @@ def _history(connection: Connection, search_id: str, indices: Sequence[int] | No
         IndividualRecord(**dict(zip(names, row, strict=True)), parents=tuple(of.get(row[0], ())))
         for row in connection.execute(query)
     ]
+
+
+def read_page(
+    connection: Connection, search_id: str, order: Order, after: IndividualRecord | None, limit: int
+) -> list[IndividualRecord]:
+    """Some of a search's individuals in an order, from behind one of them on (keyset paging); see `Store.page`."""
+    i = individuals.c
+    query = select(i.idx).where(i.search_id == search_id)
+    if order == "best":
+        query = query.where(i.status == "ok").order_by(i.fitness.desc(), i.tie_break.desc(), i.idx)
+        if after is not None:
+            # As one comparison of rows it would need one direction; so spelt, the index still finds where to begin.
+            same = and_(i.fitness == after.fitness, i.tie_break == after.tie_break, i.idx > after.index)
+            less = and_(i.fitness == after.fitness, i.tie_break < after.tie_break)
+            query = query.where(i.fitness <= after.fitness, or_(i.fitness < after.fitness, less, same))
+    else:
+        if order == "failed":
+            query = query.where(i.status == "failed")
+        query = query.order_by(i.idx.desc())
+        if after is not None:
+            query = query.where(i.idx < after.index)
+    indices = list(connection.execute(query.limit(limit)).scalars())
+    rows = {row.index: row for row in read_history(connection, search_id, indices)}
+    return [rows[index] for index in indices]
+
+
+def read_course(connection: Connection, search_id: str, first: int) -> list[tuple[int, float]]:
+    """Index and fitness of a search's individuals from one on, of those that have a fitness; in no order."""
+    i = individuals.c
+    query = select(i.idx, i.fitness).where(i.search_id == search_id, i.status == "ok")
+    if first:
+        query = query.where(i.idx >= first)
+    return [(row[0], row[1]) for row in connection.execute(query)]
 
 
 def read_individual(connection: Connection, ref: str) -> IndividualDetail:
@@ -231,13 +265,13 @@ def _contexts(connection: Connection, task: str, search: SearchRecord | None) ->
     """The contexts of a task; for one search, those of its model and engine (and of its own version of the splits).
 
     Raises:
-        StoreError: nothing knows this task.
+        NotFoundError: nothing knows this task.
     """
     found = list(connection.execute(select(contexts).where(contexts.c.task == task).order_by(contexts.c.id)))
     if not found:
         names = known_tasks(connection)
         if task not in names:
-            raise StoreError(f"no task {task!r} in this store: {nearest(task, names)}")
+            raise NotFoundError(f"no task {task!r} in this store: {nearest(task, names)}")
     if search is None:
         return found
     own = _own_fingerprints(connection, [search.id], task)

@@ -12,7 +12,7 @@ from sqlalchemy import Engine, delete, func, select, update
 from moevolve.store import events, leases, queries
 from moevolve.store import tables as models
 from moevolve.store.costs import SearchCosts, read_costs
-from moevolve.store.errors import NameTakenError, StoreError
+from moevolve.store.errors import NameTakenError, NotFoundError, StoreError
 from moevolve.store.leases import Dead
 from moevolve.store.lineage import find_individual, find_search, lineage
 from moevolve.store.queries import (
@@ -34,6 +34,7 @@ from moevolve.store.records import (
     IndividualRecord,
     Lease,
     LineageGraph,
+    Order,
     Progress,
     SearchRecord,
     SearchStatus,
@@ -375,6 +376,34 @@ class Store:
         """All individuals of a search by index, as they are. Gaps are left."""
         with transaction(self._engine) as connection:
             return read_history(connection, search_id)
+
+    def page(
+        self, search_id: str, order: Order = "best", after: int | None = None, limit: int = 50
+    ) -> list[IndividualRecord]:
+        """A page of a search's individuals. However many it has, the first page and the last take the same time.
+
+        Args:
+            search_id: of the search.
+            order: `best` by rank, only of those with a fitness; `newest` the latest first; `failed` of those that did.
+            after: index of the last individual of the page before; None for the first page.
+            limit: at most so many.
+
+        Raises:
+            NotFoundError: there is no individual `after`.
+        """
+        with transaction(self._engine) as connection:
+            last = None
+            if after is not None:
+                found = read_history(connection, search_id, [after])
+                if not found:
+                    raise NotFoundError(f"no individual {after} in search {search_id}")
+                last = found[0]
+            return queries.read_page(connection, search_id, order, last, limit)
+
+    def course(self, search_id: str, first: int = 0) -> list[tuple[int, float]]:
+        """Index and fitness of a search's individuals from `first` on, those that have one; in no order."""
+        with transaction(self._engine) as connection:
+            return queries.read_course(connection, search_id, first)
 
     def costs(self, search: SearchRecord) -> SearchCosts:
         """What a search's evaluations cost."""

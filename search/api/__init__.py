@@ -65,6 +65,7 @@ from moevolve._searching import (
     resume,
     retry,
 )
+from moevolve._serving import serve
 from moevolve._steering import cancel, pause, scale, stop
 
 if TYPE_CHECKING:
@@ -177,6 +178,7 @@ __all__ = [
     "retry",
     "scale",
     "searches",
+    "serve",
     "show",
     "stop",
     "tasks",

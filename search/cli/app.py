@@ -34,6 +34,7 @@ COMMANDS = (
     "plot",
     "analyse",
     "report",
+    "serve",
 )
 """What a user types, with dashes for underscores: each is a file here with a function of that name."""
 

@@ -1,0 +1,69 @@
+"""The application: routes, and the guard around them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+
+from fastapi import FastAPI
+from fastapi.responses import PlainTextResponse
+from starlette.middleware.gzip import GZipMiddleware
+
+from moevolve.search.server.api import events, individuals, launching, rankings, searches, steering
+from moevolve.search.server.courses import Courses
+from moevolve.search.server.drivers import Drivers
+from moevolve.search.server.feed import Feed
+from moevolve.search.server.guard import Guard
+from moevolve.search.server.problems import READS, answer_errors
+from moevolve.search.server.service import Service
+from moevolve.search.server.settings import ServerSettings
+from moevolve.store.repository import Store
+
+ROUTERS = (searches, individuals, rankings, events, steering, launching)
+"""Modules with the routes of one kind of thing each, behind /api."""
+
+
+def make_app(store: Store, settings: ServerSettings) -> Guard:
+    """The application for a store, guarded.
+
+    Raises:
+        UserError: its tokens can't be read, or it needs some.
+    """
+    return Guard(make_routes(store, settings), settings.allowed_hosts, settings.read_tokens(), _sign_in)
+
+
+def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
+    """The application without the guard."""
+    service = Service(store, settings, Courses(store), Feed(store), Drivers(settings.store, settings.logs.resolve()))
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await service.feed.close()
+
+    app = FastAPI(
+        title="moevolve",
+        version=version("moevolve"),
+        description="Searches of a store: what they found, where they stand, and what they are asked to do.",
+        openapi_url="/api/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    answer_errors(app)
+    app.add_middleware(GZipMiddleware, minimum_size=1024)
+    for module in ROUTERS:
+        app.include_router(module.router(service), prefix="/api")
+
+    @app.get("/healthz", responses=READS, response_class=PlainTextResponse)
+    def healthz() -> str:
+        """Whether the server answers and reaches its store."""
+        store.controls()
+        return "ok\n"
+
+    return app
+
+
+def _sign_in(wrong: bool) -> str:
+    return "<!doctype html><title>moevolve</title>" + ("wrong" if wrong else "")

@@ -1,0 +1,88 @@
+"""How errors become answers: a status and one line, never a traceback."""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.server.guard import problem
+from moevolve.store.errors import (
+    LeaseHeldError,
+    LeaseLostError,
+    NameTakenError,
+    NotFoundError,
+    NotRunningError,
+    StoreError,
+)
+
+log = logging.getLogger(__name__)
+
+_STATUS: tuple[tuple[type[Exception], HTTPStatus], ...] = (
+    (NotFoundError, HTTPStatus.NOT_FOUND),
+    (LeaseHeldError, HTTPStatus.CONFLICT),
+    (LeaseLostError, HTTPStatus.CONFLICT),
+    (NameTakenError, HTTPStatus.CONFLICT),
+    (NotRunningError, HTTPStatus.CONFLICT),
+    (StoreError, HTTPStatus.SERVICE_UNAVAILABLE),
+    (UserError, HTTPStatus.UNPROCESSABLE_ENTITY),
+)
+"""The first class that fits decides."""
+
+
+class Problem(BaseModel):
+    """What a request that failed gets: one line."""
+
+    detail: str
+
+
+def _declared(*statuses: HTTPStatus) -> dict[int | str, dict[str, Any]]:
+    return {status.value: {"model": Problem, "description": status.phrase} for status in statuses}
+
+
+READS = _declared(
+    HTTPStatus.BAD_REQUEST,
+    HTTPStatus.UNAUTHORIZED,
+    HTTPStatus.NOT_FOUND,
+    HTTPStatus.UNPROCESSABLE_ENTITY,
+    HTTPStatus.SERVICE_UNAVAILABLE,
+)
+"""What a route that reads may answer besides what was asked for."""
+WRITES = READS | _declared(HTTPStatus.FORBIDDEN, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+"""The same of one that changes something."""
+
+
+def answer_errors(app: FastAPI) -> None:
+    """Let an application answer all errors with a `Problem`."""
+
+    def known(_: Request, error: Exception) -> JSONResponse:
+        status = next(status for kind, status in _STATUS if isinstance(error, kind))
+        return problem(status, str(error))
+
+    def malformed(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        lines = [f"{'.'.join(map(str, each['loc'][1:])) or each['loc'][0]}: {each['msg']}" for each in error.errors()]
+        return problem(HTTPStatus.UNPROCESSABLE_ENTITY, "; ".join(lines))
+
+    def refused(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        answer = problem(error.status_code, str(error.detail))
+        answer.headers.update(error.headers or {})
+        return answer
+
+    def unknown(request: Request, error: Exception) -> JSONResponse:
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "the server failed; its log says how")
+
+    for kind in (StoreError, UserError):
+        app.add_exception_handler(kind, known)
+    app.add_exception_handler(RequestValidationError, malformed)
+    app.add_exception_handler(HTTPException, refused)
+    app.add_exception_handler(Exception, unknown)
