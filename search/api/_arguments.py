@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from moevolve.search.server.client import Client
     from moevolve.store.repository import Store
 
 Overrides = Mapping[str, Any] | Sequence[str]
@@ -22,15 +23,34 @@ def open_store(url: str, *, create: bool = False) -> Store:
 
     Raises:
         StoreError: it can't be opened; the message says why.
+        UserError: it is a server's, which answers what only reads or steers.
     """
     from moevolve.store.repository import Store
 
+    if is_server(url):
+        from moevolve.evaluators.errors import UserError
+
+        raise UserError(f"{url} is a server: this needs the store itself, and the model; do it where they are")
     return Store.open(url, create)
 
 
 def store_of(store: str | Store, create: bool = False) -> AbstractContextManager[Store]:
     """A store by URL, closed afterwards; or an open one, left open."""
     return open_store(store, create=create) if isinstance(store, str) else nullcontext(store)
+
+
+def asked_of(store: str | Store) -> AbstractContextManager[Store | Client]:
+    """Who answers what only reads or steers: a store, as `store_of` has it, or a server by its URL."""
+    if isinstance(store, str) and is_server(store):
+        from moevolve.search.server.client import Client
+
+        return Client(store)
+    return store_of(store)
+
+
+def is_server(url: str) -> bool:
+    """Whether a store's URL is that of a server."""
+    return url.startswith(("http://", "https://"))
 
 
 def url_of(store: str | Store | None) -> str | None:

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse
 from starlette.middleware.gzip import GZipMiddleware
 
-from moevolve.search.server.api import events, individuals, launching, rankings, searches, steering
+from moevolve.search.server.api import drawings, events, individuals, launching, rankings, searches, steering
 from moevolve.search.server.courses import Courses
 from moevolve.search.server.drivers import Drivers
 from moevolve.search.server.feed import Feed
@@ -20,7 +20,7 @@ from moevolve.search.server.service import Service
 from moevolve.search.server.settings import ServerSettings
 from moevolve.store.repository import Store
 
-ROUTERS = (searches, individuals, rankings, events, steering, launching)
+ROUTERS = (searches, drawings, individuals, rankings, events, steering, launching)
 """Modules with the routes of one kind of thing each, behind /api."""
 
 
