@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Self
 
 from sqlalchemy import Engine, delete, func, select, update
 
-from moevolve.store import events, leases, queries
+from moevolve.store import deliveries, events, leases, queries
 from moevolve.store import tables as models
 from moevolve.store.costs import SearchCosts, read_costs
 from moevolve.store.errors import NameTakenError, NotFoundError, StoreError
@@ -240,6 +241,30 @@ class Store:
         """What happened last to a search, or to any, newest first."""
         with transaction(self._engine) as connection:
             return events.read_latest(connection, search_id, limit)
+
+    def claim_events(
+        self, target: str, statuses: Sequence[SearchStatus], since: datetime, seconds: float
+    ) -> list[tuple[Event, int]]:
+        """Takes the events of new statuses that a target is still to be told of; see `moevolve.store.deliveries`.
+
+        Args:
+            target: who.
+            statuses: which it is told of.
+            since: events before are nobody's news any more.
+            seconds: until somebody else may take them, if nothing comes of this.
+
+        Returns:
+            Each with the number of times that it was tried before.
+        """
+        with transaction(self._engine, write=True) as connection:
+            now = leases.now_of(connection)
+            return deliveries.claim(connection, target, statuses, since, now, seconds)
+
+    def settle_event(self, event: Event, target: str, outcome: str, again_in: float | None = None) -> None:
+        """Notes how telling a target of an event went, and in how many seconds to try again; None never."""
+        with transaction(self._engine, write=True) as connection:
+            later = None if again_in is None else leases.now_of(connection) + timedelta(seconds=again_in)
+            deliveries.settle(connection, event, target, outcome, later)
 
     def amend_search(self, writer: str | Lease, config: str, beside: Sequence[SearchTaskRecord]) -> None:
         """Replaces what may change of a search after its launch: its configuration and the splits beside its fitness.

@@ -10,6 +10,7 @@ import typer
 
 import moevolve
 from moevolve.search.cli._console import errors
+from moevolve.search.cli._logging import set_up_logging
 
 COMMANDS = (
     "launch",
@@ -58,6 +59,7 @@ app = make_app()
 
 def main(command: typer.Typer = app) -> None:
     """Run the command line. Bad input ends with one line on stderr and exit code 2."""
+    set_up_logging()
     try:
         command()
     except (moevolve.UserError, moevolve.StoreError) as error:

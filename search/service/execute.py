@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -16,13 +17,15 @@ from moevolve.search.pools.ray_pool import RayPool, calibrate_on_ray
 from moevolve.search.pools.steered import SteeredPool, StopAsked
 from moevolve.search.service.calibration import Calibrate, calibrated_setup
 from moevolve.search.service.driving import Driving
-from moevolve.search.service.observer import Observer
+from moevolve.search.service.observer import SEARCH, Observer
 from moevolve.search.service.set_up import splits_beside
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.errors import LeaseLostError
 from moevolve.store.records import Progress
 from moevolve.store.repository import Store
 from moevolve.workers.config import engine_fingerprint
+
+log = logging.getLogger(__name__)
 
 PoolFactory = Callable[[SearchSetup], Pool]
 
@@ -56,6 +59,8 @@ def execute(
     with Driving(store, setup.search_id, setup.config.workers.lease_s) as driving:
         lease = driving.lease
         record = store.search(setup.search_id)
+        SEARCH.set(record.name)
+        log.info("%s runs it from now on, for the %d. time", lease.owner, lease.epoch)
         finished = record.status == "finished"
         config = parse_stored_config(record.config).model_copy(update={"final": setup.config.final})
         store.amend_search(lease, config.canonical_json(), splits_beside(setup))
@@ -77,6 +82,7 @@ def execute(
             store.set_status(lease, "failed", f"{type(error).__name__}: {error}")
             raise
         store.set_status(lease, "finished")
+        log.info("finished")
     return standings(store, store.search(setup.search_id), store.history(setup.search_id), setup.facts)
 
 
@@ -90,6 +96,7 @@ def _run(
     finished: bool,
 ) -> None:
     def on_stage(stage: str) -> None:
+        log.info(stage)
         driving.tell_stage(stage)
         observer.on_stage(stage)
 
