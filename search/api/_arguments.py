@@ -13,24 +13,30 @@ Overrides = Mapping[str, Any] | Sequence[str]
 """Settings by dotted path, or `KEY=VALUE` lines as the command line has them."""
 
 
-def open_store(url: str, *, create: bool = False) -> Store:
+def open_store(url: str, *, create: bool = False, read_only: bool = False) -> Store:
     """Open a store; use it as a context manager, or call `close()`.
 
     Args:
         url: `sqlite:///file.db`, `postgresql://user@host/name`.
         create: make it where there is none.
+        read_only: only to read, also while others write; of a folder, too, that can't be written to.
 
     Raises:
         StoreError: it can't be opened; the message says why.
     """
     from moevolve.store.repository import Store
 
-    return Store.open(url, create)
+    return Store.open(url, create, read_only)
 
 
 def store_of(store: str | Store, create: bool = False) -> AbstractContextManager[Store]:
     """A store by URL, closed afterwards; or an open one, left open."""
     return open_store(store, create=create) if isinstance(store, str) else nullcontext(store)
+
+
+def read_store(store: str | Store) -> AbstractContextManager[Store]:
+    """The same, only to read."""
+    return open_store(store, read_only=True) if isinstance(store, str) else nullcontext(store)
 
 
 def url_of(store: str | Store | None) -> str | None:
