@@ -48,6 +48,8 @@ _SECRETS = (
 T = TypeVar("T")
 
 
+_IDLE_S = 20
+"""How long a transaction on PostgreSQL may wait for its client."""
 # A server that is cut off without a word is given up within half a minute, as one that says so is.
 _POSTGRES_WAITS = {
     "connect_timeout": 10,
@@ -83,7 +85,9 @@ def make_engine(url: str, create: bool, read_only: bool = False) -> Engine:
         if parsed.drivername == "postgresql":
             parsed = parsed.set(drivername="postgresql+psycopg")
         waits = {name: value for name, value in _POSTGRES_WAITS.items() if name not in parsed.query}
-        return _engine(parsed, pool_pre_ping=True, connect_args=waits, execution_options=options)
+        engine = _engine(parsed, pool_pre_ping=True, connect_args=waits, execution_options=options)
+        event.listen(engine, "connect", _bound_transactions)
+        return engine
     raise StoreError(f"{without_password(parsed)}: {backend} is not supported; use sqlite or postgresql")
 
 
@@ -114,6 +118,14 @@ def _set_up_reading(engine: Engine, path: Path) -> None:
 def _check_seal(_connection: DBAPIConnection, entry: ConnectionPoolEntry, _proxy: PoolProxiedConnection) -> None:
     if not entry.info["seal"].whole:
         raise DisconnectionError("somebody writes to the store now")  # SQLAlchemy connects anew
+
+
+def _bound_transactions(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+    # A driver that is suspended in the middle of a write would keep its search's row locked for as long as it sleeps.
+    cursor = connection.cursor()
+    cursor.execute(f"SET idle_in_transaction_session_timeout = '{_IDLE_S}s'")
+    cursor.close()
+    connection.commit()
 
 
 def _engine(url: URL, **options: Any) -> Engine:

@@ -17,7 +17,7 @@ from sqlalchemy import text
 from store_samples import individual, search, split
 
 from moevolve.store import schema
-from moevolve.store.errors import LeaseHeldError, StoreError
+from moevolve.store.errors import LeaseHeldError, StoreError, UnreachableError
 from moevolve.store.records import Upgrade
 from moevolve.store.repository import Store
 from moevolve.store.session import make_engine, transaction
@@ -206,3 +206,22 @@ def test_many_processes_may_create_one_store(url: str) -> None:
     assert [one.wait(120) for one in started] == [0, 0, 0, 0]
     with Store.open(url, create=False) as store:
         assert store.searches() == []
+
+
+def test_a_postgres_transaction_does_not_wait_for_ever_for_its_client(
+    empty_postgres: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that is suspended in the middle of a write holds its search's row no longer than that."""
+    monkeypatch.setattr("moevolve.store.session._IDLE_S", 1)
+    with Store.open(empty_postgres) as store, Store.open(empty_postgres) as other:
+        store.create_search(search(), [split()])
+
+        def late() -> None:
+            with store.transaction(write=True) as connection:
+                connection.execute(text("SELECT * FROM leases FOR UPDATE"))
+                assert other.acquire("id-alpha", "driver", 60).epoch == 1
+                connection.execute(text("UPDATE searches SET status = 'failed'"))
+
+        with pytest.raises(UnreachableError):
+            late()
+        assert store.search("alpha").status == "created"
