@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from moevolve._arguments import asked_of, store_of
+from moevolve._arguments import asked_of, read_store, store_of
 
 if TYPE_CHECKING:
     from moevolve.evaluators.tasks.config import TaskConfig
@@ -169,7 +169,7 @@ def answers(
     """
     from moevolve.search.service import answers as service
 
-    with store_of(store) as opened:
+    with read_store(store) as opened:
         return service.answers(opened, individuals, task, split, limit, only, search, model)
 
 
@@ -198,7 +198,7 @@ def analyse(
     """
     from moevolve.search.service.analyse import analyse_individual
 
-    with store_of(store) as opened:
+    with read_store(store) as opened:
         return analyse_individual(opened, individual, task, split, tokens, model)
 
 
@@ -279,7 +279,7 @@ def profile(
         from moevolve.evaluators.errors import UserError
 
         raise UserError(f"{request.stored[0]}: say in which store it is")
-    with store_of(store) as opened:
+    with read_store(store) as opened:
         return service.profile(request, opened, on_stage)
 
 
@@ -323,7 +323,7 @@ def export_coefficients(individual: str, path: str | Path, *, store: str | Store
     """
     from moevolve.search.service import export as service
 
-    with store_of(store) as opened:
+    with read_store(store) as opened:
         service.export_coefficients(opened, individual, Path(path))
 
 

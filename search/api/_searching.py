@@ -6,7 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moevolve._arguments import Overrides, asked_of, given_lines, is_server, override_lines, store_of, url_of
+from moevolve._arguments import (
+    Overrides,
+    asked_of,
+    given_lines,
+    is_server,
+    override_lines,
+    read_store,
+    store_of,
+    url_of,
+)
 
 if TYPE_CHECKING:
     from moevolve.search.compare.config import Cell, Comparison
@@ -269,5 +278,5 @@ def compare_measured(estimate: Estimate, search: str, *, store: str | Store) -> 
     """
     from moevolve.search.estimate import measured
 
-    with store_of(store) as opened:
+    with read_store(store) as opened:
         return measured.compare(estimate, opened, search)

@@ -51,7 +51,7 @@ def scale(search: str, workers: int, *, store: str | Store) -> Control:
     from moevolve.search.service import steer as service
     from moevolve.store.repository import Store
 
-    with asked_of(store) as opened:
+    with asked_of(store, read_only=False) as opened:
         return service.scale(opened, search, workers) if isinstance(opened, Store) else opened.scale(search, workers)
 
 
@@ -59,5 +59,5 @@ def _asked(search: str, store: str | Store, wanted: Wanted) -> Control:
     from moevolve.search.service.steer import steer
     from moevolve.store.repository import Store
 
-    with asked_of(store) as opened:
+    with asked_of(store, read_only=False) as opened:
         return steer(opened, search, wanted) if isinstance(opened, Store) else opened.steer(search, wanted)

@@ -36,8 +36,13 @@ COMMANDS = (
     "analyse",
     "report",
     "serve",
+    "db.upgrade",
+    "db.check",
+    "db.prune",
+    "db.copy",
 )
-"""What a user types, with dashes for underscores: each is a file here with a function of that name."""
+"""What a user types, with dashes for underscores, and a space for a dot: each is a file here, or in a folder of the
+group's name, with a function of its own name."""
 
 
 def make_app(commands: Iterable[str] = COMMANDS) -> typer.Typer:
@@ -48,9 +53,15 @@ def make_app(commands: Iterable[str] = COMMANDS) -> typer.Typer:
         pretty_exceptions_enable=False,
         add_completion=False,
     )
+    groups: dict[str, typer.Typer] = {"": app}
     for name in commands:
+        group, _, verb = name.rpartition(".")
+        if group not in groups:
+            said = import_module(f"moevolve.search.cli.{group}").__doc__
+            groups[group] = typer.Typer(help=said, no_args_is_help=True)
+            app.add_typer(groups[group], name=group)
         module = import_module(f"moevolve.search.cli.{name}")
-        app.command(name.replace("_", "-"))(getattr(module, name))
+        groups[group].command(verb.replace("_", "-"))(getattr(module, verb))
     return app
 
 
