@@ -87,6 +87,7 @@ def make_engine(url: str, create: bool, read_only: bool = False) -> Engine:
         waits = {name: value for name, value in _POSTGRES_WAITS.items() if name not in parsed.query}
         engine = _engine(parsed, pool_pre_ping=True, connect_args=waits, execution_options=options)
         event.listen(engine, "connect", _bound_transactions)
+        event.listen(engine, "after_cursor_execute", _end_pipeline)
         return engine
     raise StoreError(f"{without_password(parsed)}: {backend} is not supported; use sqlite or postgresql")
 
@@ -126,6 +127,12 @@ def _bound_transactions(connection: DBAPIConnection, _: ConnectionPoolEntry) -> 
     cursor.execute(f"SET idle_in_transaction_session_timeout = '{_IDLE_S}s'")
     cursor.close()
     connection.commit()
+
+
+def _end_pipeline(_c: Any, cursor: Any, _s: Any, _p: Any, _context: Any, executemany: bool) -> None:
+    # Many rows go in a pipeline, after which PostgreSQL doesn't begin to count how long it waits.
+    if executemany:
+        cursor.connection.execute("SELECT 1")
 
 
 def _engine(url: URL, **options: Any) -> Engine:
