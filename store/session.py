@@ -255,8 +255,8 @@ def _execute_insert(connection: Connection, statement: Insert, rows: Sequence[di
     if rows and connection.dialect.name == "sqlite":
         connection.execute(statement, list(rows))
     elif rows:
-        # With RETURNING, rows go in statements of many, else in a pipeline: PostgreSQL would not notice a client that is
-        # suspended in the middle of one, and keep its search locked (`_bound_transactions`).
+        # With RETURNING, rows go in statements of many, else in a pipeline: PostgreSQL would not notice a client that
+        # is suspended in the middle of one, and keep its search locked (`_bound_transactions`).
         connection.execute(statement.returning(literal(1)), list(rows)).all()
 
 
