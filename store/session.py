@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, insert, make_url
+from sqlalchemy import URL, Connection, Engine, Insert, Table, Update, create_engine, event, insert, literal, make_url
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import (
@@ -242,15 +242,31 @@ def one_line(error: Exception) -> str:
 
 def insert_new(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
     """Inserts rows, leaving out those whose key is there already (the first one stays)."""
-    if rows:
-        make = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
-        connection.execute(make(table).on_conflict_do_nothing(), list(rows))
+    make = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
+    _execute_insert(connection, make(table).on_conflict_do_nothing(), rows)
 
 
 def insert_all(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
     """Inserts rows; a key that is there already is an error."""
-    if rows:
-        connection.execute(insert(table), list(rows))
+    _execute_insert(connection, insert(table), rows)
+
+
+def _execute_insert(connection: Connection, statement: Insert, rows: Sequence[dict[str, Any]]) -> None:
+    if rows and connection.dialect.name == "sqlite":
+        connection.execute(statement, list(rows))
+    elif rows:
+        # With RETURNING, rows go in statements of many, else in a pipeline: PostgreSQL would not notice a client that
+        # is suspended in the middle of one, and keep its search locked (`_bound_transactions`).
+        connection.execute(statement.returning(literal(1)), list(rows)).all()
+
+
+def update_all(connection: Connection, statement: Update, rows: Sequence[dict[str, Any]]) -> None:
+    """Updates row after row; on PostgreSQL not in a pipeline either."""
+    if rows and connection.dialect.name == "sqlite":
+        connection.execute(statement, list(rows))
+    else:
+        for row in rows:
+            connection.execute(statement, row)
 
 
 def chunks(values: Sequence[T]) -> Iterator[Sequence[T]]:

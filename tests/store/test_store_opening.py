@@ -20,8 +20,8 @@ from moevolve.store import schema
 from moevolve.store.errors import LeaseHeldError, StoreError, UnreachableError
 from moevolve.store.records import Upgrade
 from moevolve.store.repository import Store
-from moevolve.store.session import make_engine, transaction
-from moevolve.store.tables import Base
+from moevolve.store.session import insert_all, make_engine, transaction
+from moevolve.store.tables import Base, contexts
 
 
 def test_migrations_build_exactly_the_models(store: Store) -> None:
@@ -215,10 +215,13 @@ def test_a_postgres_transaction_does_not_wait_for_ever_for_its_client(
     monkeypatch.setattr("moevolve.store.session._IDLE_S", 1)
     with Store.open(empty_postgres) as store, Store.open(empty_postgres) as other:
         store.create_search(search(), [split()])
+        names = [column.name for column in contexts.c if column.name != "id"]
+        rows = [dict.fromkeys(names, str(number)) for number in range(3)]
 
         def late() -> None:
             with store.transaction(write=True) as connection:
                 connection.execute(text("SELECT * FROM leases FOR UPDATE"))
+                insert_all(connection, contexts, rows)
                 assert other.acquire("id-alpha", "driver", 60).epoch == 1
                 connection.execute(text("UPDATE searches SET status = 'failed'"))
 
