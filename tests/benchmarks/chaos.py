@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -28,6 +29,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "labs"))
 
+import httpx2
 import numpy as np
 from disturbed_lab import (
     LEASE_S,
@@ -41,10 +43,12 @@ from disturbed_lab import (
     undisturbed,
     wait_for,
 )
+from killing import MOEVOLVE
 from postgres_server import Server, running_server
 from sqlalchemy import text
 
 from moevolve.search.genomes.rng import generator
+from moevolve.store.errors import NotRunningError
 from moevolve.store.repository import Store
 from moevolve.store.upkeep.check import check
 
@@ -171,6 +175,40 @@ def lose_node(run: Run) -> None:
         add_node(run.cluster)
 
 
+def kill_server(run: Run) -> None:
+    """SIGKILL for a server that lets a paused search go on, pauses it again, and is read by others meanwhile."""
+    for _ in run.moments(1):
+        with Store.open(run.url) as store, suppress(NotRunningError):
+            store.ask("id-lab", "paused")
+        # However the search stands by now, the server says so, and does no harm.
+        first = Served(run.url, run.folder)
+        answers = [first.ask("POST", f"/api/searches/lab/{verb}") for verb in ("resume", "pause", "resume")]
+        reading = subprocess.Popen(["curl", "-sN", f"{first.address}/api/news"], stdout=subprocess.DEVNULL)
+        time.sleep(float(run.rng.uniform(0, 1)))
+        first.process.kill()
+        for each in (first.process, reading):
+            each.wait()
+        second = Served(run.url, run.folder)
+        answers.append(second.ask("GET", "/api/searches/lab/course"))
+        second.process.terminate()
+        if second.process.wait() or any(answer >= 500 for answer in answers):
+            raise RuntimeError(f"the server answered {answers}")
+
+
+class Served:
+    """A server on a store, once it answers."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        command = [MOEVOLVE, "serve", "--store", url, "--port", "0"]
+        self.process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.address = self.process.stdout.readline().split()[2].rstrip(";")
+
+    def ask(self, method: str, path: str) -> int:
+        """The status that it answers with."""
+        return httpx2.request(method, self.address + path, headers={"x-moevolve": "1"}, json={}).status_code
+
+
 @dataclass(frozen=True)
 class Kind:
     """A kind of fault: who does it, where its stores are, and whether it takes a Ray cluster."""
@@ -187,6 +225,7 @@ KINDS = {
     "database-restarted": Kind(restart_database),
     "worker-killed": Kind(kill_worker, sqlite=True, ray=True),
     "node-lost": Kind(lose_node, ray=True),
+    "server-killed": Kind(kill_server, sqlite=True),
 }
 """A further victim is a function of a run, and a line here."""
 
