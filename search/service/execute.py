@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from moevolve.search.config.files import parse_stored_config
@@ -103,7 +104,8 @@ def _run(
         engine = engine_fingerprint(setup.config.model, setup.config.engine)
         cache = EvaluationCache(store, pool, driving.lease, setup.facts.fingerprint, engine)
         if not finished:
-            strategy = make_strategy(setup.config, setup.space, setup.schedule)
+            read = partial(cache.stored, splits=setup.splits("search"))
+            strategy = make_strategy(setup.config, setup.space, setup.schedule, read)
             Driver(setup, strategy, store, cache, observer.on_progress).run()
         observer.on_stage("re-ranking and final scores")
         Finaliser(setup, store, cache).run()
