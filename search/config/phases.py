@@ -15,7 +15,7 @@ class ParentsBase(Section):
 
     A search compares thousands of candidates on the same few hundred rows, and comes to prefer those that suit these
     rows. With `rows` they are compared on a random subset that every generation draws anew: random subset selection
-    (Gathercole and Ross, Dynamic Training Subset Selection, PPSN 1994), the random sampling technique (Goncalves,
+    (Gathercole and Ross, Dynamic Training Subset Selection, PPSN 1994), the random sampling technique (Gonçalves,
     Silva, Melo and Carreiras, EuroGP 2012). Every candidate is still evaluated on all rows, and the search's best is
     the best on all of them: only who becomes a parent changes.
 
