@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from moevolve.search.config.files import parse_stored_config
@@ -119,7 +120,8 @@ def _run(
         engine = engine_fingerprint(setup.config.model, setup.config.engine)
         cache = EvaluationCache(store, pool, driving.lease, setup.facts.fingerprint, engine)
         if not finished:
-            strategy = make_strategy(setup.config, setup.space, setup.schedule)
+            read = partial(cache.stored, splits=setup.splits("search"))
+            strategy = make_strategy(setup.config, setup.space, setup.schedule, read)
             on_stage("evaluating")
             Driver(setup, strategy, store, cache, on_progress).run()
         on_stage("re-ranking and final scores")
