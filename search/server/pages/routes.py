@@ -11,12 +11,12 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
 from moevolve.search.server.guard import COOKIE
-from moevolve.search.server.pages import search_parts, searches
+from moevolve.search.server.pages import comparing, health, individuals, rankings, search_parts, searches
 from moevolve.search.server.pages.listings import Listings
 from moevolve.search.server.pages.rendering import FOLDER, sign_in
 from moevolve.search.server.service import Service
 
-MODULES = (searches, search_parts)
+MODULES = (searches, search_parts, individuals, rankings, comparing, health)
 """Modules with the pages about one kind of thing each."""
 
 

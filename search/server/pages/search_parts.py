@@ -6,12 +6,13 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
 from moevolve.evaluators.types import SCORED
+from moevolve.search.config.files import parse_stored_config
 from moevolve.search.loop.standings import standings
 from moevolve.search.report.contents import settings_text
 from moevolve.search.server.api.parameters import SearchPath
 from moevolve.search.server.pages.listings import Listings
 from moevolve.search.server.pages.rendering import render
-from moevolve.search.server.pages.views import improvements, spans_of, workers_of
+from moevolve.search.server.pages.views import config_of, improvements, spans_of, workers_of
 from moevolve.search.server.service import Service
 
 
@@ -23,12 +24,13 @@ def router(service: Service, _: Listings) -> APIRouter:
     @routes.get("/searches/{search}/course")
     def show_course(request: Request, search: SearchPath) -> HTMLResponse:
         record = store.search(search)
-        steps = improvements(service.courses.course(record.id), spans_of(record))
+        steps = improvements(service.courses.course(record.id), spans_of(config_of(record)))
         return render(request, "course.jinja", search=record, steps=steps)
 
     @routes.get("/searches/{search}/standings")
     def show_standings(request: Request, search: SearchPath) -> HTMLResponse:
         record = store.search(search)
+        parse_stored_config(record.config)  # fails before all individuals are read
         found = standings(store, record, store.history(record.id))
         return render(request, "standings.jinja", search=record, found=found, splits=SCORED)
 

@@ -11,6 +11,7 @@ from moevolve.search.server.api.parameters import AfterQuery, SearchPath
 from moevolve.search.server.pages.listings import Listings
 from moevolve.search.server.pages.rendering import render
 from moevolve.search.server.pages.views import (
+    config_of,
     spans_of,
     view_of_search,
     view_of_summary,
@@ -56,6 +57,7 @@ def router(service: Service, listings: Listings) -> APIRouter:
     ) -> HTMLResponse:
         record = store.search(search)
         view = view_of_search(store, record, store.control(record.id, is_gone))
+        config = config_of(record)
         return render(
             request,
             "search.jinja",
@@ -65,7 +67,8 @@ def router(service: Service, listings: Listings) -> APIRouter:
             limit=_ROWS,
             order=order,
             after=after,
-            spans=[{"kind": span.kind, "start": span.start, "stop": span.stop} for span in spans_of(record)],
+            spans=[{"kind": span.kind, "start": span.start, "stop": span.stop} for span in spans_of(config)],
+            readable=config is not None,
             at_once=view.made <= _AT_ONCE,
             log=bool(service.drivers.log(record.name)),
         )

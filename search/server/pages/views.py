@@ -9,7 +9,7 @@ from typing import Literal
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import parse_stored_config
-from moevolve.search.config.run import RunConfig
+from moevolve.search.config.run import RunConfig, StoredConfig
 from moevolve.search.loop.schedule import PhaseSpan, make_schedule
 from moevolve.search.loop.scores import full_fitness
 from moevolve.search.server.courses import Course
@@ -135,12 +135,16 @@ def view_of_search(store: Store, search: SearchRecord, control: Control) -> Sear
     )
 
 
-def spans_of(search: SearchRecord) -> tuple[PhaseSpan, ...]:
-    """The phases that a search's configuration plans; none for imported ones and for what can't be read any more."""
+def config_of(search: SearchRecord) -> StoredConfig | None:
+    """A search's configuration; None for one of another version of moevolve, whose settings can't be read."""
     try:
-        config = parse_stored_config(search.config)
+        return parse_stored_config(search.config)
     except UserError:
-        return ()
+        return None
+
+
+def spans_of(config: StoredConfig | None) -> tuple[PhaseSpan, ...]:
+    """The phases that a configuration plans; none for imported individuals and for what can't be read."""
     return make_schedule(config).spans if isinstance(config, RunConfig) else ()
 
 

@@ -75,7 +75,7 @@ export function draw(figure) {
     scales: { x: { time: false }, y: { range: (_, low, high) => [Math.max(0, low - 0.05 * (high - low) - 0.5), Math.min(100, high + 0.05 * (high - low) + 0.5)] } },
     legend: { live: false },
     cursor: { y: false, focus: { prox: -1 } },
-    axes: [axis("individual"), axis("score [%]", { size: 46 })],
+    axes: [axis("individual", { size: 34 }), axis("score [%]", { size: 46 })],
     series: [
       { label: "individual" },
       ...groups.map((kind, place) => ({

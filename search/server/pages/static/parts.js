@@ -2,11 +2,11 @@
 
 const AT_MOST_EVERY_MS = 1500;
 
-/** The part that is at a URL, as HTML; null if it can't be had. */
-async function fetched(url) {
+/** The part that is at a URL, as HTML; null if it can't be had. Why not is a part, too, which not all want. */
+async function fetched(url, { refusals = false } = {}) {
   try {
     const answer = await fetch(url, { headers: { accept: "text/html" } });
-    return answer.ok ? await answer.text() : null;
+    return answer.ok || (refusals && answer.status < 500) ? await answer.text() : null;
   } catch {
     return null; // The server is away; the next news brings another try.
   }
@@ -37,7 +37,7 @@ export function loadParts(root) {
     const load = async () => {
       element.setAttribute("aria-busy", "true");
       const url = element.dataset.part;
-      const text = await fetched(url + (url.includes("?") ? "&" : "?") + "part=1");
+      const text = await fetched(url + (url.includes("?") ? "&" : "?") + "part=1", { refusals: true });
       element.removeAttribute("aria-busy");
       if (text !== null) put(element, text);
     };
