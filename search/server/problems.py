@@ -64,12 +64,12 @@ WRITES = READS | _declared(HTTPStatus.FORBIDDEN, HTTPStatus.CONFLICT, HTTPStatus
 
 
 def answer_errors(app: FastAPI, page: Page) -> None:
-    """Let an application answer all errors with a `Problem`, or, where a page was asked for, with a page."""
+    """Let an application answer all errors with a `Problem`, or a browser that asks for a page with a page."""
 
     def answered(request: Request, status: int, detail: str) -> Response:
-        if request.url.path.startswith("/api/"):
-            return problem(status, detail)
-        return page(request, status, HTTPStatus(status).phrase.capitalize(), detail)
+        if not request.url.path.startswith("/api/") and "text/html" in request.headers.get("accept", ""):
+            return page(request, status, HTTPStatus(status).phrase.capitalize(), detail)
+        return problem(status, detail)
 
     def known(request: Request, error: Exception) -> Response:
         status = next(status for kind, status in _STATUS if isinstance(error, kind))

@@ -33,7 +33,6 @@ def router(service: Service, listings: Listings) -> APIRouter:
             if one.search.id in controls
         ]
         alive = [view for view in views if view.control.alive]
-        left = [view for view in views if not view.control.alive and view.search.status in ("running", "paused")]
         return render(
             request,
             "health.jinja",
@@ -42,7 +41,7 @@ def router(service: Service, listings: Listings) -> APIRouter:
             milliseconds=1000 * seconds,
             count=len(views),
             alive=alive,
-            abandoned=left,
+            abandoned=[view for view in views if view.is_left_behind],
             workers=[(view.search, workers_of(store, view.search)) for view in alive[:_SEARCHES]],
             launches=service.drivers.launches(),
         )

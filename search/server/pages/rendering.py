@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from datetime import datetime
 from functools import cache
 from importlib.metadata import version
@@ -16,6 +17,7 @@ from markupsafe import Markup
 
 from moevolve.search.loop.standings import count_text
 from moevolve.search.report.page import duration
+from moevolve.search.server.guard import COOKIE
 from moevolve.store.records import BestRow, SearchRecord
 
 FOLDER = Path(__file__).parent
@@ -41,6 +43,7 @@ def _environment() -> Environment:
         "clock": clock,
         "when": when,
         "handle": handle,
+        "shell": shlex.quote,
         "typeset": lambda line: line.replace("+-", "\N{PLUS-MINUS SIGN}").replace(" - ", " \N{EN DASH} "),
     }
     environment.globals["version"] = version("moevolve")
@@ -64,7 +67,7 @@ def render(request: Request, template: str, status: int = 200, **context: Any) -
             layout=layout,
             path=request.url.path,
             may_write=getattr(request.state, "may_write", False),
-            signed_in=bool(request.cookies),
+            signed_in=COOKIE in request.cookies,
             **context,
         )
     )

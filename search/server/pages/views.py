@@ -66,15 +66,28 @@ class SearchView:
             asked = {"paused": "pause", "stopped": "stop", "cancelled": "cancel"}.get(self.control.wanted)
             settled = asked is None or self.search.status == self.control.wanted
             return self.search.status if settled else f"{self.search.status}, asked to {asked}"
-        if self.search.status in ("running", "paused"):
-            return "left behind: its driver is gone"
-        return self.search.status
+        return "left behind" if self.is_left_behind else self.search.status
+
+    @property
+    def is_left_behind(self) -> bool:
+        """Whether its driver is gone without having said how it ended."""
+        return not self.control.alive and self.search.status in ("running", "paused")
+
+    @property
+    def remark(self) -> str | None:
+        """What there is to say of the state, one line."""
+        if self.is_left_behind:
+            return "its driver is gone; it can be resumed"
+        if self.control.alive:
+            stage = self.control.stage
+            return self.control.owner if stage is None else stage if stage != self.search.status else None
+        return self.search.status_reason
 
     @property
     def tone(self) -> Tone:
         """How the state is marked, beside its words."""
         if self.control.alive:
-            return "live"
+            return "quiet" if self.search.status == "paused" else "live"
         if self.search.status == "finished":
             return "good"
         return "quiet" if self.search.status in ("created", "cancelled") else "bad"

@@ -34,12 +34,14 @@ export function draw(figure) {
   // From the highest of a bucket down to its lowest.
   const bars = (plot) => {
     if (course.width === 1) return;
-    const { ctx } = plot;
+    const { ctx, bbox } = plot;
     ctx.save();
+    ctx.beginPath();
+    ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+    ctx.clip();
     ctx.globalAlpha = 0.35;
     course.at.forEach((index, at) => {
       const x = plot.valToPos(index, "x", true);
-      if (x < plot.bbox.left || x > plot.bbox.left + plot.bbox.width) return;
       ctx.strokeStyle = phaseColour(group(index));
       ctx.beginPath();
       ctx.moveTo(x, plot.valToPos(100 * course.low[at], "y", true));
@@ -71,8 +73,18 @@ export function draw(figure) {
     if (current === at) readout.textContent = said();
   };
 
+  // Of what is seen: the bars' lower ends are no series.
+  const range = (plot, least, most) => {
+    const { min, max } = plot.scales.x;
+    const seen = course.low.filter((_, at) => course.at[at] >= min && course.at[at] <= max);
+    const low = seen.reduce((one, other) => Math.min(one, 100 * other), least ?? 0);
+    const high = most ?? 100;
+    const room = 0.05 * (high - low) + 0.5;
+    return [Math.max(0, low - room), Math.min(100, high + room)];
+  };
+
   const options = () => ({
-    scales: { x: { time: false }, y: { range: (_, low, high) => [Math.max(0, low - 0.05 * (high - low) - 0.5), Math.min(100, high + 0.05 * (high - low) + 0.5)] } },
+    scales: { x: { time: false }, y: { range } },
     legend: { live: false },
     cursor: { y: false, focus: { prox: -1 } },
     axes: [axis("individual", { size: 34 }), axis("score [%]", { size: 46 })],
@@ -107,7 +119,9 @@ export function draw(figure) {
     const closer = shown.data[0].length > 0 && (min > shown.data[0][0] || max < shown.data[0].at(-1));
     shown.setData(columns(), !closer);
     figure.dataset.drawn = String(course.individuals);
+    place.removeAttribute("aria-busy");
   };
+  place.setAttribute("aria-busy", "true");
   const listen = throttled(search, load);
   listen({ [search]: {} });
   return listen;

@@ -24,6 +24,7 @@ export function draw(figure) {
           label: "score",
           stroke: colour("--good"),
           width: 1.5,
+          paths: uPlot.paths.stepped({ align: 1 }),
           points: { show: true, size: 8, fill: phaseColour(0), stroke: phaseColour(0) },
         },
       ],

@@ -20,7 +20,9 @@ function put(element, text) {
   const typed = active instanceof HTMLInputElement ? active.value : null;
   const open = new Set([...element.querySelectorAll("details[open][id]")].map((each) => each.id));
   const scrolled = [...element.querySelectorAll(".wide")].map((each) => each.scrollLeft);
+  const said = element.querySelector("[data-say]")?.textContent;
   element.innerHTML = text;
+  say(said, element.querySelector("[data-say]")?.textContent);
   [...element.querySelectorAll(".wide")].forEach((each, place) => (each.scrollLeft = scrolled[place] ?? 0));
   for (const each of element.querySelectorAll("details[id]")) each.open = open.has(each.id);
   const again = active?.id ? document.getElementById(active.id) : null;
@@ -29,6 +31,12 @@ function put(element, text) {
     again.focus({ preventScroll: true });
   }
   loadParts(element);
+}
+
+/** Tell what became of a state, also those who can't see it; not each time that it is drawn. */
+function say(before, after) {
+  const output = document.getElementById("said");
+  if (output && before !== undefined && after !== undefined && before !== after) output.textContent = `now ${after.trim()}`;
 }
 
 /** Load what is to come by itself, and let the links of the others load theirs in place. */
@@ -69,7 +77,8 @@ export function refreshOn(root) {
   // When a driver comes or goes, what is shown once may have changed, too.
   listeners.push((cursors) => {
     for (const [search, cursor] of Object.entries(cursors)) {
-      if (search in alive && alive[search] !== cursor.alive) {
+      if (search in alive && alive[search] !== cursor.alive && root.querySelector(`[data-search="${CSS.escape(search)}"]`)) {
+        if (!cursor.alive) root.querySelectorAll("[data-when-done]").forEach((each) => (each.dataset.auto = ""));
         for (const element of root.querySelectorAll("main > section")) loadParts(element);
       }
       alive[search] = cursor.alive;
