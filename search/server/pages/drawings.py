@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 from fastapi import Response
 
 from moevolve.search.figures.style import to_svg
+from moevolve.search.server.guard import DOCUMENT_POLICY
 
 if TYPE_CHECKING:
     from moevolve.search.figures.style import Figure
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; sandbox"
-"""Figures have styles within; as images they have neither scripts nor anything that they could reach."""
 _COLOURS = (
     "<style>svg { color: #16191d; --figure-blue: #0072b2; } @media (prefers-color-scheme: dark) "
     "{ svg { color: #e7eaee; --figure-blue: #56b4e9; } }</style>"
@@ -36,5 +35,5 @@ def svg_document(draw: Callable[[], Figure], description: str) -> Response:
     return Response(
         f"{opening}>{_COLOURS}{rest}",
         media_type="image/svg+xml",
-        headers={"content-security-policy": _POLICY},
+        headers={"content-security-policy": DOCUMENT_POLICY},
     )

@@ -161,6 +161,10 @@ def test_a_way_through_all_pages(browse: Open, store: Store) -> None:
     page.mouse.click(box["x"] + 0.5 * box["width"], box["y"] + 0.5 * box["height"])
     page.wait_for_url(re.compile(r"/individuals/eep:\d+$"))
     page.go_back()
+    page.get_by_role("link", name="Report", exact=True).click()
+    page.get_by_role("heading", name="Search eep").wait_for()
+    assert page.evaluate("getComputedStyle(document.body).maxWidth") != "none", "its own styles are applied"
+    page.go_back()
 
     child = next(row for row in store.page(store.search("eep").id, "best", limit=100) if row.parents)
     page.locator(f"#individuals a[href='/individuals/eep:{child.index}']").click()
@@ -241,7 +245,7 @@ def test_everything_is_reached_by_keyboard(browse: Open, store: Store) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_pages_have_their_landmarks(browse: Open, path: str) -> None:
+def test_pages_have_their_landmarks_and_fit_a_phone_in_the_dark(browse: Open, path: str) -> None:
     page = browse(path)
     settled(page)
     seen = page.locator("body").aria_snapshot()
@@ -252,12 +256,8 @@ def test_pages_have_their_landmarks(browse: Open, path: str) -> None:
         "[...document.querySelectorAll('button, input:not([type=hidden]), select')]"
         ".every(each => each.labels?.length || each.textContent.trim())"
     )
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_pages_fit_a_phone_in_the_dark(browse: Open, path: str) -> None:
-    page = browse(path, viewport={"width": 390, "height": 800}, color_scheme="dark")
-    settled(page)
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.emulate_media(color_scheme="dark")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert sum(map(int, re.findall(r"\d+", background))) < 150, background
