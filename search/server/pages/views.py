@@ -57,7 +57,9 @@ class SearchView:
     def left(self) -> float | None:
         """Seconds that it still takes."""
         progress = self.control.progress
-        return None if progress is None or not self.control.alive or progress.done >= progress.total else progress.left
+        if progress is None or not self.control.alive or self.search.status == "paused":
+            return None
+        return None if progress.done >= progress.total else progress.left
 
     @property
     def state(self) -> str:

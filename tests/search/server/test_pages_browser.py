@@ -213,6 +213,7 @@ def test_a_search_is_seen_to_advance_and_is_steered(browse: Open, store: Store) 
         assert store.control("id-live").workers == 7
         page.get_by_role("button", name="Pause").click()
         page.get_by_role("button", name="Resume").wait_for()
+        page.locator("#said").filter(has_text="now: running, asked to pause").wait_for()
         assert store.control("id-live").wanted == "paused"
         page.get_by_role("button", name="Resume").click()
         page.get_by_role("button", name="Pause").wait_for()

@@ -12,6 +12,9 @@ export function phaseColour(place) {
   return colour(COLOURS[place % COLOURS.length]);
 }
 
+/** Distances between the marks of an axis that counts something. */
+export const WHOLE = [1, 10, 100, 1e3, 1e4, 1e5, 1e6].flatMap((unit) => [unit, 2 * unit, 5 * unit]);
+
 /** Options of an axis in the page's colours. */
 export function axis(label, options = {}) {
   return {

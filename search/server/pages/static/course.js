@@ -1,5 +1,5 @@
 // The chart of a search: the best score so far, and individuals bucket by bucket in the colour of their phase.
-import { axis, chart, colour, phaseColour } from "./charts.js";
+import { WHOLE, axis, chart, colour, phaseColour } from "./charts.js";
 import { throttled } from "./parts.js";
 
 const POINTS = 1000;
@@ -9,7 +9,7 @@ const POINTS = 1000;
  * @returns {(cursors: object) => void} whom to tell of news
  */
 export function draw(figure) {
-  const { course: url, individuals, search, full } = figure.dataset;
+  const { course: url, individuals, search } = figure.dataset;
   const spans = JSON.parse(figure.dataset.spans);
   const kinds = [...new Set(spans.map((span) => span.kind))];
   const groups = kinds.length ? kinds : ["individuals"];
@@ -27,8 +27,9 @@ export function draw(figure) {
   const columns = () => {
     const owner = course.at.map(group);
     const highs = groups.map((_, place) => course.high.map((value, at) => (owner[at] === place ? 100 * value : null)));
-    const line = full === "" ? [] : [course.at.map(() => 100 * Number(full))];
-    return [course.at, ...highs, percent(course.best), ...line];
+    // The full model is scored while the search begins: the part of the page that is refreshed has its fitness.
+    const full = document.querySelector("#now [data-full]")?.dataset.full ?? "";
+    return [course.at, ...highs, percent(course.best), course.at.map(() => (full === "" ? null : 100 * Number(full)))];
   };
 
   // From the highest of a bucket down to its lowest.
@@ -87,7 +88,7 @@ export function draw(figure) {
     scales: { x: { time: false }, y: { range } },
     legend: { live: false },
     cursor: { y: false, focus: { prox: -1 } },
-    axes: [axis("individual", { size: 34 }), axis("score [%]", { size: 46 })],
+    axes: [axis("individual", { size: 34, incrs: WHOLE }), axis("score [%]", { size: 46 })],
     series: [
       { label: "individual" },
       ...groups.map((kind, place) => ({
@@ -97,7 +98,7 @@ export function draw(figure) {
         points: { show: true, size: 5, width: 0, fill: phaseColour(place), stroke: phaseColour(place) },
       })),
       { label: "best so far", stroke: colour("--ink"), width: 1.5, paths: uPlot.paths.stepped({ align: 1 }), points: { show: false } },
-      ...(full === "" ? [] : [{ label: "full model", stroke: colour("--soft"), dash: [6, 4], points: { show: false } }]),
+      { label: "full model", stroke: colour("--soft"), dash: [6, 4], points: { show: false } },
     ],
     hooks: { drawAxes: [bars], setCursor: [(plot) => { const at = plot.cursor.idx ?? null; if (at !== current) tell(at); }] },
   });

@@ -20,9 +20,12 @@ function put(element, text) {
   const typed = active instanceof HTMLInputElement ? active.value : null;
   const open = new Set([...element.querySelectorAll("details[open][id]")].map((each) => each.id));
   const scrolled = [...element.querySelectorAll(".wide")].map((each) => each.scrollLeft);
-  const said = element.querySelector("[data-say]")?.textContent;
+  const before = state(element);
   element.innerHTML = text;
-  say(said, element.querySelector("[data-say]")?.textContent);
+  const after = state(element);
+  const said = document.getElementById("said");
+  // Told once also to those who can't see it, not each time that it is drawn.
+  if (said && before && after && before !== after) said.textContent = `now: ${after}`;
   [...element.querySelectorAll(".wide")].forEach((each, place) => (each.scrollLeft = scrolled[place] ?? 0));
   for (const each of element.querySelectorAll("details[id]")) each.open = open.has(each.id);
   const again = active?.id ? document.getElementById(active.id) : null;
@@ -33,10 +36,9 @@ function put(element, text) {
   loadParts(element);
 }
 
-/** Tell what became of a state, also those who can't see it; not each time that it is drawn. */
-function say(before, after) {
-  const output = document.getElementById("said");
-  if (output && before !== undefined && after !== undefined && before !== after) output.textContent = `now ${after.trim()}`;
+/** The state that a part says, in one line. */
+function state(element) {
+  return [...element.querySelectorAll("[data-say] > *")].map((each) => each.textContent.trim()).join(", ");
 }
 
 /** Load what is to come by itself, and let the links of the others load theirs in place. */
