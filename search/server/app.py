@@ -16,6 +16,8 @@ from moevolve.search.server.drivers import Drivers
 from moevolve.search.server.feed import Feed
 from moevolve.search.server.guard import Guard
 from moevolve.search.server.metrics import exposition
+from moevolve.search.server.pages.rendering import problem_page, sign_in
+from moevolve.search.server.pages.routes import add_pages
 from moevolve.search.server.problems import READS, answer_errors
 from moevolve.search.server.service import Service
 from moevolve.search.server.settings import ServerSettings
@@ -32,7 +34,7 @@ def make_app(store: Store, settings: ServerSettings) -> Guard:
     Raises:
         UserError: its tokens can't be read, or it needs some.
     """
-    return Guard(make_routes(store, settings), settings.allowed_hosts, settings.read_tokens(), _sign_in)
+    return Guard(make_routes(store, settings), settings.allowed_hosts, settings.read_tokens(), sign_in)
 
 
 def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
@@ -60,10 +62,11 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
         redoc_url=None,
         lifespan=lifespan,
     )
-    answer_errors(app)
+    answer_errors(app, problem_page)
     app.add_middleware(GZipMiddleware, minimum_size=1024)
     for module in ROUTERS:
         app.include_router(module.router(service), prefix="/api")
+    add_pages(app, service)
 
     @app.get("/healthz", responses=READS, response_class=PlainTextResponse)
     def healthz() -> str:
@@ -81,7 +84,3 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
         return Response(exposition(store), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return app
-
-
-def _sign_in(wrong: bool) -> str:
-    return "<!doctype html><title>moevolve</title>" + ("wrong" if wrong else "")

@@ -32,6 +32,8 @@ HEADER = "x-moevolve"
 COOKIE = "moevolve"
 OPEN_PATHS = ("/healthz", "/login")
 """What needs no token, besides what is under /static/."""
+DOCUMENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; sandbox"
+"""Content security policy of whole documents that we make: they have styles within, no scripts, and reach nothing."""
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _ADDED = {
     "content-security-policy": (

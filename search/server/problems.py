@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -10,7 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.server.guard import problem
@@ -24,6 +25,9 @@ from moevolve.store.errors import (
 )
 
 log = logging.getLogger(__name__)
+
+Page = Callable[[Request, int, str, str], Response]
+"""What a page that can't be shown says instead, of a status, its name and one line."""
 
 _STATUS: tuple[tuple[type[Exception], HTTPStatus], ...] = (
     (NotFoundError, HTTPStatus.NOT_FOUND),
@@ -61,27 +65,32 @@ WRITES = READS | _declared(HTTPStatus.FORBIDDEN, HTTPStatus.CONFLICT, HTTPStatus
 """The same of one that changes something."""
 
 
-def answer_errors(app: FastAPI) -> None:
-    """Let an application answer all errors with a `Problem`."""
+def answer_errors(app: FastAPI, page: Page) -> None:
+    """Let an application answer all errors with a `Problem`, or a browser that asks for a page with a page."""
 
-    def known(_: Request, error: Exception) -> JSONResponse:
+    def answered(request: Request, status: int, detail: str) -> Response:
+        if not request.url.path.startswith("/api/") and "text/html" in request.headers.get("accept", ""):
+            return page(request, status, HTTPStatus(status).phrase.capitalize(), detail)
+        return problem(status, detail)
+
+    def known(request: Request, error: Exception) -> Response:
         status = next(status for kind, status in _STATUS if isinstance(error, kind))
-        return problem(status, str(error))
+        return answered(request, status, str(error))
 
-    def malformed(_: Request, error: Exception) -> JSONResponse:
+    def malformed(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         lines = [f"{'.'.join(map(str, each['loc'][1:])) or each['loc'][0]}: {each['msg']}" for each in error.errors()]
-        return problem(HTTPStatus.UNPROCESSABLE_ENTITY, "; ".join(lines))
+        return answered(request, HTTPStatus.UNPROCESSABLE_ENTITY, "; ".join(lines))
 
-    def refused(_: Request, error: Exception) -> JSONResponse:
+    def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        answer = problem(error.status_code, str(error.detail))
+        answer = answered(request, error.status_code, str(error.detail))
         answer.headers.update(error.headers or {})
         return answer
 
-    def unknown(request: Request, error: Exception) -> JSONResponse:
+    def unknown(request: Request, error: Exception) -> Response:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "the server failed; its log says how")
+        return answered(request, HTTPStatus.INTERNAL_SERVER_ERROR, "the server failed; its log says how")
 
     for kind in (StoreError, UserError):
         app.add_exception_handler(kind, known)

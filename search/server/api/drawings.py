@@ -12,6 +12,7 @@ from fastapi.responses import HTMLResponse, Response
 
 from moevolve.search.server.api.parameters import LimitQuery, SearchPath
 from moevolve.search.server.courses import MOST_POINTS, Course
+from moevolve.search.server.guard import DOCUMENT_POLICY
 from moevolve.search.server.problems import READS
 from moevolve.search.server.service import Service
 
@@ -36,14 +37,15 @@ def router(service: Service) -> APIRouter:
         return service.courses.course(store.search(search).id, points)
 
     @routes.get("/searches/{search}/report", response_class=HTMLResponse)
-    def read_report(search: SearchPath, limit: LimitQuery = 5) -> str:
+    def read_report(search: SearchPath, limit: LimitQuery = 5) -> HTMLResponse:
         """The page that `moevolve report` writes."""
         # Not sooner: it loads what draws.
         from moevolve.search.report.contents import gather
         from moevolve.search.report.page import render_page
 
         with _DRAWING:
-            return render_page(gather(store, search, limit))
+            text = render_page(gather(store, search, limit))
+        return HTMLResponse(text, headers={"content-security-policy": DOCUMENT_POLICY})
 
     @routes.get(
         "/searches/{search}/plot",
