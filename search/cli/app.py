@@ -19,6 +19,7 @@ COMMANDS = (
     "stop",
     "cancel",
     "scale",
+    "logs",
     "plan",
     "compare",
     "searches",

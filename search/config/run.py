@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import PurePath
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -127,6 +128,12 @@ _HASHED_VERSION = 3
 """Of what a configuration's hash is made of; another number where the same settings come to mean another population."""
 
 
+def _without_folder(name: str) -> str:
+    """The last part of an absolute path, and of a task file's; any other name as it is."""
+    prefix, _, path = name.rpartition(":")
+    return f"{prefix}:{PurePath(path).name}".lstrip(":") if path.startswith("/") else name
+
+
 class StoredConfig(Section):
     """What every stored search has, imported ones included: enough to rebuild a genome, its model and its engine."""
 
@@ -143,10 +150,14 @@ class StoredConfig(Section):
     def config_hash(self) -> str:
         """SHA-256 (hex) of what determines the population: execution settings, name and store are left out.
 
-        So is the model's revision: which checkpoint it is, its fingerprint tells.
+        So are the model's revision, and the folders that model and tasks are in: which checkpoint and which task they
+        are, their fingerprints tell, from whatever machine a search is launched or resumed.
         """
         content = self.model_dump(mode="json", exclude={"name", "workers", "store", "final"})
         del content["model"]["revision"]
+        content["model"]["path"] = _without_folder(self.model.path)
+        for task in content.get("tasks", ()):
+            task["name"] = _without_folder(task["name"])
         versioned = {"version": _HASHED_VERSION, **content}
         return hashlib.sha256(json.dumps(versioned, sort_keys=True).encode()).hexdigest()
 

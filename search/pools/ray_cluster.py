@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
@@ -13,6 +14,7 @@ import threading
 from typing import Any
 
 import ray
+from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 from ray._raylet import Config  # type: ignore[attr-defined]
 from ray.exceptions import RayError
 
@@ -29,7 +31,8 @@ def start_ray(workers: WorkersSection) -> None:
     """Start Ray on this machine, or join the cluster at `workers.address`.
 
     Workers get an empty working directory of their own: the driver's would otherwise stand on their `sys.path`, where
-    our folder `kernels` could shadow the package of that name which `transformers` imports.
+    our folder `kernels` could shadow the package of that name which `transformers` imports. A driver that is a Ray job
+    has one that was made for it, and its workers have a copy.
 
     Raises:
         PoolError: the cluster can't be reached, or doesn't let us in.
@@ -51,7 +54,7 @@ def start_ray(workers: WorkersSection) -> None:
     try:
         with tempfile.TemporaryDirectory(prefix="moevolve-") as empty:
             ray.init(
-                runtime_env={"working_dir": empty, "env_vars": dict(WORKER_ENV)},
+                runtime_env={"env_vars": dict(WORKER_ENV)} | ({} if _has_folder() else {"working_dir": empty}),
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 **options,
@@ -121,6 +124,12 @@ def _knock(address: str) -> tuple[str, str]:
         said = done.stderr.strip().splitlines() or ["no reason given"]
         return "nothing there", said[-1]
     return answer[0], answer[1]
+
+
+def _has_folder() -> bool:
+    """Whether this process is a Ray job with a working directory, in whose place Ray takes no other."""
+    job = json.loads(os.environ.get(RAY_JOB_CONFIG_JSON_ENV_VAR) or "{}")
+    return "working_dir" in (job.get("runtime_env") or {})
 
 
 def _token_source() -> str:
