@@ -26,6 +26,7 @@ from moevolve.store.records import (
     SEARCH_STATUSES,
     UNBOUND,
     BestRow,
+    Claim,
     Control,
     EvaluationRecord,
     Event,
@@ -151,7 +152,14 @@ class Store:
         with transaction(self._engine) as connection:
             return read_searches(connection)
 
-    def acquire(self, search_id: str, owner: str, seconds: float, dead: Dead = lambda _: False) -> Lease:
+    def acquire(
+        self,
+        search_id: str,
+        owner: str,
+        seconds: float,
+        dead: Dead = lambda _: False,
+        priority: int | None = None,
+    ) -> Lease:
         """Takes the lease of a search, the right to write to it, for so many seconds.
 
         Args:
@@ -159,16 +167,22 @@ class Store:
             owner: who takes it, for people.
             seconds: until it runs out, unless it is renewed.
             dead: whether an owner whose lease lasts is known to be gone.
+            priority: of the search from now on; None leaves it as it is.
 
         Raises:
             LeaseHeldError: another driver has it.
             StoreError: unknown search.
         """
         with transaction(self._engine, write=True) as connection:
-            return leases.acquire(connection, search_id, owner, seconds, dead)
+            return leases.acquire(connection, search_id, owner, seconds, dead, priority)
 
     def renew(
-        self, lease: Lease, seconds: float, stage: str | None = None, progress: Progress | None = None
+        self,
+        lease: Lease,
+        seconds: float,
+        stage: str | None = None,
+        progress: Progress | None = None,
+        claim: Claim | None = None,
     ) -> Control:
         """Keeps a lease for so many seconds from now on, also one that ran out and nobody took.
 
@@ -177,6 +191,7 @@ class Store:
             seconds: that it lasts.
             stage: what its owner does now, one line; None leaves what was said.
             progress: where its search stands; None likewise.
+            claim: what it could use; None likewise.
 
         Returns:
             What is asked of its owner.
@@ -185,7 +200,7 @@ class Store:
             LeaseLostError: another driver has it.
         """
         with transaction(self._engine, write=True) as connection:
-            return leases.renew(connection, lease, seconds, stage, progress)
+            return leases.renew(connection, lease, seconds, stage, progress, claim)
 
     def release(self, lease: Lease) -> None:
         """Gives a lease back, if it is still its owner's."""
@@ -224,6 +239,11 @@ class Store:
         """Who runs each search, where it stands and what is asked of it, by its id; `dead` as `acquire` has it."""
         with transaction(self._engine) as connection:
             return leases.read_all(connection, dead)
+
+    def claims(self) -> dict[str, Control]:
+        """Of the searches that are being run and share clusters, the same."""
+        with transaction(self._engine) as connection:
+            return leases.read_claims(connection)
 
     def events(self, after: Mapping[str, int], limit: int = 1000) -> list[Event]:
         """What happened to some searches since then, in order of time.

@@ -50,14 +50,20 @@ def cancel(search: str, *, store: str | Store) -> Control:
         return steer(opened, search, "cancelled")
 
 
-def scale(search: str, workers: int, *, store: str | Store) -> Control:
-    """Ask a running search to have so many workers from now on; no individual changes by that.
+def scale(search: str, workers: int | None = None, *, store: str | Store, priority: int | None = None) -> Control:
+    """Ask a running search to have so many workers from now on, or another priority; no individual changes by that.
+
+    Args:
+        search: name or id.
+        workers: how many, whatever its configuration says; None leaves that as it is.
+        store: where it is.
+        priority: among searches that share a cluster and a store; None leaves it as it is.
 
     Raises:
         StoreError: no such store or search, or no process runs it.
-        UserError: `workers` is less than 1.
+        UserError: `workers` is less than 1, or nothing is asked.
     """
     from moevolve.search.service import steer as service
 
     with store_of(store) as opened:
-        return service.scale(opened, search, workers)
+        return service.scale(opened, search, workers, priority)

@@ -78,7 +78,12 @@ class WorkersSection(Section):
     recorded as failed, and `moevolve retry` takes that back.
 
     Attributes:
-        count: worker actors.
+        count: worker actors; `auto` means as many as the cluster has room for, nodes that join later included.
+        min: with `auto`, workers that it keeps, whatever other searches want; 0 may wait.
+        max: with `auto`, the most that it takes, and never more than it has individuals under evaluation; None sets no
+            other limit.
+        priority: of searches that share a cluster and a store, those of a higher one get workers beyond `min` first;
+            those of the same one share evenly.
         num_cpus: CPUs that Ray reserves per worker.
         num_gpus: GPUs (also fractions) that Ray reserves per worker.
         max_attempts: a candidate that kills its worker, or outruns its time, this many times is recorded as failed.
@@ -90,7 +95,10 @@ class WorkersSection(Section):
         lease_s: how long a search stays this driver's when it can't be heard from, before another may take it over.
     """
 
-    count: int = Field(1, ge=1)
+    count: Annotated[int, Field(ge=1)] | Literal["auto"] = 1
+    min: int = Field(1, ge=0)
+    max: int | None = Field(None, ge=1)
+    priority: int = 0
     num_cpus: float = Field(1, ge=0)
     num_gpus: float = Field(0, ge=0)
     max_attempts: int = Field(3, ge=1)
@@ -99,6 +107,25 @@ class WorkersSection(Section):
     address: str | None = None
     reuse_memory_mb: int = Field(512, ge=0)
     lease_s: float = Field(30, ge=1)
+
+    @model_validator(mode="after")
+    def _between(self) -> Self:
+        if self.count != "auto" and (self.min, self.max) != (1, None):
+            raise ValueError(f"`min` and `max` go with `count: auto`, not with {self.count}")
+        if self.max is not None and self.min > self.max:
+            raise ValueError(f"`min` is {self.min}, more than `max`, which is {self.max}")
+        return self
+
+    @property
+    def least(self) -> int:
+        """Workers that it always has."""
+        return self.min if self.count == "auto" else self.count
+
+    def most(self, useful: int) -> int:
+        """The most workers that it takes when so many are of use; never fewer than it always has."""
+        if self.count != "auto":
+            return self.count
+        return max(self.min, useful if self.max is None else min(self.max, useful))
 
     @property
     def reuse_bytes(self) -> int:

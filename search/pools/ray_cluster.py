@@ -16,11 +16,12 @@ from typing import Any
 import ray
 from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 from ray._raylet import Config  # type: ignore[attr-defined]
-from ray.exceptions import RayError
+from ray.exceptions import GetTimeoutError, RayError
 
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.pools import ray_knock as knocking
 from moevolve.search.pools.base import PoolError
+from moevolve.search.pools.shares import Node
 from moevolve.workers.engine.engine import WORKER_ENV
 
 _PATIENCE_S = 60.0
@@ -43,8 +44,9 @@ def start_ray(workers: WorkersSection) -> None:
     before = signal.getsignal(signal.SIGTERM)
     options: dict[str, Any]
     if workers.address is None:
-        cpus = max(1, math.ceil(workers.count * workers.num_cpus))
-        options = {"address": "local", "num_cpus": cpus, "include_dashboard": False}
+        options = {"address": "local", "include_dashboard": False}
+        if workers.count != "auto":  # or as many as there are
+            options["num_cpus"] = max(1, math.ceil(workers.count * workers.num_cpus))
     else:
         found, mode = find_cluster(workers.address)
         options = {"address": found}
@@ -63,6 +65,21 @@ def start_ray(workers: WorkersSection) -> None:
         raise PoolError(f"workers.address {workers.address}: can't join this Ray cluster: {error}") from error
     finally:
         _handle(signal.SIGTERM, before)
+
+
+def cluster_name() -> str | None:
+    """What tells the cluster that this process has joined from others; None if it has joined none."""
+    node = ray._private.worker.global_worker.node  # noqa: SLF001 - the session's name is public in later versions only
+    return None if node is None else str(node.session_name)
+
+
+def cluster_nodes() -> list[Node] | None:
+    """What the nodes of the cluster have, used or not; None if its head doesn't answer."""
+    try:
+        alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    except (GetTimeoutError, RayError):
+        return None
+    return [Node(has.get("CPU", 0.0), has.get("GPU", 0.0)) for has in alive]
 
 
 def find_cluster(address: str) -> tuple[str, str]:

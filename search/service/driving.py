@@ -7,14 +7,14 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from moevolve.store.errors import LeaseLostError, StoreError
-from moevolve.store.records import Control, Lease, Progress
+from moevolve.store.records import Claim, Control, Lease, Progress
 from moevolve.store.repository import Store
 
 log = logging.getLogger(__name__)
@@ -32,13 +32,24 @@ class Driving:
         store: where the search is.
         search_id: of the search.
         seconds: that the lease lasts when it isn't renewed.
+        priority: of the search from now on.
+        claim: what it could use of a cluster; asked with every renewal.
 
     Raises:
         LeaseHeldError: on entering, if another driver runs the search.
     """
 
-    def __init__(self, store: Store, search_id: str, seconds: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        search_id: str,
+        seconds: float,
+        priority: int = 0,
+        claim: Callable[[], Claim | None] = lambda: None,
+    ) -> None:
         self._store, self._search_id, self._seconds = store, search_id, seconds
+        self._priority, self._claim = priority, claim
+        self._claims: dict[str, Control] | None = None
         self._ended = threading.Event()
         self._lost: StoreError | None = None
         self._stage: str | None = None
@@ -47,8 +58,8 @@ class Driving:
         self.lease: Lease
 
     def __enter__(self) -> Self:
-        self.lease = self._store.acquire(self._search_id, this_process(), self._seconds, is_gone)
-        self._control = Control(self.lease.owner, self.lease.epoch, True, "running", None)
+        self.lease = self._store.acquire(self._search_id, this_process(), self._seconds, is_gone, self._priority)
+        self._control = Control(self.lease.owner, self.lease.epoch, True, "running", None, self._priority)
         self._thread.start()
         return self
 
@@ -76,6 +87,11 @@ class Driving:
             raise self._lost
         return self._control
 
+    @property
+    def claims(self) -> dict[str, Control] | None:
+        """What searches that share clusters could use, this one among them; None before anything is known."""
+        return self._claims
+
     def tell_stage(self, stage: str) -> None:
         """Let everybody who reaches the store know what this driver does, with the next renewal."""
         self._stage = stage
@@ -88,8 +104,11 @@ class Driving:
         renewed = time.monotonic()
         while not self._ended.wait(min(_BEAT_S, self._seconds / 3)):
             try:
-                self._control = self._store.renew(self.lease, self._seconds, self._stage, self._progress)
+                claim = self._claim()
+                self._control = self._store.renew(self.lease, self._seconds, self._stage, self._progress, claim)
                 renewed = time.monotonic()
+                if claim is not None:
+                    self._claims = self._store.claims()
             except LeaseLostError as error:
                 self._lost = error
                 return

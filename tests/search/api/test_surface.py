@@ -48,7 +48,7 @@ SIGNATURES = {
     "report": "(search, path, *, store, limit=5, analysis=None)",
     "resume": "(search, *, store, address=None, overrides=(), observer=None)",
     "retry": "(search, *, store, address=None, overrides=(), observer=None)",
-    "scale": "(search, workers, *, store)",
+    "scale": "(search, workers=None, *, store, priority=None)",
     "searches": "(store)",
     "show": "(individual, *, store)",
     "stop": "(search, *, store)",
