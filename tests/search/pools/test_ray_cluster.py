@@ -24,7 +24,6 @@ from moevolve.search.pools.ray_pool import RayPool
 from moevolve.search.service.execute import execute
 from moevolve.search.service.launch import register, set_up_new
 from moevolve.search.service.observer import Observer
-from moevolve.store.records import Progress
 from moevolve.store.repository import Store
 from moevolve.workers.config import EngineConfig, ModelConfig
 from moevolve.workers.messages import EvaluationReply, EvaluationRequest
