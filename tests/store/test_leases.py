@@ -12,7 +12,7 @@ from sqlalchemy import text
 from store_samples import decided, digest, evaluation, individual, search, split
 
 from moevolve.store.errors import LeaseHeldError, LeaseLostError, StoreError
-from moevolve.store.records import Lease
+from moevolve.store.records import Claim, Lease
 from moevolve.store.repository import Store
 from moevolve.store.session import alembic_config, transaction
 
@@ -169,3 +169,20 @@ def test_searches_of_a_store_from_before_leases_get_theirs(url: str) -> None:
             assert connection.execute(text("SELECT count(*) FROM searches")).scalar() == 1
     with Store.open(url) as store:
         assert store.acquire("id-alpha", "driver", 60).epoch == 1
+
+
+def test_what_a_driver_could_use_is_known_while_it_drives(store: Store, alpha: str) -> None:
+    claim = Claim("cluster", 1, 8, 2.0, 0.5)
+    lease = store.acquire(alpha, "driver", 60, priority=3)
+    assert store.claims() == {} and store.control(alpha).priority == 3
+    store.renew(lease, 60, claim=claim)
+    assert store.renew(lease, 60).claim == claim, "saying nothing new leaves it"
+    assert store.claims() == {alpha: store.control(alpha)}
+    store.release(lease)
+    assert store.claims() == {} and store.control(alpha).priority == 3
+    late = store.acquire(alpha, "late", 0.05)
+    store.renew(late, 0.05, claim=claim)
+    time.sleep(0.1)
+    assert store.claims() == {}
+    store.acquire(alpha, "next", 60)
+    assert store.control(alpha).claim is None
