@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from killing import count
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 from ray.job_submission import JobSubmissionClient
 from ray_nodes import free_port, own_nodes
@@ -59,11 +60,8 @@ def test_a_search_is_sent_stopped_by_ray_and_sent_again(
     described = str(client.get_job_info(both[0].id))
     assert database.name not in described and str(tiny.folder) not in described
 
-    def individuals() -> int:
-        return len(snapshot(database, "calm")["individuals"]) if database.exists() else 0
-
     deadline = time.monotonic() + 240
-    while individuals() < 2:
+    while count(database) < 2:
         assert client.get_job_status(both[0].id) in ("PENDING", "RUNNING"), client.get_job_logs(both[0].id)
         assert time.monotonic() < deadline
         time.sleep(0.2)
@@ -74,7 +72,7 @@ def test_a_search_is_sent_stopped_by_ray_and_sent_again(
         while opened.search("calm").status != "interrupted":
             assert time.monotonic() < deadline, client.get_job_logs(both[0].id)
             time.sleep(0.1)
-    assert individuals() < 24, "it was stopped on its way"
+    assert count(database) < 24, "it was stopped on its way"
     while client.get_job_status(both[0].id) != "STOPPED":
         assert time.monotonic() < deadline
         time.sleep(0.1)
