@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Row, select, text, update
 from moevolve.store.errors import LeaseHeldError, LeaseLostError, NotRunningError, StoreError
 from moevolve.store.events import append
 from moevolve.store.lineage import find_search
-from moevolve.store.records import WANTED, Control, Lease, Progress, Wanted
+from moevolve.store.records import WANTED, Claim, Control, Lease, Progress, Wanted
 from moevolve.store.tables import leases, searches
 
 Dead = Callable[[str], bool]
@@ -38,8 +38,10 @@ def unheld(search_id: str) -> dict[str, Any]:
     return {"search_id": search_id, "epoch": 0, "wanted": "running", "priority": 0, "events": 0}
 
 
-def acquire(connection: Connection, search_id: str, owner: str, seconds: float, dead: Dead) -> Lease:
-    """Take a search's lease. What was asked of the driver before is forgotten.
+def acquire(
+    connection: Connection, search_id: str, owner: str, seconds: float, dead: Dead, priority: int | None
+) -> Lease:
+    """Take a search's lease. What was asked of the driver before is forgotten; so is its priority, if one is given.
 
     Raises:
         LeaseHeldError: another driver has it, and is not dead.
@@ -62,12 +64,19 @@ def acquire(connection: Connection, search_id: str, owner: str, seconds: float, 
         wanted="running",
         workers=None,
         stage=None,
+        claim=None,
+        **({} if priority is None else {"priority": priority}),
     )
     return lease
 
 
 def renew(
-    connection: Connection, lease: Lease, seconds: float, stage: str | None, progress: Progress | None
+    connection: Connection,
+    lease: Lease,
+    seconds: float,
+    stage: str | None,
+    progress: Progress | None,
+    claim: Claim | None,
 ) -> Control:
     """Keep a lease for so many seconds from now on, say where its owner stands, and read what is asked of it.
 
@@ -77,6 +86,7 @@ def renew(
         seconds: that it lasts.
         stage: what the owner does, one line; None says nothing new.
         progress: where its search stands; None likewise.
+        claim: what it could use; None likewise.
 
     Raises:
         LeaseLostError: another driver has it.
@@ -87,6 +97,8 @@ def renew(
         said["stage"] = stage
     if progress is not None:
         said["progress"] = json.dumps(asdict(progress))
+    if claim is not None:
+        said["claim"] = json.dumps(asdict(claim))
     _set(connection, lease.search_id, **said)
     return replace(_control(row, now_of(connection)), alive=True)
 
@@ -94,7 +106,7 @@ def renew(
 def release(connection: Connection, lease: Lease) -> None:
     """Give a lease back; one that is lost is not this owner's to give."""
     if _locked(connection, lease.search_id).epoch == lease.epoch:
-        _set(connection, lease.search_id, owner=None, expires_at=None)
+        _set(connection, lease.search_id, owner=None, expires_at=None, claim=None)
 
 
 def fence(connection: Connection, writer: str | Lease, dead: Dead = lambda _: False) -> str:
@@ -171,13 +183,32 @@ def running(connection: Connection, dead: Dead) -> dict[str, str]:
     return {name: str(control.owner) for name, control in controls.items() if control.alive}
 
 
+def read_claims(connection: Connection) -> dict[str, Control]:
+    """The same of those that are run and say what they could use."""
+    now = now_of(connection)
+    found = connection.execute(select(leases).where(leases.c.claim.is_not(None)))
+    controls = {row.search_id: _control(row, now) for row in found}
+    return {search_id: control for search_id, control in controls.items() if control.alive}
+
+
 def _control(row: Row[Any], now: datetime, dead: Dead = lambda _: False) -> Control:
     alive = row.owner is not None and now < row.expires_at and not dead(row.owner)
     progress = None
     if row.progress is not None:
         said = json.loads(row.progress)
         progress = Progress(**{**said, "best": said["best"] and tuple(said["best"])})
-    return Control(row.owner, row.epoch, alive, row.wanted, row.workers, row.priority, row.stage, progress, row.events)
+    return Control(
+        row.owner,
+        row.epoch,
+        alive,
+        row.wanted,
+        row.workers,
+        row.priority,
+        row.stage,
+        progress,
+        row.events,
+        None if row.claim is None else Claim(**json.loads(row.claim)),
+    )
 
 
 def _own(connection: Connection, lease: Lease) -> Row[Any]:

@@ -128,6 +128,23 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Claim:
+    """What a running search could use of a Ray cluster that others may share.
+
+    Attributes:
+        cluster: what tells it from others.
+        least, most: workers.
+        cpus, gpus: that each of them reserves.
+    """
+
+    cluster: str
+    least: int
+    most: int
+    cpus: float
+    gpus: float
+
+
+@dataclass(frozen=True, slots=True)
 class Control:
     """Who runs a search, where it stands, and what is asked of it.
 
@@ -141,6 +158,7 @@ class Control:
         stage: what the driver last said that it does, one line.
         progress: where it last said that it stands.
         events: how many events the search has.
+        claim: which workers it could use; None if it has not joined a cluster.
     """
 
     owner: str | None
@@ -152,6 +170,7 @@ class Control:
     stage: str | None = None
     progress: Progress | None = None
     events: int = 0
+    claim: Claim | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from moevolve.store.records import (
     SEARCH_STATUSES,
     UNBOUND,
     BestRow,
+    Claim,
     Control,
     EvaluationRecord,
     Event,
@@ -229,7 +230,14 @@ class Store:
         with transaction(self._engine) as connection:
             return read_searches(connection)
 
-    def acquire(self, search_id: str, owner: str, seconds: float, dead: Dead = lambda _: False) -> Lease:
+    def acquire(
+        self,
+        search_id: str,
+        owner: str,
+        seconds: float,
+        dead: Dead = lambda _: False,
+        priority: int | None = None,
+    ) -> Lease:
         """Takes the lease of a search, the right to write to it, for so many seconds.
 
         Args:
@@ -237,13 +245,14 @@ class Store:
             owner: who takes it, for people.
             seconds: until it runs out, unless it is renewed.
             dead: whether an owner whose lease lasts is known to be gone.
+            priority: of the search from now on; None leaves it as it is.
 
         Raises:
             LeaseHeldError: another driver has it.
             StoreError: unknown search.
         """
         with transaction(self._engine, write=True) as connection:
-            return leases.acquire(connection, search_id, owner, seconds, dead)
+            return leases.acquire(connection, search_id, owner, seconds, dead, priority)
 
     @patient
     def running(self, dead: Dead = lambda _: False) -> dict[str, str]:
@@ -253,7 +262,12 @@ class Store:
 
     @patient
     def renew(
-        self, lease: Lease, seconds: float, stage: str | None = None, progress: Progress | None = None
+        self,
+        lease: Lease,
+        seconds: float,
+        stage: str | None = None,
+        progress: Progress | None = None,
+        claim: Claim | None = None,
     ) -> Control:
         """Keeps a lease for so many seconds from now on, also one that ran out and nobody took.
 
@@ -262,6 +276,7 @@ class Store:
             seconds: that it lasts.
             stage: what its owner does now, one line; None leaves what was said.
             progress: where its search stands; None likewise.
+            claim: what it could use; None likewise.
 
         Returns:
             What is asked of its owner.
@@ -270,7 +285,7 @@ class Store:
             LeaseLostError: another driver has it.
         """
         with transaction(self._engine, write=True) as connection:
-            return leases.renew(connection, lease, seconds, stage, progress)
+            return leases.renew(connection, lease, seconds, stage, progress, claim)
 
     @patient
     def release(self, lease: Lease) -> None:
@@ -313,6 +328,12 @@ class Store:
         """Who runs each search, where it stands and what is asked of it, by its id; `dead` as `acquire` has it."""
         with transaction(self._engine) as connection:
             return leases.read_all(connection, dead)
+
+    @patient
+    def claims(self) -> dict[str, Control]:
+        """Of the searches that are being run and share clusters, the same."""
+        with transaction(self._engine) as connection:
+            return leases.read_claims(connection)
 
     @patient
     def events(self, after: Mapping[str, int], limit: int = 1000) -> list[Event]:

@@ -111,6 +111,7 @@ class SearchLease(Base):
     priority: Mapped[int] = mapped_column(Integer)
     stage: Mapped[str | None] = mapped_column(Text)
     progress: Mapped[str | None] = mapped_column(Text)
+    claim: Mapped[str | None] = mapped_column(Text)
     events: Mapped[int] = mapped_column(BigInteger)
 
 

@@ -50,6 +50,7 @@ CONFINED = {
     "nevergrad": ("search/strategies/nevergrad.py",),
     "ray": (
         "search/pools/ray_cluster.py",
+        "search/pools/ray_jobs.py",
         "search/pools/ray_knock.py",
         "search/pools/ray_pool.py",
     ),

@@ -81,6 +81,19 @@ def _load(name: str, folders: Sequence[Path | str]) -> TaskConfig:
     return TaskConfig.from_mapping(_read(path, folders, ()) | {"name": own}, str(path))
 
 
+def read_task(name: str) -> tuple[Path, dict[str, Any]]:
+    """The YAML file of a task and what it says, with what it `extends`, as plain data with absolute paths.
+
+    Args:
+        name: of the task, or path of its file; nothing else may follow it.
+
+    Raises:
+        UserError: no such task, or its file is wrong.
+    """
+    path = _find(name, ())
+    return path.absolute(), _read(path, (), ())
+
+
 def split_fitness(name: str) -> tuple[str, str]:
     """`NAME@FITNESS` as `(NAME, @FITNESS)`, and `NAME` as `(NAME, "")`; an @ within a path belongs to the path."""
     base, at, fitness = name.rpartition("@")

@@ -64,8 +64,10 @@ from moevolve._searching import (
     launch,
     load_comparison,
     load_config,
+    logs,
     resume,
     retry,
+    submit,
 )
 from moevolve._serving import serve
 from moevolve._steering import cancel, pause, scale, stop
@@ -86,6 +88,7 @@ if TYPE_CHECKING:
     from moevolve.search.service.evaluate import Evaluation as Evaluation
     from moevolve.search.service.import_eep import Imported as Imported
     from moevolve.search.service.observer import Observer as Observer
+    from moevolve.search.service.submit import Submitted as Submitted
     from moevolve.store.errors import StoreError as StoreError
     from moevolve.store.records import BestRow as BestRow
     from moevolve.store.records import Control as Control
@@ -123,6 +126,7 @@ _HOMES = {
     "Standings": "search.loop.standings",
     "Store": "store.repository",
     "StoreError": "store.errors",
+    "Submitted": "search.service.submit",
     "TaskConfig": "evaluators.tasks.config",
     "UserError": "evaluators.errors",
 }
@@ -153,6 +157,7 @@ __all__ = [
     "Standings",
     "Store",
     "StoreError",
+    "Submitted",
     "TaskConfig",
     "UserError",
     "analyse",
@@ -172,6 +177,7 @@ __all__ = [
     "lineage",
     "load_comparison",
     "load_config",
+    "logs",
     "open_store",
     "pause",
     "plot",
@@ -184,6 +190,7 @@ __all__ = [
     "serve",
     "show",
     "stop",
+    "submit",
     "tasks",
     "write_analysis",
 ]

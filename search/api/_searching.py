@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from moevolve.search.estimate.measured import MeasuredEstimate
     from moevolve.search.loop.standings import Standings
     from moevolve.search.service.observer import Observer
+    from moevolve.search.service.submit import Submitted
     from moevolve.store.repository import Store
 
 
@@ -47,6 +48,7 @@ def launch(
     address: str | None = None,
     overrides: Overrides = (),
     or_resume: bool = False,
+    search_id: str | None = None,
     observer: Observer | None = None,
 ) -> Standings:
     """Launch a search and follow it to its end.
@@ -58,6 +60,7 @@ def launch(
         address: Ray cluster to join (`auto` or `host:port`); None starts Ray on this machine.
         overrides: further settings to change.
         or_resume: continue the search of this name if there is one.
+        search_id: of the search, a fresh one if None; continue the search of this name and id if there is one.
         observer: told what happens meanwhile.
 
     Returns:
@@ -84,10 +87,66 @@ def launch(
     from moevolve.search.service import launch as service
     from moevolve.search.service.observer import Observer
 
-    setup = service.set_up_new(settings)
+    setup = service.set_up_new(settings, search_id)
     source = "this configuration" if not isinstance(config, str | Path) else str(config)
     with store_of(settings.store if store is None else store, create=True) as opened:
-        return service.launch(setup, opened, observer or Observer(), or_resume, source)
+        given = search_id is not None
+        return service.launch(setup, opened, observer or Observer(), or_resume or given, source, only_this=given)
+
+
+def submit(
+    config: str | Path | RunConfig,
+    cluster: str,
+    *,
+    store: str | None = None,
+    name: str | None = None,
+    overrides: Overrides = (),
+    search_id: str | None = None,
+    insecure: bool = False,
+    shared_paths: bool = False,
+) -> Submitted:
+    """Send a search's driver to a Ray cluster and return at once. Repeat it: nothing is sent twice.
+
+    What it needs is sent along: this package, task files, and a local folder of a model if it is small.
+
+    Args:
+        config: what to search.
+        cluster: URL of the cluster's dashboard, `http://HEAD:8265`.
+        store: database that the cluster reaches; None takes the configuration's.
+        name: of the search; None takes the configuration's.
+        overrides: further settings to change.
+        search_id: of the search; None makes one that the same request always gets.
+        insecure: go on although whoever reaches the cluster can run programs on it.
+        shared_paths: send no files: every node has the model and the tasks where this machine has them.
+
+    Raises:
+        UserError: something in the configuration can't be had or sent, another search has the name or the id, or the
+            cluster can't be had.
+    """
+    from moevolve.search.config.files import as_run_config
+
+    settings = as_run_config(config, (*override_lines(overrides), *given_lines({"store": store, "name": name})))
+
+    from moevolve.search.service import submit as service
+
+    return service.submit(settings, cluster, search_id, insecure, shared_paths)
+
+
+def logs(search: str, cluster: str, *, follow: bool = False, insecure: bool = False) -> Iterator[str]:
+    """What the driver of a submitted search wrote, in pieces.
+
+    Args:
+        search: name or id.
+        cluster: URL of the cluster's dashboard.
+        follow: go on until it ends.
+        insecure: as in `submit`.
+
+    Raises:
+        UserError: the cluster can't be had, or knows no driver of that search.
+    """
+    from moevolve.search.service import submit as service
+
+    return service.logs(cluster, search, follow, insecure)
 
 
 def _launched_there(

@@ -41,18 +41,26 @@ def cancel(search: str, *, store: str | Store) -> Control:
     return _asked(search, store, "cancelled")
 
 
-def scale(search: str, workers: int, *, store: str | Store) -> Control:
-    """Ask a running search to have so many workers from now on; no individual changes by that.
+def scale(search: str, workers: int | None = None, *, store: str | Store, priority: int | None = None) -> Control:
+    """Ask a running search to have so many workers from now on, or another priority; no individual changes by that.
+
+    Args:
+        search: name or id.
+        workers: how many, whatever its configuration says; None leaves that as it is.
+        store: where it is.
+        priority: among searches that share a cluster and a store; None leaves it as it is.
 
     Raises:
         StoreError: no such store or search, or no process runs it.
-        UserError: `workers` is less than 1.
+        UserError: `workers` is less than 1, or nothing is asked.
     """
     from moevolve.search.service import steer as service
     from moevolve.store.repository import Store
 
     with asked_of(store, read_only=False) as opened:
-        return service.scale(opened, search, workers) if isinstance(opened, Store) else opened.scale(search, workers)
+        if isinstance(opened, Store):
+            return service.scale(opened, search, workers, priority)
+        return opened.scale(search, workers, priority)
 
 
 def _asked(search: str, store: str | Store, wanted: Wanted) -> Control:

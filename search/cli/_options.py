@@ -42,3 +42,6 @@ ChangeOption = Annotated[
 AddressOption = Annotated[
     str | None, typer.Option("--address", help="Ray cluster to join (`auto` or host:port); default: start one here.")
 ]
+InsecureOption = Annotated[
+    bool, typer.Option("--insecure", help="Go on although whoever reaches the cluster can run programs on it.")
+]

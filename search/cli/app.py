@@ -20,6 +20,7 @@ COMMANDS = (
     "stop",
     "cancel",
     "scale",
+    "logs",
     "plan",
     "compare",
     "searches",

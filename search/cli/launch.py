@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import moevolve
+from moevolve.search.cli._console import output, print_json
 from moevolve.search.cli._following import follow
-from moevolve.search.cli._options import AddressOption, ConfigArgument, JsonOption, SetOption
+from moevolve.search.cli._options import AddressOption, ConfigArgument, InsecureOption, JsonOption, SetOption
 
 if TYPE_CHECKING:
-    from moevolve import Observer, Standings
+    from moevolve import Observer, Standings, Submitted
 
 
 def launch(
@@ -31,9 +32,38 @@ def launch(
     or_resume: Annotated[
         bool, typer.Option("--or-resume", help="Continue the search of this name if it exists.")
     ] = False,
+    search_id: Annotated[
+        str | None, typer.Option("--id", help="Id of the search, which continues if it exists; default: a fresh one.")
+    ] = None,
+    submit: Annotated[
+        str | None,
+        typer.Option(
+            "--submit", metavar="URL", help="Send the driver to a Ray cluster (http://HEAD:8265), and return at once."
+        ),
+    ] = None,
+    insecure: InsecureOption = False,
+    shared_paths: Annotated[
+        bool,
+        typer.Option("--shared-paths", help="Every node has model and tasks at these paths: submit without files."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Launch a search and follow it to its end. Ctrl-C leaves it resumable."""
+    """Launch a search and follow it to its end, or submit it to a cluster. Ctrl-C leaves it resumable."""
+    if submit is not None:
+        if address is not None:
+            raise moevolve.UserError("--address: with --submit the driver runs on the cluster, and joins that one")
+        sent = moevolve.submit(
+            config,
+            submit,
+            store=store,
+            name=name,
+            overrides=overrides or (),
+            search_id=search_id,
+            insecure=insecure,
+            shared_paths=shared_paths,
+        )
+        _tell(sent, as_json)
+        return
 
     def run(observer: Observer) -> Standings:
         return moevolve.launch(
@@ -43,7 +73,25 @@ def launch(
             address=address,
             overrides=overrides or (),
             or_resume=or_resume,
+            search_id=search_id,
             observer=observer,
         )
 
     follow(run, as_json)
+
+
+def _tell(sent: Submitted, as_json: bool) -> None:
+    """Say where a search is, and how to watch it."""
+    if as_json:
+        print_json(sent)
+        return
+    if sent.new:
+        done = f"was sent to {sent.cluster} as job {sent.job}"
+    elif sent.job is not None:
+        done = f"is on {sent.cluster} already, as job {sent.job}"
+    else:
+        done = f"is in the store already: {sent.status}"
+    lines = [f"search {sent.name} ({sent.id}) {done}"]
+    if sent.job is not None:
+        lines.append(f"follow it with: moevolve logs {sent.name} --follow --cluster {sent.cluster}")
+    output.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)

@@ -82,14 +82,11 @@ class _Lent:
     def poll(self, timeout: float) -> list[EvaluationReply]:
         return [] if self._pool is None else self._pool.poll(timeout)
 
-    def resize(self, count: int) -> None:
-        if self._pool is None:
-            self._pool = self._workers.pool(self._setup)
-        self._pool.resize(count)
+    def resize(self, count: int, at_once: bool = False) -> None:
+        if self._pool is not None:
+            self._pool.resize(count, at_once)
 
     def close(self) -> None:
-        if self._pool is not None:
-            self._pool.resize(self._setup.config.workers.count)
         self._pool = None
 
 

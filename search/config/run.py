@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import PurePath
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -77,7 +78,12 @@ class WorkersSection(Section):
     recorded as failed, and `moevolve retry` takes that back.
 
     Attributes:
-        count: worker actors.
+        count: worker actors; `auto` means as many as the cluster has room for, nodes that join later included.
+        min: with `auto`, workers that it keeps, whatever other searches want; 0 may wait.
+        max: with `auto`, the most that it takes, and never more than it has individuals under evaluation; None sets no
+            other limit.
+        priority: of searches that share a cluster and a store, those of a higher one get workers beyond `min` first;
+            those of the same one share evenly.
         num_cpus: CPUs that Ray reserves per worker.
         num_gpus: GPUs (also fractions) that Ray reserves per worker.
         max_attempts: a candidate that kills its worker, or outruns its time, this many times is recorded as failed.
@@ -89,7 +95,10 @@ class WorkersSection(Section):
         lease_s: how long a search stays this driver's when it can't be heard from, before another may take it over.
     """
 
-    count: int = Field(1, ge=1)
+    count: Annotated[int, Field(ge=1)] | Literal["auto"] = 1
+    min: int = Field(1, ge=0)
+    max: int | None = Field(None, ge=1)
+    priority: int = 0
     num_cpus: float = Field(1, ge=0)
     num_gpus: float = Field(0, ge=0)
     max_attempts: int = Field(3, ge=1)
@@ -98,6 +107,25 @@ class WorkersSection(Section):
     address: str | None = None
     reuse_memory_mb: int = Field(512, ge=0)
     lease_s: float = Field(30, ge=1)
+
+    @model_validator(mode="after")
+    def _between(self) -> Self:
+        if self.count != "auto" and (self.min, self.max) != (1, None):
+            raise ValueError(f"`min` and `max` go with `count: auto`, not with {self.count}")
+        if self.max is not None and self.min > self.max:
+            raise ValueError(f"`min` is {self.min}, more than `max`, which is {self.max}")
+        return self
+
+    @property
+    def least(self) -> int:
+        """Workers that it always has."""
+        return self.min if self.count == "auto" else self.count
+
+    def most(self, useful: int) -> int:
+        """The most workers that it takes when so many are of use; never fewer than it always has."""
+        if self.count != "auto":
+            return self.count
+        return max(self.min, useful if self.max is None else min(self.max, useful))
 
     @property
     def reuse_bytes(self) -> int:
@@ -127,6 +155,12 @@ _HASHED_VERSION = 3
 """Of what a configuration's hash is made of; another number where the same settings come to mean another population."""
 
 
+def _without_folder(name: str) -> str:
+    """The last part of an absolute path, and of a task file's; any other name as it is."""
+    prefix, _, path = name.rpartition(":")
+    return f"{prefix}:{PurePath(path).name}".lstrip(":") if path.startswith("/") else name
+
+
 class StoredConfig(Section):
     """What every stored search has, imported ones included: enough to rebuild a genome, its model and its engine."""
 
@@ -143,10 +177,14 @@ class StoredConfig(Section):
     def config_hash(self) -> str:
         """SHA-256 (hex) of what determines the population: execution settings, name and store are left out.
 
-        So is the model's revision: which checkpoint it is, its fingerprint tells.
+        So are the model's revision, and the folders that model and tasks are in: which checkpoint and which task they
+        are, their fingerprints tell, from whatever machine a search is launched or resumed.
         """
         content = self.model_dump(mode="json", exclude={"name", "workers", "store", "final"})
         del content["model"]["revision"]
+        content["model"]["path"] = _without_folder(self.model.path)
+        for task in content.get("tasks", ()):
+            task["name"] = _without_folder(task["name"])
         versioned = {"version": _HASHED_VERSION, **content}
         return hashlib.sha256(json.dumps(versioned, sort_keys=True).encode()).hexdigest()
 

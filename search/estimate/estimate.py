@@ -177,7 +177,8 @@ class _Estimator:
         length = sum(split.tokens for split in self._search) / examples
         self._repairs = repair_works(config, self._costs, outline, length)
         self._full = full_work(outline)
-        self._busy = min(config.workers.count, make_schedule(config).in_flight)
+        in_flight = make_schedule(config).in_flight
+        self._busy = min(config.workers.most(in_flight), in_flight)
         self._check_positions()
 
     @property

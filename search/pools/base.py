@@ -26,8 +26,12 @@ class Pool(Protocol):
         """
         ...
 
-    def resize(self, count: int) -> None:
-        """Have so many workers from now on; what those that go were evaluating is evaluated again."""
+    def resize(self, count: int, at_once: bool = False) -> None:
+        """Have so many workers from now on.
+
+        Those that are too many go when they are done with what they evaluate; `at_once` they go now, and that is
+        evaluated again.
+        """
         ...
 
     def close(self) -> None:

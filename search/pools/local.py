@@ -55,7 +55,7 @@ class LocalPool:
         except WorkerFault as error:
             raise PoolError(f"the evaluation failed through no fault of the model: {error}") from error
 
-    def resize(self, count: int) -> None:
+    def resize(self, count: int, at_once: bool = False) -> None:
         """Nothing to do: there is one evaluator."""
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
@@ -13,12 +14,14 @@ import threading
 from typing import Any
 
 import ray
+from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 from ray._raylet import Config  # type: ignore[attr-defined]
-from ray.exceptions import RayError
+from ray.exceptions import GetTimeoutError, RayError
 
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.pools import ray_knock as knocking
 from moevolve.search.pools.base import PoolError
+from moevolve.search.pools.shares import Node
 from moevolve.workers.engine.engine import WORKER_ENV
 
 _PATIENCE_S = 60.0
@@ -29,7 +32,8 @@ def start_ray(workers: WorkersSection) -> None:
     """Start Ray on this machine, or join the cluster at `workers.address`.
 
     Workers get an empty working directory of their own: the driver's would otherwise stand on their `sys.path`, where
-    our folder `kernels` could shadow the package of that name which `transformers` imports.
+    our folder `kernels` could shadow the package of that name which `transformers` imports. A driver that is a Ray job
+    has one that was made for it, and its workers have a copy.
 
     Raises:
         PoolError: the cluster can't be reached, or doesn't let us in.
@@ -40,8 +44,9 @@ def start_ray(workers: WorkersSection) -> None:
     before = signal.getsignal(signal.SIGTERM)
     options: dict[str, Any]
     if workers.address is None:
-        cpus = max(1, math.ceil(workers.count * workers.num_cpus))
-        options = {"address": "local", "num_cpus": cpus, "include_dashboard": False}
+        options = {"address": "local", "include_dashboard": False}
+        if workers.count != "auto":  # or as many as there are
+            options["num_cpus"] = max(1, math.ceil(workers.count * workers.num_cpus))
     else:
         found, mode = find_cluster(workers.address)
         options = {"address": found}
@@ -51,7 +56,7 @@ def start_ray(workers: WorkersSection) -> None:
     try:
         with tempfile.TemporaryDirectory(prefix="moevolve-") as empty:
             ray.init(
-                runtime_env={"working_dir": empty, "env_vars": dict(WORKER_ENV)},
+                runtime_env={"env_vars": dict(WORKER_ENV)} | ({} if _has_folder() else {"working_dir": empty}),
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 **options,
@@ -60,6 +65,21 @@ def start_ray(workers: WorkersSection) -> None:
         raise PoolError(f"workers.address {workers.address}: can't join this Ray cluster: {error}") from error
     finally:
         _handle(signal.SIGTERM, before)
+
+
+def cluster_name() -> str | None:
+    """What tells the cluster that this process has joined from others; None if it has joined none."""
+    node = ray._private.worker.global_worker.node  # noqa: SLF001 - the session's name is public in later versions only
+    return None if node is None else str(node.session_name)
+
+
+def cluster_nodes() -> list[Node] | None:
+    """What the nodes of the cluster have, used or not; None if its head doesn't answer."""
+    try:
+        alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    except (GetTimeoutError, RayError):
+        return None
+    return [Node(has.get("CPU", 0.0), has.get("GPU", 0.0)) for has in alive]
 
 
 def find_cluster(address: str) -> tuple[str, str]:
@@ -121,6 +141,12 @@ def _knock(address: str) -> tuple[str, str]:
         said = done.stderr.strip().splitlines() or ["no reason given"]
         return "nothing there", said[-1]
     return answer[0], answer[1]
+
+
+def _has_folder() -> bool:
+    """Whether this process is a Ray job with a working directory, in whose place Ray takes no other."""
+    job = json.loads(os.environ.get(RAY_JOB_CONFIG_JSON_ENV_VAR) or "{}")
+    return "working_dir" in (job.get("runtime_env") or {})
 
 
 def _token_source() -> str:

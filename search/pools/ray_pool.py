@@ -139,7 +139,8 @@ class RayPool:
         self._overtaken: Counter[str] = Counter()
         self._failed: list[EvaluationReply] = []
         self._failed_starts = 0
-        self._slots = [self._start() for _ in range(workers.count)]
+        self._count = workers.least
+        self._slots = [self._start() for _ in range(self._count)]
 
     def add_splits(self, splits: Mapping[str, PreparedSplit]) -> None:
         for fingerprint in splits.keys() - self._splits.keys():
@@ -157,7 +158,10 @@ class RayPool:
             more, _ = ray.wait(list(pending), num_returns=len(pending), timeout=0) if ready else ([], [])
             for reference in more:
                 replies += self._collect(pending[reference])
+        elif not self._failed:
+            time.sleep(timeout)
         self._expire()
+        self._fit()
         self._dispatch()
         replies += self._failed
         self._failed = []
@@ -168,19 +172,28 @@ class RayPool:
         """Workers whose model is loaded."""
         return sum(slot.info is not None for slot in self._slots)
 
-    def resize(self, count: int) -> None:
-        """See `Pool`. Workers without a candidate go first; a candidate that loses its worker is not charged for it."""
-        idle_last = sorted(self._slots, key=lambda slot: slot.request is None)
-        for slot in idle_last[count:]:
-            if slot.request is not None:
+    def resize(self, count: int, at_once: bool = False) -> None:
+        """See `Pool`. Workers that aren't loaded yet go first; candidates aren't charged for a worker that goes."""
+        self._count = count
+        if at_once:
+            for slot in [slot for slot in self._slots if slot.request is not None][count:]:
+                assert slot.request is not None
                 self._queue.appendleft(slot.request)
-            ray.kill(slot.actor)
-        self._slots = idle_last[:count] + [self._start() for _ in range(count - len(idle_last))]
+                slot.request = slot.result = None
+        self._fit()
 
     def close(self) -> None:
         for slot in self._slots:
             ray.kill(slot.actor)
         self._slots = []
+
+    def _fit(self) -> None:
+        """Have as many workers as wanted, or on the way there as few as are evaluating something."""
+        idle = sorted((slot for slot in self._slots if slot.request is None), key=lambda slot: slot.info is not None)
+        for slot in idle[: max(0, len(self._slots) - self._count)]:
+            ray.kill(slot.actor)
+            self._slots.remove(slot)
+        self._slots += [self._start() for _ in range(self._count - len(self._slots))]
 
     def _start(self) -> _Slot:
         actor = self._actor_class.remote(*self._actor_args)
@@ -232,7 +245,7 @@ class RayPool:
         """Replace a worker that is dead or at fault, and decide what becomes of its candidate."""
         if slot.info is None:
             self._failed_starts += 1
-            if self._failed_starts > 2 * self._workers.count:
+            if self._failed_starts > 2 * max(1, self._count):
                 raise PoolError(f"workers can't start: {reason_of(error)}") from error
         elif slot.request is not None:
             self._charge(slot.request, slot.info, error)

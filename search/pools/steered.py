@@ -27,16 +27,19 @@ class SteeredPool:
 
     Args:
         pool: the pool.
-        count: workers that it has.
+        due: workers that it is to have while the search isn't paused.
         control: what is asked now; its errors end the search.
         on_pause: told when the search pauses and when it goes on.
     """
 
     def __init__(
-        self, pool: Pool, count: int, control: Callable[[], Control], on_pause: Callable[[bool], None]
+        self,
+        pool: Pool,
+        due: Callable[[Control], int],
+        control: Callable[[], Control],
+        on_pause: Callable[[bool], None],
     ) -> None:
-        self._pool, self._configured, self._control, self._on_pause = pool, count, control, on_pause
-        self._count = count
+        self._pool, self._due, self._control, self._on_pause = pool, due, control, on_pause
         self._paused = False
 
     def submit(self, request: EvaluationRequest) -> None:
@@ -53,7 +56,7 @@ class SteeredPool:
         if control.wanted in ("stopped", "cancelled"):
             raise StopAsked("interrupted" if control.wanted == "stopped" else "cancelled")
         paused = control.wanted == "paused"
-        self.resize(0 if paused else control.workers or self._configured)
+        self.resize(0 if paused else self._due(control), at_once=paused)
         if paused != self._paused:
             self._paused = paused
             self._on_pause(paused)
@@ -65,8 +68,5 @@ class SteeredPool:
     def close(self) -> None:
         self._pool.close()
 
-    def resize(self, count: int) -> None:
-        """See `Pool`; nothing where there are so many already."""
-        if count != self._count:
-            self._pool.resize(count)
-            self._count = count
+    def resize(self, count: int, at_once: bool = False) -> None:
+        self._pool.resize(count, at_once)

@@ -130,9 +130,11 @@ class Client:
         """See `moevolve.search.service.steer.steer`."""
         return self._post(Control, _path("searches", search, _VERBS[wanted]))
 
-    def scale(self, search: str, workers: int) -> Control:
+    def scale(self, search: str, workers: int | None, priority: int | None) -> Control:
         """See `moevolve.search.service.steer.scale`."""
-        return self._post(Control, _path("searches", search, "scale"), {"workers": workers})
+        given = {"workers": workers, "priority": priority}
+        asked = {name: value for name, value in given.items() if value is not None}
+        return self._post(Control, _path("searches", search, "scale"), asked)
 
     def launch(self, configuration: str, name: str | None, overrides: dict[str, Any], observer: Observer) -> Standings:
         """Launch a search on the server's machine and follow it to its end; interrupting that leaves it running.

@@ -13,8 +13,6 @@ from pathlib import Path
 from moevolve.evaluators.errors import UserError
 
 _TAIL_BYTES = 1 << 16
-_MOEVOLVE = "from moevolve.search.cli import main; main()"
-"""The command, whether its script is on the path or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,7 @@ class Drivers:
                 self._logs.mkdir(parents=True, exist_ok=True)
                 with self.log_file(name).open("ab") as log:
                     self._started[name] = subprocess.Popen(
-                        [sys.executable, "-c", _MOEVOLVE, *arguments],
+                        [sys.executable, "-m", "moevolve.search.cli", *arguments],
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=subprocess.STDOUT,

@@ -7,14 +7,14 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from moevolve.store.errors import LeaseLostError, StoreError
-from moevolve.store.records import Control, Lease, Progress
+from moevolve.store.records import Claim, Control, Lease, Progress
 from moevolve.store.repository import Store
 
 log = logging.getLogger(__name__)
@@ -32,6 +32,8 @@ class Driving:
         store: where the search is.
         search_id: of the search.
         seconds: that the lease lasts when it isn't renewed.
+        priority: of the search from now on.
+        claim: what it could use of a cluster; asked with every renewal.
 
     Meanwhile the store waits for a database that restarts, as long as the lease lasts.
 
@@ -40,8 +42,17 @@ class Driving:
         StoreError: on entering, if a driver on another machine writes to the same SQLite file.
     """
 
-    def __init__(self, store: Store, search_id: str, seconds: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        search_id: str,
+        seconds: float,
+        priority: int = 0,
+        claim: Callable[[], Claim | None] = lambda: None,
+    ) -> None:
         self._store, self._search_id, self._seconds = store, search_id, seconds
+        self._priority, self._claim = priority, claim
+        self._claims: dict[str, Control] | None = None
         self._ended = threading.Event()
         self._lost: StoreError | None = None
         self._stage: str | None = None
@@ -50,10 +61,10 @@ class Driving:
         self.lease: Lease
 
     def __enter__(self) -> Self:
-        self.lease = _acquire(self._store, self._search_id, self._seconds)
+        self.lease = _acquire(self._store, self._search_id, self._seconds, self._priority)
         # From here on every write is fenced, so none does harm that is tried again after a lost connection.
         self._patience_before, self._store.patience_s = self._store.patience_s, self._seconds
-        self._control = Control(self.lease.owner, self.lease.epoch, True, "running", None)
+        self._control = Control(self.lease.owner, self.lease.epoch, True, "running", None, self._priority)
         self._thread.start()
         return self
 
@@ -83,6 +94,11 @@ class Driving:
             raise self._lost
         return self._control
 
+    @property
+    def claims(self) -> dict[str, Control] | None:
+        """What searches that share clusters could use, this one among them; None before anything is known."""
+        return self._claims
+
     def tell_stage(self, stage: str) -> None:
         """Let everybody who reaches the store know what this driver does, with the next renewal."""
         self._stage = stage
@@ -95,8 +111,11 @@ class Driving:
         renewed = time.monotonic()
         while not self._ended.wait(min(_BEAT_S, self._seconds / 3)):
             try:
-                self._control = self._store.renew(self.lease, self._seconds, self._stage, self._progress)
+                claim = self._claim()
+                self._control = self._store.renew(self.lease, self._seconds, self._stage, self._progress, claim)
                 renewed = time.monotonic()
+                if claim is not None:
+                    self._claims = self._store.claims()
             except LeaseLostError as error:
                 self._lost = error
                 return
@@ -121,7 +140,7 @@ def held(store: Store, search_id: str) -> Iterator[Lease]:
         store.release(lease)
 
 
-def _acquire(store: Store, search_id: str, seconds: float) -> Lease:
+def _acquire(store: Store, search_id: str, seconds: float, priority: int | None = None) -> Lease:
     """A search's lease for this process, unless the store is a file that another machine writes to."""
     for name, owner in store.running(is_gone).items() if store.is_file else ():
         if _host(owner) not in (None, socket.gethostname()):
@@ -129,7 +148,7 @@ def _acquire(store: Store, search_id: str, seconds: float) -> Lease:
                 f"search {name} of this store is being run by {owner}, and several machines can't write to a SQLite "
                 "file: use PostgreSQL (--store postgresql://USER@HOST/NAME)"
             )
-    return store.acquire(search_id, this_process(), seconds, is_gone)
+    return store.acquire(search_id, this_process(), seconds, is_gone, priority)
 
 
 def this_process() -> str:

@@ -134,11 +134,12 @@ def notes(report: Estimate) -> list[str]:
         found.append(
             f"making a {report.config.genome.kind} candidate of the resident model takes time that isn't counted"
         )
-    busy = min((one.placement.workers for one in report.devices), default=report.config.workers.count)
-    if busy < report.config.workers.count:
-        found.append(
-            f"the run's window, or this machine's cores, keep {busy:g} of {report.config.workers.count} workers busy"
-        )
+    count = report.config.workers.count
+    busy = min((one.placement.workers for one in report.devices), default=None)
+    if busy is not None and count == "auto":
+        found.append(f"workers.count is auto: times are of the {busy:g} that are of use, if there is room for them")
+    elif busy is not None and count != "auto" and busy < count:
+        found.append(f"the run's window, or this machine's cores, keep {busy:g} of {count} workers busy")
     if any(not one.placement.device.memory for one in report.devices):
         found.append("on a CPU, device and host are the same memory")
     used_host = report.memory.get(report.config.model.originals)

@@ -20,6 +20,7 @@ from moevolve.search.service.calibration import Calibrate, calibrated_setup
 from moevolve.search.service.driving import Driving
 from moevolve.search.service.observer import SEARCH, Observer
 from moevolve.search.service.set_up import splits_beside
+from moevolve.search.service.sharing import Share
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.errors import LeaseLostError
 from moevolve.store.records import Progress
@@ -57,7 +58,9 @@ def execute(
         PoolError: no worker can be had; the search stays resumable.
         KeyboardInterrupt: the user stopped it; the search stays resumable, unless it was cancelled.
     """
-    with Driving(store, setup.search_id, setup.config.workers.lease_s) as driving:
+    workers = setup.config.workers
+    share = Share(workers, setup.schedule.in_flight)
+    with Driving(store, setup.search_id, workers.lease_s, workers.priority, share.claim) as driving:
         lease = driving.lease
         record = store.search(setup.search_id)
         SEARCH.set(record.name)
@@ -70,7 +73,7 @@ def execute(
                 observer.on_note(note)
             store.set_status(lease, "running")
         try:
-            _run(setup, store, driving, observer, make_pool, calibrate, finished)
+            _run(setup, store, driving, share, observer, make_pool, calibrate, finished)
         except StopAsked as asked:
             store.set_status(lease, asked.status, "asked for from outside")
             raise
@@ -91,6 +94,7 @@ def _run(
     setup: SearchSetup,
     store: Store,
     driving: Driving,
+    share: Share,
     observer: Observer,
     make_pool: PoolFactory,
     calibrate: Calibrate,
@@ -115,7 +119,7 @@ def _run(
 
     setup = calibrated_setup(setup, store, measure)
     on_stage("starting workers")
-    pool = SteeredPool(make_pool(setup), setup.config.workers.count, lambda: driving.control, on_pause)
+    pool = SteeredPool(make_pool(setup), partial(share.due, driving), lambda: driving.control, on_pause)
     try:
         engine = engine_fingerprint(setup.config.model, setup.config.engine)
         cache = EvaluationCache(store, pool, driving.lease, setup.facts.fingerprint, engine)

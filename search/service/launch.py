@@ -22,13 +22,18 @@ from moevolve.store.session import without_password
 from moevolve.workers.config import engine_fingerprint
 
 
-def set_up_new(config: RunConfig) -> SearchSetup:
-    """`set_up` for a search that is yet to be recorded."""
-    return set_up(config, new_search_id())
+def set_up_new(config: RunConfig, search_id: str | None = None) -> SearchSetup:
+    """`set_up` for a search that is yet to be recorded, under a fresh id if none is given."""
+    return set_up(config, search_id or new_search_id())
 
 
 def launch(
-    setup: SearchSetup, store: Store, observer: Observer, or_resume: bool = False, source: str = "this configuration"
+    setup: SearchSetup,
+    store: Store,
+    observer: Observer,
+    or_resume: bool = False,
+    source: str = "this configuration",
+    only_this: bool = False,
 ) -> Standings:
     """Record a new search and run it to its end.
 
@@ -38,6 +43,7 @@ def launch(
         observer: told what happens.
         or_resume: continue the search of this name if there is one.
         source: where the configuration is from, for people.
+        only_this: continue it only if it has the setup's id.
 
     Raises:
         UserError: the name is taken, with `or_resume` by a search with other settings.
@@ -48,7 +54,7 @@ def launch(
         try:
             _record(setup, store)
         except NameTakenError:
-            setup = _relaunched(setup.config, store, source)
+            setup = _relaunched(setup, store, source, only_this)
     else:
         register(setup, store)
     observer.on_begin(setup.config)
@@ -84,9 +90,15 @@ def _record(setup: SearchSetup, store: Store) -> None:
     store.create_search(record, [*tasks, *splits_beside(setup)])
 
 
-def _relaunched(config: RunConfig, store: Store, source: str) -> SearchSetup:
+def _relaunched(setup: SearchSetup, store: Store, source: str, only_this: bool) -> SearchSetup:
     """The setup of the stored search of this name, if that is what the configuration describes."""
+    config = setup.config
     record = store.search(config.name)
+    if only_this and record.id != setup.search_id:
+        raise UserError(
+            f"--id {setup.search_id}: there is a search {record.name} with id {record.id} in the store; give this one "
+            "another name with --name"
+        )
     if parse_stored_config(record.config).config_hash != config.config_hash:
         raise UserError(
             f"--or-resume: search {record.name} is in the store with other settings than {source} has now; give this "

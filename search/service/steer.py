@@ -32,16 +32,24 @@ def steer(store: Store, search: str, wanted: Wanted) -> Control:
     return store.control(record.id)
 
 
-def scale(store: Store, search: str, workers: int) -> Control:
-    """Ask the driver of a search to have so many workers from now on; no individual changes by that.
+def scale(store: Store, search: str, workers: int | None, priority: int | None) -> Control:
+    """Ask the driver of a search to have so many workers from now on, or another priority; no individual changes.
+
+    Args:
+        store: where it is.
+        search: name or id.
+        workers: how many; None leaves that as it is.
+        priority: among searches that share a cluster; None likewise.
 
     Raises:
         StoreError: no such search, or no driver runs it.
-        UserError: too few workers.
+        UserError: too few workers, or nothing is asked.
     """
-    if workers < 1:
+    if workers is None and priority is None:
+        raise UserError("say how many workers the search is to have, or which --priority")
+    if workers is not None and workers < 1:
         raise UserError(f"a search needs one worker at least, not {workers}; to have none for a while, pause it")
-    return store.ask(store.search(search).id, workers=workers, dead=is_gone)
+    return store.ask(store.search(search).id, workers=workers, priority=priority, dead=is_gone)
 
 
 def unpaused(store: Store, search: str) -> bool:

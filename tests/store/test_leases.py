@@ -11,7 +11,7 @@ import pytest
 from store_samples import decided, digest, evaluation, individual, search, split
 
 from moevolve.store.errors import LeaseHeldError, LeaseLostError, StoreError
-from moevolve.store.records import Lease
+from moevolve.store.records import Claim, Lease
 from moevolve.store.repository import Store
 
 WRITES: dict[str, Callable[[Store, Any], None]] = {
@@ -155,3 +155,20 @@ def test_of_two_that_think_they_have_it_one_writes(store: Store, alpha: str) -> 
     assert sorted(done[1] + done[2]) == [row.index for row in history] == list(range(len(history)))
     assert all("already recorded with another genome" in reason for reason in refused)
     assert all(history[i].content_hash == digest(i, number) for number, own in done.items() for i in own)
+
+
+def test_what_a_driver_could_use_is_known_while_it_drives(store: Store, alpha: str) -> None:
+    claim = Claim("cluster", 1, 8, 2.0, 0.5)
+    lease = store.acquire(alpha, "driver", 60, priority=3)
+    assert store.claims() == {} and store.control(alpha).priority == 3
+    store.renew(lease, 60, claim=claim)
+    assert store.renew(lease, 60).claim == claim, "saying nothing new leaves it"
+    assert store.claims() == {alpha: store.control(alpha)}
+    store.release(lease)
+    assert store.claims() == {} and store.control(alpha).priority == 3
+    late = store.acquire(alpha, "late", 0.05)
+    store.renew(late, 0.05, claim=claim)
+    time.sleep(0.1)
+    assert store.claims() == {}
+    store.acquire(alpha, "next", 60)
+    assert store.control(alpha).claim is None

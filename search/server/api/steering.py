@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated, cast
+
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -12,11 +14,14 @@ from moevolve.search.service.steer import scale, steer
 from moevolve.store.records import Control
 
 
-class Workers(BaseModel):
-    """How many workers a search is to have."""
+class ScaleRequest(BaseModel):
+    """How many workers a search is to have, its priority, or both; what isn't given stays."""
 
-    model_config = ConfigDict(extra="forbid")
-    workers: int = Field(ge=1, le=100_000)
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"anyOf": [{"required": ["workers"]}, {"required": ["priority"]}]}
+    )
+    workers: Annotated[int, Field(ge=1, le=100_000)] = cast("int", None)
+    priority: Annotated[int, Field(ge=-1000, le=1000)] = cast("int", None)
 
 
 def router(service: Service) -> APIRouter:
@@ -40,8 +45,8 @@ def router(service: Service) -> APIRouter:
         return steer(store, search, "cancelled")
 
     @routes.post("/searches/{search}/scale")
-    def scale_workers(search: SearchPath, asked: Workers) -> Control:
-        """Have so many workers from now on."""
-        return scale(store, search, asked.workers)
+    def scale_workers(search: SearchPath, asked: ScaleRequest) -> Control:
+        """Have so many workers from now on, or another priority."""
+        return scale(store, search, asked.workers, asked.priority)
 
     return routes

@@ -1,4 +1,4 @@
-"""Events: what happened to searches, and who was told; leases say how many, where a search stands, how urgent it is."""
+"""Events: what happened to searches, and who was told; leases say how many, a search's standing, priority and claim."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ down_revision = "moevolve_v2"
 branch_labels = None
 depends_on = None
 
-_ADDED = ("priority", "stage", "progress", "events")
+_ADDED = ("priority", "stage", "progress", "claim", "events")
 
 
 def upgrade() -> None:
@@ -44,6 +44,7 @@ def upgrade() -> None:
         leases.add_column(sa.Column("priority", sa.Integer(), nullable=False, server_default="0"))
         leases.add_column(sa.Column("stage", sa.Text(), nullable=True))
         leases.add_column(sa.Column("progress", sa.Text(), nullable=True))
+        leases.add_column(sa.Column("claim", sa.Text(), nullable=True))
         leases.add_column(sa.Column("events", sa.BigInteger(), nullable=False, server_default="0"))
     with op.batch_alter_table("leases") as leases:
         leases.alter_column("priority", server_default=None)

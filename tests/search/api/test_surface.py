@@ -31,10 +31,13 @@ SIGNATURES = {
     "export": "(individual, directory, *, store, form=None, model=None)",
     "export_coefficients": "(individual, path, *, store)",
     "import_eep": "(*files, experts_of, store, active=None, router_space='probs', chat_template=None)",
-    "launch": "(config, *, store=None, name=None, address=None, overrides=(), or_resume=False, observer=None)",
+    "launch": (
+        "(config, *, store=None, name=None, address=None, overrides=(), or_resume=False, search_id=None, observer=None)"
+    ),
     "lineage": "(individual, *, store, descendants=False, depth=None)",
     "load_comparison": "(path, *, store=None, address=None, overrides=())",
     "load_config": "(path, overrides=())",
+    "logs": "(search, cluster, *, follow=False, insecure=False)",
     "open_store": "(url, *, create=False, read_only=False)",
     "pause": "(search, *, store)",
     "plot": "(search, path, *, store, individual=None)",
@@ -46,18 +49,21 @@ SIGNATURES = {
     "report": "(search, path, *, store, limit=5, analysis=None)",
     "resume": "(search, *, store, address=None, overrides=(), observer=None)",
     "retry": "(search, *, store, address=None, overrides=(), observer=None)",
-    "scale": "(search, workers, *, store)",
+    "scale": "(search, workers=None, *, store, priority=None)",
     "serve": "(settings=None, *, store=None, host=None, port=None, tokens=None, on_ready=...)",
     "searches": "(store)",
     "show": "(individual, *, store)",
     "stop": "(search, *, store)",
+    "submit": (
+        "(config, cluster, *, store=None, name=None, overrides=(), search_id=None, insecure=False, shared_paths=False)"
+    ),
     "tasks": "()",
     "write_analysis": "(analysis, folder)",
 }
 RECORDS = {
     *("Analysis", "Answers", "BestRow", "Comparison", "ComparisonRow", "Contestant", "Control", "Evaluation"),
     *("Estimate", "ExportReport", "Imported", "IndividualDetail", "LineageGraph", "Observer", "ProfileReport"),
-    *("Progress", "RunConfig", "Score", "SearchSummary", "Standings", "Store", "TaskConfig"),
+    *("Progress", "RunConfig", "Score", "SearchSummary", "Standings", "Store", "Submitted", "TaskConfig"),
 }
 DB_SIGNATURES = {
     "check": "(store)",

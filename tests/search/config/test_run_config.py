@@ -14,7 +14,7 @@ import yaml
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import apply_override, load_run_config, parse_stored_config
 from moevolve.search.config.phases import MergePhase, PrunePhase, TopKParents
-from moevolve.search.config.run import RunConfig, StoredConfig
+from moevolve.search.config.run import RunConfig, StoredConfig, WorkersSection
 from moevolve.search.genomes.eep.section import EepSection
 from moevolve.search.genomes.factorllm.section import FactorLlmSection
 from moevolve.search.genomes.nanomoe.section import NanoMoeSection
@@ -165,6 +165,11 @@ def test_the_papers_settings_are_the_defaults(tmp_path: Path) -> None:
         ),
         ({"phases": [PRUNING | {"repair": "yes please"}]}, "phases.0.repair: expected a mapping of settings"),
         ({"workers": {"count": 0}}, "workers.count: Input should be greater than or equal to 1"),
+        ({"workers": {"count": "many"}}, "'auto'"),
+        ({"workers": {"count": "auto", "min": -1}}, "workers.min: Input should be greater than or equal to 0"),
+        ({"workers": {"count": "auto", "min": 1.5}}, "workers.min: Input should be a valid integer"),
+        ({"workers": {"count": "auto", "min": 3, "max": 2}}, "workers: `min` is 3, more than `max`, which is 2"),
+        ({"workers": {"count": 3, "max": 4}}, "workers: `min` and `max` go with `count: auto`, not with 3"),
         ({"final": {"rerank": -1}}, "final.rerank"),
     ],
 )
@@ -304,6 +309,38 @@ def test_the_hash_covers_what_determines_the_population(field: str) -> None:
     apply_override(changed, f"{field}={json.dumps((HASHED | NOT_HASHED)[field])}")
     same = RunConfig.model_validate(data).config_hash == RunConfig.model_validate(changed).config_hash
     assert same == (field in NOT_HASHED)
+
+
+@pytest.mark.parametrize(
+    ("settings", "least", "most"),
+    [
+        ({"count": 3}, 3, 3),
+        ({"count": "auto"}, 1, 8),
+        ({"count": "auto", "min": 0, "max": 4}, 0, 4),
+        ({"count": "auto", "min": 2, "max": 40}, 2, 8),
+        ({"count": "auto", "min": 9}, 9, 9),
+    ],
+)
+def test_workers_are_a_number_or_what_there_is_room_for(settings: dict[str, Any], least: int, most: int) -> None:
+    workers = WorkersSection(**settings)
+    assert (workers.least, workers.most(8)) == (least, most)
+
+
+def test_the_hash_is_the_same_from_another_folder() -> None:
+    def hashed(model: str, task: str) -> str:
+        data = PLAIN | {"model": {"path": model}, "tasks": [{"name": task}]}
+        return RunConfig.model_validate(data).config_hash
+
+    first = hashed("/home/me/model", "/home/me/tasks/pick.yaml@rank")
+    assert first == hashed("/srv/model", "/srv/pick.yaml@rank")
+    others = [
+        ("/srv/other", "/srv/pick.yaml@rank"),
+        ("/srv/model", "/srv/pick.yaml"),
+        ("me/model", "/srv/pick.yaml@rank"),
+    ]
+    assert first not in {hashed(model, task) for model, task in others}
+    harness = [hashed("m", f"lm_eval:/{folder}/own.yaml#acc") for folder in "ab"]
+    assert harness[0] == harness[1] != hashed("m", "lm_eval:own.yaml#acc2")
 
 
 @pytest.mark.parametrize("strategy", ["evolution", "nevergrad:DiagonalCMA", "surrogate"])

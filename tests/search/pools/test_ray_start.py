@@ -1,26 +1,16 @@
-"""A cluster as the README has users start it: with `ray start`, which asks for a token as soon as there is one.
-
-Two nodes on one machine need nothing but that: a second `ray start --address` on the same host finds free ports by
-itself, and Ray makes the machine's own address of 127.0.0.1. What the user has stays untouched: home and temporary
-folder are the test's own, the latter with a short path, because sockets lie in it.
-"""
+"""A cluster as the README has users start it: with `ray start`, which asks for a token as soon as there is one."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import shutil
-import signal
 import socket
 import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ray_nodes import RAY, SETTINGS, free_port, own_nodes
 from report_lab import finished
 
 from moevolve.search.config.files import load_run_config
@@ -29,9 +19,6 @@ from moevolve.search.pools.ray_cluster import find_cluster
 from moevolve.store.repository import Store
 
 pytestmark = pytest.mark.slow
-
-RAY = str(Path(sys.executable).with_name("ray"))
-SETTINGS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_ADDRESS")
 
 
 @dataclass(frozen=True)
@@ -52,40 +39,15 @@ class Started:
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
     """A head with one CPU and a node with two, started by the README's commands."""
-    home, scratch = tmp_path_factory.mktemp("home"), Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    clean = {key: value for key, value in os.environ.items() if key not in SETTINGS}
-    env = clean | {"HOME": str(home), "RAY_TMPDIR": str(scratch), "RAY_USAGE_STATS_ENABLED": "0"}
-    token = env | {"RAY_AUTH_MODE": "token"}
-    address = f"127.0.0.1:{port}"
-    groups: list[int] = []
-    try:
-        subprocess.run([RAY, "get-auth-token", "--generate"], env=env, check=True, capture_output=True)
-        local = ("--node-ip-address", "127.0.0.1")
-        _start(groups, token, "--head", "--port", str(port), "--num-cpus", "1", "--include-dashboard", "false", *local)
-        _start(groups, token, "--address", address, "--num-cpus", "2", *local)
-        yield Started(address, home, env)
-    finally:
-        for group in groups:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(group, signal.SIGKILL)
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _start(groups: list[int], env: Mapping[str, str], *options: str) -> None:
-    """`ray start`, whose processes stay behind in the group of the command."""
-    process = subprocess.Popen(
-        [RAY, "start", *options],
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    groups.append(process.pid)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, output
+    home = tmp_path_factory.mktemp("home")
+    address = f"127.0.0.1:{free_port()}"
+    with own_nodes(home) as nodes:
+        token = nodes.env | {"RAY_AUTH_MODE": "token"}
+        subprocess.run([RAY, "get-auth-token", "--generate"], env=nodes.env, check=True, capture_output=True)
+        port = address.rpartition(":")[2]
+        nodes.start(token, "--head", "--port", port, "--num-cpus", "1", "--include-dashboard", "false")
+        nodes.start(token, "--address", address, "--num-cpus", "2")
+        yield Started(address, home, nodes.env)
 
 
 def test_a_search_over_two_nodes_is_the_local_one(

@@ -17,6 +17,7 @@ class Counting:
     """A pool that notes what is done with it."""
 
     done: list[Any] = field(default_factory=list)
+    count: int = 2
 
     def submit(self, request: Any) -> None:
         self.done.append(request)
@@ -24,8 +25,10 @@ class Counting:
     def poll(self, timeout: float) -> list[Any]:
         return ["reply"]
 
-    def resize(self, count: int) -> None:
-        self.done.append(count)
+    def resize(self, count: int, at_once: bool = False) -> None:
+        if count != self.count:
+            self.done.append(count if at_once == (count == 0) else "wrongly")
+        self.count = count
 
     def close(self) -> None:
         self.done.append("closed")
@@ -44,9 +47,13 @@ class Asked:
         return Control("somebody", 1, True, self.wanted, self.workers)
 
 
+def due(control: Control) -> int:
+    return control.workers or 2
+
+
 def test_workers_come_and_go_as_asked() -> None:
     pool, asked, paused = Counting(), Asked(), list[bool]()
-    steered: Any = SteeredPool(pool, 2, asked, paused.append)
+    steered: Any = SteeredPool(pool, due, asked, paused.append)
     steered.submit("request")
     assert [steered.poll(0) for _ in range(2)] == [["reply"]] * 2 and pool.done == ["request"]
     for asked.workers in (5, 5, 1):
@@ -69,7 +76,7 @@ def test_workers_come_and_go_as_asked() -> None:
 @pytest.mark.parametrize(("wanted", "status"), [("stopped", "interrupted"), ("cancelled", "cancelled")])
 def test_a_search_ends_as_asked(wanted: str, status: str) -> None:
     asked, pool = Asked(), Counting()
-    steered = SteeredPool(pool, 2, asked, lambda _: None)  # type: ignore[arg-type]
+    steered = SteeredPool(pool, due, asked, lambda _: None)  # type: ignore[arg-type]
     asked.wanted = wanted
     with pytest.raises(StopAsked) as end:
         steered.poll(0)
@@ -78,7 +85,7 @@ def test_a_search_ends_as_asked(wanted: str, status: str) -> None:
 
 def test_a_lost_search_is_polled_no_more() -> None:
     asked = Asked()
-    steered = SteeredPool(Counting(), 2, asked, lambda _: None)  # type: ignore[arg-type]
+    steered = SteeredPool(Counting(), due, asked, lambda _: None)  # type: ignore[arg-type]
     asked.wanted = "lost"
     with pytest.raises(LeaseLostError):
         steered.poll(0)

@@ -1,0 +1,83 @@
+"""Starting points for clusters: YAML that parses, commands that exist, a run that is one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+import yaml
+
+from moevolve.search.cli.app import app
+from moevolve.search.config.files import load_run_config
+
+FOLDER = Path(__file__).parents[2] / "configs" / "cluster"
+FILES = sorted(FOLDER.glob("*.yaml"))
+SERVER = "serve"
+
+
+def parsed(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((FOLDER / name).read_text(encoding="utf-8")))
+
+
+def commands(text: str) -> list[list[str]]:
+    """What follows `moevolve` in commands, those in comments too."""
+    joined = re.sub(r"\\\n#?", " ", text)
+    found = re.findall(r"(?<![\w\"'/-])moevolve ([a-z][a-z-]*\b.*)", joined)
+    return [line.split() for line in found]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda path: path.name)
+def test_commands_and_options_exist(file: Path) -> None:
+    group: Any = typer.main.get_command(app)
+    found = commands(file.read_text(encoding="utf-8"))
+    assert found
+    for name, *words in found:
+        if name == SERVER and SERVER not in group.commands:
+            continue
+        options = {option for parameter in group.commands[name].params for option in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= options, f"{name} {words}"
+
+
+def test_containers_belong_together() -> None:
+    (compose,) = parsed("compose.yaml")
+    services = compose["services"]
+    assert services.keys() == {"postgres", "head", "worker", "server"}
+    assert all(set(each.get("depends_on", ())) <= services.keys() for each in services.values())
+    published = [port for each in services.values() for port in each.get("ports", ())]
+    assert published and all(port.startswith("127.0.0.1:") for port in published)
+    for name in ("head", "worker", "server"):
+        assert services[name]["environment"]["RAY_AUTH_MODE"] == "token" and services[name]["image"]
+    assert "@postgres/" in services["server"]["environment"]["MOEVOLVE_STORE"]
+
+
+def test_the_job_runs_what_stands_beside_it(tmp_path: Path) -> None:
+    settings, job = parsed("rayjob.yaml")
+    assert (settings["kind"], job["kind"]) == ("ConfigMap", "RayJob")
+    (name,) = settings["data"]
+    (tmp_path / name).write_text(settings["data"][name], encoding="utf-8")
+    config = load_run_config(tmp_path / name)
+    assert config.workers.count == "auto" and f"/runs/{name}" in job["spec"]["entrypoint"]
+    cluster = job["spec"]["rayClusterSpec"]
+    (group,) = cluster["workerGroupSpecs"]
+    groups = [cluster["headGroupSpec"], group]
+    for spec in (each["template"]["spec"] for each in groups):
+        volumes = {volume["name"] for volume in spec["volumes"]}
+        for container in spec["containers"]:
+            assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
+    limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert (
+        float(limits["nvidia.com/gpu"]) >= config.workers.num_gpus and float(limits["cpu"]) >= config.workers.num_cpus
+    )
+    assert group["maxReplicas"] == config.workers.max and cluster["authOptions"]["mode"] == "token"
+
+
+def test_the_launcher_knows_its_machines() -> None:
+    (config,) = parsed("spot.yaml")
+    types = config["available_node_types"]
+    assert config["head_node_type"] in types and types["head"]["resources"] == {"CPU": 0}
+    assert types["spot"]["node_config"]["InstanceMarketOptions"] == {"MarketType": "spot"}
+    starts = [*config["head_start_ray_commands"], *config["worker_start_ray_commands"]]
+    assert all("RAY_AUTH_MODE=token" in command for command in starts if "ray start" in command)
