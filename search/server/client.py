@@ -49,14 +49,12 @@ class Client:
         url: of the server.
 
     Raises:
-        UserError: the URL has a user or a password in it, or the extra is missing.
+        UserError: the URL has a user or a password in it.
     """
 
     def __init__(self, url: str) -> None:
-        try:
-            import httpx2
-        except ModuleNotFoundError as error:
-            raise UserError(f"{url} needs {error.name}: pip install 'moevolve[server]'") from None
+        import httpx2
+
         if urlsplit(url).username is not None or urlsplit(url).query:
             raise UserError(f"{urlsplit(url).hostname}: a token doesn't belong into a URL; set {TOKEN}")
         self.url = url.rstrip("/")

@@ -23,15 +23,14 @@ def serve(settings: ServerSettings, on_ready: Callable[[str], None]) -> None:
         on_ready: told where it can be reached, once it can.
 
     Raises:
-        UserError: the extra is missing, the address can't be listened at, or tokens are missing or can't be read.
+        UserError: the address can't be listened at, or tokens are missing or can't be read.
         StoreError: the store can't be opened.
     """
-    try:
-        import uvicorn
+    # Not sooner: what is wrong in the settings is said at once.
+    import uvicorn
 
-        from moevolve.search.server.app import make_app
-    except ModuleNotFoundError as error:
-        raise UserError(f"the server needs {error.name}: pip install 'moevolve[server]'") from None
+    from moevolve.search.server.app import make_app
+
     with Store.open(settings.store) as store, _listening(settings) as listening:
         app = make_app(store, settings)
         host, port = listening.getsockname()[:2]
