@@ -205,7 +205,7 @@ def resume(
     from moevolve.search.service.observer import Observer
     from moevolve.store.repository import Store
 
-    with asked_of(store) as opened:
+    with asked_of(store, read_only=False) as opened:
         if not isinstance(opened, Store):
             _check_no_changes(opened.url, address, overrides)
             return opened.resume(search, observer or Observer())
