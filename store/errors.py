@@ -5,6 +5,10 @@ class StoreError(Exception):
     """The store can't do what was asked. The message is one line: what was wrong, where, and what to do about it."""
 
 
+class UnreachableError(StoreError):
+    """The database can't be had just now: it restarts, or cut the connection. What was under way may have happened."""
+
+
 class LeaseHeldError(StoreError):
     """Another process runs the search."""
 

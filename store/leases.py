@@ -19,7 +19,7 @@ from moevolve.store.errors import LeaseHeldError, LeaseLostError, NotRunningErro
 from moevolve.store.events import append
 from moevolve.store.lineage import find_search
 from moevolve.store.records import WANTED, Control, Lease, Progress, Wanted
-from moevolve.store.tables import leases
+from moevolve.store.tables import leases, searches
 
 Dead = Callable[[str], bool]
 """Whether an owner is known to be gone, so that its lease need not run out first."""
@@ -97,11 +97,13 @@ def release(connection: Connection, lease: Lease) -> None:
         _set(connection, lease.search_id, owner=None, expires_at=None)
 
 
-def fence(connection: Connection, writer: str | Lease) -> str:
+def fence(connection: Connection, writer: str | Lease, dead: Dead = lambda _: False) -> str:
     """Let a write to a search go on only if it is its driver's, or there is no driver.
 
     Args:
+        connection: in the transaction of the write.
         writer: the driver's lease; or the search's id, from who has none.
+        dead: whether an owner whose lease lasts is known to be gone.
 
     Returns:
         The search's id.
@@ -114,7 +116,7 @@ def fence(connection: Connection, writer: str | Lease) -> str:
     if isinstance(writer, Lease):
         _own(connection, writer)
         return writer.search_id
-    control = _control(_locked(connection, writer), now_of(connection))
+    control = _control(_locked(connection, writer), now_of(connection), dead)
     if control.alive:
         name = find_search(connection, writer).name
         raise LeaseHeldError(f"search {name} is being run by {control.owner}: stop it first")
@@ -159,6 +161,14 @@ def read_all(connection: Connection, dead: Dead) -> dict[str, Control]:
     """The same of every search, by id."""
     now = now_of(connection)
     return {row.search_id: _control(row, now, dead) for row in connection.execute(select(leases))}
+
+
+def running(connection: Connection, dead: Dead) -> dict[str, str]:
+    """Names of the searches that are being run, with who does."""
+    query = select(searches.c.name, leases).join_from(leases, searches).order_by(searches.c.name)
+    now = now_of(connection)
+    controls = {row.name: _control(row, now, dead) for row in connection.execute(query)}
+    return {name: str(control.owner) for name, control in controls.items() if control.alive}
 
 
 def _control(row: Row[Any], now: datetime, dead: Dead = lambda _: False) -> Control:

@@ -34,25 +34,33 @@ from moevolve.store.tables import contexts, evaluations, exports, individuals, p
 
 
 def read_searches(connection: Connection) -> list[SearchSummary]:
-    """All searches with their counts, oldest first."""
+    """All searches with their counts, oldest first.
+
+    Indices are counted from 0 without gaps, so the highest one tells how many there are; only those without a fitness,
+    which are few, are counted one by one.
+    """
     s, i, t = searches.c, individuals.c, search_tasks.c
-    query = select(searches).order_by(s.created_at, s.id)
-    found = [SearchRecord(**row._mapping) for row in connection.execute(query)]
-    counted = select(i.search_id, i.status, func.count(), func.max(i.fitness)).group_by(i.search_id, i.status)
-    counts = {(row[0], row[1]): (row[2], row[3]) for row in connection.execute(counted)}
-    tasks: dict[str, dict[str, None]] = {one.id: {} for one in found}
+    own = i.search_id == s.id
+    highest = select(func.max(i.idx)).where(own).scalar_subquery()
+    failed, pending = (
+        select(func.count()).where(own, i.status == status).scalar_subquery() for status in ("failed", "pending")
+    )
+    best = select(func.max(i.fitness)).where(own, i.status == "ok").scalar_subquery()
+    query = select(searches, highest, failed, pending, best).order_by(s.created_at, s.id)
+    rows = list(connection.execute(query))
+    tasks: dict[str, dict[str, None]] = {row.id: {} for row in rows}
     for search_id, task in connection.execute(
         select(t.search_id, t.task).where(t.weight > 0).order_by(t.search_id, t.position)
     ):
         tasks[search_id][task] = None
-    return [_summary(one, counts, tuple(tasks[one.id])) for one in found]
+    return [_summary(row, tuple(tasks[row.id])) for row in rows]
 
 
-def _summary(
-    search: SearchRecord, counts: dict[tuple[str, str], tuple[int, float | None]], tasks: tuple[str, ...]
-) -> SearchSummary:
-    ok, failed, pending = (counts.get((search.id, status), (0, None)) for status in ("ok", "failed", "pending"))
-    return SearchSummary(search, ok[0] + failed[0] + pending[0], ok[0], failed[0], ok[1], tasks)
+def _summary(row: Row[Any], tasks: tuple[str, ...]) -> SearchSummary:
+    *values, highest, failed, pending, best = tuple(row)
+    search = SearchRecord(**dict(zip(searches.c.keys(), values, strict=True)))
+    total = 0 if highest is None else highest + 1
+    return SearchSummary(search, total, total - failed - pending, failed, best, tasks)
 
 
 def read_history(

@@ -176,6 +176,19 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class Upgrade:
+    """Which schema a store had, and has now.
+
+    Attributes:
+        before: its revision.
+        after: the one that this software writes; the same if there was nothing to do.
+    """
+
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
 class SearchTaskRecord:
     """One task split of a search, in the config's order (`position` is the place in the sequence given).
 

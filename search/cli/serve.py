@@ -9,7 +9,6 @@ import typer
 
 import moevolve
 from moevolve.search.cli._console import output
-from moevolve.search.cli._options import NewStoreOption
 
 
 def serve(
@@ -17,7 +16,12 @@ def serve(
         str | None, typer.Option("--host", help="Address to listen at; default: 127.0.0.1, for this machine only.")
     ] = None,
     port: Annotated[int | None, typer.Option("--port", help="Port to listen at; default: 8080.")] = None,
-    store: NewStoreOption = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            "--store", envvar="MOEVOLVE_STORE", help="SQLAlchemy URL; default: the settings', or a file here."
+        ),
+    ] = None,
     tokens: Annotated[
         Path | None,
         typer.Option("--tokens", help="File of tokens, its owner's alone: lines `read TOKEN` or `write TOKEN`."),

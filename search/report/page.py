@@ -63,6 +63,7 @@ def _percent(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
+    """A time for people."""
     if seconds < 120:
         return f"{seconds:.1f} s"
     minutes, hours = seconds / 60, seconds / 3600

@@ -70,17 +70,16 @@ class Guard:
             return
         sender = _with_headers(send, secret=not scope["path"].startswith("/static/"))
         headers = Headers(scope=scope)
-        refusal = self._refusal(scope, headers)
-        if refusal is None and scope["path"] == "/login" and scope["method"] == "POST":
-            refusal = await self._signed_in(headers, receive)
-        if refusal is not None:
-            await refusal(scope, receive, sender)
-            return
-        bounded = _Bounded(receive)
-        try:
-            await self._app(scope, bounded, sender)
-        except _TooLargeError:
-            await problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _TOO_LARGE)(scope, receive, sender)
+        answer = self._refusal(scope, headers)
+        if answer is None and scope["method"] not in _SAFE:
+            body = await _read(receive)
+            if body is None:
+                answer = problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _TOO_LARGE)
+            elif scope["path"] == "/login":
+                answer = self._signed_in(headers, body)
+            else:
+                receive = _again(body, receive)
+        await (answer or self._app)(scope, receive, sender)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
         host = hostname(headers.get("host", ""))
@@ -126,17 +125,8 @@ class Guard:
             return urlsplit(origin).netloc == headers.get("host", "")
         return headers.get("sec-fetch-site", "same-origin") in ("same-origin", "none")
 
-    async def _signed_in(self, headers: Headers, receive: Receive) -> Response:
+    def _signed_in(self, headers: Headers, body: bytes) -> Response:
         """Take the token of the form on the page for signing in."""
-        body, more = b"", True
-        bounded = _Bounded(receive)
-        try:
-            while more:
-                message = await bounded()
-                body += message.get("body", b"")
-                more = message.get("more_body", False)
-        except _TooLargeError:
-            return problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _TOO_LARGE)
         given = parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0].strip()
         if _found(self._tokens, given) is None:
             return HTMLResponse(self._sign_in(True), HTTPStatus.UNAUTHORIZED)
@@ -149,22 +139,26 @@ class Guard:
 _TOO_LARGE = f"a request's body may have {LARGEST_BODY:,} bytes"
 
 
-class _TooLargeError(Exception):
-    """The body of a request is longer than it may be."""
+async def _read(receive: Receive) -> bytes | None:
+    """The body of a request; None if it is too long, whatever its head says."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+        if len(body) > LARGEST_BODY:
+            return None
+    return body
 
 
-class _Bounded:
-    """What a request sends, up to `LARGEST_BODY` bytes; a length in its head may be missing, or wrong."""
+def _again(body: bytes, receive: Receive) -> Receive:
+    """What was read, to be read once more."""
+    whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
-    def __init__(self, receive: Receive) -> None:
-        self._receive, self._taken = receive, 0
+    async def receiver() -> Message:
+        return whole.pop() if whole else await receive()
 
-    async def __call__(self) -> Message:
-        message = await self._receive()
-        self._taken += len(message.get("body", b""))
-        if self._taken > LARGEST_BODY:
-            raise _TooLargeError
-        return message
+    return receiver
 
 
 def _with_headers(send: Send, *, secret: bool) -> Send:

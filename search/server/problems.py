@@ -48,7 +48,9 @@ class Problem(BaseModel):
 
 
 def _declared(*statuses: HTTPStatus) -> dict[int | str, dict[str, Any]]:
-    return {status.value: {"model": Problem, "description": status.phrase} for status in statuses}
+    # Not as `model`, which a route that answers with text would declare to be text, too.
+    content = {"application/json": {"schema": Problem.model_json_schema()}}
+    return {status.value: {"content": content, "description": status.phrase} for status in statuses}
 
 
 READS = _declared(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.server.settings import ServerSettings
@@ -37,7 +39,19 @@ def serve(settings: ServerSettings, on_ready: Callable[[str], None]) -> None:
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=_GOODBYE_S
         )
-        uvicorn.Server(config).run([listening])
+        with _ends_quietly():
+            uvicorn.Server(config).run([listening])
+
+
+@contextmanager
+def _ends_quietly() -> Iterator[None]:
+    """Being told to stop is no failure: uvicorn raises the signal again, once it has stopped."""
+    before = {each: signal.signal(each, lambda *_: None) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def _listening(settings: ServerSettings) -> socket.socket:

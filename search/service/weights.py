@@ -49,6 +49,8 @@ def where_model(path: str) -> str:
 def bound_facts(store: Store, search: SearchRecord, model: ModelConfig) -> ModelFacts:
     """Facts of the weights that a search is about; if that was open until now, it is about these from now on.
 
+    Who only reads doesn't decide that.
+
     Args:
         store: where the search is.
         search: the search.
@@ -69,7 +71,7 @@ def bound_facts(store: Store, search: SearchRecord, model: ModelConfig) -> Model
         raise UserError(
             f"model {model.path}: its config isn't of the shapes that search {search.name} was imported for"
         )
-    else:
+    elif not store.read_only:
         store.bind_model(search.id, facts.fingerprint, model.path)
     return facts
 

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 FREE = (
     *("seed", "window", "preset", "genome", "phases", "strategy", "tie_break", "final.rerank", "final.test"),
-    *("final.random_draws", "workers.count", "workers.timeout_s"),
+    *("final.random_draws", "workers.count", "workers.num_cpus", "workers.num_gpus", "workers.timeout_s"),
 )
 """Settings that a launch may change, with all that is in them: none of them leads to a file or to another machine."""
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from fastapi import APIRouter, Query
-from fastapi.responses import HTMLResponse, PlainTextResponse
+from fastapi import APIRouter
+from fastapi.responses import PlainTextResponse
 
 from moevolve.search.loop.standings import Standings, standings
 from moevolve.search.server.api.parameters import AfterQuery, LimitQuery, SearchPath
-from moevolve.search.server.courses import MOST_POINTS, Course
-from moevolve.search.server.guard import DOCUMENT_POLICY
 from moevolve.search.server.problems import READS
 from moevolve.search.server.service import Service
 from moevolve.search.service.driving import is_gone
@@ -58,24 +54,6 @@ def router(service: Service) -> APIRouter:
     ) -> list[IndividualRecord]:
         """A page of its individuals, without their genomes."""
         return store.page(store.search(search).id, order, after, limit)
-
-    @routes.get("/searches/{search}/course")
-    def read_course(
-        search: SearchPath,
-        points: Annotated[int, Query(ge=1, le=MOST_POINTS, description="At most so many.")] = MOST_POINTS,
-    ) -> Course:
-        """Fitness over individuals, down-sampled."""
-        return service.courses.course(store.search(search).id, points)
-
-    @routes.get("/searches/{search}/report", response_class=HTMLResponse)
-    def read_report(search: SearchPath, limit: LimitQuery = 5) -> HTMLResponse:
-        """The page that `moevolve report` writes."""
-        # Not sooner: it loads what draws.
-        from moevolve.search.report.contents import gather
-        from moevolve.search.report.page import render_page
-
-        text = render_page(gather(store, search, limit))
-        return HTMLResponse(text, headers={"content-security-policy": DOCUMENT_POLICY})
 
     @routes.get("/searches/{search}/log", response_class=PlainTextResponse)
     def read_log(search: SearchPath) -> str:

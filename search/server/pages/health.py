@@ -11,7 +11,7 @@ from moevolve.search.server.pages.listings import Listings
 from moevolve.search.server.pages.rendering import render
 from moevolve.search.server.pages.views import view_of_summary, workers_of
 from moevolve.search.server.service import Service
-from moevolve.store.session import newest_revision
+from moevolve.store.schema import newest_revision
 
 _SEARCHES = 8
 """Whose workers are shown at once."""

@@ -5,7 +5,6 @@ Figures are documents of their own, which pages show as images: drawn when they 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,7 @@ from moevolve.search.genomes.base import Genome
 from moevolve.search.genomes.registry import counted, figures_for, parts_of
 from moevolve.search.genomes.repaired import bare
 from moevolve.search.loop.standings import score_of
+from moevolve.search.server.api.drawings import DRAWING
 from moevolve.search.server.api.parameters import RefPath
 from moevolve.search.server.guard import DOCUMENT_POLICY
 from moevolve.search.server.pages.listings import Listings
@@ -41,8 +41,6 @@ _COLOURS = (
     "<style>svg { color: #16191d; --figure-blue: #0072b2; } @media (prefers-color-scheme: dark) "
     "{ svg { color: #e7eaee; --figure-blue: #56b4e9; } }</style>"
 )
-_drawing = threading.Lock()
-"""Matplotlib's settings, which figures are drawn under, are those of the process."""
 
 
 def router(service: Service, _: Listings) -> APIRouter:
@@ -157,7 +155,7 @@ def _svg_document(draw: Callable[[], Figure], description: str) -> Response:
         draw: makes it.
         description: what is to be seen, for those who can't see it.
     """
-    with _drawing:
+    with DRAWING:
         text = to_svg(draw(), "figure", description)
     opening, rest = text.split(">", 1)
     return Response(
