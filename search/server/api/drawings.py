@@ -19,7 +19,8 @@ from moevolve.search.server.service import Service
 PictureForm = Literal["svg", "png", "pdf"]
 IndividualQuery = Annotated[str | None, Query(max_length=220, description="Whose genome; default: the best's.")]
 _PICTURES: dict[PictureForm, str] = {"svg": "image/svg+xml", "png": "image/png", "pdf": "application/pdf"}
-_DRAWING = threading.Lock()
+_HEADERS = {"content-security-policy": DOCUMENT_POLICY}
+DRAWING = threading.Lock()
 """What draws has settings for its whole process."""
 
 
@@ -43,9 +44,9 @@ def router(service: Service) -> APIRouter:
         from moevolve.search.report.contents import gather
         from moevolve.search.report.page import render_page
 
-        with _DRAWING:
+        with DRAWING:
             text = render_page(gather(store, search, limit))
-        return HTMLResponse(text, headers={"content-security-policy": DOCUMENT_POLICY})
+        return HTMLResponse(text, headers=_HEADERS)
 
     @routes.get(
         "/searches/{search}/plot",
@@ -56,9 +57,9 @@ def router(service: Service) -> APIRouter:
         """The picture that `moevolve plot` draws."""
         from moevolve.search.service.plot import plot_stored
 
-        with _DRAWING, TemporaryDirectory() as folder:
+        with DRAWING, TemporaryDirectory() as folder:
             path = Path(folder) / f"plot.{form}"
             plot_stored(store, search, path, individual)
-            return Response(path.read_bytes(), media_type=_PICTURES[form])
+            return Response(path.read_bytes(), media_type=_PICTURES[form], headers=_HEADERS)
 
     return routes

@@ -1,6 +1,12 @@
-"""The page of one individual: what `moevolve show` says, what was searched, and where it comes from."""
+"""The page of one individual: what `moevolve show` says, what was searched, and where it comes from.
+
+Figures are documents of their own, which pages show as images: drawn when they are looked at, and not before.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse
@@ -9,12 +15,14 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.config.phases import START
 from moevolve.search.config.run import RunConfig
 from moevolve.search.figures.lineage import lineage_figure, main_line
+from moevolve.search.figures.style import to_svg
 from moevolve.search.genomes.base import Genome
 from moevolve.search.genomes.registry import counted, figures_for, parts_of
 from moevolve.search.genomes.repaired import bare
 from moevolve.search.loop.standings import score_of
+from moevolve.search.server.api.drawings import DRAWING
 from moevolve.search.server.api.parameters import RefPath
-from moevolve.search.server.pages.drawings import svg_document
+from moevolve.search.server.guard import DOCUMENT_POLICY
 from moevolve.search.server.pages.listings import Listings
 from moevolve.search.server.pages.matrices import matrices_of
 from moevolve.search.server.pages.rendering import render
@@ -24,8 +32,15 @@ from moevolve.store.errors import NotFoundError
 from moevolve.store.records import IndividualDetail, IndividualRecord, LineageGraph
 from moevolve.store.repository import Store
 
+if TYPE_CHECKING:
+    from moevolve.search.figures.style import Figure
+
 _CHILDREN, _LINE = 25, 40
 """Rows of tables: of children, and of the main line."""
+_COLOURS = (
+    "<style>svg { color: #16191d; --figure-blue: #0072b2; } @media (prefers-color-scheme: dark) "
+    "{ svg { color: #e7eaee; --figure-blue: #56b4e9; } }</style>"
+)
 
 
 def router(service: Service, _: Listings) -> APIRouter:
@@ -67,7 +82,7 @@ def router(service: Service, _: Listings) -> APIRouter:
         figures = figures_for(genome)
         if not figures.draws(genome, start):
             raise NotFoundError(f"there is nothing to draw of {ref}")
-        return svg_document(lambda: figures.page(genome, start)[0], f"{figures.subject} of {ref}")
+        return _svg_document(lambda: figures.page(genome, start)[0], f"{figures.subject} of {ref}")
 
     @routes.get("/individuals/{ref}/lineage")
     def show_lineage(request: Request, ref: RefPath) -> HTMLResponse:
@@ -94,7 +109,7 @@ def router(service: Service, _: Listings) -> APIRouter:
         graph = store.ancestors(ref)
         if not _has_picture(graph):
             raise NotFoundError(f"{ref} has no ancestors to draw")
-        return svg_document(
+        return _svg_document(
             lambda: lineage_figure(graph, ref), f"{ref} and its {len(graph.nodes) - 1} ancestors by score"
         )
 
@@ -131,3 +146,20 @@ def _starts(store: Store, subject: Subject) -> list[IndividualRecord]:
         return [store.individual(f"{subject.search.id}:{phases[0].named.index(START)}").individual]
     except NotFoundError:
         return []
+
+
+def _svg_document(draw: Callable[[], Figure], description: str) -> Response:
+    """A figure as a document that takes the colours of the reader's light or dark screen.
+
+    Args:
+        draw: makes it.
+        description: what is to be seen, for those who can't see it.
+    """
+    with DRAWING:
+        text = to_svg(draw(), "figure", description)
+    opening, rest = text.split(">", 1)
+    return Response(
+        f"{opening}>{_COLOURS}{rest}",
+        media_type="image/svg+xml",
+        headers={"content-security-policy": DOCUMENT_POLICY},
+    )
