@@ -15,11 +15,11 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select, text, update
 
-from moevolve.store.errors import LeaseHeldError, LeaseLostError, StoreError
+from moevolve.store.errors import LeaseHeldError, LeaseLostError, NotRunningError, StoreError
 from moevolve.store.events import append
 from moevolve.store.lineage import find_search
 from moevolve.store.records import WANTED, Claim, Control, Lease, Progress, Wanted
-from moevolve.store.tables import leases
+from moevolve.store.tables import leases, searches
 
 Dead = Callable[[str], bool]
 """Whether an owner is known to be gone, so that its lease need not run out first."""
@@ -109,11 +109,13 @@ def release(connection: Connection, lease: Lease) -> None:
         _set(connection, lease.search_id, owner=None, expires_at=None, claim=None)
 
 
-def fence(connection: Connection, writer: str | Lease) -> str:
+def fence(connection: Connection, writer: str | Lease, dead: Dead = lambda _: False) -> str:
     """Let a write to a search go on only if it is its driver's, or there is no driver.
 
     Args:
+        connection: in the transaction of the write.
         writer: the driver's lease; or the search's id, from who has none.
+        dead: whether an owner whose lease lasts is known to be gone.
 
     Returns:
         The search's id.
@@ -126,7 +128,7 @@ def fence(connection: Connection, writer: str | Lease) -> str:
     if isinstance(writer, Lease):
         _own(connection, writer)
         return writer.search_id
-    control = _control(_locked(connection, writer), now_of(connection))
+    control = _control(_locked(connection, writer), now_of(connection), dead)
     if control.alive:
         name = find_search(connection, writer).name
         raise LeaseHeldError(f"search {name} is being run by {control.owner}: stop it first")
@@ -144,14 +146,15 @@ def ask(
     """Ask a search's driver for something; what is None stays as it is.
 
     Raises:
-        StoreError: no driver runs it, or it isn't known what is asked.
+        NotRunningError: no driver runs it.
+        StoreError: it isn't known what is asked.
     """
     if wanted is not None and wanted not in WANTED:
         raise StoreError(f"a driver can be asked for {', '.join(WANTED)}, not {wanted!r}")
     control = _control(_locked(connection, search_id), now_of(connection), dead)
     if not control.alive:
         found = find_search(connection, search_id)
-        raise StoreError(f"search {found.name} isn't being run (it is {found.status})")
+        raise NotRunningError(f"search {found.name} isn't being run (it is {found.status})")
     given = {"wanted": wanted, "workers": workers, "priority": priority}
     changes = {name: value for name, value in given.items() if value is not None}
     if changes:
@@ -170,6 +173,14 @@ def read_all(connection: Connection, dead: Dead) -> dict[str, Control]:
     """The same of every search, by id."""
     now = now_of(connection)
     return {row.search_id: _control(row, now, dead) for row in connection.execute(select(leases))}
+
+
+def running(connection: Connection, dead: Dead) -> dict[str, str]:
+    """Names of the searches that are being run, with who does."""
+    query = select(searches.c.name, leases).join_from(leases, searches).order_by(searches.c.name)
+    now = now_of(connection)
+    controls = {row.name: _control(row, now, dead) for row in connection.execute(query)}
+    return {name: str(control.owner) for name, control in controls.items() if control.alive}
 
 
 def read_claims(connection: Connection) -> dict[str, Control]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from sqlalchemy import CTE, BigInteger, Connection, Row, cast, func, literal, select
 
-from moevolve.store.errors import StoreError
+from moevolve.store.errors import NotFoundError, StoreError
 from moevolve.store.records import LineageGraph, LineageNode, SearchRecord
 from moevolve.store.tables import individuals, parents, searches
 
@@ -29,13 +29,13 @@ def find_search(connection: Connection, name_or_id: str) -> SearchRecord:
     """The search of this id or name.
 
     Raises:
-        StoreError: there is none.
+        NotFoundError: there is none.
     """
     match = (searches.c.id == name_or_id) | (searches.c.name == name_or_id)
     row = connection.execute(select(searches).where(match)).first()
     if row is None:
         names = connection.execute(select(searches.c.name)).scalars()
-        raise StoreError(f"no search {name_or_id!r}: {nearest(name_or_id, names)}")
+        raise NotFoundError(f"no search {name_or_id!r}: {nearest(name_or_id, names)}")
     return SearchRecord(**row._mapping)
 
 
@@ -43,11 +43,11 @@ def find_individual(connection: Connection, ref: str) -> tuple[SearchRecord, Row
     """The search and the row of the individual `SEARCH:INDEX`.
 
     Raises:
-        StoreError: the reference isn't of that form, or names nothing.
+        NotFoundError: the reference isn't of that form, or names nothing.
     """
     name, colon, number = ref.rpartition(":")
     if not colon or not name or not number.isdecimal():
-        raise StoreError(f"{ref!r} names no individual: write SEARCH:INDEX, such as rte-8x7b:41")
+        raise NotFoundError(f"{ref!r} names no individual: write SEARCH:INDEX, such as rte-8x7b:41")
     search = find_search(connection, name)
     idx = int(number)
     mine = individuals.c.search_id == search.id
@@ -58,7 +58,7 @@ def find_individual(connection: Connection, ref: str) -> tuple[SearchRecord, Row
         near = [connection.execute(query).scalar() for query in (below, above)]
         names = [f"{search.name}:{found}" for found in near if found is not None]
         hint = f"nearest: {', '.join(names)}" if names else "the search has no individuals yet"
-        raise StoreError(f"no individual {ref!r}; {hint}")
+        raise NotFoundError(f"no individual {ref!r}; {hint}")
     return search, row
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, bindparam, func, literal, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, bindparam, func, literal, or_, select
 
-from moevolve.store.errors import StoreError
+from moevolve.store.errors import NotFoundError, StoreError
 from moevolve.store.lineage import find_individual, nearest
 from moevolve.store.records import (
     INDIVIDUAL_COLUMNS,
@@ -24,6 +24,7 @@ from moevolve.store.records import (
     ExportRecord,
     IndividualDetail,
     IndividualRecord,
+    Order,
     SearchRecord,
     SearchSummary,
     Split,
@@ -33,25 +34,33 @@ from moevolve.store.tables import contexts, evaluations, exports, individuals, p
 
 
 def read_searches(connection: Connection) -> list[SearchSummary]:
-    """All searches with their counts, oldest first."""
+    """All searches with their counts, oldest first.
+
+    Indices are counted from 0 without gaps, so the highest one tells how many there are; only those without a fitness,
+    which are few, are counted one by one.
+    """
     s, i, t = searches.c, individuals.c, search_tasks.c
-    query = select(searches).order_by(s.created_at, s.id)
-    found = [SearchRecord(**row._mapping) for row in connection.execute(query)]
-    counted = select(i.search_id, i.status, func.count(), func.max(i.fitness)).group_by(i.search_id, i.status)
-    counts = {(row[0], row[1]): (row[2], row[3]) for row in connection.execute(counted)}
-    tasks: dict[str, dict[str, None]] = {one.id: {} for one in found}
+    own = i.search_id == s.id
+    highest = select(func.max(i.idx)).where(own).scalar_subquery()
+    failed, pending = (
+        select(func.count()).where(own, i.status == status).scalar_subquery() for status in ("failed", "pending")
+    )
+    best = select(func.max(i.fitness)).where(own, i.status == "ok").scalar_subquery()
+    query = select(searches, highest, failed, pending, best).order_by(s.created_at, s.id)
+    rows = list(connection.execute(query))
+    tasks: dict[str, dict[str, None]] = {row.id: {} for row in rows}
     for search_id, task in connection.execute(
         select(t.search_id, t.task).where(t.weight > 0).order_by(t.search_id, t.position)
     ):
         tasks[search_id][task] = None
-    return [_summary(one, counts, tuple(tasks[one.id])) for one in found]
+    return [_summary(row, tuple(tasks[row.id])) for row in rows]
 
 
-def _summary(
-    search: SearchRecord, counts: dict[tuple[str, str], tuple[int, float | None]], tasks: tuple[str, ...]
-) -> SearchSummary:
-    ok, failed, pending = (counts.get((search.id, status), (0, None)) for status in ("ok", "failed", "pending"))
-    return SearchSummary(search, ok[0] + failed[0] + pending[0], ok[0], failed[0], ok[1], tasks)
+def _summary(row: Row[Any], tasks: tuple[str, ...]) -> SearchSummary:
+    *values, highest, failed, pending, best = tuple(row)
+    search = SearchRecord(**dict(zip(searches.c.keys(), values, strict=True)))
+    total = 0 if highest is None else highest + 1
+    return SearchSummary(search, total, total - failed - pending, failed, best, tasks)
 
 
 def read_history(
@@ -78,6 +87,39 @@ def _history(connection: Connection, search_id: str, indices: Sequence[int] | No
         IndividualRecord(**dict(zip(names, row, strict=True)), parents=tuple(of.get(row[0], ())))
         for row in connection.execute(query)
     ]
+
+
+def read_page(
+    connection: Connection, search_id: str, order: Order, after: IndividualRecord | None, limit: int
+) -> list[IndividualRecord]:
+    """Some of a search's individuals in an order, from behind one of them on (keyset paging); see `Store.page`."""
+    i = individuals.c
+    query = select(i.idx).where(i.search_id == search_id)
+    if order == "best":
+        query = query.where(i.status == "ok").order_by(i.fitness.desc(), i.tie_break.desc(), i.idx)
+        if after is not None:
+            # As one comparison of rows it would need one direction; so spelt, the index still finds where to begin.
+            same = and_(i.fitness == after.fitness, i.tie_break == after.tie_break, i.idx > after.index)
+            less = and_(i.fitness == after.fitness, i.tie_break < after.tie_break)
+            query = query.where(i.fitness <= after.fitness, or_(i.fitness < after.fitness, less, same))
+    else:
+        if order == "failed":
+            query = query.where(i.status == "failed")
+        query = query.order_by(i.idx.desc())
+        if after is not None:
+            query = query.where(i.idx < after.index)
+    indices = list(connection.execute(query.limit(limit)).scalars())
+    rows = {row.index: row for row in read_history(connection, search_id, indices)}
+    return [rows[index] for index in indices]
+
+
+def read_course(connection: Connection, search_id: str, first: int) -> list[tuple[int, float]]:
+    """Index and fitness of a search's individuals from one on, of those that have a fitness; in no order."""
+    i = individuals.c
+    query = select(i.idx, i.fitness).where(i.search_id == search_id, i.status == "ok")
+    if first:
+        query = query.where(i.idx >= first)
+    return [(row[0], row[1]) for row in connection.execute(query)]
 
 
 def read_individual(connection: Connection, ref: str) -> IndividualDetail:
@@ -231,13 +273,13 @@ def _contexts(connection: Connection, task: str, search: SearchRecord | None) ->
     """The contexts of a task; for one search, those of its model and engine (and of its own version of the splits).
 
     Raises:
-        StoreError: nothing knows this task.
+        NotFoundError: nothing knows this task.
     """
     found = list(connection.execute(select(contexts).where(contexts.c.task == task).order_by(contexts.c.id)))
     if not found:
         names = known_tasks(connection)
         if task not in names:
-            raise StoreError(f"no task {task!r} in this store: {nearest(task, names)}")
+            raise NotFoundError(f"no task {task!r} in this store: {nearest(task, names)}")
     if search is None:
         return found
     own = _own_fingerprints(connection, [search.id], task)

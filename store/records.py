@@ -16,6 +16,8 @@ Wanted = Literal["running", "paused", "stopped", "cancelled"]
 """What can be asked of a driver. A stopped search can be resumed, a cancelled one is over."""
 EventKind = Literal["status", "asked", "best", "failed", "retried", "exported"]
 """A new status; something asked of the driver; a new best; candidates that failed; a step back; a checkpoint."""
+Order = Literal["best", "newest", "failed"]
+"""Of individuals in a listing: by rank, the latest first, or the latest of those that failed."""
 IndividualStatus = Literal["pending", "ok", "failed"]
 FailureKind = Literal["candidate", "worker", "timeout"]
 """Whose fault a failure is: the candidate's own, its workers' that died again and again, or the limit on time."""
@@ -29,6 +31,8 @@ SEARCH_STATUSES: tuple[SearchStatus, ...] = get_args(SearchStatus)
 WANTED: tuple[Wanted, ...] = get_args(Wanted)
 FULL_MODEL = "full"
 """Phenotype hash under which evaluations of the unedited model are kept."""
+BYTES_AS_TEXT = {"ser_json_bytes": "base64", "val_json_bytes": "base64"}
+"""How pydantic is to write a record's bytes in JSON, and read them."""
 
 
 def new_search_id() -> str:
@@ -191,6 +195,19 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class Upgrade:
+    """Which schema a store had, and has now.
+
+    Attributes:
+        before: its revision.
+        after: the one that this software writes; the same if there was nothing to do.
+    """
+
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
 class SearchTaskRecord:
     """One task split of a search, in the config's order (`position` is the place in the sequence given).
 
@@ -257,6 +274,7 @@ class IndividualRecord:
         failure_kind: whose fault it is.
     """
 
+    __pydantic_config__ = BYTES_AS_TEXT
     index: int
     phase: str
     operator: str
@@ -300,6 +318,7 @@ class EvaluationRecord:
             experts" and Pareto fronts read one index.
     """
 
+    __pydantic_config__ = BYTES_AS_TEXT
     phenotype_hash: str
     model_fingerprint: str
     engine_fingerprint: str

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, fields
+from datetime import datetime, timedelta
+from functools import wraps
 from types import TracebackType
-from typing import Self
+from typing import Concatenate, ParamSpec, Self, TypeVar
 
-from sqlalchemy import Engine, delete, func, select, update
+from sqlalchemy import Connection, Engine, delete, func, select, update
 
-from moevolve.store import events, leases, queries
+from moevolve.store import deliveries, events, leases, queries
 from moevolve.store import tables as models
 from moevolve.store.costs import SearchCosts, read_costs
-from moevolve.store.errors import NameTakenError, StoreError
+from moevolve.store.errors import NameTakenError, NotFoundError, StoreError, UnreachableError
 from moevolve.store.leases import Dead
 from moevolve.store.lineage import find_individual, find_search, lineage
 from moevolve.store.queries import (
@@ -35,6 +39,7 @@ from moevolve.store.records import (
     IndividualRecord,
     Lease,
     LineageGraph,
+    Order,
     Progress,
     SearchRecord,
     SearchStatus,
@@ -43,7 +48,8 @@ from moevolve.store.records import (
     Split,
     Wanted,
 )
-from moevolve.store.session import insert_all, make_engine, prepare, transaction
+from moevolve.store.schema import prepare
+from moevolve.store.session import insert_all, make_engine, transaction, vacuum
 from moevolve.store.writes import (
     ContextKey,
     touch,
@@ -53,6 +59,38 @@ from moevolve.store.writes import (
     write_individuals,
     write_retry,
 )
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_READERS_S = 10.0
+"""How long it is tried to read a SQLite file that others begin to write to every time."""
+
+
+def patient(method: Callable[Concatenate[Store, P], R]) -> Callable[Concatenate[Store, P], R]:
+    """A method of `Store` that is tried again while the database is away, for `patience_s` in all.
+
+    A lost connection leaves open whether its transaction was committed, so only what may be repeated is patient: reads,
+    and writes that say what is to be, not what is to change. Repeated, a write finds its own rows and leaves them, or
+    finds that another driver has the search since (each checks the lease's epoch in its own transaction), and is
+    refused. Creating a search and taking a lease are not of this kind: the second time, it is there, or held.
+    """
+
+    @wraps(method)
+    def tried_again(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        pause = 0.05
+        while True:
+            try:
+                found = method(self, *args, **kwargs)
+            except UnreachableError:
+                if not self._waits(pause):
+                    raise
+                time.sleep(pause)
+                pause = min(2 * pause, 1.0)
+            else:
+                self._silent_since = None
+                return found
+
+    return tried_again
 
 
 class Store:
@@ -71,32 +109,70 @@ class Store:
     * **Errors.** Whatever goes wrong is a `StoreError` with a one-line message.
 
     A `Store` may be used from several threads. Use it as a context manager, or call `close()`.
+
+    Attributes:
+        url: of the database.
+        read_only: whether it was opened for reading.
+        patience_s: how long in all a database is waited for that is away (`patient`); who drives a search sets it.
     """
 
-    def __init__(self, engine: Engine, url: str) -> None:
+    def __init__(self, engine: Engine, url: str, read_only: bool = False) -> None:
         """For `open`; the engine's database, at `url`, is a store at the current schema."""
         self._engine = engine
         self.url = url
+        self.read_only = read_only
+        self.patience_s = _READERS_S if read_only and self.is_file else 0.0
+        self._silent_since: float | None = None
         self._contexts: dict[ContextKey, int] = {}
 
     @classmethod
-    def open(cls, url: str, create: bool = True) -> Store:
-        """Opens the store at `url` (`sqlite:///file.db`, `postgresql://user@host/name`) and updates its schema.
+    def open(cls, url: str, create: bool = True, read_only: bool = False) -> Store:
+        """Opens the store at `url` (`sqlite:///file.db`, `postgresql://user@host/name`).
 
         Args:
+            url: of the database.
             create: make the store where there is none. False: a missing store is an error and nothing is created.
+            read_only: for reading alone, also while others write: nothing is created or changed, by the database's own
+                guard, and nobody is kept from writing. A SQLite store may be in a folder that can't be written to.
 
         Raises:
             StoreError: wrong URL, unreachable database, missing folder or store, a database that isn't a store of
-                moevolve, or a store of a schema version this software doesn't know. The database is left untouched.
+                moevolve, a store of another schema version, or, to write to, a SQLite file on a network file system.
+                The database is left untouched.
         """
-        engine = make_engine(url, create)
+        create = create and not read_only
+        store = cls(make_engine(url, create, read_only), url, read_only)
         try:
-            prepare(engine, create)
+            store._prepare(create)
         except BaseException:
-            engine.dispose()
+            store.close()
             raise
-        return cls(engine, url)
+        return store
+
+    @patient
+    def _prepare(self, create: bool) -> None:
+        prepare(self._engine, create)
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is SQLite's, which the processes of one machine alone may share."""
+        return self._engine.dialect.name == "sqlite"
+
+    def vacuum(self) -> bool:
+        """Gives the room of deleted rows back, where the database is a file; whether it is one."""
+        return vacuum(self._engine)
+
+    @contextmanager
+    def transaction(self, write: bool = False) -> Iterator[Connection]:
+        """One transaction of what keeps stores up, beside the methods below; see `session.transaction`."""
+        with transaction(self._engine, write) as connection:
+            yield connection
+
+    def _waits(self, pause: float) -> bool:
+        """Whether a database that is away is to be waited for that much longer."""
+        now = time.monotonic()
+        self._silent_since = now if self._silent_since is None else self._silent_since
+        return now + pause - self._silent_since <= self.patience_s
 
     def close(self) -> None:
         """Gives back all connections. Closing twice is harmless."""
@@ -138,6 +214,7 @@ class Store:
             rows = [{"search_id": search.id, "position": place, **asdict(task)} for place, task in enumerate(tasks)]
             insert_all(connection, models.search_tasks, rows)
 
+    @patient
     def search(self, name_or_id: str) -> SearchRecord:
         """The search of this id or name.
 
@@ -147,6 +224,7 @@ class Store:
         with transaction(self._engine) as connection:
             return find_search(connection, name_or_id)
 
+    @patient
     def searches(self) -> list[SearchSummary]:
         """All searches with their counts, oldest first."""
         with transaction(self._engine) as connection:
@@ -176,6 +254,13 @@ class Store:
         with transaction(self._engine, write=True) as connection:
             return leases.acquire(connection, search_id, owner, seconds, dead, priority)
 
+    @patient
+    def running(self, dead: Dead = lambda _: False) -> dict[str, str]:
+        """Names of the searches that are being run, with who does; `dead` as `acquire` has it."""
+        with transaction(self._engine) as connection:
+            return leases.running(connection, dead)
+
+    @patient
     def renew(
         self,
         lease: Lease,
@@ -202,11 +287,13 @@ class Store:
         with transaction(self._engine, write=True) as connection:
             return leases.renew(connection, lease, seconds, stage, progress, claim)
 
+    @patient
     def release(self, lease: Lease) -> None:
         """Gives a lease back, if it is still its owner's."""
         with transaction(self._engine, write=True) as connection:
             leases.release(connection, lease)
 
+    @patient
     def ask(
         self,
         search_id: str,
@@ -230,21 +317,25 @@ class Store:
         with transaction(self._engine, write=True) as connection:
             return leases.ask(connection, search_id, wanted, workers, priority, dead)
 
+    @patient
     def control(self, search_id: str, dead: Dead = lambda _: False) -> Control:
         """Who runs a search, and what is asked of it; `dead` as `acquire` has it."""
         with transaction(self._engine) as connection:
             return leases.read(connection, search_id, dead)
 
+    @patient
     def controls(self, dead: Dead = lambda _: False) -> dict[str, Control]:
         """Who runs each search, where it stands and what is asked of it, by its id; `dead` as `acquire` has it."""
         with transaction(self._engine) as connection:
             return leases.read_all(connection, dead)
 
+    @patient
     def claims(self) -> dict[str, Control]:
         """Of the searches that are being run and share clusters, the same."""
         with transaction(self._engine) as connection:
             return leases.read_claims(connection)
 
+    @patient
     def events(self, after: Mapping[str, int], limit: int = 1000) -> list[Event]:
         """What happened to some searches since then, in order of time.
 
@@ -255,11 +346,39 @@ class Store:
         with transaction(self._engine) as connection:
             return events.read_events(connection, after, limit)
 
+    @patient
     def latest_events(self, search_id: str | None = None, limit: int = 100) -> list[Event]:
         """What happened last to a search, or to any, newest first."""
         with transaction(self._engine) as connection:
             return events.read_latest(connection, search_id, limit)
 
+    @patient
+    def claim_events(
+        self, target: str, statuses: Sequence[SearchStatus], since: datetime, seconds: float
+    ) -> list[tuple[Event, int]]:
+        """Takes the events of new statuses that a target is still to be told of; see `moevolve.store.deliveries`.
+
+        Args:
+            target: who.
+            statuses: which it is told of.
+            since: events before are nobody's news any more.
+            seconds: until somebody else may take them, if nothing comes of this.
+
+        Returns:
+            Each with the number of times that it was tried before.
+        """
+        with transaction(self._engine, write=True) as connection:
+            now = leases.now_of(connection)
+            return deliveries.claim(connection, target, statuses, since, now, seconds)
+
+    @patient
+    def settle_event(self, event: Event, target: str, outcome: str, again_in: float | None = None) -> None:
+        """Notes how telling a target of an event went, and in how many seconds to try again; None never."""
+        with transaction(self._engine, write=True) as connection:
+            later = None if again_in is None else leases.now_of(connection) + timedelta(seconds=again_in)
+            deliveries.settle(connection, event, target, outcome, later)
+
+    @patient
     def amend_search(self, writer: str | Lease, config: str, beside: Sequence[SearchTaskRecord]) -> None:
         """Replaces what may change of a search after its launch: its configuration and the splits beside its fitness.
 
@@ -283,6 +402,7 @@ class Store:
             rows = [{"search_id": search_id, "position": first + i, **asdict(task)} for i, task in enumerate(beside)]
             insert_all(connection, t, rows)
 
+    @patient
     def search_tasks(self, search_id: str, *, beside: bool = False) -> list[SearchTaskRecord]:
         """The task splits in a search's fitness, in the order they were given.
 
@@ -295,6 +415,7 @@ class Store:
         with transaction(self._engine) as connection:
             return [SearchTaskRecord(*row) for row in connection.execute(query)]
 
+    @patient
     def set_status(self, writer: str | Lease, status: SearchStatus, reason: str | None = None) -> None:
         """Changes the status of a search and replaces its reason; `writer` as `amend_search` has it.
 
@@ -305,10 +426,14 @@ class Store:
         _check_status(status)
         with transaction(self._engine, write=True) as connection:
             search_id = touch(connection, writer)
+            before = find_search(connection, search_id)
             change = update(models.searches).where(models.searches.c.id == search_id)
             connection.execute(change.values(status=status, status_reason=reason))
-            events.append(connection, search_id, "status", f"{status}: {reason}" if reason else status)
+            # Who runs it again is news; who says the same again, because a connection was lost over it, isn't.
+            if status == "running" or (before.status, before.status_reason) != (status, reason):
+                events.append(connection, search_id, "status", f"{status}: {reason}" if reason else status)
 
+    @patient
     def bind_model(self, search_id: str, fingerprint: str, path: str) -> None:
         """Says, once and for all, which weights a search is about that was stored without them, and where they are.
 
@@ -325,6 +450,7 @@ class Store:
             if bound != fingerprint:
                 raise StoreError(f"search {search_id} is about the weights {bound}, not {fingerprint} ({path})")
 
+    @patient
     def record(
         self,
         writer: str | Lease,
@@ -350,12 +476,14 @@ class Store:
         # Only now: the ids of a transaction that was rolled back mean nothing.
         self._contexts = {**self._contexts, **added}
 
+    @patient
     def add_evaluations(self, evaluations: Sequence[EvaluationRecord]) -> None:
         """Writes evaluations that no search is run for; they belong to none, so whoever runs one is not in the way."""
         with transaction(self._engine, write=True) as connection:
             added = write_evaluations(connection, evaluations, self._contexts)
         self._contexts = {**self._contexts, **added}
 
+    @patient
     def retry(self, writer: str | Lease, first: int) -> None:
         """Takes a search back to before failures that were no candidate's fault.
 
@@ -374,6 +502,7 @@ class Store:
             write_retry(connection, search_id, first)
             events.append(connection, search_id, "retried", f"from individual {first} on", first)
 
+    @patient
     def evaluations(
         self,
         phenotype_hashes: str | Sequence[str],
@@ -391,16 +520,49 @@ class Store:
             ids = context_ids(connection, model_fingerprint, engine_fingerprint, task_fingerprints)
             return read_evaluations(connection, ids, hashes)
 
+    @patient
     def history(self, search_id: str) -> list[IndividualRecord]:
         """All individuals of a search by index, as they are. Gaps are left."""
         with transaction(self._engine) as connection:
             return read_history(connection, search_id)
 
+    @patient
+    def page(
+        self, search_id: str, order: Order = "best", after: int | None = None, limit: int = 50
+    ) -> list[IndividualRecord]:
+        """A page of a search's individuals. However many it has, the first page and the last take the same time.
+
+        Args:
+            search_id: of the search.
+            order: `best` by rank, only of those with a fitness; `newest` the latest first; `failed` of those that did.
+            after: index of the last individual of the page before; None for the first page.
+            limit: at most so many.
+
+        Raises:
+            NotFoundError: there is no individual `after`.
+        """
+        with transaction(self._engine) as connection:
+            last = None
+            if after is not None:
+                found = read_history(connection, search_id, [after])
+                if not found:
+                    raise NotFoundError(f"no individual {after} in search {search_id}")
+                last = found[0]
+            return queries.read_page(connection, search_id, order, last, limit)
+
+    @patient
+    def course(self, search_id: str, first: int = 0) -> list[tuple[int, float]]:
+        """Index and fitness of a search's individuals from `first` on, those that have one; in no order."""
+        with transaction(self._engine) as connection:
+            return queries.read_course(connection, search_id, first)
+
+    @patient
     def costs(self, search: SearchRecord) -> SearchCosts:
         """What a search's evaluations cost."""
         with transaction(self._engine) as connection:
             return read_costs(connection, search)
 
+    @patient
     def individual(self, ref: str) -> IndividualDetail:
         """The individual `SEARCH:INDEX` (search name or id), with its evaluations and exports.
 
@@ -410,6 +572,7 @@ class Store:
         with transaction(self._engine) as connection:
             return read_individual(connection, ref)
 
+    @patient
     def best(
         self,
         task: str | None = None,
@@ -441,6 +604,7 @@ class Store:
             where = queries.Filter(experts, active, only)
             return [row for one in tasks for row in queries.best(connection, one, where, limit, by)]
 
+    @patient
     def best_of_search(self, search_id: str, limit: int = 1) -> list[IndividualRecord]:
         """The best `ok` individuals of a search by (fitness desc, tie_break desc, index asc), each phenotype once."""
         with transaction(self._engine) as connection:
@@ -448,22 +612,26 @@ class Store:
             rows = {row.index: row for row in read_history(connection, search_id, indices)}
         return [rows[index] for index in indices]
 
+    @patient
     def pareto(self, task: str, split: Split = "search", search: str | None = None) -> list[BestRow]:
         """The configurations that no other beats in both score and parameters, from fewest parameters to most."""
         with transaction(self._engine) as connection:
             only = find_search(connection, search) if search is not None else None
             return queries.pareto(connection, task, split, only)
 
+    @patient
     def ancestors(self, ref: str, max_depth: int | None = None) -> LineageGraph:
         """The individual `SEARCH:INDEX` and all it descends from, at most `max_depth` generations back."""
         with transaction(self._engine) as connection:
             return lineage(connection, ref, "ancestors", max_depth)
 
+    @patient
     def descendants(self, ref: str, max_depth: int | None = None) -> LineageGraph:
         """The individual `SEARCH:INDEX` and all that descend from it, at most `max_depth` generations on."""
         with transaction(self._engine) as connection:
             return lineage(connection, ref, "descendants", max_depth)
 
+    @patient
     def add_export(self, ref: str, export: ExportRecord) -> None:
         """Notes that an individual was exported. The same path again replaces the earlier note."""
         with transaction(self._engine, write=True) as connection:
@@ -471,6 +639,7 @@ class Store:
             write_export(connection, search.id, row.idx, export)
             events.append(connection, search.id, "exported", f"individual {row.idx} to {export.path}", row.idx)
 
+    @patient
     def add_calibration(self, fingerprint: str, content: bytes) -> None:
         """Keeps a calibration; one that is there already stays."""
         c = models.calibrations.c
@@ -479,6 +648,14 @@ class Store:
                 row = {"fingerprint": fingerprint, "content": content, "created_at": utc_now()}
                 insert_all(connection, models.calibrations, [row])
 
+    @patient
+    def calibrations(self) -> list[str]:
+        """Fingerprints of all calibrations."""
+        c = models.calibrations.c
+        with transaction(self._engine) as connection:
+            return list(connection.execute(select(c.fingerprint).order_by(c.fingerprint)).scalars())
+
+    @patient
     def calibration(self, fingerprint: str) -> bytes | None:
         """The calibration of this fingerprint, None if there is none."""
         c = models.calibrations.c

@@ -3,53 +3,28 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from alembic import command
-from alembic.config import Config
-from alembic.script import ScriptDirectory
-from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, insert, inspect, make_url, text
+from sqlalchemy import URL, Connection, Engine, Insert, Table, Update, create_engine, event, insert, literal, make_url
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
-from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
-
-from moevolve.store.errors import StoreError
-
-# (table, index, "rows, then rows per value of the first column, of the first two columns, ...").
-_TYPICAL = (
-    ("searches", "sqlite_autoindex_searches_1", "10 1"),
-    ("searches", "sqlite_autoindex_searches_2", "10 1"),
-    ("individuals", "sqlite_autoindex_individuals_1", "1000000 100000 1"),
-    ("individuals", "ix_individuals_rank", "1000000 100000 50000 500 2 1"),
-    ("individuals", "ix_individuals_phenotype", "1000000 2 2 2 1"),
-    ("parents", "sqlite_autoindex_parents_1", "2000000 200000 2 1"),
-    ("parents", "ix_parents_descendants", "2000000 200000 20 1"),
-    ("evaluation_contexts", "sqlite_autoindex_evaluation_contexts_1", "100 20 10 1"),
-    ("evaluation_contexts", "ix_evaluation_contexts_task_split", "100 10 3"),
-    ("evaluations", "sqlite_autoindex_evaluations_1", "1000000 100000 1"),
-    ("evaluations", "ix_evaluations_rank", "1000000 100000 1000 2 1 1"),
-    ("evaluations", "ix_evaluations_experts", "1000000 100000 25000 250 2 1 1"),
-    ("evaluations", "ix_evaluations_parameters", "1000000 100000 25000 250 2 1"),
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    DisconnectionError,
+    InterfaceError,
+    OperationalError,
+    SQLAlchemyError,
 )
+from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, StaticPool
 
+from moevolve.store.errors import StoreError, UnreachableError
+from moevolve.store.files import BUSY_SECONDS, Seal, check_file, connect_to_read, file_of
 
-def describe_typical(connection: Connection) -> None:
-    """Writes the statistics of a typical store; does nothing on other databases than SQLite."""
-    if connection.dialect.name != "sqlite":
-        return
-    connection.execute(text("ANALYZE"))
-    connection.execute(text("DELETE FROM sqlite_stat1"))
-    insert = text("INSERT INTO sqlite_stat1 (tbl, idx, stat) VALUES (:tbl, :idx, :stat)")
-    connection.execute(insert, [dict(zip(("tbl", "idx", "stat"), row, strict=True)) for row in _TYPICAL])
-    connection.execute(text("ANALYZE sqlite_schema"))
-
-
-BUSY_SECONDS = 60
 CHUNK = 500
 """Values per IN list: far below every backend's limit on the variables of one statement."""
 
@@ -73,11 +48,28 @@ _SECRETS = (
 T = TypeVar("T")
 
 
-def make_engine(url: str, create: bool) -> Engine:
+_IDLE_S = 20
+"""How long a transaction on PostgreSQL may wait for its client."""
+# A server that is cut off without a word is given up within half a minute, as one that says so is.
+_POSTGRES_WAITS = {
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 25_000,
+}
+
+
+def make_engine(url: str, create: bool, read_only: bool = False) -> Engine:
     """An engine for `url`; connects to nothing yet.
 
+    Args:
+        url: of the database.
+        create: whether a missing SQLite file may be made.
+        read_only: whether nothing may be written through it, which the database itself then refuses.
+
     Raises:
-        StoreError: not a database URL, an unsupported database, a missing folder, or (unless `create`) a missing file.
+        StoreError: not a database URL, an unsupported database, or a file that can't be a store (`files.check_file`).
     """
     try:
         parsed = make_url(url)
@@ -86,19 +78,54 @@ def make_engine(url: str, create: bool) -> Engine:
             f"{without_password(url)!r} is not a database URL; write sqlite:///FILE or postgresql://USER@HOST/NAME"
         ) from error
     backend = parsed.get_backend_name()
+    options = {"moevolve_read_only": read_only}
     if backend == "sqlite":
-        _check_file(parsed, create)
-        # A store in memory is one connection: each further one would be another, empty store.
-        pool = {} if file_of(parsed) else {"poolclass": StaticPool}
-        wait = {"timeout": BUSY_SECONDS, "check_same_thread": False}
-        engine = _engine(parsed.set(drivername="sqlite+pysqlite"), connect_args=wait, **pool)
-        _set_up_sqlite(engine)
-        return engine
+        return _sqlite_engine(parsed.set(drivername="sqlite+pysqlite"), create, read_only, options)
     if backend == "postgresql":
         if parsed.drivername == "postgresql":
             parsed = parsed.set(drivername="postgresql+psycopg")
-        return _engine(parsed, pool_pre_ping=True)
+        waits = {name: value for name, value in _POSTGRES_WAITS.items() if name not in parsed.query}
+        engine = _engine(parsed, pool_pre_ping=True, connect_args=waits, execution_options=options)
+        event.listen(engine, "connect", _bound_transactions)
+        return engine
     raise StoreError(f"{without_password(parsed)}: {backend} is not supported; use sqlite or postgresql")
+
+
+def _sqlite_engine(url: URL, create: bool, read_only: bool, options: dict[str, Any]) -> Engine:
+    path = file_of(url)
+    if path is not None:
+        check_file(path, create, read_only)
+    # A store in memory is one connection: each further one would be another, empty store.
+    pool = {} if path is not None else {"poolclass": StaticPool}
+    wait = {"timeout": BUSY_SECONDS, "check_same_thread": False}
+    engine = _engine(url, connect_args=wait, execution_options=options, **pool)
+    if path is not None and read_only:
+        _set_up_reading(engine, path)
+    _set_up_sqlite(engine)
+    return engine
+
+
+def _set_up_reading(engine: Engine, path: Path) -> None:
+    def connect(_dialect: Any, entry: ConnectionPoolEntry, _args: Any, _options: Any) -> Any:
+        connection, entry.info["seal"] = connect_to_read(path)
+        connection.execute("PRAGMA query_only=ON")
+        return connection
+
+    event.listen(engine, "do_connect", connect)
+    event.listen(engine, "checkout", _check_seal)
+
+
+def _check_seal(_connection: DBAPIConnection, entry: ConnectionPoolEntry, _proxy: PoolProxiedConnection) -> None:
+    if not entry.info["seal"].whole:
+        raise DisconnectionError("somebody writes to the store now")  # SQLAlchemy connects anew
+
+
+def _bound_transactions(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+    # A driver that is suspended in the middle of a write would keep its search's row locked for as long as it sleeps.
+    cursor = connection.cursor()
+    cursor.execute(f"SET idle_in_transaction_session_timeout = '{_IDLE_S}s'")
+    cursor.close()
+    connection.commit()
 
 
 def _engine(url: URL, **options: Any) -> Engine:
@@ -116,25 +143,6 @@ def without_password(url: str | URL) -> str:
     for secret in _SECRETS:
         text = secret.sub(r"\1***", text)
     return text
-
-
-def file_of(url: URL) -> Path | None:
-    """The file of a SQLite URL; None for other databases and for one in memory."""
-    if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:"):
-        return None
-    return Path(str(url.database))
-
-
-def _check_file(url: URL, create: bool) -> None:
-    path = file_of(url)
-    if path is None:
-        return
-    if path.is_dir():
-        raise StoreError(f"{path} is a folder, not a store")
-    if not path.parent.is_dir():
-        raise StoreError(f"folder {path.parent} of the store {path.name} does not exist; create it first")
-    if not create and not path.exists():
-        raise StoreError(f"there is no store at {path}")
 
 
 def _set_up_sqlite(engine: Engine) -> None:
@@ -157,12 +165,32 @@ def _set_up_sqlite(engine: Engine) -> None:
 
 def use_wal(engine: Engine) -> None:
     """Puts a SQLite store into write-ahead-log mode, which stays with the file; readers then never block the writer."""
-    if engine.dialect.name == "sqlite" and file_of(engine.url) is not None:
-        raw = engine.raw_connection()
-        try:
-            raw.cursor().execute("PRAGMA journal_mode=WAL")
-        finally:
-            raw.close()
+    _outside_transactions(engine, "PRAGMA journal_mode=WAL")
+
+
+def vacuum(engine: Engine) -> bool:
+    """Gives the room of deleted rows in a SQLite store's file back; whether it has one.
+
+    Raises:
+        StoreError: others use it, or the disk is full.
+    """
+    try:
+        return _outside_transactions(engine, "VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)")
+    except sqlite3.Error as error:
+        raise StoreError(f"{without_password(engine.url)}: what is deleted still takes room: {error}") from error
+
+
+def _outside_transactions(engine: Engine, *statements: str) -> bool:
+    """Whether there is a file to do it to."""
+    if engine.dialect.name != "sqlite" or file_of(engine.url) is None:
+        return False
+    raw = engine.raw_connection()
+    try:
+        for statement in statements:
+            raw.cursor().execute(statement)
+    finally:
+        raw.close()
+    return True
 
 
 @contextmanager
@@ -170,19 +198,39 @@ def transaction(engine: Engine, write: bool = False) -> Iterator[Connection]:
     """One transaction: committed at the end of the block, rolled back on any error. Reads see one snapshot.
 
     Raises:
-        StoreError: in place of any database error, in one line.
+        UnreachableError: the database went away; whether the transaction was committed isn't known.
+        StoreError: in place of any other database error, in one line; or a write to what was opened for reading.
     """
+    where = without_password(engine.url)
+    if write and engine.get_execution_options().get("moevolve_read_only"):
+        raise StoreError(f"{where} was opened for reading only")
+    seal: Seal | None = None
     try:
         with engine.connect() as connection:
+            seal = connection.info.get("seal")
             # A connection's options are set in place.
             if engine.dialect.name == "sqlite":
                 connection.execution_options(moevolve_write=write)
             elif not write:
-                connection.execution_options(isolation_level="REPEATABLE READ")
+                connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
             with connection.begin():
                 yield connection
+                if seal is not None and not seal.whole:
+                    raise UnreachableError(f"{where}: somebody began to write while it was read; try again")
     except (SQLAlchemyError, OverflowError) as error:
-        raise StoreError(f"{without_password(engine.url)}: {one_line(error)}") from error
+        away = _is_away(error) if seal is None else not seal.whole
+        raise (UnreachableError if away else StoreError)(f"{where}: {one_line(error)}") from error
+
+
+def _is_away(error: Exception) -> bool:
+    """Whether a database can't be had just now, for a reason that may pass: it restarts, or cut the connection.
+
+    SQLite is a library. What it calls operational are locks, which were waited for, and full or broken disks.
+    """
+    if not isinstance(error, DBAPIError):
+        return False
+    operational = isinstance(error, (OperationalError, InterfaceError)) and not isinstance(error.orig, sqlite3.Error)
+    return error.connection_invalidated or operational
 
 
 def one_line(error: Exception) -> str:
@@ -194,83 +242,34 @@ def one_line(error: Exception) -> str:
 
 def insert_new(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
     """Inserts rows, leaving out those whose key is there already (the first one stays)."""
-    if rows:
-        make = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
-        connection.execute(make(table).on_conflict_do_nothing(), list(rows))
+    make = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
+    _execute_insert(connection, make(table).on_conflict_do_nothing(), rows)
 
 
 def insert_all(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
     """Inserts rows; a key that is there already is an error."""
-    if rows:
-        connection.execute(insert(table), list(rows))
+    _execute_insert(connection, insert(table), rows)
+
+
+def _execute_insert(connection: Connection, statement: Insert, rows: Sequence[dict[str, Any]]) -> None:
+    if rows and connection.dialect.name == "sqlite":
+        connection.execute(statement, list(rows))
+    elif rows:
+        # With RETURNING, rows go in statements of many, else in a pipeline: PostgreSQL would not notice a client that
+        # is suspended in the middle of one, and keep its search locked (`_bound_transactions`).
+        connection.execute(statement.returning(literal(1)), list(rows)).all()
+
+
+def update_all(connection: Connection, statement: Update, rows: Sequence[dict[str, Any]]) -> None:
+    """Updates row after row; on PostgreSQL not in a pipeline either."""
+    if rows and connection.dialect.name == "sqlite":
+        connection.execute(statement, list(rows))
+    else:
+        for row in rows:
+            connection.execute(statement, row)
 
 
 def chunks(values: Sequence[T]) -> Iterator[Sequence[T]]:
     """Cuts a sequence into pieces short enough for one IN list."""
     for start in range(0, len(values), CHUNK):
         yield values[start : start + CHUNK]
-
-
-VERSION_TABLE = "alembic_version"
-# Any number will do, as long as it is always the same: it keeps two processes from building one store at once.
-_LOCK = 7_026_112_437
-
-
-def prepare(engine: Engine, create: bool) -> None:
-    """Brings the database behind `engine` to the revision that this software writes.
-
-    Raises:
-        StoreError: it isn't a store and may not become one, or its revision is unknown; nothing was changed then.
-    """
-    where = str(file_of(engine.url) or without_password(engine.url))
-    with transaction(engine) as connection:
-        revision = _revision(connection, where, create)
-    if revision == newest_revision():
-        return
-    use_wal(engine)
-    with transaction(engine, write=True) as connection:
-        if connection.dialect.name == "postgresql":
-            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
-        # Somebody else may have built it between the two transactions.
-        if _revision(connection, where, create) != newest_revision():
-            command.upgrade(alembic_config(connection), newest_revision())
-            describe_typical(connection)
-
-
-@cache
-def newest_revision() -> str:
-    """The revision this software writes: the head of the migrations."""
-    head = ScriptDirectory.from_config(alembic_config()).get_current_head()
-    assert head is not None
-    return head
-
-
-def alembic_config(connection: Connection | None = None) -> Config:
-    """Alembic's configuration, made in memory: the migrations ship inside the package and need no file beside it."""
-    config = Config()
-    # Alembic reads options through configparser, to which a lone % means interpolation.
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
-    config.attributes["connection"] = connection
-    return config
-
-
-def _revision(connection: Connection, where: str, create: bool) -> str | None:
-    """The store's revision, None for an empty database that may become a store."""
-    tables = set(inspect(connection).get_table_names())
-    if not tables:
-        if create:
-            return None
-        raise StoreError(f"{where} is an empty database, not a store of moevolve")
-    if VERSION_TABLE not in tables:
-        raise StoreError(
-            f"{where} is not a store of moevolve: it holds other tables ({', '.join(sorted(tables)[:3])}); "
-            "use a database of its own"
-        )
-    found = [str(row[0]) for row in connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}"))]
-    known = {script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()}
-    if len(found) == 1 and found[0] in known:
-        return found[0]
-    raise StoreError(
-        f"{where} has schema version {', '.join(found) or 'none'}, which this moevolve (up to {newest_revision()}) "
-        "does not know; open it with the version that made it, or use another database"
-    )

@@ -124,7 +124,20 @@ class SearchEvent(Base):
     kind: Mapped[str] = mapped_column(String)
     text: Mapped[str] = mapped_column(Text)
     idx: Mapped[int | None] = mapped_column(BigInteger)
-    at: Mapped[datetime] = mapped_column(UtcDateTime)
+    at: Mapped[datetime] = mapped_column(UtcDateTime, index=True)
+
+
+class Delivery(Base):
+    """An event that a server told somebody of, or is telling; whoever adds the row is the one who tells."""
+
+    __tablename__ = "deliveries"
+    __table_args__ = (ForeignKeyConstraint(["search_id", "seq"], ["events.search_id", "events.seq"]),)
+    search_id: Mapped[str] = mapped_column(String, primary_key=True)
+    seq: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    target: Mapped[str] = mapped_column(String, primary_key=True)
+    attempts: Mapped[int] = mapped_column(Integer)
+    next_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    outcome: Mapped[str | None] = mapped_column(Text)
 
 
 class Individual(Base):
@@ -264,6 +277,7 @@ searches = Base.metadata.tables["searches"]
 search_tasks = Base.metadata.tables["search_tasks"]
 leases = Base.metadata.tables["leases"]
 events = Base.metadata.tables["events"]
+deliveries = Base.metadata.tables["deliveries"]
 individuals = Base.metadata.tables["individuals"]
 parents = Base.metadata.tables["parents"]
 contexts = Base.metadata.tables["evaluation_contexts"]

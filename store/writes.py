@@ -20,7 +20,7 @@ from moevolve.store.records import (
     IndividualRecord,
     Lease,
 )
-from moevolve.store.session import chunks, insert_all, insert_new
+from moevolve.store.session import chunks, insert_all, insert_new, update_all
 from moevolve.store.tables import contexts, evaluations, exports, individuals, parents, searches
 
 ContextKey = tuple[str, str, str, str, str, str]
@@ -185,8 +185,7 @@ def _decide(
                 f"individual {one.index} of search {search_id} already is {row.status} with fitness {row.fitness}; "
                 f"refusing {one.status} with {one.fitness}"
             )
-    if changes:
-        connection.execute(_DECIDE, changes)
+    update_all(connection, _DECIDE, changes)
 
 
 def write_evaluations(

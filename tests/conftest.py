@@ -43,7 +43,7 @@ def postgres() -> Iterator[str]:
 
     with ExitStack() as stack:
         try:
-            url = stack.enter_context(running_server())
+            url = stack.enter_context(running_server()).url
         except NoServerError as error:
             pytest.skip(str(error))
         yield url

@@ -27,7 +27,7 @@ MAY_IMPORT = {
 ROOMS = {
     "search": (
         *("figures", "config.section", "config.phases", "genomes", "config", "loop.schedule", "loop.history"),
-        *("strategies", "pools", "loop", "estimate", "service", "compare", "report", "api", "cli"),
+        *("strategies", "pools", "loop", "estimate", "service", "compare", "report", "server", "api", "cli"),
     ),
     "workers": (
         *("config", "facts", "families", "export.card", "export.mixtral_form", "export.native", "export.state"),
@@ -40,6 +40,7 @@ SAME_ROOM = {name: "methods" for name in ROOMS["workers"] if name.startswith("ex
 CONFINED = {
     "alembic": ("store/",),
     "datasets": ("evaluators/tasks/datasets.py",),
+    "fastapi": ("search/server/",),
     "evaluate": ("evaluators/harness/files.py",),
     "lm_eval": (
         "evaluators/harness/",
@@ -54,9 +55,11 @@ CONFINED = {
         "search/pools/ray_pool.py",
     ),
     "sqlalchemy": ("store/",),
+    "starlette": ("search/server/",),
     "torch": ("kernels/", "workers/", "search/genomes/eep/coefficients.py"),
     "transformers": ("workers/",),
     "triton": ("kernels/",),
+    "uvicorn": ("search/server/run.py",),
 }
 FORBIDDEN = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "random", "shelve"}
 

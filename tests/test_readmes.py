@@ -75,14 +75,19 @@ def missing(paragraph: str, folder: Path) -> list[str]:
 def examples(readme: Path) -> Iterator[tuple[str, str]]:
     """Command lines, with the names of their commands."""
     for line in code(readme.read_text(encoding="utf-8")):
-        found = re.match(r"moevolve ([a-z][a-z-]*)", line)
+        found = re.match(r"moevolve ((?:db )?[a-z][a-z-]*)", line)
         if found:
             yield found[1], line
 
 
 def commands() -> dict[str, Any]:
-    group: Any = typer.main.get_command(app)
-    return dict(group.commands)
+    """By what is typed; those of a group behind its name."""
+    top: Any = typer.main.get_command(app)
+    found: dict[str, Any] = {}
+    for name, command in top.commands.items():
+        below = getattr(command, "commands", None)
+        found |= {name: command} if below is None else {f"{name} {verb}": each for verb, each in below.items()}
+    return found
 
 
 def test_the_readme_at_the_top_stays_short() -> None:

@@ -17,6 +17,7 @@ What they have in common:
   `{"genome.experts": 4}`, or `["genome.experts=4"]` as on the command line.
 * A **store** is a URL (`sqlite:///demo.db`, `postgresql://user@host/name`), or an open one, which is left open.
 * An **individual** is called `SEARCH:INDEX`; where it says so, `full` is the unedited model.
+* **Stores as a whole** are looked after by `moevolve.db`, as by `moevolve db ...`.
 * **Records** are frozen values; `as_data` makes what JSON knows of any of them.
 * **Errors** that you can mend are a `UserError` or a `StoreError` of one line; `PoolError` and `ProfileError` are of
   workers and of profiled models. Interrupting a function that searches leaves the search resumable.
@@ -36,6 +37,7 @@ if Path(__file__).parent.name == "api":
     # An editable install: its import hook knows folders with an `__init__.py`, and `kernels` must not have one.
     __path__.append(str(Path(__file__).parents[2]))
 
+from moevolve import db
 from moevolve._arguments import open_store
 from moevolve._individuals import (
     analyse,
@@ -67,6 +69,7 @@ from moevolve._searching import (
     retry,
     submit,
 )
+from moevolve._serving import serve
 from moevolve._steering import cancel, pause, scale, stop
 
 if TYPE_CHECKING:
@@ -164,6 +167,7 @@ __all__ = [
     "cancel",
     "compare",
     "compare_measured",
+    "db",
     "estimate",
     "evaluate",
     "export",
@@ -183,6 +187,7 @@ __all__ = [
     "retry",
     "scale",
     "searches",
+    "serve",
     "show",
     "stop",
     "submit",

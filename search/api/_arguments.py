@@ -7,30 +7,58 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from moevolve.search.server.client import Client
     from moevolve.store.repository import Store
 
 Overrides = Mapping[str, Any] | Sequence[str]
 """Settings by dotted path, or `KEY=VALUE` lines as the command line has them."""
 
 
-def open_store(url: str, *, create: bool = False) -> Store:
+def open_store(url: str, *, create: bool = False, read_only: bool = False) -> Store:
     """Open a store; use it as a context manager, or call `close()`.
 
     Args:
         url: `sqlite:///file.db`, `postgresql://user@host/name`.
         create: make it where there is none.
+        read_only: only to read, also while others write; of a folder, too, that can't be written to.
 
     Raises:
         StoreError: it can't be opened; the message says why.
+        UserError: it is a server's, which answers what only reads or steers.
     """
     from moevolve.store.repository import Store
 
-    return Store.open(url, create)
+    if is_server(url):
+        from moevolve.evaluators.errors import UserError
+
+        raise UserError(f"{url} is a server: this needs the store itself, and the model; do it where they are")
+    return Store.open(url, create, read_only)
 
 
 def store_of(store: str | Store, create: bool = False) -> AbstractContextManager[Store]:
     """A store by URL, closed afterwards; or an open one, left open."""
     return open_store(store, create=create) if isinstance(store, str) else nullcontext(store)
+
+
+def asked_of(store: str | Store, read_only: bool = True) -> AbstractContextManager[Store | Client]:
+    """Who answers what only reads or steers: a store, as `store_of` has it, or a server by its URL."""
+    if isinstance(store, str):
+        if is_server(store):
+            from moevolve.search.server.client import Client
+
+            return Client(store)
+        return open_store(store, read_only=read_only)
+    return nullcontext(store)
+
+
+def is_server(url: str) -> bool:
+    """Whether a store's URL is that of a server."""
+    return url.startswith(("http://", "https://"))
+
+
+def read_store(store: str | Store) -> AbstractContextManager[Store]:
+    """The same, only to read."""
+    return open_store(store, read_only=True) if isinstance(store, str) else nullcontext(store)
 
 
 def url_of(store: str | Store | None) -> str | None:

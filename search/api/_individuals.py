@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from moevolve._arguments import store_of
+from moevolve._arguments import asked_of, read_store, store_of
 
 if TYPE_CHECKING:
     from moevolve.evaluators.tasks.config import TaskConfig
@@ -27,7 +27,7 @@ def searches(store: str | Store) -> list[SearchSummary]:
     Raises:
         StoreError: no such store.
     """
-    with store_of(store) as opened:
+    with asked_of(store) as opened:
         return opened.searches()
 
 
@@ -59,7 +59,7 @@ def best(
         >>> moevolve.best("sqlite:///demo.db", task="demo-calendar", experts=4)[0].ref
         'demo:78'
     """
-    with store_of(store) as opened:
+    with asked_of(store) as opened:
         return opened.best(task, experts=experts, active=active, search=search, limit=limit, by=by)
 
 
@@ -69,7 +69,7 @@ def show(individual: str, *, store: str | Store) -> IndividualDetail:
     Raises:
         StoreError: no such store or individual.
     """
-    with store_of(store) as opened:
+    with asked_of(store) as opened:
         return opened.individual(individual)
 
 
@@ -87,7 +87,7 @@ def lineage(
     Raises:
         StoreError: no such store or individual.
     """
-    with store_of(store) as opened:
+    with asked_of(store) as opened:
         return (opened.descendants if descendants else opened.ancestors)(individual, depth)
 
 
@@ -169,7 +169,7 @@ def answers(
     """
     from moevolve.search.service import answers as service
 
-    with store_of(store) as opened:
+    with read_store(store) as opened:
         return service.answers(opened, individuals, task, split, limit, only, search, model)
 
 
@@ -198,7 +198,7 @@ def analyse(
     """
     from moevolve.search.service.analyse import analyse_individual
 
-    with store_of(store) as opened:
+    with read_store(store) as opened:
         return analyse_individual(opened, individual, task, split, tokens, model)
 
 
@@ -279,7 +279,7 @@ def profile(
         from moevolve.evaluators.errors import UserError
 
         raise UserError(f"{request.stored[0]}: say in which store it is")
-    with store_of(store) as opened:
+    with read_store(store) as opened:
         return service.profile(request, opened, on_stage)
 
 
@@ -323,7 +323,7 @@ def export_coefficients(individual: str, path: str | Path, *, store: str | Store
     """
     from moevolve.search.service import export as service
 
-    with store_of(store) as opened:
+    with read_store(store) as opened:
         service.export_coefficients(opened, individual, Path(path))
 
 
@@ -370,9 +370,14 @@ def plot(search: str, path: str | Path, *, store: str | Store, individual: str |
         UserError: there is nothing to draw yet, or the file can't be written.
         StoreError: no such store, search or individual.
     """
-    from moevolve.search.service.plot import plot_stored
+    from moevolve.store.repository import Store
 
-    with store_of(store) as opened:
+    with asked_of(store) as opened:
+        if not isinstance(opened, Store):
+            opened.plot(search, Path(path), individual)
+            return
+        from moevolve.search.service.plot import plot_stored
+
         plot_stored(opened, search, Path(path), individual)
 
 
@@ -395,12 +400,16 @@ def report(
         UserError: the analysis is of another search, or the file can't be written.
         StoreError: no such store or search.
     """
-    from moevolve.search.report.contents import gather
-    from moevolve.search.report.page import write_page
-    from moevolve.search.service.analyse import read_analysis
+    from moevolve.store.repository import Store
 
-    found = read_analysis(Path(analysis)) if isinstance(analysis, str | Path) else analysis
-    with store_of(store) as opened:
+    with asked_of(store) as opened:
+        if not isinstance(opened, Store):
+            return opened.report(search, Path(path), limit, analysis)
+        from moevolve.search.report.contents import gather
+        from moevolve.search.report.page import write_page
+        from moevolve.search.service.analyse import read_analysis
+
+        found = read_analysis(Path(analysis)) if isinstance(analysis, str | Path) else analysis
         contents = gather(opened, search, limit, found)
     write_page(contents, Path(path))
     return contents.standings

@@ -6,7 +6,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moevolve._arguments import Overrides, given_lines, override_lines, store_of, url_of
+from moevolve._arguments import (
+    Overrides,
+    asked_of,
+    given_lines,
+    is_server,
+    override_lines,
+    read_store,
+    store_of,
+    url_of,
+)
 
 if TYPE_CHECKING:
     from moevolve.search.compare.config import Cell, Comparison
@@ -45,8 +54,8 @@ def launch(
     """Launch a search and follow it to its end.
 
     Args:
-        config: what to search.
-        store: where to keep it, made if need be; None takes the configuration's.
+        config: what to search; of a server's configurations, its name.
+        store: where to keep it, made if need be; None takes the configuration's. A server's URL launches it there.
         name: of the search; None takes the configuration's.
         address: Ray cluster to join (`auto` or `host:port`); None starts Ray on this machine.
         overrides: further settings to change.
@@ -67,6 +76,8 @@ def launch(
         >>> run.winner
         'demo:78'
     """
+    if isinstance(store, str) and is_server(store):
+        return _launched_there(config, store, name, address, overrides, observer)
     from moevolve.search.config.files import as_run_config
 
     changes = given_lines({"store": url_of(store), "name": name, "workers.address": address})
@@ -138,6 +149,33 @@ def logs(search: str, cluster: str, *, follow: bool = False, insecure: bool = Fa
     return service.logs(cluster, search, follow, insecure)
 
 
+def _launched_there(
+    config: str | Path | RunConfig,
+    url: str,
+    name: str | None,
+    address: str | None,
+    overrides: Overrides,
+    observer: Observer | None,
+) -> Standings:
+    """`launch` on a server's machine, of one of its configurations by name."""
+    from moevolve.evaluators.errors import UserError
+    from moevolve.search.config.files import settings_of
+    from moevolve.search.server.client import Client
+    from moevolve.search.service.observer import Observer
+
+    if not isinstance(config, str | Path) or address is not None:
+        raise UserError(f"{url} launches its own configurations, by their names, on its own cluster")
+    with Client(url) as server:
+        return server.launch(str(config), name, settings_of(override_lines(overrides)), observer or Observer())
+
+
+def _check_no_changes(url: str, address: str | None, overrides: Overrides) -> None:
+    if address is not None or overrides:
+        from moevolve.evaluators.errors import UserError
+
+        raise UserError(f"{url} resumes searches as they are; change settings where the store is")
+
+
 def resume(
     search: str,
     *,
@@ -165,8 +203,12 @@ def resume(
     """
     from moevolve.search.service import resume as service
     from moevolve.search.service.observer import Observer
+    from moevolve.store.repository import Store
 
-    with store_of(store) as opened:
+    with asked_of(store) as opened:
+        if not isinstance(opened, Store):
+            _check_no_changes(opened.url, address, overrides)
+            return opened.resume(search, observer or Observer())
         changes = _resumed(opened, overrides, address)
         return service.resume(opened, search, changes, observer or Observer())
 
@@ -295,5 +337,5 @@ def compare_measured(estimate: Estimate, search: str, *, store: str | Store) -> 
     """
     from moevolve.search.estimate import measured
 
-    with store_of(store) as opened:
+    with read_store(store) as opened:
         return measured.compare(estimate, opened, search)

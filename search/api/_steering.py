@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from moevolve._arguments import store_of
+from moevolve._arguments import asked_of
 
 if TYPE_CHECKING:
-    from moevolve.store.records import Control
+    from moevolve.store.records import Control, Wanted
     from moevolve.store.repository import Store
 
 
@@ -19,10 +19,7 @@ def pause(search: str, *, store: str | Store) -> Control:
     Raises:
         StoreError: no such store or search, or no process runs it.
     """
-    from moevolve.search.service.steer import steer
-
-    with store_of(store) as opened:
-        return steer(opened, search, "paused")
+    return _asked(search, store, "paused")
 
 
 def stop(search: str, *, store: str | Store) -> Control:
@@ -31,10 +28,7 @@ def stop(search: str, *, store: str | Store) -> Control:
     Raises:
         StoreError: no such store or search, or no process runs it.
     """
-    from moevolve.search.service.steer import steer
-
-    with store_of(store) as opened:
-        return steer(opened, search, "stopped")
+    return _asked(search, store, "stopped")
 
 
 def cancel(search: str, *, store: str | Store) -> Control:
@@ -44,10 +38,7 @@ def cancel(search: str, *, store: str | Store) -> Control:
         StoreError: no such store or search.
         UserError: it is finished or cancelled already.
     """
-    from moevolve.search.service.steer import steer
-
-    with store_of(store) as opened:
-        return steer(opened, search, "cancelled")
+    return _asked(search, store, "cancelled")
 
 
 def scale(search: str, workers: int | None = None, *, store: str | Store, priority: int | None = None) -> Control:
@@ -64,6 +55,17 @@ def scale(search: str, workers: int | None = None, *, store: str | Store, priori
         UserError: `workers` is less than 1, or nothing is asked.
     """
     from moevolve.search.service import steer as service
+    from moevolve.store.repository import Store
 
-    with store_of(store) as opened:
-        return service.scale(opened, search, workers, priority)
+    with asked_of(store, read_only=False) as opened:
+        if isinstance(opened, Store):
+            return service.scale(opened, search, workers, priority)
+        return opened.scale(search, workers, priority)
+
+
+def _asked(search: str, store: str | Store, wanted: Wanted) -> Control:
+    from moevolve.search.service.steer import steer
+    from moevolve.store.repository import Store
+
+    with asked_of(store, read_only=False) as opened:
+        return steer(opened, search, wanted) if isinstance(opened, Store) else opened.steer(search, wanted)

@@ -40,8 +40,12 @@ def follow(run: Callable[[Observer], Standings | None], as_json: bool) -> None:
         def begin(config: RunConfig) -> None:
             nonlocal shown
             begun.append(config)
-            hint = f"continue with: moevolve resume {config.name} --store {shlex.quote(without_password(config.store))}"
-            stack.enter_context(told_in_a_line(f"{INTERRUPTED}, {hint}", moevolve.PoolError, hint))
+            where = shlex.quote(without_password(config.store))
+            hint = f"continue with: moevolve resume {config.name} --store {where}"
+            told = f"{INTERRUPTED}, {hint}"
+            if config.store.startswith("http"):
+                told = f"the search goes on; end it with: moevolve stop {config.name} --server {where}"
+            stack.enter_context(told_in_a_line(told, moevolve.PoolError, hint))
             shown = stack.enter_context(watch(config.name))
 
         found = run(

@@ -11,7 +11,13 @@ DEFAULT_STORE = "sqlite:///moevolve.db"
 
 StoreOption = Annotated[
     str,
-    typer.Option("--store", envvar="MOEVOLVE_STORE", help="SQLAlchemy URL of the store.", show_envvar=True),
+    typer.Option(
+        "--store",
+        "--server",
+        envvar=["MOEVOLVE_SERVER", "MOEVOLVE_STORE"],
+        help="SQLAlchemy URL of the store, or http(s) URL of a server.",
+        show_envvar=True,
+    ),
 ]
 ModelOption = Annotated[
     str | None,

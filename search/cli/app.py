@@ -10,6 +10,7 @@ import typer
 
 import moevolve
 from moevolve.search.cli._console import errors
+from moevolve.search.cli._logging import set_up_logging
 
 COMMANDS = (
     "launch",
@@ -35,8 +36,14 @@ COMMANDS = (
     "plot",
     "analyse",
     "report",
+    "serve",
+    "db.upgrade",
+    "db.check",
+    "db.prune",
+    "db.copy",
 )
-"""What a user types, with dashes for underscores: each is a file here with a function of that name."""
+"""What a user types, with dashes for underscores, and a space for a dot: each is a file here, or in a folder of the
+group's name, with a function of its own name."""
 
 
 def make_app(commands: Iterable[str] = COMMANDS) -> typer.Typer:
@@ -47,9 +54,15 @@ def make_app(commands: Iterable[str] = COMMANDS) -> typer.Typer:
         pretty_exceptions_enable=False,
         add_completion=False,
     )
+    groups: dict[str, typer.Typer] = {"": app}
     for name in commands:
+        group, _, verb = name.rpartition(".")
+        if group not in groups:
+            said = import_module(f"moevolve.search.cli.{group}").__doc__
+            groups[group] = typer.Typer(help=said, no_args_is_help=True)
+            app.add_typer(groups[group], name=group)
         module = import_module(f"moevolve.search.cli.{name}")
-        app.command(name.replace("_", "-"))(getattr(module, name))
+        groups[group].command(verb.replace("_", "-"))(getattr(module, verb))
     return app
 
 
@@ -58,6 +71,7 @@ app = make_app()
 
 def main(command: typer.Typer = app) -> None:
     """Run the command line. Bad input ends with one line on stderr and exit code 2."""
+    set_up_logging()
     try:
         command()
     except (moevolve.UserError, moevolve.StoreError) as error:

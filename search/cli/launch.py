@@ -9,14 +9,7 @@ import typer
 import moevolve
 from moevolve.search.cli._console import output, print_json
 from moevolve.search.cli._following import follow
-from moevolve.search.cli._options import (
-    AddressOption,
-    ConfigArgument,
-    InsecureOption,
-    JsonOption,
-    NewStoreOption,
-    SetOption,
-)
+from moevolve.search.cli._options import AddressOption, ConfigArgument, InsecureOption, JsonOption, SetOption
 
 if TYPE_CHECKING:
     from moevolve import Observer, Standings, Submitted
@@ -25,7 +18,15 @@ if TYPE_CHECKING:
 def launch(
     config: ConfigArgument,
     overrides: SetOption = None,
-    store: NewStoreOption = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            "--store",
+            "--server",
+            envvar=["MOEVOLVE_SERVER", "MOEVOLVE_STORE"],
+            help="SQLAlchemy URL; default: the config's. Or http(s) URL of a server, which knows CONFIG by name.",
+        ),
+    ] = None,
     name: Annotated[str | None, typer.Option("--name", help="Name of the search; default: the config's.")] = None,
     address: AddressOption = None,
     or_resume: Annotated[

@@ -101,10 +101,29 @@ def apply_override(data: dict[str, Any], override: str) -> None:
     Raises:
         UserError: no `=`, or the path runs through something that is neither mapping nor list.
     """
+    dotted, value = _parted(override)
+    set_path(data, dotted, value, f"--set {override}")
+
+
+def _parted(override: str) -> tuple[str, Any]:
+    """Dotted path and value of `KEY=VALUE`."""
     dotted, separator, value = override.partition("=")
     if not separator or not all(dotted.split(".")):
         raise UserError(f"--set {override}: expected KEY=VALUE, for example --set genome.experts=4")
-    set_path(data, dotted, _yaml_value(override, value), f"--set {override}")
+    return dotted, _yaml_value(override, value)
+
+
+def settings_of(overrides: Sequence[str]) -> dict[str, Any]:
+    """What `KEY=VALUE` overrides set, by dotted path.
+
+    Raises:
+        UserError: one isn't of that form.
+    """
+    found = {}
+    for override in overrides:
+        dotted, value = _parted(override)
+        found[dotted] = value
+    return found
 
 
 def set_path(data: dict[str, Any], dotted: str, value: Any, where: str) -> None:

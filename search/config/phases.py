@@ -10,14 +10,32 @@ from moevolve.search.config.section import Section
 from moevolve.workers.methods.repair.edit import RepairRecipe
 
 
-class TopKParents(Section):
+class ParentsBase(Section):
+    """What the rules for parents have in common: on which `search` rows individuals are compared.
+
+    A search compares thousands of candidates on the same few hundred rows, and comes to prefer those that suit these
+    rows. With `rows` they are compared on a random subset that every generation draws anew: random subset selection
+    (Gathercole and Ross, Dynamic Training Subset Selection, PPSN 1994), the random sampling technique (Gonçalves,
+    Silva, Melo and Carreiras, EuroGP 2012). Every candidate is still evaluated on all rows, and the search's best is
+    the best on all of them: only who becomes a parent changes.
+
+    Attributes:
+        rows: share of each task's rows that parents are picked by; None takes all, the same every time.
+        generation: with `rows`, consecutive individuals of the phase whose parents are picked by the same rows.
+    """
+
+    rows: float | None = Field(None, gt=0, lt=1)
+    generation: int = Field(32, ge=1)
+
+
+class TopKParents(ParentsBase):
     """Parents are the `k` best individuals so far (the paper)."""
 
     rule: Literal["top_k"] = "top_k"
     k: int = Field(10, ge=1)
 
 
-class ThresholdParents(Section):
+class ThresholdParents(ParentsBase):
     """Parents are all individuals whose fitness is near enough to the best; one margin per operator.
 
     The EEP authors' code has this rule, with these numbers (there in points of 100).
@@ -34,7 +52,12 @@ class ThresholdParents(Section):
     mutation_margin: float = Field(0.03, ge=0)
 
 
-Parents = Annotated[TopKParents | ThresholdParents, Field(discriminator="rule")]
+def _by_rule(value: Any) -> Any:
+    """A mapping that names no rule is about the default one."""
+    return {"rule": "top_k"} | value if isinstance(value, dict) else value
+
+
+Parents = Annotated[TopKParents | ThresholdParents, Field(discriminator="rule"), BeforeValidator(_by_rule)]
 
 
 class EvolutionSection(Section):

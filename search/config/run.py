@@ -239,3 +239,13 @@ class RunConfig(StoredConfig):
         if kinds != sorted(kinds, key=("prune", "merge").index):
             raise ValueError("phases: a prune phase can't follow a merge phase, merged experts have no retained ones")
         return self
+
+    @model_validator(mode="after")
+    def _fresh_rows_are_evolutions(self) -> Self:
+        for position, phase in enumerate(self.phases):
+            kind = "a repair phase" if phase.kind == "repair" else f"strategy {(phase.strategy or self.strategy).kind}"
+            if phase.parents.rows is not None and kind != "strategy evolution":
+                raise ValueError(
+                    f"phases.{position}.parents.rows: only strategy evolution picks parents by fresh rows, not {kind}"
+                )
+        return self

@@ -30,8 +30,13 @@ def main_line(graph: LineageGraph) -> list[int]:
     return line[::-1]
 
 
-def lineage_figure(graph: LineageGraph) -> Figure:
-    """Ancestors as dots over the order of creation, an edge to each child, and the main line in bold."""
+def lineage_figure(graph: LineageGraph, root: str) -> Figure:
+    """Ancestors as dots over the order of creation, an edge to each child, and the main line in bold.
+
+    Args:
+        graph: the ancestors.
+        root: what the individual is that they are ancestors of, for the legend.
+    """
     from matplotlib.collections import LineCollection
 
     nodes = {node.index: node for node in graph.nodes if node.fitness is not None}
@@ -53,10 +58,8 @@ def lineage_figure(graph: LineageGraph) -> Figure:
         scores = [100 * (node.fitness or 0) for node in known]
         axes.plot([n.index for n in known], scores, color=INK, linewidth=1.4, zorder=2, label="better parents")
         if graph.root in nodes:
-            root = nodes[graph.root]
-            axes.plot(
-                root.index, 100 * (root.fitness or 0), "*", markersize=11, color=RED, zorder=4, label="best found"
-            )
+            fitness = nodes[graph.root].fitness or 0
+            axes.plot(graph.root, 100 * fitness, "*", markersize=11, color=RED, zorder=4, label=root)
         for node in _thinned(known):
             below = node.index != graph.root and _valley(known, node)
             axes.annotate(

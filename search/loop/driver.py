@@ -7,6 +7,7 @@ child that may see them is made. So neither the number of workers nor their spee
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -23,6 +24,8 @@ from moevolve.search.strategies.base import Strategy
 from moevolve.store.errors import StoreError
 from moevolve.store.records import FULL_MODEL, IndividualRecord, Progress
 from moevolve.store.repository import Store
+
+log = logging.getLogger(__name__)
 
 # A pool that evaluates within `poll` never runs dry; this bounds how long its results stay unrecorded.
 _GATHER_S = 0.02
@@ -190,10 +193,12 @@ class Driver:
         record, penalty = self._pending.pop(index)
         if item.failure is not None:
             decided = replace(record, status="failed", failure=item.failure, failure_kind=item.failure_kind)
+            log.info("individual %d failed: %s", index, item.failure, extra={"individual": index})
         else:
             # Means over the tasks, weighted, the first less a penalty.
             score, tie_break = ranking_values(self._setup, item.evaluations)
             decided = replace(record, status="ok", fitness=score - penalty, tie_break=tie_break)
+            log.info("individual %d: %.4f", index, score - penalty, extra={"individual": index})
         self._unsaved.append(decided)
         self._finish(decided)
 

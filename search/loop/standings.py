@@ -197,7 +197,7 @@ class Scorer:
         for task, split in self._shown():
             record = found.get((phenotype, task, split))
             if record is not None:
-                scores.append(_score(record))
+                scores.append(score_of(record))
             elif split in broken and task in self.tasks:
                 scores.append(Score(task, split, None, failure=broken[split]))
         return tuple(scores)
@@ -253,7 +253,8 @@ class Scorer:
         return [*pairs, *((task, "test") for task in self.others)]
 
 
-def _score(record: EvaluationRecord) -> Score:
+def score_of(record: EvaluationRecord) -> Score:
+    """What an evaluation amounts to, with the interval that its per-example outcomes allow."""
     if record.score is None:
         return Score(record.task, record.split, None, failure=record.failure)
     low, high = interval(record) if record.outcomes else (record.score, record.score)

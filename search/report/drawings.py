@@ -43,7 +43,7 @@ def drawings_of(contents: Contents) -> dict[str, list[Drawing]]:
     if contents.graph is not None and contents.graph.edges:
         count = len(contents.graph.nodes)
         caption = f"{_best(contents)} and the {count - 1} individuals it descends from, joined to their children."
-        found["lineage"] = [_drawing("lineage", "Ancestors", caption, lineage_figure(contents.graph))]
+        found["lineage"] = [_drawing("lineage", "Ancestors", caption, lineage_figure(contents.graph, "best found"))]
     if contents.analysis is not None:
         found["experts"] = _experts(contents.analysis)
     return found

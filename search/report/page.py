@@ -28,7 +28,7 @@ def render_page(contents: Contents) -> str:
     environment.filters |= {
         "percent": _percent,
         "number": lambda value: "-" if value is None else f"{value:,}",
-        "duration": _duration,
+        "duration": duration,
         "typeset": lambda line: line.replace("+-", "\N{PLUS-MINUS SIGN}").replace(" - ", " \N{EN DASH} "),
         "svg": Markup,  # our own drawing, whose texts are escaped already
     }
@@ -62,7 +62,8 @@ def _percent(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """A time for people."""
     if seconds < 120:
         return f"{seconds:.1f} s"
     minutes, hours = seconds / 60, seconds / 3600

@@ -58,11 +58,18 @@ def stored_calibration(
     recipe: CalibrationRecipe, config: StoredConfig, store: Store, search_id: str, model_fingerprint: str
 ) -> Calibration | None:
     """The calibration of a recorded search (what it cost is noted in it), None if it isn't made yet."""
+    content = store.calibration(stored_fingerprint(recipe, config, store, search_id, model_fingerprint))
+    return None if content is None else Calibration.from_bytes(content)
+
+
+def stored_fingerprint(
+    recipe: CalibrationRecipe, config: StoredConfig, store: Store, search_id: str, model_fingerprint: str
+) -> str:
+    """What the calibration of a recorded search is stored under."""
     tasks = tuple(
         task.task_fingerprint for task in store.search_tasks(search_id, beside=True) if task.split == "calibration"
     )
-    content = store.calibration(_fingerprint(config, recipe, model_fingerprint, tasks))
-    return None if content is None else Calibration.from_bytes(content)
+    return _fingerprint(config, recipe, model_fingerprint, tasks)
 
 
 def _fingerprint(config: StoredConfig, recipe: CalibrationRecipe, model: str, tasks: tuple[str, ...]) -> str:

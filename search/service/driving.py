@@ -35,8 +35,11 @@ class Driving:
         priority: of the search from now on.
         claim: what it could use of a cluster; asked with every renewal.
 
+    Meanwhile the store waits for a database that restarts, as long as the lease lasts.
+
     Raises:
         LeaseHeldError: on entering, if another driver runs the search.
+        StoreError: on entering, if a driver on another machine writes to the same SQLite file.
     """
 
     def __init__(
@@ -58,7 +61,9 @@ class Driving:
         self.lease: Lease
 
     def __enter__(self) -> Self:
-        self.lease = self._store.acquire(self._search_id, this_process(), self._seconds, is_gone, self._priority)
+        self.lease = _acquire(self._store, self._search_id, self._seconds, self._priority)
+        # From here on every write is fenced, so none does harm that is tried again after a lost connection.
+        self._patience_before, self._store.patience_s = self._store.patience_s, self._seconds
         self._control = Control(self.lease.owner, self.lease.epoch, True, "running", None, self._priority)
         self._thread.start()
         return self
@@ -74,6 +79,8 @@ class Driving:
             self._store.release(self.lease)
         except StoreError as lost:
             log.warning("the lease of search %s was not given back, and will run out: %s", self._search_id, lost)
+        finally:
+            self._store.patience_s = self._patience_before
 
     @property
     def control(self) -> Control:
@@ -126,11 +133,22 @@ def held(store: Store, search_id: str) -> Iterator[Lease]:
     Raises:
         LeaseHeldError: a driver runs it.
     """
-    lease = store.acquire(search_id, this_process(), _BRIEFLY_S, is_gone)
+    lease = _acquire(store, search_id, _BRIEFLY_S)
     try:
         yield lease
     finally:
         store.release(lease)
+
+
+def _acquire(store: Store, search_id: str, seconds: float, priority: int | None = None) -> Lease:
+    """A search's lease for this process, unless the store is a file that another machine writes to."""
+    for name, owner in store.running(is_gone).items() if store.is_file else ():
+        if _host(owner) not in (None, socket.gethostname()):
+            raise StoreError(
+                f"search {name} of this store is being run by {owner}, and several machines can't write to a SQLite "
+                "file: use PostgreSQL (--store postgresql://USER@HOST/NAME)"
+            )
+    return store.acquire(search_id, this_process(), seconds, is_gone, priority)
 
 
 def this_process() -> str:
@@ -140,10 +158,13 @@ def this_process() -> str:
 
 def is_gone(owner: str) -> bool:
     """Whether an owner was a process of this machine that is no more."""
+    return _host(owner) == socket.gethostname() and not _runs(int(owner.split()[1]))
+
+
+def _host(owner: str) -> str | None:
+    """The machine of an owner; None if it isn't called as `this_process` calls it."""
     words = owner.split()
-    if len(words) != 4 or words[3] != socket.gethostname() or not words[1].isdigit():
-        return False
-    return not _runs(int(words[1]))
+    return words[3] if len(words) == 4 and words[1].isdigit() else None
 
 
 def _runs(process: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,7 +18,7 @@ from moevolve.search.pools.ray_pool import RayPool, calibrate_on_ray
 from moevolve.search.pools.steered import SteeredPool, StopAsked
 from moevolve.search.service.calibration import Calibrate, calibrated_setup
 from moevolve.search.service.driving import Driving
-from moevolve.search.service.observer import Observer
+from moevolve.search.service.observer import SEARCH, Observer
 from moevolve.search.service.set_up import splits_beside
 from moevolve.search.service.sharing import Share
 from moevolve.search.strategies.phased import make_strategy
@@ -25,6 +26,8 @@ from moevolve.store.errors import LeaseLostError
 from moevolve.store.records import Progress
 from moevolve.store.repository import Store
 from moevolve.workers.config import engine_fingerprint
+
+log = logging.getLogger(__name__)
 
 PoolFactory = Callable[[SearchSetup], Pool]
 
@@ -60,6 +63,8 @@ def execute(
     with Driving(store, setup.search_id, workers.lease_s, workers.priority, share.claim) as driving:
         lease = driving.lease
         record = store.search(setup.search_id)
+        SEARCH.set(record.name)
+        log.info("%s runs it from now on, for the %d. time", lease.owner, lease.epoch)
         finished = record.status == "finished"
         config = parse_stored_config(record.config).model_copy(update={"final": setup.config.final})
         store.amend_search(lease, config.canonical_json(), splits_beside(setup))
@@ -81,6 +86,7 @@ def execute(
             store.set_status(lease, "failed", f"{type(error).__name__}: {error}")
             raise
         store.set_status(lease, "finished")
+        log.info("finished")
     return standings(store, store.search(setup.search_id), store.history(setup.search_id), setup.facts)
 
 
@@ -95,6 +101,7 @@ def _run(
     finished: bool,
 ) -> None:
     def on_stage(stage: str) -> None:
+        log.info(stage)
         driving.tell_stage(stage)
         observer.on_stage(stage)
 
@@ -117,7 +124,8 @@ def _run(
         engine = engine_fingerprint(setup.config.model, setup.config.engine)
         cache = EvaluationCache(store, pool, driving.lease, setup.facts.fingerprint, engine)
         if not finished:
-            strategy = make_strategy(setup.config, setup.space, setup.schedule)
+            read = partial(cache.stored, splits=setup.splits("search"))
+            strategy = make_strategy(setup.config, setup.space, setup.schedule, read)
             on_stage("evaluating")
             Driver(setup, strategy, store, cache, on_progress).run()
         on_stage("re-ranking and final scores")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from moevolve.search.config.run import RunConfig
     from moevolve.store.records import Progress
+
+SEARCH: ContextVar[str | None] = ContextVar("search", default=None)
+"""Name of the search that the present thread runs, for logs."""
 
 
 @dataclass(frozen=True, slots=True)

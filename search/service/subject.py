@@ -58,7 +58,7 @@ def find_subject(
         search: whose full model.
         model: where the weights are now (folder or hub id), if not where the store says.
         weights: whether they are needed. Then they must be the search's, and if it was imported without any, it is
-            about these from now on. If not, the model's config is all that is read.
+            about these from now on, if the store may be written to. If not, the model's config is all that is read.
 
     Raises:
         StoreError: no such individual or search.
@@ -70,15 +70,18 @@ def find_subject(
     if weights:
         facts = bound_facts(store, record, config.model)
         if not record.is_bound:
-            record = store.search(record.id)
+            record = replace(record, model_fingerprint=facts.fingerprint, model_path=config.model.path)
             detail = None if detail is None else replace(detail, search=record)
     else:
         facts = replace(shapes(config.model), fingerprint=record.model_fingerprint)
-    phases = config.phases if isinstance(config, RunConfig) else ()
-    space = make_space(config.genome, facts, phases)
-    space = calibrated_space(space, config, store, record.id, facts.fingerprint)
+    space = calibrated_space(uncalibrated_space(config, facts), config, store, record.id, facts.fingerprint)
     genome = None if detail is None else space.from_bytes(detail.individual.genome)
     return Subject(record, config, facts, space, detail, genome)
+
+
+def uncalibrated_space(config: StoredConfig, facts: ModelFacts) -> GenomeSpace[Any]:
+    """The space of a stored search's genomes, without what it is calibrated with."""
+    return make_space(config.genome, facts, config.phases if isinstance(config, RunConfig) else ())
 
 
 def start_of(subject: Subject, history: Sequence[IndividualRecord]) -> Genome | None:

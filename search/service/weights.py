@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from moevolve.store.repository import Store
 from moevolve.workers.config import ModelConfig
 from moevolve.workers.facts import ModelFacts
 from moevolve.workers.model.describe import describe_config, describe_model, meta_model
+
+_describing = threading.Lock()
+"""Transformers' parts are imported when they are first used, which several threads of a server must not do at once."""
 
 
 def facts_with_or_without(model: ModelConfig) -> ModelFacts:
@@ -33,7 +37,8 @@ def shapes(config: ModelConfig) -> ModelFacts:
     Raises:
         UserError: the config can't be read, or the family isn't supported.
     """
-    return describe_config(meta_model(config), config)
+    with _describing:
+        return describe_config(meta_model(config), config)
 
 
 def where_model(path: str) -> str:
@@ -43,6 +48,8 @@ def where_model(path: str) -> str:
 
 def bound_facts(store: Store, search: SearchRecord, model: ModelConfig) -> ModelFacts:
     """Facts of the weights that a search is about; if that was open until now, it is about these from now on.
+
+    Who only reads doesn't decide that.
 
     Args:
         store: where the search is.
@@ -64,7 +71,7 @@ def bound_facts(store: Store, search: SearchRecord, model: ModelConfig) -> Model
         raise UserError(
             f"model {model.path}: its config isn't of the shapes that search {search.name} was imported for"
         )
-    else:
+    elif not store.read_only:
         store.bind_model(search.id, facts.fingerprint, model.path)
     return facts
 

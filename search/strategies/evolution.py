@@ -8,6 +8,7 @@ again: it would tell nothing new.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 from moevolve.search.config.phases import MergePhase, PhaseConfig
 from moevolve.search.genomes.base import GenomeSpace, Offspring
 from moevolve.search.genomes.rng import generator
-from moevolve.search.loop.history import Ranking, eligible, rank_key
+from moevolve.search.loop.history import FreshRows, Ranking, eligible, rank_key
 from moevolve.search.strategies.base import DRAWS, fixed_offspring
 from moevolve.store.records import IndividualRecord
 
@@ -38,13 +39,22 @@ class Evolution:
         phase: its settings.
         seed: the search's seed.
         first: index of the phase's first individual.
+        fresh: what possible parents are compared on where the phase's rule has `rows`, else None.
     """
 
-    def __init__(self, space: GenomeSpace[Any], phase: PhaseConfig, seed: int, first: int = 0) -> None:
+    def __init__(
+        self,
+        space: GenomeSpace[Any],
+        phase: PhaseConfig,
+        seed: int,
+        first: int = 0,
+        fresh: FreshRows | None = None,
+    ) -> None:
         self._space = space
         self._phase = phase
         self._seed = seed
         self._first = first
+        self._fresh = fresh
         self._ranking = Ranking(phase.parents, phase.repeats)
         self._from_all = isinstance(phase, MergePhase) and phase.start == "all"
 
@@ -64,7 +74,7 @@ class Evolution:
         fixed = fixed_offspring(self._space, self._phase, index - self._first)
         if fixed is not None:
             return fixed
-        pool = None if initial else self.pool(start)
+        pool = None if initial else self.pool(index, start)
         for draw in range(DRAWS):
             offspring = self.bred(rng, pool) if pool else self._sampled(rng, draw)
             if (pool and self._phase.repeats) or offspring.genome.express().phenotype_hash not in taken:
@@ -89,10 +99,17 @@ class Evolution:
             offspring = replace(self._space.breed(rng, self._phase, (offspring.genome,)), parents=())
         return offspring
 
-    def pool(self, start: IndividualRecord | None) -> Pool | None:
-        """Possible parents: the phase's own individuals and what it starts from; None if there are none."""
+    def pool(self, index: int, start: IndividualRecord | None) -> Pool | None:
+        """Possible parents of `index`: the phase's own individuals and what it starts from; None if there are none."""
         own = list(self._ranking)
         if start is not None and all(one.content_hash != start.content_hash for one in own):
-            own = sorted([*own, start], key=rank_key)
+            insort(own, start, key=rank_key)
+        if not own:
+            return None
         rule = self._phase.parents
-        return Pool(eligible(own, rule, "crossover"), eligible(own, rule, "mutation")) if own else None
+        if self._fresh is None:
+            return Pool(eligible(own, rule, "crossover"), eligible(own, rule, "mutation"))
+        fitness = self._fresh.fitness(index, own)
+        # Stable: those that are level on these rows stay in the order that all rows give.
+        own = sorted(own, key=lambda one: -fitness[one.index])
+        return Pool(eligible(own, rule, "crossover", fitness), eligible(own, rule, "mutation", fitness))

@@ -9,7 +9,7 @@ from moevolve.search.config.phases import EvolutionSection, NevergradSection, Re
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.base import GenomeSpace, Offspring
 from moevolve.search.genomes.repaired import RepairedSpace
-from moevolve.search.loop.history import rank_key
+from moevolve.search.loop.history import FreshRows, ReadStored, Stored, rank_key
 from moevolve.search.loop.schedule import Schedule
 from moevolve.search.strategies.base import PhaseStrategy, Strategy
 from moevolve.search.strategies.evolution import Evolution
@@ -53,8 +53,20 @@ class Phased:
         return next((best for best in reversed(self._best[:position]) if best is not None), None)
 
 
-def make_strategy(config: RunConfig, space: GenomeSpace[Any], schedule: Schedule) -> Strategy:
+def _unread(hashes: Sequence[str]) -> Stored:
+    raise ValueError(f"{len(hashes)} individuals are to be compared on fresh rows, but nothing reads their outcomes")
+
+
+def make_strategy(
+    config: RunConfig, space: GenomeSpace[Any], schedule: Schedule, read: ReadStored = _unread
+) -> Strategy:
     """The strategy of a configuration: each phase's own, or the search's.
+
+    Args:
+        config: the configuration.
+        space: where genomes come from.
+        schedule: index arithmetic of its phases.
+        read: gives what is stored of individuals that were told; needed where parents are picked by fresh `rows`.
 
     Raises:
         UserError: a strategy isn't there, or can't do what the configuration asks for.
@@ -66,7 +78,9 @@ def make_strategy(config: RunConfig, space: GenomeSpace[Any], schedule: Schedule
             assert isinstance(space, RepairedSpace), "a search with a repair phase has a space for it"
             phases.append(Repairing(space, phase, config.phases[position - 1], config.seed))
         elif isinstance(section, EvolutionSection):
-            phases.append(Evolution(space, phase, config.seed, first))
+            weights = [task.weight for task in config.tasks]
+            fresh = None if phase.parents.rows is None else FreshRows(phase.parents, weights, config.seed, first, read)
+            phases.append(Evolution(space, phase, config.seed, first, fresh))
         elif isinstance(section, NevergradSection):
             phases.append(NevergradPhase(space, position, phase, section, config.seed, schedule.in_flight, first))
         else:

@@ -135,10 +135,12 @@ class Surrogate:
         rng = generator(self._seed, index, "surrogate")
         made = None
         if not initial and len(self._told) > 1 and rng.random() >= self._bred:
-            made = self._learned(rng, start, taken)
+            made = self._learned(rng, index, start, taken)
         return made or self._evolution.ask(index, initial, start, taken)
 
-    def _learned(self, rng: np.random.Generator, start: IndividualRecord | None, taken: Container[str]) -> Made:
+    def _learned(
+        self, rng: np.random.Generator, index: int, start: IndividualRecord | None, taken: Container[str]
+    ) -> Made:
         features = np.stack([self._features_of(one) for one in self._told])
         spread = np.ones(features.shape[1]) if self._chooses else features.std(axis=0)
         scale = np.where(spread > 0, spread, np.inf)
@@ -147,7 +149,7 @@ class Surrogate:
         model = LinearPosterior(standard, targets_of(self._told), precision, self._section.noise)
         if self._direct:
             return self._best_choice(rng, model, taken)
-        pool = self._evolution.pool(start)
+        pool = self._evolution.pool(index, start)
         assert pool is not None, "two were told that didn't fail"
         return self._best_child(rng, model.draw(rng) / scale, pool, taken)
 

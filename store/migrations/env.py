@@ -1,4 +1,4 @@
-"""Run by Alembic. The connection, already inside a transaction, comes from `moevolve.store.session`."""
+"""Run by Alembic. The connection, already inside a transaction, comes from `moevolve.store.schema`."""
 
 from __future__ import annotations
 

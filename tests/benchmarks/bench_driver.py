@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from no_op_search import reply_to, set_up
@@ -69,17 +70,28 @@ def main() -> None:
     parser.add_argument(
         "--threshold", type=float, default=None, help="threshold rule with this for both margins, else top-k"
     )
+    parser.add_argument("--rows", type=float, default=None, help="parents by this share of the rows, fresh ones")
     parser.add_argument("--profile", action="store_true", help="print the 25 functions that take longest")
     options = parser.parse_args()
     for individuals in options.individuals:
         for batch in options.batch:
             with tempfile.TemporaryDirectory() as folder:
-                measure(Path(folder), individuals, options.window, batch, options.threshold, options.profile)
+                measure(
+                    Path(folder), individuals, options.window, batch, options.threshold, options.rows, options.profile
+                )
 
 
-def measure(folder: Path, individuals: int, window: int, batch: int, threshold: float | None, profile: bool) -> None:
+def measure(
+    folder: Path,
+    individuals: int,
+    window: int,
+    batch: int,
+    threshold: float | None,
+    rows: float | None,
+    profile: bool,
+) -> None:
     """One search up to its last window, then one resume of it."""
-    setup = set_up(individuals, window, threshold)
+    setup = set_up(individuals, window, threshold, rows)
     with Store.open(f"sqlite:///{folder / 'bench.db'}") as store:
         register(setup, store)
         profiler = cProfile.Profile()
@@ -104,7 +116,8 @@ def measure(folder: Path, individuals: int, window: int, batch: int, threshold: 
 
 def drive(setup: SearchSetup, store: Store, pool: IdlePool) -> None:
     cache = EvaluationCache(store, pool, setup.search_id, setup.facts.fingerprint, "engine")
-    driver = Driver(setup, make_strategy(setup.config, setup.space, setup.schedule), store, cache)
+    read = partial(cache.stored, splits=setup.splits("search"))
+    driver = Driver(setup, make_strategy(setup.config, setup.space, setup.schedule, read), store, cache)
     try:
         driver.run()
     except Dispatched:

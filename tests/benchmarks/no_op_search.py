@@ -29,10 +29,13 @@ SPLIT = PreparedSplit("task", "search", "rank", "mean", Matching(), 1, " ", (Exa
 OUTCOMES = np.ones(100, dtype=np.float32)
 
 
-def set_up(individuals: int, window: int, threshold: float | None = None) -> SearchSetup:
-    """A fifth of the individuals prune, the others merge; parents by threshold if one is given, else the best."""
+def set_up(individuals: int, window: int, threshold: float | None = None, rows: float | None = None) -> SearchSetup:
+    """A fifth of the individuals prune, the others merge; parents by threshold if one is given, else the best.
+
+    With `rows` they are picked by this share of the rows, fresh ones in every generation.
+    """
     margins = {"crossover_margin": threshold, "mutation_margin": threshold}
-    parents = {"rule": "top_k"} if threshold is None else {"rule": "threshold", **margins}
+    parents = {"rows": rows} | ({"rule": "top_k"} if threshold is None else {"rule": "threshold", **margins})
     config = RunConfig.model_validate(
         {
             "name": "bench",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -27,9 +28,48 @@ class NoServerError(Exception):
     """There is no PostgreSQL to be had here; says why."""
 
 
+class Server:
+    """A server that can be stopped in the middle, and started again.
+
+    Attributes:
+        url: of its empty database.
+    """
+
+    def __init__(self, programs: Path, folder: Path, user: dict[str, Any]) -> None:
+        self._programs, self._folder, self._user = programs, folder, user
+        self._process: subprocess.Popen[bytes] | None = None
+        self.url = self.url_of("postgres")
+
+    def url_of(self, database: str) -> str:
+        return f"postgresql://moevolve@/{database}?host={self._folder}"
+
+    def start(self) -> None:
+        """Return when it answers.
+
+        Raises:
+            NoServerError: it doesn't.
+        """
+        folder = self._folder
+        # Nothing here outlives the tests, so nothing needs to be safe from a power cut.
+        settings = ("listen_addresses=", "fsync=off", "shared_buffers=32MB", f"unix_socket_directories={folder}")
+        flags = ("-D", "data", *(part for setting in settings for part in ("-c", setting)))
+        with (folder / "server.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [self._programs / "postgres", *flags], cwd=folder, stdout=log, stderr=subprocess.STDOUT, **self._user
+            )
+        _wait(self.url, folder)
+
+    def stop(self, number: int = signal.SIGINT) -> None:
+        """End it without waiting for clients to leave: in good order (SIGINT), or as in a crash (SIGQUIT)."""
+        if self._process is not None:
+            self._process.send_signal(number)
+            self._process.wait(timeout=_START_S)
+            self._process = None
+
+
 @contextmanager
-def running_server() -> Iterator[str]:
-    """Start a server, give the URL of its empty database, and stop it at the end.
+def running_server() -> Iterator[Server]:
+    """Start a server, and stop it at the end.
 
     Raises:
         NoServerError: no programs are installed, or they don't run here.
@@ -42,10 +82,12 @@ def running_server() -> Iterator[str]:
         programs = _programs(folder, user)
         flags = ("-D", "data", "-U", "moevolve", "--auth=trust", "--encoding=UTF8", "--no-locale", "--no-sync")
         _run([programs / "initdb", *flags], folder, user)
-        url = f"postgresql://moevolve@/postgres?host={folder}"
-        with _serving(programs, folder, user):
-            _wait(url, folder)
-            yield url
+        server = Server(programs, folder, user)
+        try:
+            server.start()
+            yield server
+        finally:
+            server.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -102,21 +144,6 @@ def _run(command: list[Any], folder: Path, user: dict[str, Any]) -> None:
         raise NoServerError(f"{command[0]}: {error}") from error
     if done.returncode != 0:
         raise NoServerError(f"{command[0]}: {(done.stderr or done.stdout).strip()[-300:]}")
-
-
-@contextmanager
-def _serving(programs: Path, folder: Path, user: dict[str, Any]) -> Iterator[None]:
-    # Nothing here outlives the tests, so nothing needs to be safe from a power cut.
-    settings = ("listen_addresses=", "fsync=off", "shared_buffers=32MB", f"unix_socket_directories={folder}")
-    command = [programs / "postgres", "-D", "data", *(part for setting in settings for part in ("-c", setting))]
-    with (folder / "server.log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=subprocess.STDOUT, **user)
-    try:
-        yield
-    finally:
-        # SIGINT: don't wait for clients to leave.
-        process.send_signal(2)
-        process.wait(timeout=_START_S)
 
 
 def _wait(url: str, folder: Path) -> None:

@@ -240,3 +240,18 @@ def snapshot() -> Snapshot:
             }
 
     return read
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(tiny: TinyWorkspace, tmp_path_factory: pytest.TempPathFactory, snapshot: Snapshot) -> dict[str, Any]:
+    """What a store holds after the search `calm` in this process, with nothing between it and its one worker."""
+    from report_lab import finished
+
+    from moevolve.search.config.files import load_run_config
+    from moevolve.store.repository import Store
+
+    folder = tmp_path_factory.mktemp("calm")
+    run = load_run_config(tiny.write_run(folder / "run.yaml", "calm"))
+    with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
+        finished(store, run)
+    return snapshot(folder / "moevolve.db", "calm")

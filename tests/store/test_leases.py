@@ -8,13 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 from store_samples import decided, digest, evaluation, individual, search, split
 
 from moevolve.store.errors import LeaseHeldError, LeaseLostError, StoreError
 from moevolve.store.records import Claim, Lease
 from moevolve.store.repository import Store
-from moevolve.store.session import alembic_config, transaction
 
 WRITES: dict[str, Callable[[Store, Any], None]] = {
     "record": lambda store, writer: store.record(writer, [individual(0)]),
@@ -157,18 +155,6 @@ def test_of_two_that_think_they_have_it_one_writes(store: Store, alpha: str) -> 
     assert sorted(done[1] + done[2]) == [row.index for row in history] == list(range(len(history)))
     assert all("already recorded with another genome" in reason for reason in refused)
     assert all(history[i].content_hash == digest(i, number) for number, own in done.items() for i in own)
-
-
-def test_searches_of_a_store_from_before_leases_get_theirs(url: str) -> None:
-    from alembic import command
-
-    with Store.open(url) as store:
-        store.create_search(search(), [split()])
-        with transaction(store._engine, write=True) as connection:
-            command.downgrade(alembic_config(connection), "moevolve_v1")
-            assert connection.execute(text("SELECT count(*) FROM searches")).scalar() == 1
-    with Store.open(url) as store:
-        assert store.acquire("id-alpha", "driver", 60).epoch == 1
 
 
 def test_what_a_driver_could_use_is_known_while_it_drives(store: Store, alpha: str) -> None:

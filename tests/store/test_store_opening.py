@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import sqlite3
 import subprocess
 import sys
@@ -15,11 +16,12 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import text
 from store_samples import individual, search, split
 
-from moevolve.store import session as schema
-from moevolve.store.errors import StoreError
+from moevolve.store import schema
+from moevolve.store.errors import LeaseHeldError, StoreError, UnreachableError
+from moevolve.store.records import Upgrade
 from moevolve.store.repository import Store
-from moevolve.store.session import make_engine, transaction
-from moevolve.store.tables import Base
+from moevolve.store.session import insert_all, make_engine, transaction
+from moevolve.store.tables import Base, contexts
 
 
 def test_migrations_build_exactly_the_models(store: Store) -> None:
@@ -38,6 +40,55 @@ def test_a_store_at_head_is_not_migrated(url: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(schema.command, "upgrade", lambda *_: pytest.fail("ran a migration"))
     with Store.open(url, create=False) as store:
         assert store.search("alpha").name == "alpha"
+
+
+@pytest.fixture
+def older(url: str) -> str:
+    """URL of a store of the revision before the newest, with one search."""
+    with Store.open(url) as store:
+        store.create_search(search(), [split()])
+        with transaction(store._engine, write=True) as connection:
+            schema.command.downgrade(schema.alembic_config(connection), "moevolve_v1")
+    return url
+
+
+def test_an_older_store_is_upgraded_only_if_asked(older: str) -> None:
+    before = contents(older)
+    for create, read_only in ((True, False), (False, False), (False, True)):
+        with pytest.raises(StoreError, match=r"schema moevolve_v1, older .* `moevolve db upgrade --store ") as caught:
+            Store.open(older, create, read_only)
+        assert re.search(r"--store '?(sqlite|postgresql)://", str(caught.value)) and "\n" not in str(caught.value)
+        assert contents(older) == before
+    newest = schema.newest_revision()
+    assert schema.upgrade(older, lambda _: False) == Upgrade("moevolve_v1", newest)
+    assert schema.upgrade(older, lambda _: False) == Upgrade(newest, newest)
+    with Store.open(older, create=False) as store:
+        assert store.acquire("id-alpha", "driver", 60).epoch == 1
+
+
+def test_no_store_is_upgraded_that_is_used(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Store.open(url) as store:
+        for name in ("alpha", "beta", "gamma"):
+            store.create_search(search(name), [split()])
+        leases = [store.acquire(f"id-{name}", f"driver of {name}", 60) for name in ("alpha", "beta")]
+        monkeypatch.setattr(schema, "newest_revision", lambda: "moevolve_v99")
+        ran: list[str] = []
+        monkeypatch.setattr(schema.command, "upgrade", lambda _, revision: ran.append(revision))
+        with pytest.raises(LeaseHeldError, match=r"\(alpha by driver of alpha, beta by driver of beta\): stop them"):
+            schema.upgrade(url, lambda _: False)
+        assert not ran
+        store.release(leases[0])
+        schema.upgrade(url, lambda owner: owner == "driver of beta")
+        assert ran == ["moevolve_v99"]
+
+
+def test_what_is_no_store_is_not_upgraded(url: str, tmp_path: Path) -> None:
+    if url.startswith("sqlite"):
+        Path(url.removeprefix("sqlite:///")).touch()
+    with pytest.raises(StoreError, match="an empty database"):
+        schema.upgrade(url, lambda _: False)
+    with pytest.raises(StoreError, match="there is no store"):
+        schema.upgrade(f"sqlite:///{tmp_path / 'none.db'}", lambda _: False)
 
 
 def test_an_unknown_revision_is_refused_untouched(url: str) -> None:
@@ -155,3 +206,25 @@ def test_many_processes_may_create_one_store(url: str) -> None:
     assert [one.wait(120) for one in started] == [0, 0, 0, 0]
     with Store.open(url, create=False) as store:
         assert store.searches() == []
+
+
+def test_a_postgres_transaction_does_not_wait_for_ever_for_its_client(
+    empty_postgres: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that is suspended in the middle of a write holds its search's row no longer than that."""
+    monkeypatch.setattr("moevolve.store.session._IDLE_S", 1)
+    with Store.open(empty_postgres) as store, Store.open(empty_postgres) as other:
+        store.create_search(search(), [split()])
+        names = [column.name for column in contexts.c if column.name != "id"]
+        rows = [dict.fromkeys(names, str(number)) for number in range(3)]
+
+        def late() -> None:
+            with store.transaction(write=True) as connection:
+                connection.execute(text("SELECT * FROM leases FOR UPDATE"))
+                insert_all(connection, contexts, rows)
+                assert other.acquire("id-alpha", "driver", 60).epoch == 1
+                connection.execute(text("UPDATE searches SET status = 'failed'"))
+
+        with pytest.raises(UnreachableError):
+            late()
+        assert store.search("alpha").status == "created"

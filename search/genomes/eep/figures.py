@@ -44,7 +44,7 @@ class EepFigures(GenomeFigures[EepGenome]):
             for axes, group in zip(grid[row], picked, strict=True):
                 image = _coefficients(axes, matrices[group], _limit(mapping, merging))
         for axes, group in zip(grid[0], picked, strict=True):
-            axes.set_title(_layers_of(genome, int(group)), fontsize="small")
+            axes.set_title(layers_of(genome, int(group)), fontsize="small")
         for axes in grid[1]:
             axes.set_xlabel("original expert", fontsize="small")
             ticks(axes, genome.space.experts, genome.space.retained)
@@ -65,7 +65,7 @@ def eep_figure(genome: EepGenome) -> Figure:
             for axes, matrices in zip(row, (mapping, merging), strict=True):
                 image = _coefficients(axes, matrices[group], _limit(mapping, merging))
                 ticks(axes, genome.space.experts, genome.space.retained)
-            row[0].set_ylabel(f"{_layers_of(genome, int(group))}\nnew expert")
+            row[0].set_ylabel(f"{layers_of(genome, int(group))}\nnew expert")
         for axes, name in zip(grid[0], ("router mapping", "expert merging"), strict=True):
             axes.set_title(name)
         for axes in grid[-1]:
@@ -83,7 +83,7 @@ def _limit(*arrays: NDArray[Any]) -> float:
     return float(max(1.0, *(np.abs(array).max() for array in arrays)))
 
 
-def _layers_of(genome: EepGenome, group: int) -> str:
+def layers_of(genome: EepGenome, group: int) -> str:
     """The decoder layers of a group."""
     layers = genome.space.facts.moe_layers
     members = [layer for layer, owner in zip(layers, genome.space.layer_groups, strict=True) if owner == group]

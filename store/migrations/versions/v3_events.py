@@ -1,4 +1,4 @@
-"""Events: what happened to a search; and in its lease how many there are, its standing, priority and claim."""
+"""Events: what happened to searches, and who was told; leases say how many, a search's standing, priority and claim."""
 
 from __future__ import annotations
 
@@ -26,6 +26,20 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["search_id"], ["searches.id"], name="fk_events_search_id"),
         sa.PrimaryKeyConstraint("search_id", "seq", name="pk_events"),
     )
+    op.create_index("ix_events_at", "events", ["at"])
+    op.create_table(
+        "deliveries",
+        sa.Column("search_id", sa.String(), nullable=False),
+        sa.Column("seq", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("target", sa.String(), nullable=False),
+        sa.Column("attempts", sa.Integer(), nullable=False),
+        sa.Column("next_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("outcome", sa.Text(), nullable=True),
+        sa.ForeignKeyConstraint(
+            ["search_id", "seq"], ["events.search_id", "events.seq"], name="fk_deliveries_search_id_seq"
+        ),
+        sa.PrimaryKeyConstraint("search_id", "seq", "target", name="pk_deliveries"),
+    )
     with op.batch_alter_table("leases") as leases:
         leases.add_column(sa.Column("priority", sa.Integer(), nullable=False, server_default="0"))
         leases.add_column(sa.Column("stage", sa.Text(), nullable=True))
@@ -42,4 +56,5 @@ def downgrade() -> None:
     with op.batch_alter_table("leases") as leases:
         for name in _ADDED:
             leases.drop_column(name)
+    op.drop_table("deliveries")
     op.drop_table("events")

@@ -6,8 +6,9 @@ import ast
 import inspect
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -37,7 +38,7 @@ SIGNATURES = {
     "load_comparison": "(path, *, store=None, address=None, overrides=())",
     "load_config": "(path, overrides=())",
     "logs": "(search, cluster, *, follow=False, insecure=False)",
-    "open_store": "(url, *, create=False)",
+    "open_store": "(url, *, create=False, read_only=False)",
     "pause": "(search, *, store)",
     "plot": "(search, path, *, store, individual=None)",
     "profile": (
@@ -49,6 +50,7 @@ SIGNATURES = {
     "resume": "(search, *, store, address=None, overrides=(), observer=None)",
     "retry": "(search, *, store, address=None, overrides=(), observer=None)",
     "scale": "(search, workers=None, *, store, priority=None)",
+    "serve": "(settings=None, *, store=None, host=None, port=None, tokens=None, on_ready=...)",
     "searches": "(store)",
     "show": "(individual, *, store)",
     "stop": "(search, *, store)",
@@ -63,20 +65,31 @@ RECORDS = {
     *("Estimate", "ExportReport", "Imported", "IndividualDetail", "LineageGraph", "Observer", "ProfileReport"),
     *("Progress", "RunConfig", "Score", "SearchSummary", "Standings", "Store", "Submitted", "TaskConfig"),
 }
+DB_SIGNATURES = {
+    "check": "(store)",
+    "copy": "(*searches, store, to)",
+    "prune": "(*searches, store, dry_run=False)",
+    "upgrade": "(store)",
+}
 ERRORS = {"PoolError", "ProfileError", "StoreError", "UserError"}
 
 
 def test_the_surface_is_what_it_says() -> None:
     assert moevolve.__all__ == sorted(moevolve.__all__)
-    assert set(moevolve.__all__) == {*SIGNATURES, *RECORDS, *ERRORS}
+    assert set(moevolve.__all__) == {*SIGNATURES, *RECORDS, *ERRORS, "db"}
     assert set(moevolve.__all__) <= set(dir(moevolve))
     with pytest.raises(AttributeError, match="module 'moevolve' has no attribute 'Nonsense'"):
         _ = moevolve.Nonsense
 
 
-@pytest.mark.parametrize("name", SIGNATURES)
-def test_functions_take_plain_things(name: str) -> None:
-    signature = inspect.signature(getattr(moevolve, name))
+FUNCTIONS = {getattr(moevolve, name): shown for name, shown in SIGNATURES.items()}
+FUNCTIONS |= {getattr(moevolve.db, name): shown for name, shown in DB_SIGNATURES.items()}
+each_function = pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+
+
+@each_function
+def test_functions_take_plain_things(function: Callable[..., Any]) -> None:
+    signature = inspect.signature(function)
     plain = [
         each.replace(
             annotation=inspect.Parameter.empty, default=... if inspect.isfunction(each.default) else each.default
@@ -84,17 +97,16 @@ def test_functions_take_plain_things(name: str) -> None:
         for each in signature.parameters.values()
     ]
     shown = str(inspect.Signature(plain)).replace("Ellipsis", "...")
-    assert shown == SIGNATURES[name]
+    assert shown == FUNCTIONS[function]
     assert signature.return_annotation is not inspect.Signature.empty
     assert all(each.annotation is not inspect.Parameter.empty for each in signature.parameters.values())
 
 
-@pytest.mark.parametrize("name", SIGNATURES)
-def test_functions_say_what_they_take_and_raise(name: str) -> None:
-    function = getattr(moevolve, name)
+@each_function
+def test_functions_say_what_they_take_and_raise(function: Callable[..., Any]) -> None:
     said = inspect.getdoc(function) or ""
     assert said
-    needs_errors = name not in ("as_data", "retry")  # the one raises nothing, the other refers to `resume`
+    needs_errors = function.__name__ not in ("as_data", "retry")  # the one raises nothing, the other refers to `resume`
     assert ("Raises:" in said) == needs_errors
     if "Args:" in said:
         listed = {line.strip().partition(":")[0] for line in said.split("Args:")[1].split("\n\n")[0].splitlines()}

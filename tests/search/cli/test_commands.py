@@ -36,15 +36,17 @@ def imported(path: Path) -> Iterator[str]:
 
 
 def test_every_command_is_a_file_and_every_file_a_command() -> None:
-    files = {path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_")}
+    groups = {name.partition(".")[0] for name in COMMANDS if "." in name}
+    found = [*FOLDER.glob("*.py"), *(path for group in groups for path in (FOLDER / group).glob("*.py"))]
+    files = {".".join(path.relative_to(FOLDER).with_suffix("").parts) for path in found if path.stem[0] != "_"}
     assert files - {"app"} == set(COMMANDS)
     assert len(set(COMMANDS)) == len(COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_imports_the_package_and_nothing_deeper(command: str) -> None:
-    names = list(imported(FOLDER / f"{command}.py"))
-    assert "moevolve" in names
+    names = list(imported(FOLDER / f"{command.replace('.', '/')}.py"))
+    assert {"moevolve", "moevolve.db"} & set(names)
     deeper = [name for name in names if name.startswith("moevolve.search.") and name.split(".")[2] in ROOMS]
     assert not deeper
     commands = {f"moevolve.search.cli.{other}" for other in COMMANDS}
@@ -54,6 +56,7 @@ def test_a_command_imports_the_package_and_nothing_deeper(command: str) -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_is_a_function_of_the_package_too(command: str) -> None:
     verb = {"plan": "estimate"}.get(command, command)
-    assert verb in moevolve.__all__
+    home, _, function = f"moevolve.{verb}".rpartition(".")
+    assert function in (moevolve.__all__ if home == "moevolve" else vars(moevolve.db))
     module = importlib.import_module(f"moevolve.search.cli.{command}")
     assert f"moevolve.{verb}" in Path(str(module.__file__)).read_text()

@@ -56,7 +56,7 @@ def test_the_papers_settings_are_the_defaults(tmp_path: Path) -> None:
     assert isinstance(prune, PrunePhase) and isinstance(merge, MergePhase)
     assert (prune.evaluations, prune.initial, prune.group_rate, prune.row_rate) == (40, 31, 0.25, 0.15)
     assert (merge.crossover_rate, merge.entry_rate, merge.sigma, merge.normalise_rate) == (0.3, 0.25, 0.065, 0.1)
-    assert isinstance(prune.parents, TopKParents)
+    assert prune.parents == TopKParents(k=10, rows=None), "compared on all rows"
     assert (prune.crossover_rate, prune.matrices, prune.redraw, prune.force_change) == (0.3, "apart", True, False)
     assert (merge.start, merge.matrices, merge.crossover, merge.normalise) == ("best", "apart", "rows", "all")
     assert not prune.repeats and not merge.repeats
@@ -114,6 +114,25 @@ def test_the_papers_settings_are_the_defaults(tmp_path: Path) -> None:
         ({"phases": [{"kind": "merge", "evaluations": 3, "entry_rate": 1.1}]}, "phases.0.entry_rate"),
         ({"phases": PLAIN["phases"][::-1]}, "phases: a prune phase can't follow a merge phase"),
         ({"phases": [{"kind": "merge", "evaluations": 3, "parents": {"rule": "top_k", "k": 0}}]}, "phases.0.parents.k"),
+        ({"phases": [PRUNING | {"parents": {"rows": 1}}]}, "phases.0.parents.rows: Input should be less than 1"),
+        ({"phases": [PRUNING | {"parents": {"rows": 0}}]}, "phases.0.parents.rows: Input should be greater than 0"),
+        ({"phases": [PRUNING | {"parents": {"generation": 0}}]}, "phases.0.parents.generation: Input should be"),
+        ({"phases": [PRUNING | {"parents": 4}]}, "phases.0.parents: expected a mapping of settings"),
+        (
+            {"phases": [PRUNING | {"strategy": "surrogate", "parents": {"rows": 0.5}}]},
+            "phases.0.parents.rows: only strategy evolution picks parents by fresh rows, not strategy surrogate",
+        ),
+        (
+            {
+                "strategy": "nevergrad:DE",
+                "phases": [PRUNING, PRUNING | {"parents": {"rule": "threshold", "rows": 0.5}}],
+            },
+            "phases.1.parents.rows: only strategy evolution picks parents by fresh rows, not strategy nevergrad",
+        ),
+        (
+            {"phases": [PRUNING, MENDING | {"parents": {"rows": 0.5}}]},
+            "phases.1.parents.rows: only strategy evolution picks parents by fresh rows, not a repair phase",
+        ),
         ({"engine": {"max_prompt_tokens": 60}}, "engine: tail_tokens 64 must be below max_prompt_tokens 60"),
         ({"phases": [PRUNING, MENDING, PRUNING]}, "phases: a repair phase repairs what the phases before it found"),
         ({"phases": [MENDING]}, "phases: a repair phase repairs what the phases before it found, so it is the last"),
@@ -159,6 +178,12 @@ def test_what_is_wrong_is_named_in_one_line(tmp_path: Path, changes: dict[str, A
     message = message_of(path)
     assert message.startswith(f"{path}: ")
     assert finding in message
+
+
+def test_parents_without_a_rule_are_the_best(tmp_path: Path) -> None:
+    phase = {"kind": "prune", "evaluations": 40, "parents": {"rows": 0.25}}
+    (found,) = load_run_config(written(tmp_path, phases=[phase], strategy="surrogate"), ["strategy=evolution"]).phases
+    assert found.parents == TopKParents(k=10, rows=0.25, generation=32)
 
 
 def test_every_finding_is_named(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_the_main_line_goes_from_better_parent_to_better_parent() -> None:
 
 
 def test_the_lineage_has_all_ancestors_and_edges() -> None:
-    (axes,) = lineage.lineage_figure(GRAPH).axes
+    (axes,) = lineage.lineage_figure(GRAPH, "best found").axes
     assert dots(axes, "prune") == [[0, 30], [1, 50], [2, 40], [5, 50]] and dots(axes, "merge") == [[7, 60], [9, 70]]
     assert line(axes, "better parents") == [(1, 50), (5, 50), (7, 60), (9, 70)]
     (edges,) = [each for each in axes.collections if each.get_label().startswith("_")]

@@ -29,6 +29,7 @@ from moevolve.workers.methods.base import Edit, IdentityEdit
 Opener = Callable[[str], Store]
 WITHIN = {"rule": "threshold", "crossover_margin": 0.02, "mutation_margin": 0.05, "crossover_least": 3}
 SIZES = {"evaluations": 35, "initial": 8}, {"evaluations": 40}
+FRESH = {"k": 4, "rows": 0.5, "generation": 8}
 MODES: dict[str, dict[str, Any]] = {
     "steady": {},
     "generations": {"strategy": {"kind": "evolution", "mode": "generations", "generation": 7}},
@@ -41,6 +42,19 @@ MODES: dict[str, dict[str, Any]] = {
     "authors": {
         "phases": [
             phase | size for phase, size in zip(read_yaml(presets()["authors"])["eep"]["phases"], SIZES, strict=True)
+        ]
+    },
+    "fresh rows": {
+        "tasks": [{"name": "one", "weight": 2}, {"name": "two"}],
+        "phases": [
+            {"kind": "prune", "evaluations": 30, "initial": 8, "parents": FRESH},
+            {"kind": "merge", "evaluations": 30, "entry_rate": 0.1, "parents": FRESH},
+        ],
+    },
+    "threshold on fresh rows": {
+        "phases": [
+            {"kind": "prune", "evaluations": 30, "initial": 8, "parents": WITHIN | {"rows": 0.3}, "repeats": True},
+            {"kind": "merge", "evaluations": 30, "start": "all", "parents": WITHIN | {"rows": 0.3, "generation": 1}},
         ]
     },
     "nevergrad": {"strategy": "nevergrad:TwoPointsDE"},

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from store_samples import search
 
-from moevolve.search.service.driving import Driving, is_gone, this_process
+from moevolve.search.service.driving import Driving, held, is_gone, this_process
 from moevolve.store.errors import LeaseHeldError, LeaseLostError, StoreError
 from moevolve.store.repository import Store
 
@@ -87,3 +87,22 @@ def test_processes_of_this_machine_are_known_to_be_gone() -> None:
         until(lambda: is_gone(f"process {child.pid} on {host}"))
     assert is_gone(f"process {child.pid} on {host}")
     assert not is_gone(f"process {child.pid} on {host}-2") and not is_gone("somebody else")
+
+
+def test_a_sqlite_store_is_one_machines(store: Store) -> None:
+    store.create_search(search("beta"), [])
+    there = store.acquire("id-alpha", "process 7 on elsewhere", 60)
+    for name in ("id-alpha", "id-beta"):
+        with pytest.raises(StoreError, match=r"alpha .* process 7 on elsewhere, .* use PostgreSQL"), held(store, name):
+            pass
+        with pytest.raises(StoreError, match="use PostgreSQL"), Driving(store, name, 0.3):
+            pass
+    store.release(there)
+    with held(store, "id-alpha"), held(store, "id-beta"):
+        pass
+
+
+def test_the_store_is_patient_for_as_long_as_it_is_driven(store: Store) -> None:
+    with Driving(store, "id-alpha", 0.3):
+        assert store.patience_s == 0.3
+    assert store.patience_s == 0

@@ -1,0 +1,81 @@
+"""Stores as a whole: `moevolve.db` has a function for each command `moevolve db ...`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from moevolve._arguments import read_store, store_of
+
+if TYPE_CHECKING:
+    from moevolve.store.records import Upgrade
+    from moevolve.store.repository import Store
+    from moevolve.store.upkeep.check import Checked
+    from moevolve.store.upkeep.copy import Copied
+    from moevolve.store.upkeep.prune import Pruned
+
+
+def upgrade(store: str) -> Upgrade:
+    """Bring a store to the schema that this version of moevolve writes, in one transaction. Repeating it does nothing.
+
+    Args:
+        store: its URL.
+
+    Raises:
+        StoreError: no such store, or a search of it is being run: the message says which, and by whom.
+    """
+    from moevolve.search.service.driving import is_gone
+    from moevolve.store import schema
+
+    return schema.upgrade(store, is_gone)
+
+
+def check(store: str | Store) -> Checked:
+    """Look a store through for what betrays that it is damaged, or was changed by hand. Writes nothing.
+
+    Genomes are compared with their hashes where their model's configuration is at hand.
+
+    Raises:
+        StoreError: no such store.
+    """
+    from moevolve.search.service import upkeep
+
+    with read_store(store) as opened:
+        return upkeep.check(opened)
+
+
+def prune(*searches: str, store: str | Store, dry_run: bool = False) -> Pruned:
+    """Delete searches, with evaluations and calibrations that no other search has any use for.
+
+    Args:
+        searches: names or ids; none deletes only what is left over from other searches.
+        store: where they are.
+        dry_run: only say what would be deleted.
+
+    Raises:
+        StoreError: no such store or search, or it is being run. Nothing is deleted then.
+    """
+    from moevolve.search.service import upkeep
+
+    with store_of(store) as opened:
+        return upkeep.prune(opened, searches, dry_run)
+
+
+def copy(*searches: str, store: str | Store, to: str | Store) -> Copied:
+    """Copy searches with all that belongs to them to another store, of whatever database.
+
+    There they rank and resume as they would here. Repeating it brings the copies up to date.
+
+    Args:
+        searches: names or ids; none copies all.
+        store: where they are.
+        to: where they go, made if need be.
+
+    Raises:
+        StoreError: no such store or search; or what the other store has of that name isn't the same. Nothing is copied
+            then.
+        UserError: both are the same store.
+    """
+    from moevolve.search.service import upkeep
+
+    with read_store(store) as opened, store_of(to, create=True) as target:
+        return upkeep.copy(opened, target, searches)

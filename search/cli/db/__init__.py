@@ -1,0 +1,1 @@
+"""Look after stores: upgrade, check, prune, copy."""

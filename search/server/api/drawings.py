@@ -1,0 +1,64 @@
+"""What people look at: the course of a search as points, its picture, its report."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query
+from fastapi.responses import HTMLResponse, Response
+
+from moevolve.search.server.api.parameters import LimitQuery, SearchPath
+from moevolve.search.server.courses import MOST_POINTS, Course
+from moevolve.search.server.guard import DOCUMENT_POLICY
+from moevolve.search.server.problems import READS
+from moevolve.search.server.service import Service
+
+PictureForm = Literal["svg", "png", "pdf"]
+IndividualQuery = Annotated[str | None, Query(max_length=220, description="Whose genome; default: the best's.")]
+_PICTURES: dict[PictureForm, str] = {"svg": "image/svg+xml", "png": "image/png", "pdf": "application/pdf"}
+_DRAWING = threading.Lock()
+"""What draws has settings for its whole process."""
+
+
+def router(service: Service) -> APIRouter:
+    """The routes."""
+    routes = APIRouter(tags=["drawings"], responses=READS)
+    store = service.store
+
+    @routes.get("/searches/{search}/course")
+    def read_course(
+        search: SearchPath,
+        points: Annotated[int, Query(ge=1, le=MOST_POINTS, description="At most so many.")] = MOST_POINTS,
+    ) -> Course:
+        """Fitness over individuals, down-sampled."""
+        return service.courses.course(store.search(search).id, points)
+
+    @routes.get("/searches/{search}/report", response_class=HTMLResponse)
+    def read_report(search: SearchPath, limit: LimitQuery = 5) -> HTMLResponse:
+        """The page that `moevolve report` writes."""
+        # Not sooner: it loads what draws.
+        from moevolve.search.report.contents import gather
+        from moevolve.search.report.page import render_page
+
+        with _DRAWING:
+            text = render_page(gather(store, search, limit))
+        return HTMLResponse(text, headers={"content-security-policy": DOCUMENT_POLICY})
+
+    @routes.get(
+        "/searches/{search}/plot",
+        response_class=Response,
+        responses={200: {"content": {kind: {} for kind in _PICTURES.values()}, "description": "The picture."}},
+    )
+    def draw(search: SearchPath, form: PictureForm = "svg", individual: IndividualQuery = None) -> Response:
+        """The picture that `moevolve plot` draws."""
+        from moevolve.search.service.plot import plot_stored
+
+        with _DRAWING, TemporaryDirectory() as folder:
+            path = Path(folder) / f"plot.{form}"
+            plot_stored(store, search, path, individual)
+            return Response(path.read_bytes(), media_type=_PICTURES[form])
+
+    return routes

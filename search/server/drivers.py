@@ -1,0 +1,106 @@
+"""Searches that are launched from the server: each in a process of its own, which outlives the server."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from moevolve.evaluators.errors import UserError
+
+_TAIL_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A process that was started for a search, or for an export.
+
+    Attributes:
+        name: what it is for: a search's name, or an individual.
+        process: its number on the server's machine.
+        running: whether it still runs.
+        exit_code: how it ended; None while it runs.
+        last_line: of its log.
+    """
+
+    name: str
+    process: int
+    running: bool
+    exit_code: int | None
+    last_line: str
+
+
+class Drivers:
+    """Starts commands of moevolve in the background.
+
+    Args:
+        store: URL of the store that they work on; it goes through the environment, since anybody may read a command.
+        logs: folder of their logs.
+    """
+
+    def __init__(self, store: str, logs: Path) -> None:
+        self._store, self._logs = store, logs
+        self._started: dict[str, subprocess.Popen[bytes]] = {}
+        self._lock = threading.Lock()
+
+    def start(self, name: str, arguments: Sequence[str], variables: Mapping[str, str] | None = None) -> Launch:
+        """Run `moevolve ARGUMENTS` in the background, in a session of its own.
+
+        Args:
+            name: what for; there is one process at a time for a name.
+            arguments: of the command line.
+            variables: of the environment, besides the server's own.
+
+        Raises:
+            UserError: one for this name still runs, or the log can't be written.
+        """
+        with self._lock:
+            earlier = self._started.get(name)
+            if earlier is not None and earlier.poll() is None:
+                raise UserError(f"{name} is being worked on by process {earlier.pid}; its log tells how far it is")
+            try:
+                self._logs.mkdir(parents=True, exist_ok=True)
+                with self.log_file(name).open("ab") as log:
+                    self._started[name] = subprocess.Popen(
+                        [sys.executable, "-m", "moevolve.search.cli", *arguments],
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        env={**os.environ, "MOEVOLVE_STORE": self._store, **(variables or {})},
+                        start_new_session=True,
+                    )
+            except OSError as error:
+                raise UserError(f"logs: {self.log_file(name)} can't be written: {error.strerror}") from None
+        return self.launch(name)
+
+    def launch(self, name: str) -> Launch:
+        """What became of what was started for a name.
+
+        Raises:
+            KeyError: nothing was, by this server.
+        """
+        process = self._started[name]
+        code = process.poll()
+        lines = self.log(name).strip().splitlines()
+        return Launch(name, process.pid, code is None, code, lines[-1] if lines else "")
+
+    def launches(self) -> list[Launch]:
+        """All that this server started, and what became of it."""
+        return [self.launch(name) for name in list(self._started)]
+
+    def log_file(self, name: str) -> Path:
+        """Where what is started for a name writes to; names are checked before, and have no folders in them."""
+        return self._logs / f"{name.replace(':', '@')}.log"
+
+    def log(self, name: str) -> str:
+        """The last of the log of what was started for a name, by this server or one before it; empty if nothing was."""
+        try:
+            with self.log_file(name).open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+                return log.read().decode("utf-8", "replace")
+        except FileNotFoundError:
+            return ""

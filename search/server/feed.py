@@ -1,0 +1,111 @@
+"""What changed, for whoever watches: one look at the store each second serves all who do, and none happens for nobody.
+
+Watchers get cursors, not contents: how many events a search has and how many individuals are done. What they want of
+that they fetch, from where they were. Nobody's connection to the store stays open while they wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from starlette.concurrency import run_in_threadpool
+
+from moevolve.search.service.driving import is_gone
+from moevolve.store.errors import StoreError
+from moevolve.store.repository import Store
+
+log = logging.getLogger(__name__)
+
+_EVERY_S = 1.0
+_SILENCE_S = 15.0
+"""A line is sent after so long without news, so that nobody in between gives the connection up."""
+_SLOWEST_S = 30.0
+"""Between two looks at a store that can't be reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """How far a search is.
+
+    Attributes:
+        events: how many it has.
+        done: individuals that are complete, as its driver last said.
+        alive: whether a driver runs it.
+    """
+
+    events: int
+    done: int
+    alive: bool
+
+
+class Feed:
+    """News of a store's searches.
+
+    Args:
+        store: the store.
+        every: seconds between two looks.
+    """
+
+    def __init__(self, store: Store, every: float = _EVERY_S) -> None:
+        self._store, self._every = store, every
+        self._now: dict[str, Cursor] = {}
+        self._changed = asyncio.Condition()
+        self._watchers = 0
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def watch(self) -> AsyncIterator[str]:
+        """Server-sent events `cursors`: a JSON object by search id, at first of all searches, then of changed ones."""
+        self._watchers += 1
+        if self._task is None or self._task.done():
+            await self._look()
+            self._task = asyncio.create_task(self._run())
+        sent: dict[str, Cursor] = {}
+        try:
+            while not self._closed:
+                news = {key: cursor for key, cursor in self._now.items() if sent.get(key) != cursor}
+                if news or not sent:
+                    sent = dict(self._now)
+                    said = {key: {"events": it.events, "done": it.done, "alive": it.alive} for key, it in news.items()}
+                    yield f"event: cursors\ndata: {json.dumps(said)}\n\n"
+                try:
+                    async with self._changed:
+                        await asyncio.wait_for(self._changed.wait(), _SILENCE_S)
+                except TimeoutError:
+                    yield ": still here\n\n"
+        finally:
+            self._watchers -= 1
+
+    async def close(self) -> None:
+        """Let all watchers go."""
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _run(self) -> None:
+        pause = self._every
+        while self._watchers:
+            await asyncio.sleep(pause)
+            pause = self._every if await self._look() else min(2 * pause, _SLOWEST_S)
+
+    async def _look(self) -> bool:
+        try:
+            controls = await run_in_threadpool(self._store.controls, is_gone)
+        except StoreError as error:
+            log.warning("news can't be read: %s", error)
+            return False
+        now = {
+            key: Cursor(one.events, one.progress.done if one.progress else 0, one.alive)
+            for key, one in controls.items()
+        }
+        if now != self._now:
+            self._now = now
+            async with self._changed:
+                self._changed.notify_all()
+        return True

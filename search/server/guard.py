@@ -1,0 +1,206 @@
+"""Who may ask for what: the outermost layer, which every request goes through and no route can leave out.
+
+It refuses by default. What a request needs:
+
+* a `Host` that the server goes by, so that no page elsewhere can lead a browser here under a name of its own (DNS
+  rebinding), also on loopback;
+* a token, if the server has any: `Authorization: Bearer TOKEN`, or the cookie that signing in leaves in a browser;
+* to change something: a token of scope `write`, the header `X-Moevolve`, which a form of another site can't send, and
+  no `Origin` but the server's own;
+* a body of bounded size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from http import HTTPStatus
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from moevolve.search.server.settings import Scope as TokenScope
+
+LARGEST_BODY = 1 << 16
+"""Bytes of a request's body."""
+HEADER = "x-moevolve"
+COOKIE = "moevolve"
+OPEN_PATHS = ("/healthz", "/login")
+"""What needs no token, besides what is under /static/."""
+DOCUMENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; sandbox"
+"""Content security policy of whole documents that we make: they have styles within, no scripts, and reach nothing."""
+_SAFE = ("GET", "HEAD", "OPTIONS")
+_ADDED = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "font-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+
+
+class Guard:
+    """ASGI middleware.
+
+    Args:
+        app: what is guarded.
+        hosts: names that the server goes by.
+        tokens: with their scopes; without any, everybody who reaches the server may do everything.
+        sign_in: the page that a browser without a token gets, by whether a token was given that isn't one.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: frozenset[str], tokens: Mapping[str, TokenScope], sign_in: Any) -> None:
+        self._app, self._hosts, self._tokens, self._sign_in = app, hosts, tokens, sign_in
+        # What a browser keeps tells nobody the token itself.
+        self._sessions = {session_of(token): scope for token, scope in tokens.items()}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":  # there are no web sockets
+            return
+        sender = _with_headers(send, secret=not scope["path"].startswith("/static/"))
+        headers = Headers(scope=scope)
+        answer = self._refusal(scope, headers)
+        if answer is None and scope["method"] not in _SAFE:
+            body = await _read(receive)
+            if body is None:
+                answer = problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _TOO_LARGE)
+            elif scope["path"] == "/login":
+                answer = self._signed_in(headers, body)
+            else:
+                receive = _again(body, receive)
+        await (answer or self._app)(scope, receive, sender)
+
+    def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
+        host = hostname(headers.get("host", ""))
+        if host not in self._hosts:
+            return problem(HTTPStatus.BAD_REQUEST, "this server doesn't go by that name; see `hosts` in its settings")
+        if headers.get("content-length", "0").isdigit() and int(headers.get("content-length", "0")) > LARGEST_BODY:
+            return problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _TOO_LARGE)
+        path, writes = scope["path"], scope["method"] not in _SAFE
+        if writes and not self._from_here(headers):
+            return problem(HTTPStatus.FORBIDDEN, "the request comes from another site")
+        if path in OPEN_PATHS or path.startswith("/static/"):
+            return None
+        has = self._scope(headers)
+        if has is None:
+            return self._unknown(path, headers)
+        if writes and has != "write":
+            return problem(HTTPStatus.FORBIDDEN, "this token may read only")
+        if writes and HEADER not in headers:
+            return problem(HTTPStatus.FORBIDDEN, "requests that change something need the header X-Moevolve: 1")
+        scope.setdefault("state", {})["may_write"] = has == "write"
+        return None
+
+    def _unknown(self, path: str, headers: Headers) -> Response:
+        if not path.startswith("/api") and "text/html" in headers.get("accept", ""):
+            return HTMLResponse(self._sign_in(False), HTTPStatus.UNAUTHORIZED)
+        refused = problem(HTTPStatus.UNAUTHORIZED, "a token is needed: Authorization: Bearer TOKEN")
+        refused.headers["www-authenticate"] = "Bearer"
+        return refused
+
+    def _scope(self, headers: Headers) -> TokenScope | None:
+        if not self._tokens:
+            return "write"
+        kind, _, token = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer":
+            return _found(self._tokens, token.strip())
+        return _found(self._sessions, _cookie(headers))
+
+    @staticmethod
+    def _from_here(headers: Headers) -> bool:
+        """Whether a browser says that one of this server's own pages asks, or it is no browser."""
+        origin = headers.get("origin")
+        if origin is not None:
+            return urlsplit(origin).netloc == headers.get("host", "")
+        return headers.get("sec-fetch-site", "same-origin") in ("same-origin", "none")
+
+    def _signed_in(self, headers: Headers, body: bytes) -> Response:
+        """Take the token of the form on the page for signing in."""
+        given = parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0].strip()
+        if _found(self._tokens, given) is None:
+            return HTMLResponse(self._sign_in(True), HTTPStatus.UNAUTHORIZED)
+        response = RedirectResponse("/", HTTPStatus.SEE_OTHER)
+        secure = headers.get("x-forwarded-proto") == "https"
+        response.set_cookie(COOKIE, session_of(given), httponly=True, samesite="strict", secure=secure)
+        return response
+
+
+_TOO_LARGE = f"a request's body may have {LARGEST_BODY:,} bytes"
+
+
+async def _read(receive: Receive) -> bytes | None:
+    """The body of a request; None if it is too long, whatever its head says."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+        if len(body) > LARGEST_BODY:
+            return None
+    return body
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """What was read, to be read once more."""
+    whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receiver() -> Message:
+        return whole.pop() if whole else await receive()
+
+    return receiver
+
+
+def _with_headers(send: Send, *, secret: bool) -> Send:
+    async def sender(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in _ADDED.items():
+                headers.setdefault(name, value)
+            if secret:
+                headers.setdefault("cache-control", "no-store")
+        await send(message)
+
+    return sender
+
+
+def _found(known: Mapping[str, TokenScope], given: str) -> TokenScope | None:
+    """The scope of a token; how long the look-up takes tells nothing of those that there are."""
+    scopes = [scope for one, scope in known.items() if hmac.compare_digest(one.encode(), given.encode())]
+    return scopes[0] if scopes else None
+
+
+def _cookie(headers: Headers) -> str:
+    try:
+        found = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+    except CookieError:
+        return ""
+    return "" if found is None else found.value
+
+
+def session_of(token: str) -> str:
+    """What a browser keeps in place of a token."""
+    return hmac.new(token.encode(), b"moevolve session", hashlib.sha256).hexdigest()
+
+
+def hostname(host: str) -> str:
+    """The name in a `Host` header, lower case, without port and brackets; empty if there is none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def problem(status: int, detail: str) -> JSONResponse:
+    """What every request that fails gets."""
+    return JSONResponse({"detail": detail}, status)

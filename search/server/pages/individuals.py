@@ -1,0 +1,133 @@
+"""The page of one individual: what `moevolve show` says, what was searched, and where it comes from."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import HTMLResponse
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.config.phases import START
+from moevolve.search.config.run import RunConfig
+from moevolve.search.figures.lineage import lineage_figure, main_line
+from moevolve.search.genomes.base import Genome
+from moevolve.search.genomes.registry import counted, figures_for, parts_of
+from moevolve.search.genomes.repaired import bare
+from moevolve.search.loop.standings import score_of
+from moevolve.search.server.api.parameters import RefPath
+from moevolve.search.server.pages.drawings import svg_document
+from moevolve.search.server.pages.listings import Listings
+from moevolve.search.server.pages.matrices import matrices_of
+from moevolve.search.server.pages.rendering import render
+from moevolve.search.server.service import Service
+from moevolve.search.service.subject import Subject, find_subject, start_of
+from moevolve.store.errors import NotFoundError
+from moevolve.store.records import IndividualDetail, IndividualRecord, LineageGraph
+from moevolve.store.repository import Store
+
+_CHILDREN, _LINE = 25, 40
+"""Rows of tables: of children, and of the main line."""
+
+
+def router(service: Service, _: Listings) -> APIRouter:
+    """The routes."""
+    routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+    store = service.store
+
+    @routes.get("/individuals/{ref}")
+    def show_individual(request: Request, ref: RefPath) -> HTMLResponse:
+        detail = store.individual(ref)
+        return render(
+            request,
+            "individual.jinja",
+            detail=detail,
+            words=described(detail),
+            scores=[(one, score_of(one)) for one in detail.evaluations],
+            exports=service.settings.exports is not None,
+        )
+
+    @routes.get("/individuals/{ref}/genome")
+    def show_genome(request: Request, ref: RefPath) -> HTMLResponse:
+        detail = store.individual(ref)
+        caption, note, matrices = "", "", []
+        try:
+            genome, start = _drawn(store, ref)
+            figures = figures_for(genome)
+            if figures.draws(genome, start):
+                caption = figures.subject
+            else:
+                note = "There is nothing to draw of it."
+            matrices = matrices_of(genome)
+        except (UserError, OSError) as error:
+            note = f"It can't be drawn: {' '.join(str(error).split())}"
+        return render(request, "genome.jinja", detail=detail, caption=caption, note=note, matrices=matrices)
+
+    @routes.get("/individuals/{ref}/genome.svg")
+    def draw_genome(ref: RefPath) -> Response:
+        genome, start = _drawn(store, ref)
+        figures = figures_for(genome)
+        if not figures.draws(genome, start):
+            raise NotFoundError(f"there is nothing to draw of {ref}")
+        return svg_document(lambda: figures.page(genome, start)[0], f"{figures.subject} of {ref}")
+
+    @routes.get("/individuals/{ref}/lineage")
+    def show_lineage(request: Request, ref: RefPath) -> HTMLResponse:
+        detail = store.individual(ref)
+        graph = store.ancestors(ref)
+        nodes = {node.index: node for node in graph.nodes}
+        line = [nodes[index] for index in main_line(graph)]
+        born = [node for node in store.descendants(ref, 1).nodes if node.index != graph.root]
+        born.sort(key=lambda node: (-(node.fitness or 0.0), node.index))
+        return render(
+            request,
+            "lineage.jinja",
+            detail=detail,
+            ancestors=len(graph.nodes) - 1,
+            scored=_has_picture(graph),
+            line=line[-_LINE:],
+            skipped=max(0, len(line) - _LINE),
+            children=born[:_CHILDREN],
+            born=len(born),
+        )
+
+    @routes.get("/individuals/{ref}/lineage.svg")
+    def draw_lineage(ref: RefPath) -> Response:
+        graph = store.ancestors(ref)
+        if not _has_picture(graph):
+            raise NotFoundError(f"{ref} has no ancestors to draw")
+        return svg_document(
+            lambda: lineage_figure(graph, ref), f"{ref} and its {len(graph.nodes) - 1} ancestors by score"
+        )
+
+    return routes
+
+
+def described(detail: IndividualDetail) -> dict[str, str]:
+    """What a page says of an individual's make, in words."""
+    kind, record = detail.search.genome_kind, detail.individual
+    return {"parts": parts_of([kind]), "counts": counted(kind, record.experts, record.active)}
+
+
+def _has_picture(graph: LineageGraph) -> bool:
+    return bool(graph.edges) and any(node.fitness is not None for node in graph.nodes)
+
+
+def _drawn(store: Store, ref: str) -> tuple[Genome, Genome | None]:
+    """An individual's genome, unrepaired, and that of its search's start.
+
+    Raises:
+        UserError, OSError: the model's config isn't there any more.
+    """
+    subject = find_subject(store, ref, weights=False)
+    assert subject.genome is not None
+    return bare(subject.genome), start_of(subject, _starts(store, subject))
+
+
+def _starts(store: Store, subject: Subject) -> list[IndividualRecord]:
+    """The individual that the search's method starts from, if it has one: phases begin with what `init` names."""
+    phases = subject.config.phases if isinstance(subject.config, RunConfig) else ()
+    if not phases or START not in phases[0].named:
+        return []
+    try:
+        return [store.individual(f"{subject.search.id}:{phases[0].named.index(START)}").individual]
+    except NotFoundError:
+        return []

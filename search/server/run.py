@@ -1,0 +1,64 @@
+"""Running the server until it is told to stop."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.server.settings import ServerSettings
+from moevolve.store.repository import Store
+
+_GOODBYE_S = 3
+"""Seconds that requests under way get when the server stops."""
+
+
+def serve(settings: ServerSettings, on_ready: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    Args:
+        settings: of the server.
+        on_ready: told where it can be reached, once it can.
+
+    Raises:
+        UserError: the address can't be listened at, or tokens are missing or can't be read.
+        StoreError: the store can't be opened.
+    """
+    # Not sooner: what is wrong in the settings is said at once.
+    import uvicorn
+
+    from moevolve.search.server.app import make_app
+
+    with Store.open(settings.store) as store, _listening(settings) as listening:
+        app = make_app(store, settings)
+        host, port = listening.getsockname()[:2]
+        on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+        config = uvicorn.Config(
+            app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=_GOODBYE_S
+        )
+        with _ends_quietly():
+            uvicorn.Server(config).run([listening])
+
+
+@contextmanager
+def _ends_quietly() -> Iterator[None]:
+    """Being told to stop is no failure: uvicorn raises the signal again, once it has stopped."""
+    before = {each: signal.signal(each, lambda *_: None) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def _listening(settings: ServerSettings) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(found[0], socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(found[4])
+    except OSError as error:
+        raise UserError(f"host {settings.host}, port {settings.port}: {error.strerror or error}") from None
+    return listening

@@ -1,0 +1,30 @@
+"""What the routes work with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moevolve.search.server.courses import Courses
+from moevolve.search.server.drivers import Drivers
+from moevolve.search.server.feed import Feed
+from moevolve.search.server.settings import ServerSettings
+from moevolve.store.repository import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A server's parts.
+
+    Attributes:
+        store: what it serves.
+        settings: what it was started with.
+        courses: plots' points.
+        feed: news.
+        drivers: what it started.
+    """
+
+    store: Store
+    settings: ServerSettings
+    courses: Courses
+    feed: Feed
+    drivers: Drivers

@@ -1,0 +1,164 @@
+"""What a server is told when it starts. Nothing of it can be changed, or read, by a request."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.yaml_files import read_yaml
+from moevolve.search.config.files import describe_validation
+from moevolve.search.config.section import Section
+
+Scope = Literal["read", "write"]
+SCOPES: tuple[Scope, ...] = ("read", "write")
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_SHORTEST = 16
+"""Characters of a token; shorter ones can be guessed."""
+
+
+class WebhookSection(Section):
+    """Who is told when a search comes to an end.
+
+    Attributes:
+        url: that a JSON body is posted to.
+        secret_env: environment variable with the key that the body is signed with (HMAC-SHA256).
+        on: statuses of a search that are told.
+    """
+
+    url: str = Field(pattern=r"^https?://")
+    secret_env: str
+    on: tuple[Literal["finished", "failed", "interrupted", "cancelled"], ...] = ("finished", "failed")
+
+    @property
+    def secret(self) -> bytes:
+        """The key.
+
+        Raises:
+            UserError: the environment variable isn't set.
+        """
+        value = os.environ.get(self.secret_env)
+        if not value:
+            raise UserError(f"webhooks: {self.url} is signed with the environment variable {self.secret_env}: set it")
+        return value.encode()
+
+
+class ServerSettings(Section):
+    """A server's settings.
+
+    Attributes:
+        store: URL of its store.
+        host: address that it listens at.
+        port: 0 takes a free one.
+        hosts: names that it is reached under, besides `host` and those of this machine's loopback.
+        tokens: file of tokens, which nobody but its owner may read; lines are `read TOKEN` or `write TOKEN`. Without
+            it they are taken from MOEVOLVE_READ_TOKEN and MOEVOLVE_WRITE_TOKEN.
+        configurations: folders whose run files can be launched, by their names without `.yaml`.
+        models: checkpoints that a launch may name in place of its run file's.
+        exports: folder that exports are written into; None turns them off.
+        logs: folder of the logs of searches that are launched from here.
+        address: Ray cluster that searches launched from here join; None starts Ray on this machine for each.
+        webhooks: who is told of ends of searches.
+    """
+
+    store: str = "sqlite:///moevolve.db"
+    host: str = "127.0.0.1"
+    port: int = Field(8080, ge=0, le=65535)
+    hosts: tuple[str, ...] = ()
+    tokens: Path | None = None
+    configurations: tuple[Path, ...] = ()
+    models: dict[str, str] = Field(default_factory=dict)
+    exports: Path | None = None
+    logs: Path = Path("moevolve-logs")
+    address: str | None = None
+    webhooks: tuple[WebhookSection, ...] = ()
+
+    @model_validator(mode="after")
+    def _folders_are_there(self) -> Self:
+        for folder in self.configurations:
+            if not folder.is_dir():
+                raise ValueError(f"configurations: there is no folder {folder}")
+        return self
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine reaches it."""
+        return self.host in LOOPBACK
+
+    @property
+    def allowed_hosts(self) -> frozenset[str]:
+        """Host names, lower case and without ports, that requests may be addressed to."""
+        return frozenset(name.lower() for name in (*LOOPBACK, *self.hosts, self.host))
+
+    def run_files(self) -> dict[str, Path]:
+        """The run files that can be launched, by name."""
+        return {path.stem: path for folder in self.configurations for path in sorted(folder.glob("*.yaml"))}
+
+    def read_tokens(self) -> dict[str, Scope]:
+        """The tokens with their scopes.
+
+        Raises:
+            UserError: the file can't be read, others may read it, or a line of it is wrong; or there is none where the
+                server can be reached from other machines.
+        """
+        found = _tokens_of(self.tokens) if self.tokens is not None else _tokens_of_environment(os.environ)
+        for token in found:
+            if len(token) < _SHORTEST:
+                raise UserError(f"a token of {len(token)} characters can be guessed; use {_SHORTEST} or more")
+        if not found and not self.is_loopback:
+            raise UserError(
+                f"host {self.host} can be reached from other machines, so tokens are needed: give --tokens FILE, or "
+                "set MOEVOLVE_READ_TOKEN and MOEVOLVE_WRITE_TOKEN"
+            )
+        return found
+
+
+def read_settings(path: Path | None, changes: Mapping[str, object]) -> ServerSettings:
+    """Settings of a YAML file, if one is given, and of the command line, where None says nothing.
+
+    Paths in the file that aren't absolute are taken from its folder.
+
+    Raises:
+        UserError: no such file, or a wrong setting; the message names it.
+    """
+    data = {} if path is None else read_yaml(path)
+    if path is not None:
+        for key in ("tokens", "exports", "logs"):
+            if isinstance(data.get(key), str):
+                data[key] = str(path.parent / data[key])
+        if isinstance(data.get("configurations"), list):
+            data["configurations"] = [str(path.parent / str(folder)) for folder in data["configurations"]]
+    data |= {key: value for key, value in changes.items() if value is not None}
+    try:
+        return ServerSettings.model_validate(data)
+    except ValidationError as error:
+        raise UserError(f"{path or 'serve'}: {describe_validation(error, data)}") from None
+
+
+def _tokens_of(path: Path) -> dict[str, Scope]:
+    try:
+        mode = path.stat().st_mode
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"tokens: {path} can't be read: {getattr(error, 'strerror', None) or error}") from None
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise UserError(f"tokens: others than its owner may read {path}: chmod 600 {path}")
+    found: dict[str, Scope] = {}
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if not words or line.startswith("#"):
+            continue
+        if len(words) != 2 or words[0] not in SCOPES:
+            raise UserError(f"tokens: {path}, line {number}: expected `read TOKEN` or `write TOKEN`")
+        found[words[1]] = "write" if words[0] == "write" else "read"
+    return found
+
+
+def _tokens_of_environment(variables: Mapping[str, str]) -> dict[str, Scope]:
+    names = {scope: f"MOEVOLVE_{scope.upper()}_TOKEN" for scope in SCOPES}
+    return {variables[name]: scope for scope, name in names.items() if variables.get(name)}

@@ -1,0 +1,86 @@
+"""Stores as a whole: checked, pruned, copied. What the store can't know of searches by itself is found out here."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.config.files import parse_stored_config
+from moevolve.search.genomes.base import GenomeSpace
+from moevolve.search.service.calibration import calibrated_space, stored_fingerprint
+from moevolve.search.service.driving import is_gone
+from moevolve.search.service.subject import uncalibrated_space
+from moevolve.search.service.weights import shapes
+from moevolve.store.records import SearchRecord
+from moevolve.store.repository import Store
+from moevolve.store.upkeep import check as checking
+from moevolve.store.upkeep import copy as copying
+from moevolve.store.upkeep import prune as pruning
+from moevolve.store.upkeep.check import Checked, Reader
+from moevolve.store.upkeep.copy import Copied
+from moevolve.store.upkeep.prune import Pruned
+
+
+def check(store: Store) -> Checked:
+    """Look a store through, the genomes too of searches whose model's configuration is at hand."""
+    return checking.check(store, lambda search: _reader(store, search))
+
+
+def prune(store: Store, searches: Sequence[str], dry_run: bool) -> Pruned:
+    """Delete searches, and what no other one needs then.
+
+    Raises:
+        StoreError: no such search, or it is being run. Nothing was deleted.
+    """
+    gone = {store.search(name).id for name in searches}
+    stay = [summary.search for summary in store.searches() if summary.search.id not in gone]
+    used = {fingerprint for search in stay for fingerprint in _calibrations(store, search)}
+    idle = [fingerprint for fingerprint in store.calibrations() if fingerprint not in used]
+    return pruning.prune(store, searches, idle, is_gone, dry_run)
+
+
+def copy(source: Store, target: Store, searches: Sequence[str]) -> Copied:
+    """Copy searches, or all that there are if none is named.
+
+    Raises:
+        StoreError: no such search, or what the target has of that name isn't the same. Nothing was copied.
+        UserError: both are the same store.
+    """
+    if source.url == target.url:
+        raise UserError(f"{source.url}: a store can't be copied to itself")
+    names = searches or [summary.search.name for summary in source.searches()]
+    return copying.copy(source, target, names, lambda search: _calibrations(source, search), is_gone)
+
+
+def _reader(store: Store, search: SearchRecord) -> Reader | None:
+    """How genomes of a search are read; None if its model's configuration, or its calibration, isn't here."""
+    config = parse_stored_config(search.config)
+    try:
+        space = calibrated_space(_space(search), config, store, search.id, search.model_fingerprint)
+    except UserError:
+        return None
+
+    def read(content: bytes) -> tuple[str, float]:
+        genome = space.from_bytes(content)
+        return genome.content_hash, space.describe(genome).penalty
+
+    return read
+
+
+def _calibrations(store: Store, search: SearchRecord) -> Collection[str]:
+    """Fingerprints of what a search is calibrated with; of all there are, where that can't be known here."""
+    if not any(task.split == "calibration" for task in store.search_tasks(search.id, beside=True)):
+        return ()
+    try:
+        recipe = _space(search).recipe
+    except UserError:
+        return store.calibrations()
+    config = parse_stored_config(search.config)
+    return () if recipe is None else (stored_fingerprint(recipe, config, store, search.id, search.model_fingerprint),)
+
+
+def _space(search: SearchRecord) -> GenomeSpace[Any]:
+    config = parse_stored_config(search.config)
+    return uncalibrated_space(config, replace(shapes(config.model), fingerprint=search.model_fingerprint))

@@ -1,0 +1,212 @@
+"""Taking searches from one store to another, whatever database either is: all of a search, or nothing.
+
+Everything is found by its natural key. Rows that the other store lacks are added; rows that it has must be the same,
+save that an individual may have been decided in one of the two since. So a copy can be repeated and brought up to date.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, RowMapping, Table, select, update
+
+from moevolve.store.errors import StoreError
+from moevolve.store.leases import Dead, fence, unheld
+from moevolve.store.lineage import find_search
+from moevolve.store.records import FULL_MODEL, SearchRecord
+from moevolve.store.repository import Store
+from moevolve.store.session import chunks, insert_all
+from moevolve.store.tables import (
+    calibrations,
+    contexts,
+    evaluations,
+    events,
+    exports,
+    individuals,
+    leases,
+    parents,
+    search_tasks,
+    searches,
+)
+from moevolve.store.upkeep.pages import edges, evaluations_of, pages
+
+_SAME_SEARCH = ("name", "config_hash", "model_fingerprint", "engine_fingerprint", "seed", "genome_kind")
+_SAME_EVALUATION = ("score", "gold_logprob", "outcomes", "examples_seen", "failure", "experts", "active", "parameters")
+_DECIDED = ("status", "fitness", "tie_break", "failure", "failure_kind")
+_SAME_INDIVIDUAL = tuple(column.name for column in individuals.c if column.name not in (*_DECIDED, "created_at"))
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """What a copy added to the other store; what was there already isn't counted.
+
+    Attributes:
+        searches: names of all that were asked for.
+        individuals, evaluations, calibrations, exports: new ones.
+        decided: individuals that were there, and are decided now.
+    """
+
+    searches: tuple[str, ...]
+    individuals: int
+    decided: int
+    evaluations: int
+    calibrations: int
+    exports: int
+
+
+def copy(
+    source: Store, target: Store, names: Sequence[str], needed: Callable[[SearchRecord], Collection[str]], dead: Dead
+) -> Copied:
+    """Copies searches with all that belongs to them, in one transaction of the other store.
+
+    One that is being run is copied as it stands, and can be resumed in the other store.
+
+    Args:
+        source: where they are.
+        target: where to.
+        names: of the searches, or their ids.
+        needed: fingerprints of the calibrations that a search starts from.
+        dead: as `Store.acquire` has it.
+
+    Raises:
+        LeaseHeldError: the target has one of the searches, and there it is being run.
+        StoreError: no such search; or the target has another one of that name, or something else under a key that must
+            be the same. Nothing was copied.
+    """
+    fingerprints = {name: needed(source.search(name)) for name in dict.fromkeys(names)}
+    # The source is left first: if it turns out to have changed under the reader's eyes, nothing is committed.
+    with target.transaction(write=True) as there, source.transaction() as here:
+        copies = [_Copy(here, there, name) for name in fingerprints]
+        for each, wanted in zip(copies, fingerprints.values(), strict=True):
+            each.run(wanted, dead)
+    totals = {
+        table.name: sum(each.added[table.name] for each in copies)
+        for table in (individuals, evaluations, calibrations, exports)
+    }
+    return Copied(tuple(each.search.name for each in copies), decided=sum(each.decided for each in copies), **totals)
+
+
+class _Copy:
+    """One search on its way."""
+
+    def __init__(self, here: Connection, there: Connection, name: str) -> None:
+        self._here, self._there = here, there
+        self.search = find_search(here, name)
+        self.added = dict.fromkeys((individuals.name, evaluations.name, calibrations.name, exports.name), 0)
+        self.decided = 0
+
+    def run(self, needed: Collection[str], dead: Dead) -> None:
+        self._copy_search(dead)
+        for fingerprint in sorted(needed):
+            self._merge(calibrations, {"fingerprint": fingerprint}, ("content",))
+        pairs = [(context.id, self._context(context)) for context in self._contexts()]
+        self._copy_evaluations(pairs, [FULL_MODEL])
+        for page in pages(self._here, self.search.id):
+            self._copy_individuals(page)
+            hashes = sorted({row.phenotype_hash for row in page})
+            for some in chunks(hashes):
+                self._copy_evaluations(pairs, some)
+        for row in self._rows(exports):
+            key = {name: row[name] for name in ("search_id", "idx", "path")}
+            self._merge(exports, key, ("form", "checks"), without="id")
+
+    def _rows(self, table: Table) -> Iterator[RowMapping]:
+        query = select(table).where(table.c.search_id == self.search.id)
+        yield from self._here.execute(query).mappings()
+
+    def _copy_search(self, dead: Dead) -> None:
+        s = searches.c
+        row = self._here.execute(select(searches).where(s.id == self.search.id)).mappings().one()
+        same = (s.id == self.search.id) | (s.name == self.search.name)
+        other = self._there.execute(select(searches).where(same)).mappings().first()
+        state = {name: row[name] for name in ("status", "status_reason", "updated_at")}
+        if row["status"] in ("running", "paused"):
+            state |= {"status": "interrupted", "status_reason": "copied while it was run"}
+        if other is None:
+            insert_all(self._there, searches, [{**row, **state}])
+            insert_all(self._there, search_tasks, [dict(task) for task in self._rows(search_tasks)])
+            happened = [dict(event) for event in self._rows(events)]
+            insert_all(self._there, leases, [{**unheld(self.search.id), "events": len(happened)}])
+            insert_all(self._there, events, happened)
+            return
+        if other["id"] != row["id"]:
+            raise StoreError(f"there is another search {self.search.name} where this one is to be copied to")
+        self._refuse_other("search", self.search.name, _differing(row, other, _SAME_SEARCH))
+        fence(self._there, self.search.id, dead)
+        if row["updated_at"] > other["updated_at"]:
+            self._there.execute(update(searches).where(s.id == self.search.id).values(state))
+
+    def _contexts(self) -> Sequence[Row[Any]]:
+        c, search = contexts.c, self.search
+        mine = (c.model_fingerprint == search.model_fingerprint, c.engine_fingerprint == search.engine_fingerprint)
+        return self._here.execute(select(contexts).where(*mine).order_by(c.id)).all()
+
+    def _context(self, row: Row[Any]) -> int:
+        """Its id in the target."""
+        names = ("model_fingerprint", "engine_fingerprint", "task_fingerprint")
+        key = {name: row._mapping[name] for name in names}
+        self._merge(contexts, key, ("task", "split", "metric"), without="id")
+        match = [contexts.c[name] == value for name, value in key.items()]
+        return int(self._there.execute(select(contexts.c.id).where(*match)).scalar_one())
+
+    def _merge(self, table: Table, key: Mapping[str, Any], same: Sequence[str], without: str | None = None) -> None:
+        """Copies the row of a key, or sees that the one which is there says the same; nothing if there is none."""
+        query = select(table).where(*(table.c[name] == value for name, value in key.items()))
+        mine, other = (connection.execute(query).mappings().first() for connection in (self._here, self._there))
+        if mine is not None and other is not None:
+            self._refuse_other(table.name, ", ".join(map(str, key.values())), _differing(mine, other, same))
+        elif mine is not None:
+            insert_all(self._there, table, [{name: value for name, value in mine.items() if name != without}])
+            if table.name in self.added:
+                self.added[table.name] += 1
+
+    def _copy_individuals(self, page: Sequence[Row[Any]]) -> None:
+        i = individuals.c
+        mine = (i.search_id == self.search.id, i.idx >= page[0].idx, i.idx <= page[-1].idx)
+        known = {row.idx: row for row in self._there.execute(select(individuals).where(*mine))}
+        for row in page:
+            if row.idx in known:
+                self._decide(row, known[row.idx])
+        insert_all(self._there, individuals, [dict(row._mapping) for row in page if row.idx not in known])
+        self.added[individuals.name] += len(page) - len(known.keys() & {row.idx for row in page})
+        given = edges(self._here, page)
+        insert_all(self._there, parents, [dict(edge._mapping) for edge in given if edge.child_idx not in known])
+        theirs = set(map(tuple, edges(self._there, page)))
+        changed = [edge.child_idx for edge in given if tuple(edge) not in theirs]
+        self._refuse_other("individual", f"{self.search.name}:{changed[:1]}", ["parents"] if changed else [])
+
+    def _decide(self, row: Row[Any], other: Row[Any]) -> None:
+        where = f"{self.search.name}:{row.idx}"
+        self._refuse_other("individual", where, _differing(row._mapping, other._mapping, _SAME_INDIVIDUAL))
+        if "pending" not in (row.status, other.status):
+            self._refuse_other("individual", where, _differing(row._mapping, other._mapping, _DECIDED))
+        elif row.status != "pending":
+            i = individuals.c
+            change = update(individuals).where(i.search_id == self.search.id, i.idx == row.idx)
+            self._there.execute(change.values({name: row._mapping[name] for name in _DECIDED}))
+            self.decided += 1
+
+    def _copy_evaluations(self, pairs: Sequence[tuple[int, int]], hashes: Sequence[str]) -> None:
+        for mine, theirs in pairs:
+            found = evaluations_of(self._here, mine, hashes)
+            known = evaluations_of(self._there, theirs, hashes)
+            for phenotype, row in known.items():
+                if phenotype in found:
+                    differing = _differing(found[phenotype]._mapping, row._mapping, _SAME_EVALUATION)
+                    self._refuse_other("evaluation of phenotype", phenotype, differing)
+            rows = [{**row._mapping, "context_id": theirs} for key, row in found.items() if key not in known]
+            insert_all(self._there, evaluations, rows)
+            self.added[evaluations.name] += len(rows)
+
+    def _refuse_other(self, kind: str, name: str, differing: Sequence[str]) -> None:
+        if differing:
+            raise StoreError(
+                f"{kind} {name} is in both stores, and differs in {', '.join(differing)}: search {self.search.name} "
+                "can't be copied there"
+            )
+
+
+def _differing(one: RowMapping, other: RowMapping, names: Sequence[str]) -> list[str]:
+    return [name for name in names if one[name] != other[name]]

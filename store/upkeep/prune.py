@@ -1,0 +1,138 @@
+"""Deleting what nobody needs: searches by name, and what is left over from others."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Table, and_, delete, exists, func, or_, select
+
+from moevolve.store.leases import Dead, fence, running
+from moevolve.store.lineage import find_search
+from moevolve.store.records import FULL_MODEL
+from moevolve.store.repository import Store
+from moevolve.store.session import chunks
+from moevolve.store.tables import (
+    calibrations,
+    contexts,
+    deliveries,
+    evaluations,
+    events,
+    exports,
+    individuals,
+    leases,
+    parents,
+    search_tasks,
+    searches,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What was deleted, or would be.
+
+    Attributes:
+        searches, individuals, evaluations, calibrations: how many.
+        bytes: of their genomes, outcomes and calibrations.
+        vacuumed: whether a SQLite file was made smaller by it, which waits until no search is being run.
+    """
+
+    searches: int
+    individuals: int
+    evaluations: int
+    calibrations: int
+    bytes: int
+    vacuumed: bool = False
+
+
+def prune(store: Store, names: Sequence[str], idle: Collection[str], dead: Dead, dry_run: bool = False) -> Pruned:
+    """Deletes searches, and evaluations and calibrations that no search has any use for then.
+
+    Evaluations of a model, on an engine, that a search is being run on stay for now: its driver may be about to use
+    them.
+
+    Args:
+        store: the store.
+        names: of the searches, or their ids.
+        idle: fingerprints of the calibrations that no other search starts from.
+        dead: as `Store.acquire` has it.
+        dry_run: only say what would be deleted.
+
+    Raises:
+        LeaseHeldError: one of the searches is being run. Nothing was deleted.
+        StoreError: no such search. Nothing was deleted.
+    """
+    with store.transaction(write=True) as connection:
+        inner = connection.begin_nested()
+        found = _prune(connection, names, idle, dead)
+        if dry_run:
+            inner.rollback()
+            return found
+        inner.commit()
+        busy = running(connection, dead)
+    if busy or not any((found.searches, found.evaluations, found.calibrations)):
+        return found
+    return replace(found, vacuumed=store.vacuum())
+
+
+def _prune(connection: Connection, names: Sequence[str], idle: Collection[str], dead: Dead) -> Pruned:
+    ids = [find_search(connection, name).id for name in dict.fromkeys(names)]
+    counted = [_drop_search(connection, fence(connection, search_id, dead)) for search_id in dict.fromkeys(ids)]
+    spare = _unused(connection, set(running(connection, dead)))
+    evaluated, calibrated = _drop_evaluations(connection, spare), _drop_calibrations(connection, idle)
+    size = sum(size for _, size in counted) + evaluated[1] + calibrated[1]
+    return Pruned(len(counted), sum(rows for rows, _ in counted), evaluated[0], calibrated[0], size)
+
+
+def _drop_search(connection: Connection, search_id: str) -> tuple[int, int]:
+    """How many individuals it had, and bytes of their genomes."""
+    connection.execute(delete(parents).where(parents.c.search_id == search_id))
+    connection.execute(delete(exports).where(exports.c.search_id == search_id))
+    dropped = _drop(connection, individuals, individuals.c.genome, individuals.c.search_id == search_id)
+    connection.execute(delete(search_tasks).where(search_tasks.c.search_id == search_id))
+    for table in (deliveries, events, leases):
+        connection.execute(delete(table).where(table.c.search_id == search_id))
+    connection.execute(delete(searches).where(searches.c.id == search_id))
+    return dropped
+
+
+def _drop(
+    connection: Connection, table: Table, content: ColumnElement[Any], which: ColumnElement[bool]
+) -> tuple[int, int]:
+    """Deletes rows of a table; how many they were, and the bytes of one of their columns."""
+    size = connection.execute(select(func.coalesce(func.sum(func.length(content)), 0)).where(which)).scalar_one()
+    return connection.execute(delete(table).where(which)).rowcount, int(size)
+
+
+def _unused(connection: Connection, live: set[str]) -> list[Any]:
+    """Contexts of models and engines that no search is being run on."""
+    s = searches.c
+    query = select(s.model_fingerprint, s.engine_fingerprint).where(s.name.in_(live))
+    busy = {tuple(row) for row in connection.execute(query)}
+    rows = connection.execute(select(contexts).order_by(contexts.c.id)).all()
+    return [row for row in rows if (row.model_fingerprint, row.engine_fingerprint) not in busy]
+
+
+def _drop_evaluations(connection: Connection, spare: Sequence[Any]) -> tuple[int, int]:
+    e, total, size = evaluations.c, 0, 0
+    for context in spare:
+        s = searches.c
+        here = and_(
+            s.model_fingerprint == context.model_fingerprint, s.engine_fingerprint == context.engine_fingerprint
+        )
+        has_it = and_(here, s.id == individuals.c.search_id, individuals.c.phenotype_hash == e.phenotype_hash)
+        used = or_(exists().where(has_it), and_(e.phenotype_hash == FULL_MODEL, exists().where(here)))
+        dropped = _drop(connection, evaluations, e.outcomes, and_(e.context_id == context.id, ~used))
+        total, size = total + dropped[0], size + dropped[1]
+        empty = ~exists().where(e.context_id == context.id)
+        connection.execute(delete(contexts).where(contexts.c.id == context.id, empty))
+    return total, size
+
+
+def _drop_calibrations(connection: Connection, idle: Collection[str]) -> tuple[int, int]:
+    c, total, size = calibrations.c, 0, 0
+    for some in chunks(sorted(idle)):
+        dropped = _drop(connection, calibrations, c.content, c.fingerprint.in_(some))
+        total, size = total + dropped[0], size + dropped[1]
+    return total, size

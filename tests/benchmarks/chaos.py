@@ -1,0 +1,335 @@
+"""Disturbs whole searches at random moments and compares how they end. Not a test: run it by hand.
+
+    python tests/benchmarks/chaos.py [--runs 100] [--seed 0] [--kinds driver-killed node-lost ...]
+
+Every run is one search of 60 individuals whose fitness costs nothing, in a database of its own (PostgreSQL, for some
+kinds SQLite in turn), disturbed by one kind of fault up to three times, at moments drawn from (seed, run). Drivers are
+processes; workers are actors on a Ray of one head and two nodes where the kind needs them, else they are in the driver.
+What ended or was refused is started again, as a user or a scheduler would. Afterwards the population must be the
+undisturbed one (index, genome and its hash, status, fitness, tie-break, parents), every phenotype evaluated once, and
+the store sound. Printed, by kind: runs, faults, runs that came out otherwise, individuals lost, and individuals or
+evaluations that are there twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "labs"))
+
+import httpx2
+import numpy as np
+from disturbed_lab import (
+    LEASE_S,
+    REFUSED,
+    TOTAL,
+    Drive,
+    Population,
+    cut_connections,
+    population,
+    setup_of,
+    undisturbed,
+    wait_for,
+)
+from killing import MOEVOLVE
+from postgres_server import Server, running_server
+from sqlalchemy import text
+
+from moevolve.search.genomes.rng import generator
+from moevolve.store.errors import NotRunningError
+from moevolve.store.repository import Store
+from moevolve.store.upkeep.check import check
+
+
+@dataclass
+class Run:
+    """One search and what is done to it.
+
+    Attributes:
+        url: of its database.
+        folder: for logs.
+        server: the PostgreSQL.
+        cluster: the Ray cluster, for kinds that need one.
+        rng: of the moments.
+        faults: so far.
+        refused: drivers that were, because another one had the search.
+    """
+
+    url: str
+    folder: Path
+    server: Server
+    cluster: Any
+    rng: np.random.Generator
+    faults: int = 0
+    refused: int = 0
+    drivers: list[Drive] = field(default_factory=list)
+
+    def start(self) -> Drive:
+        """One more driver."""
+        self.drivers.append(
+            Drive(self.url, self.folder, address=None if self.cluster is None else self.cluster.address)
+        )
+        return self.drivers[-1]
+
+    def moments(self, most: int = 3) -> Iterator[None]:
+        """Waits for random moments of the search, while its last driver runs."""
+        goals = sorted(self.rng.choice(TOTAL - 6, size=int(self.rng.integers(1, most + 1)), replace=False))
+        for goal in goals:
+            wait_for(self.url, int(goal), self.drivers[-1])
+            time.sleep(float(self.rng.uniform(0, 0.1)))
+            if not self.drivers[-1].running:
+                return
+            self.faults += 1
+            yield
+
+    def finish(self) -> None:
+        """Start drivers until one comes to the end of the search.
+
+        Raises:
+            RuntimeError: none does, or one ends otherwise than by what was done to it.
+        """
+        for _ in range(5):
+            driver = self.drivers[-1]
+            code = driver.end()
+            if code == 0:
+                return
+            if code not in (REFUSED, -signal.SIGKILL):
+                raise RuntimeError(f"a driver ended with {code}: {driver.said}")
+            self.refused += code == REFUSED
+            self.start()
+        raise RuntimeError(f"no driver ends the search: {self.drivers[-1].said}")
+
+
+def kill_driver(run: Run) -> None:
+    """SIGKILL; the next one takes over at once."""
+    for _ in run.moments():
+        run.drivers[-1].kill()
+        run.start()
+
+
+def suspend_driver(run: Run) -> None:
+    """SIGSTOP until past its lease, and SIGCONT while the next one drives, or after that."""
+    for _ in run.moments(1):
+        asleep = run.drivers[-1]
+        asleep.signal(signal.SIGSTOP)
+        with Store.open(run.url, read_only=True) as store:
+            while store.control("id-lab").alive:
+                time.sleep(0.1)
+            epoch, other = store.control("id-lab").epoch, run.start()
+            # A driver that wakes up sooner keeps its search: nobody has taken it.
+            while store.control("id-lab").epoch == epoch and other.running:
+                time.sleep(0.05)
+            taken = store.control("id-lab").epoch != epoch
+        wait_for(run.url, int(run.rng.integers(TOTAL)), run.drivers[-1])
+        asleep.signal(signal.SIGCONT)
+        if not taken:
+            # It fell asleep in a write, which keeps a SQLite file locked: the search is its own still.
+            run.refused += 1
+            run.drivers.append(asleep)
+        elif asleep.end() != REFUSED:
+            raise RuntimeError(f"a driver that slept past its lease wasn't refused: {asleep.said}")
+
+
+def cut(run: Run) -> None:
+    """Every connection to the database is ended from its side."""
+    for _ in run.moments():
+        cut_connections(run.url)
+
+
+def restart_database(run: Run) -> None:
+    """The server goes away for up to the length of a lease, in good order or as in a crash."""
+    for _ in run.moments(1):
+        run.server.stop(signal.SIGINT if run.rng.random() < 0.5 else signal.SIGQUIT)
+        time.sleep(float(run.rng.uniform(0, LEASE_S - 1)))
+        run.server.start()
+
+
+def kill_worker(run: Run) -> None:
+    """SIGKILL for the worker that evaluated last."""
+    for _ in run.moments(2):
+        with Store.open(run.url, read_only=True) as store, store.transaction() as connection:
+            newest = connection.execute(
+                text("SELECT worker FROM evaluations ORDER BY created_at DESC LIMIT 1")
+            ).scalar()
+        with suppress(ProcessLookupError):
+            os.kill(int(str(newest).rpartition("/")[2]), signal.SIGKILL)
+
+
+def lose_node(run: Run) -> None:
+    """SIGKILL for a raylet; another node joins."""
+    for _ in run.moments(1):
+        nodes = sorted(run.cluster.worker_nodes, key=lambda node: str(node.node_id))
+        run.cluster.remove_node(nodes[int(run.rng.integers(len(nodes)))], allow_graceful=False)
+        add_node(run.cluster)
+
+
+def kill_server(run: Run) -> None:
+    """SIGKILL for a server that lets a paused search go on, pauses it again, and is read by others meanwhile."""
+    for _ in run.moments(1):
+        with Store.open(run.url) as store, suppress(NotRunningError):
+            store.ask("id-lab", "paused")
+        # However the search stands by now, the server says so, and does no harm.
+        first = Served(run.url, run.folder)
+        answers = [first.ask("POST", f"/api/searches/lab/{verb}") for verb in ("resume", "pause", "resume")]
+        reading = subprocess.Popen(["curl", "-sN", f"{first.address}/api/news"], stdout=subprocess.DEVNULL)
+        time.sleep(float(run.rng.uniform(0, 1)))
+        first.process.kill()
+        for each in (first.process, reading):
+            each.wait()
+        second = Served(run.url, run.folder)
+        answers.append(second.ask("GET", "/api/searches/lab/course"))
+        second.process.terminate()
+        if second.process.wait() or any(answer >= 500 for answer in answers):
+            raise RuntimeError(f"the server answered {answers}")
+
+
+class Served:
+    """A server on a store, once it answers."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        command = [MOEVOLVE, "serve", "--store", url, "--port", "0"]
+        self.process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.address = self.process.stdout.readline().split()[2].rstrip(";")
+
+    def ask(self, method: str, path: str) -> int:
+        """The status that it answers with."""
+        return httpx2.request(method, self.address + path, headers={"x-moevolve": "1"}, json={}).status_code
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of fault: who does it, where its stores are, and whether it takes a Ray cluster."""
+
+    disturb: Callable[[Run], None]
+    sqlite: bool = False
+    ray: bool = False
+
+
+KINDS = {
+    "driver-killed": Kind(kill_driver, sqlite=True),
+    "driver-asleep": Kind(suspend_driver, sqlite=True),
+    "connections-cut": Kind(cut),
+    "database-restarted": Kind(restart_database),
+    "worker-killed": Kind(kill_worker, sqlite=True, ray=True),
+    "node-lost": Kind(lose_node, ray=True),
+    "server-killed": Kind(kill_server, sqlite=True),
+}
+"""A further victim is a function of a run, and a line here."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=100, help="in all; the kinds take turns")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    options = parser.parse_args()
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    totals: dict[str, Counter[str]] = {name: Counter() for name in options.kinds}
+    with tempfile.TemporaryDirectory() as scratch, running_server() as server:
+        folder = Path(scratch)
+        calm = undisturbed(folder)
+        # One kind after the other, so that a cluster is there only while it is needed.
+        for name in options.kinds:
+            numbers = [number for number in range(options.runs) if options.kinds[number % len(options.kinds)] == name]
+            with ray_cluster() if KINDS[name].ray else none() as cluster:
+                for number in numbers:
+                    url = database(number, KINDS[name].sqlite, folder, server)
+                    run = Run(url, folder, server, cluster, generator(options.seed, number))
+                    totals[name] += attempt(KINDS[name], run, calm, f"{name} {number}")
+    report(totals)
+    if any(total["otherwise"] or total["lost"] or total["twice"] for total in totals.values()):
+        sys.exit(1)
+
+
+def attempt(kind: Kind, run: Run, calm: Population, label: str) -> Counter[str]:
+    """One run; says at once if it came out otherwise."""
+    began = time.monotonic()
+    run.start()
+    reason = ""
+    try:
+        kind.disturb(run)
+        run.finish()
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error)
+    found = population(run.url)
+    lost = len({row[0] for row in calm} - {row[0] for row in found})
+    problems, twice = soundness(run.url)
+    twice += len(found) - len({row[0] for row in found})
+    reason = reason or "; ".join(problems[:3]) or ("" if found == calm else "another population")
+    if reason or lost or twice:
+        print(f"{label}: {reason}", flush=True)
+    seconds = time.monotonic() - began
+    print(f"{label}: {run.faults} faults, {run.refused} refused, {seconds:.1f} s", file=sys.stderr, flush=True)
+    return Counter(
+        runs=1, faults=run.faults, otherwise=int(bool(reason)), lost=lost, twice=twice, seconds=round(seconds)
+    )
+
+
+def soundness(url: str) -> tuple[tuple[str, ...], int]:
+    """What is wrong with a store, and evaluations more than there are phenotypes."""
+    space = setup_of(url).space
+    with Store.open(url, read_only=True) as store:
+        found = check(store, lambda _: lambda content: (space.from_bytes(content).content_hash, 0.0))
+        with store.transaction() as connection:
+            phenotypes = connection.execute(text("SELECT count(DISTINCT phenotype_hash) FROM individuals")).scalar_one()
+    return found.problems, found.evaluations - int(phenotypes) - 1  # and the full model's
+
+
+def database(number: int, sqlite: bool, folder: Path, server: Server) -> str:
+    """URL of an empty one."""
+    if sqlite and number // len(KINDS) % 2:
+        return f"sqlite:///{folder / f'run-{number}.db'}"
+    import psycopg
+
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE run_{number}")
+    return server.url_of(f"run_{number}")
+
+
+@contextmanager
+def none() -> Iterator[None]:
+    yield None
+
+
+@contextmanager
+def ray_cluster() -> Iterator[Any]:
+    """A head without CPUs, and two nodes of one each."""
+    from ray.cluster_utils import Cluster
+
+    system = {"enable_worker_prestart": False, "prestart_worker_first_driver": False}
+    quiet = {"no_monitor": True, "include_dashboard": False, "include_log_monitor": False, "_system_config": system}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **quiet})
+    try:
+        for _ in range(2):
+            add_node(cluster)
+        yield cluster
+    finally:
+        cluster.shutdown()
+
+
+def add_node(cluster: Any) -> None:
+    cluster.add_node(num_cpus=1, include_log_monitor=False)
+
+
+def report(totals: dict[str, Counter[str]]) -> None:
+    columns = ("runs", "faults", "otherwise", "lost", "twice")
+    print(f"| {'kind':<18} | " + " | ".join(f"{name:>9}" for name in columns) + " |")
+    for name, total in totals.items():
+        print(f"| {name:<18} | " + " | ".join(f"{total[column]:>9}" for column in columns) + " |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""Whole searches in processes of their own, with a fitness that costs nothing, to be disturbed while they run."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from replies import answers, failure, result
+from search_lab import make_lab_setup, run_config, smooth
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.types import PreparedSplit
+from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.pools.base import Pool
+from moevolve.search.pools.local import LocalPool
+from moevolve.search.service.execute import execute
+from moevolve.search.service.launch import register
+from moevolve.search.service.observer import Observer
+from moevolve.store.errors import StoreError
+from moevolve.store.repository import Store
+from moevolve.workers.messages import EvaluationReply, EvaluationRequest
+from moevolve.workers.worker import EvaluationWorker, WorkerInfo
+
+TOTAL = 60
+LEASE_S = 3.0
+_PRELOADED = [f"moevolve.{name}" for name in ("search.service.launch", "search.pools.ray_pool", "workers.worker")]
+"""Of the product; where tests have their modules that process doesn't know."""
+REFUSED = 2
+"""Exit code of a driver that the store refused."""
+
+
+class CheapWorker(EvaluationWorker):
+    """Scores what it is sent after a moment, without a model."""
+
+    def __init__(self, *_: object, seconds: float = 0.02) -> None:
+        self._seconds = seconds
+
+    def info(self, node: str = "") -> WorkerInfo:
+        return WorkerInfo(f"cheap/{os.getpid()}", node, "cpu")
+
+    def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
+        time.sleep(self._seconds)
+        outcome = smooth(request.edit)
+        if outcome is None:
+            return failure(request)
+        reply = answers(request, dict.fromkeys(request.fingerprints, result(*outcome)))
+        return replace(reply, worker=self.info().name)
+
+
+def local_pool(setup: SearchSetup) -> Pool:
+    """A worker in the driver's own process."""
+    return LocalPool(CheapWorker, setup.all_prepared)
+
+
+def setup_of(url: str, name: str = "lab", address: str | None = None) -> SearchSetup:
+    """The search: 60 individuals with a window of 6; those of one name are the same."""
+    workers = {"count": 2, "num_cpus": 0.5, "lease_s": LEASE_S, "address": address, "reuse_memory_mb": 0}
+    final = {"rerank": 0, "test": False}
+    config = run_config(name=name, store=url, workers=workers, final=final, seed=sum(name.encode()))
+    return make_lab_setup(config, f"id-{name}")
+
+
+def drive(url: str, name: str, address: str | None) -> None:
+    """Launch the search or go on with it, in this process."""
+    setup = setup_of(url, name, address)
+    with Store.open(url) as store:
+        with suppress(UserError):  # it is there already
+            register(setup, store)
+        execute(setup, store, Observer(), local_pool if address is None else _ray_pool)
+
+
+def _ray_pool(setup: SearchSetup) -> Pool:
+    import disturbed_lab
+    import ray
+    import replies
+    import search_lab
+    import search_samples
+
+    from moevolve.search.pools.ray_pool import RayPool
+
+    for module in (disturbed_lab, replies, search_lab, search_samples):
+        ray.cloudpickle.register_pickle_by_value(module)  # workers can't import what is the tests' own
+    config = setup.config
+    return RayPool(config.workers, config.model, config.engine, setup.all_prepared, CheapWorker)
+
+
+class Drive:
+    """A driver's process, forked from one that has imported everything already."""
+
+    def __init__(self, url: str, folder: Path, name: str = "lab", address: str | None = None) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(_PRELOADED)
+        self._log = folder / f"driver-{time.monotonic_ns()}.log"
+        self._process = context.Process(target=_run, args=(url, name, address, self._log))
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid: int = self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process.exitcode is None
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """As power cuts do."""
+        self._process.kill()
+        self._process.join()
+
+    def end(self, timeout: float = 120) -> int:
+        """How it ended."""
+        self._process.join(timeout)
+        assert self._process.exitcode is not None, f"still running: {self.said}"
+        return self._process.exitcode
+
+    @property
+    def said(self) -> str:
+        return self._log.read_text()
+
+
+def _run(url: str, name: str, address: str | None, log: Path) -> None:
+    os.setsid()
+    with log.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    try:
+        drive(url, name, address)
+    except StoreError as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+        raise SystemExit(REFUSED) from None
+
+
+def done(url: str, name: str = "lab") -> int:
+    """Individuals that are decided; 0 while the store can't be had."""
+    try:
+        with Store.open(url, read_only=True) as store:
+            return next((row.evaluated + row.failed for row in store.searches() if row.search.name == name), 0)
+    except StoreError:
+        return 0
+
+
+def wait_for(url: str, goal: int, drive: Drive | None = None, name: str = "lab") -> None:
+    """Until so many individuals are decided, or the driver has ended."""
+    deadline = time.monotonic() + 120
+    while done(url, name) < goal and (drive is None or drive.running):
+        assert time.monotonic() < deadline, "the search makes no progress"
+        time.sleep(0.02)
+
+
+Population = list[tuple[Any, ...]]
+
+
+def population(url: str, name: str = "lab") -> Population:
+    """What must be the same however a search was disturbed."""
+    with Store.open(url, read_only=True) as store:
+        rows = store.history(f"id-{name}")
+    return [
+        (row.index, row.content_hash, row.genome, row.status, row.fitness, row.tie_break, row.parents) for row in rows
+    ]
+
+
+def undisturbed(folder: Path, name: str = "lab") -> Population:
+    """What the search comes to if nothing happens to it."""
+    url = f"sqlite:///{folder / 'undisturbed.db'}"
+    drive(url, name, None)
+    return population(url, name)
+
+
+def cut_connections(url: str) -> int:
+    """Ends every other connection to a PostgreSQL database; how many there were."""
+    from sqlalchemy import text
+
+    others = "datname = current_database() AND pid <> pg_backend_pid()"
+    query = f"SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE {others}"
+    with Store.open(url, read_only=True) as store, store.transaction() as connection:
+        return int(connection.execute(text(query)).scalar_one())

@@ -1,0 +1,3 @@
+"""Tokens of served stores in tests."""
+
+READ, WRITE = "r" * 32, "w" * 32

@@ -1,0 +1,50 @@
+"""A served store: a search that ran in this process, by a client that is let in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from search_lab import UnrulyPool, drive, run_config, start
+from server_tokens import READ, WRITE
+from starlette.testclient import TestClient
+from store_samples import scored, search, split
+
+from moevolve.search.server.app import make_app
+from moevolve.search.server.settings import ServerSettings
+from moevolve.store.repository import Store
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Callable[..., ServerSettings]:
+    """Settings of a server with tokens, unless told otherwise."""
+
+    def make(**changes: Any) -> ServerSettings:
+        tokens = tmp_path / "tokens"
+        tokens.write_text(f"# who may what\nread {READ}\n\nwrite {WRITE}\n")
+        tokens.chmod(0o600)
+        data = {"store": f"sqlite:///{tmp_path / 'lab.db'}", "tokens": str(tokens), "logs": str(tmp_path / "logs")}
+        return ServerSettings.model_validate(data | changes)
+
+    return make
+
+
+@pytest.fixture
+def lab_store(tmp_path: Path) -> Iterator[Store]:
+    """With the search `lab` of 60 individuals, and `alpha` of 5 that are ranked for the task `rte`."""
+    with Store.open(f"sqlite:///{tmp_path / 'lab.db'}") as store:
+        drive(store, start(store, run_config()), UnrulyPool(seed=1))
+        store.create_search(search("alpha"), [split()])
+        for index, score in enumerate((0.5, 0.75, 0.25, None, 0.75)):
+            scored(store, "id-alpha", index, score, parameters=1000 + index % 2)
+        yield store
+
+
+@pytest.fixture
+def client(lab_store: Store, settings: Callable[..., ServerSettings]) -> Iterator[TestClient]:
+    """May write."""
+    headers = {"authorization": f"Bearer {WRITE}", "x-moevolve": "1"}
+    with TestClient(make_app(lab_store, settings()), "http://localhost:8080", headers=headers) as found:
+        yield found

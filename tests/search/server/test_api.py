@@ -1,0 +1,152 @@
+"""What the API answers is what the store says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+from search_lab import UnrulyPool, drive, run_config, start
+from starlette.testclient import TestClient
+
+from moevolve.search.loop.standings import Standings, standings
+from moevolve.search.server.courses import Courses, down_sampled
+from moevolve.store.costs import SearchCosts
+from moevolve.store.records import BestRow, Control, Event, IndividualDetail, LineageGraph, SearchSummary
+from moevolve.store.repository import Store
+
+READS: dict[str, tuple[Any, Callable[[Store], Any]]] = {
+    "/api/searches": (list[SearchSummary], lambda store: store.searches()),
+    "/api/searches/lab/control": (Control, lambda store: store.control("lab-1")),
+    "/api/searches/lab/costs": (SearchCosts, lambda store: store.costs(store.search("lab"))),
+    "/api/searches/lab/standings": (
+        Standings,
+        lambda store: standings(store, store.search("lab"), store.history("lab-1")),
+    ),
+    "/api/searches/lab-1/events?after=2": (list[Event], lambda store: store.events({"lab-1": 2})),
+    "/api/events?limit=3": (list[Event], lambda store: store.latest_events(limit=3)),
+    "/api/individuals/lab:7": (IndividualDetail, lambda store: store.individual("lab:7")),
+    "/api/individuals/lab:50/ancestors?depth=2": (LineageGraph, lambda store: store.ancestors("lab:50", 2)),
+    "/api/individuals/lab:1/descendants": (LineageGraph, lambda store: store.descendants("lab:1")),
+    "/api/best?task=rte&limit=4&by=search": (list[BestRow], lambda store: store.best("rte", limit=4, by="search")),
+    "/api/pareto?task=rte": (list[BestRow], lambda store: store.pareto("rte")),
+}
+
+
+@pytest.mark.parametrize("path", READS)
+def test_records_arrive_as_they_are(client: TestClient, lab_store: Store, path: str) -> None:
+    kind, there = READS[path]
+    answer = client.get(path)
+    assert answer.status_code == 200, answer.text
+    assert TypeAdapter(kind).validate_json(answer.content) == there(lab_store) != []
+
+
+def test_pages_of_individuals_make_the_whole(client: TestClient, lab_store: Store) -> None:
+    history = lab_store.history("lab-1")
+    ok = [one for one in history if one.status == "ok"]
+    expected = {
+        "best": sorted(ok, key=lambda one: (-one.fitness, -one.tie_break, one.index)),
+        "newest": history[::-1],
+        "failed": [one for one in history[::-1] if one.status == "failed"],
+    }
+    for order, rows in expected.items():
+        found: list[dict[str, Any]] = []
+        while True:
+            after = f"&after={found[-1]['index']}" if found else ""
+            page = client.get(f"/api/searches/lab/individuals?order={order}&limit=7{after}").json()
+            found += page
+            if len(page) < 7:
+                break
+        assert [row["index"] for row in found] == [one.index for one in rows], order
+        assert all("genome" not in row for row in found)
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "detail"),
+    [
+        ("/api/searches/labb", 404, "no search 'labb': did you mean lab?"),
+        ("/api/individuals/lab:60", 404, "no individual 'lab:60'; nearest: lab:59"),
+        ("/api/individuals/lab", 404, "names no individual"),
+        ("/api/searches/lab/individuals?after=99", 404, "no individual 99"),
+        ("/api/best?task=two", 404, "no task 'two'"),
+        ("/api/best?by=training", 422, "by: Input should be"),
+        ("/api/best?limit=0", 422, "limit: Input should be"),
+        ("/api/pareto", 422, "task: Field required"),
+        ("/api/searches/lab/course?points=5000", 422, "points: Input should be"),
+        ("/api/nothing", 404, "Not Found"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(client: TestClient, path: str, status: int, detail: str) -> None:
+    answer = client.get(path)
+    assert answer.status_code == status and detail in answer.json()["detail"]
+    assert list(answer.json()) == ["detail"]
+
+
+def test_a_fault_shows_nothing_of_the_inside(
+    client: TestClient, lab_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: Store) -> None:
+        raise RuntimeError("secret of the inside")
+
+    monkeypatch.setattr(Store, "searches", broken)
+    quiet = TestClient(client.app, "http://localhost", headers=client.headers, raise_server_exceptions=False)
+    answer = quiet.get("/api/searches")
+    assert answer.status_code == 500 and answer.json() == {"detail": "the server failed; its log says how"}
+
+
+def test_a_search_is_steered(client: TestClient, lab_store: Store) -> None:
+    assert "isn't being run" in client.post("/api/searches/lab/stop").json()["detail"]
+    lease = lab_store.acquire("lab-1", "driver", 60)
+    for verb, wanted in {"pause": "paused", "stop": "stopped", "cancel": "cancelled"}.items():
+        answer = client.post(f"/api/searches/lab/{verb}")
+        assert (answer.status_code, answer.json()["wanted"]) == (200, wanted)
+        assert lab_store.renew(lease, 60).wanted == wanted
+    assert client.post("/api/searches/lab/scale", json={"workers": 5}).json()["workers"] == 5
+    for body in ({"workers": 0}, {"workers": 2, "who": "x"}, {}):
+        assert client.post("/api/searches/lab/scale", json=body).status_code == 422
+    assert [event.text for event in lab_store.latest_events("lab-1", 4)][::-1] == [
+        *("wanted: paused", "wanted: stopped", "wanted: cancelled"),
+        "workers: 5",
+    ]
+
+
+fitnesses = st.lists(st.one_of(st.just(float("nan")), st.floats(0, 1, width=32)), max_size=60)
+
+
+@given(fitnesses, st.integers(1, 20))
+def test_a_plot_hides_no_extreme(values: list[float], points: int) -> None:
+    course = down_sampled(np.array(values, dtype=np.float32), points)
+    known = [(index, value) for index, value in enumerate(values) if value == value]
+    assert len(course.first) <= points
+    buckets: dict[int, list[tuple[int, float]]] = {}
+    for index, value in known:
+        buckets.setdefault(index // course.width, []).append((index, value))
+    assert list(course.first) == [members[0][0] for members in buckets.values()]
+    assert list(course.low) == [min(value for _, value in members) for members in buckets.values()]
+    tops = [max(members, key=lambda each: (each[1], -each[0])) for members in buckets.values()]
+    assert list(zip(course.at, course.high, strict=True)) == tops
+    assert list(course.best) == [
+        max(value for _, value in known if _ <= last) for last in (members[-1][0] for members in buckets.values())
+    ]
+
+
+def test_a_plot_follows_a_search_and_a_retry(lab_store: Store) -> None:
+    setup = start(lab_store, run_config(name="live"), "live-1")
+    courses = Courses(lab_store)
+    assert courses.course("live-1").individuals == 0
+    drive(lab_store, setup, UnrulyPool(seed=3))
+
+    def straight() -> list[tuple[int, float]]:
+        return [(one.index, np.float32(one.fitness)) for one in lab_store.history("live-1") if one.status == "ok"]
+
+    def plotted() -> list[tuple[int, float]]:
+        found = courses.course("live-1")
+        return list(zip(found.at, (np.float32(value) for value in found.high), strict=True))
+
+    assert plotted() == straight() and len(straight()) > 40
+    lab_store.retry("live-1", 30)
+    assert plotted() == straight() and len(straight()) < 30

@@ -1,0 +1,188 @@
+"""Nobody gets in who wasn't let in: every route, by token, host, origin, header and size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from server_tokens import READ, WRITE
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.server.app import make_app, make_routes
+from moevolve.search.server.guard import LARGEST_BODY, OPEN_PATHS
+from moevolve.search.server.settings import ServerSettings, read_settings
+from moevolve.store.repository import Store
+
+Settings = Callable[..., ServerSettings]
+
+
+@pytest.fixture
+def stranger(lab_store: Store, settings: Settings) -> Iterator[TestClient]:
+    """Comes without a token."""
+    with TestClient(make_app(lab_store, settings()), "http://localhost:8080", follow_redirects=False) as found:
+        yield found
+
+
+def requests(app: object) -> list[tuple[str, str]]:
+    """Method and path of all there is to ask for, with something in every place."""
+    routes: list[tuple[str, str]] = []
+    for route in all_routes(app):
+        path = route.path
+        for name, value in {"{search}": "lab", "{ref}": "lab:3"}.items():
+            path = path.replace(name, value)
+        assert "{" not in path, path
+        routes += [(method, path) for method in route.methods or {"GET"}]
+    return routes
+
+
+def all_routes(app: object) -> Iterator[Route]:
+    for route in app.routes:  # type: ignore[attr-defined]
+        if isinstance(route, Route):
+            yield route
+        elif hasattr(route, "original_router"):
+            prefix = route.include_context.prefix
+            for inner in all_routes(route.original_router):
+                yield Route(prefix + inner.path, inner.endpoint, methods=list(inner.methods or ()))
+
+
+def test_every_route_needs_a_token(stranger: TestClient, lab_store: Store, settings: Settings) -> None:
+    asked = requests(make_routes(lab_store, settings()))
+    assert len(asked) > 25 and ("POST", "/api/searches/lab/cancel") in asked
+    for method, path in [*asked, ("GET", "/nothing"), ("DELETE", "/api/searches/lab"), ("GET", "/api/docs")]:
+        if path in OPEN_PATHS:
+            continue
+        for headers in (
+            {},
+            {"authorization": "Bearer wrong"},
+            {"authorization": WRITE},
+            {"cookie": f"moevolve={WRITE}"},
+        ):
+            answer = stranger.request(method, path, headers={**headers, "x-moevolve": "1"})
+            assert answer.status_code == 401, (method, path, headers)
+            assert "lab" not in answer.text
+
+
+def test_who_may_read_changes_nothing(stranger: TestClient, lab_store: Store, settings: Settings) -> None:
+    headers = {"authorization": f"Bearer {READ}", "x-moevolve": "1"}
+    assert stranger.get("/api/searches", headers=headers).status_code == 200
+    writes = [(method, path) for method, path in requests(make_routes(lab_store, settings())) if method == "POST"]
+    assert len(writes) >= 7
+    for method, path in writes:
+        if path in OPEN_PATHS:
+            continue
+        answer = stranger.request(method, path, headers=headers, json={})
+        assert (answer.status_code, answer.json()["detail"]) == (403, "this token may read only"), path
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"host": "evil.example"}, 400),
+        ({"host": "localhost.evil.example"}, 400),
+        ({"host": ""}, 400),
+        ({"host": "LOCALHOST:1234"}, 409),
+        ({"host": "[::1]:8080"}, 409),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "http://localhost:9999"}, 403),
+        ({"origin": "http://localhost:8080"}, 409),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"sec-fetch-site": "same-origin"}, 409),
+        ({"x-moevolve": None}, 403),
+    ],
+)
+def test_other_sites_change_nothing(client: TestClient, headers: dict[str, str | None], status: int) -> None:
+    """409 is what is answered to a pause that comes through: nobody runs the search."""
+    for name, value in headers.items():
+        if value is None:
+            del client.headers[name]
+        else:
+            client.headers[name] = value
+    assert client.post("/api/searches/lab/pause").status_code == status
+
+
+def test_without_tokens_only_this_machine_is_served(
+    lab_store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("MOEVOLVE_READ_TOKEN", "MOEVOLVE_WRITE_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UserError, match=r"0\.0\.0\.0 can be reached from other machines, so tokens are needed"):
+        make_app(lab_store, settings(tokens=None, host="0.0.0.0"))
+    with TestClient(make_app(lab_store, settings(tokens=None)), "http://localhost") as anybody:
+        assert anybody.get("/api/searches").status_code == 200
+        assert anybody.get("/api/searches", headers={"host": "rebound.example"}).status_code == 400
+        assert anybody.post("/api/searches/lab/pause").status_code == 403
+        assert anybody.post("/api/searches/lab/pause", headers={"x-moevolve": "1"}).status_code == 409
+    monkeypatch.setenv("MOEVOLVE_READ_TOKEN", READ)
+    with TestClient(make_app(lab_store, settings(tokens=None, host="0.0.0.0")), "http://0.0.0.0") as stranger:
+        assert stranger.get("/api/searches").status_code == 401
+        assert stranger.get("/api/searches", headers={"authorization": f"Bearer {READ}"}).status_code == 200
+
+
+def test_a_browser_signs_in_and_never_sees_the_token_again(stranger: TestClient) -> None:
+    page = stranger.get("/", headers={"accept": "text/html"})
+    assert page.status_code == 401 and "text/html" in page.headers["content-type"]
+    assert stranger.post("/login", data={"token": "guess"}).status_code == 401
+    elsewhere = stranger.post("/login", data={"token": READ}, headers={"origin": "http://evil.example"})
+    assert elsewhere.status_code == 403
+    answer = stranger.post("/login", data={"token": READ})
+    cookie = answer.headers["set-cookie"]
+    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+    assert READ not in cookie and "HttpOnly" in cookie and "samesite=strict" in cookie.lower()
+    assert stranger.get("/api/searches").status_code == 200
+    assert stranger.post("/api/searches/lab/pause", headers={"x-moevolve": "1"}).status_code == 403
+
+
+def test_long_bodies_are_refused_however_they_come(client: TestClient) -> None:
+    body = b"x" * (LARGEST_BODY + 1)
+    assert client.post("/api/searches", content=body).status_code == 413
+    assert client.post("/api/searches", content=iter([body[:9], body[9:]])).status_code == 413
+    assert client.post("/login", content=iter([body])).status_code == 413
+
+
+def test_every_answer_tells_browsers_what_it_is_not(client: TestClient) -> None:
+    for path in ("/api/searches", "/healthz", "/nothing"):
+        headers = client.get(path).headers
+        assert "script-src 'self'" in headers["content-security-policy"] and "unsafe" not in str(headers)
+        assert (headers["x-content-type-options"], headers["cache-control"]) == ("nosniff", "no-store")
+
+
+def test_a_token_file_is_its_owners_alone(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    given = {"tokens": str(path)}
+    with pytest.raises(UserError, match="can't be read: No such file"):
+        read_settings(None, given).read_tokens()
+    path.write_text(f"read {READ}\n")
+    path.chmod(0o640)
+    with pytest.raises(UserError, match="chmod 600"):
+        read_settings(None, given).read_tokens()
+    path.chmod(0o600)
+    assert read_settings(None, given).read_tokens() == {READ: "read"}
+    path.write_text(f"read {READ}\nadmin {WRITE}\n")
+    with pytest.raises(UserError, match="line 2: expected `read TOKEN`"):
+        read_settings(None, given).read_tokens()
+    path.write_text("write short\n")
+    with pytest.raises(UserError, match="5 characters can be guessed"):
+        read_settings(None, given).read_tokens()
+
+
+def test_settings_come_from_a_file_and_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "server.yaml"
+    (tmp_path / "runs").mkdir()
+    file.write_text("port: 9000\nlogs: logs\nconfigurations: [runs]\nhosts: [search.example.org]\n")
+    found = read_settings(file, {"port": 9001, "host": None})
+    assert (found.port, found.logs, found.configurations) == (9001, tmp_path / "logs", (tmp_path / "runs",))
+    assert "search.example.org" in found.allowed_hosts
+    for text, reason in {
+        "prot: 1": "prot: unknown key",
+        "port: 99999": "port: Input should be less",
+        "configurations: [none]": "there is no folder",
+        "webhooks: [{url: 'ftp://x', secret_env: S}]": r"webhooks\.0\.url",
+    }.items():
+        file.write_text(text)
+        with pytest.raises(UserError, match=reason):
+            read_settings(file, {})

@@ -1,0 +1,70 @@
+"""What machines watch: metrics, health, logs."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.testclient import TestClient
+
+from moevolve.search.cli._logging import JsonFormatter
+from moevolve.store.records import Progress
+from moevolve.store.repository import Store
+
+
+def samples(client: TestClient) -> dict[tuple[str, ...], float]:
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(client.get("/metrics").text)
+        for sample in family.samples
+    }
+
+
+def test_metrics_say_what_the_store_says(client: TestClient, lab_store: Store) -> None:
+    found = samples(client)
+    lab = next(row for row in lab_store.searches() if row.search.name == "lab")
+    assert found["moevolve_searches", "created"] == 2 and found["moevolve_searches", "running"] == 0
+    assert found["moevolve_individuals", "lab", "ok"] == lab.evaluated > 40
+    assert found["moevolve_individuals", "lab", "failed"] == lab.failed > 0
+    assert found["moevolve_best_fitness", "alpha"] == 0.75 and found["moevolve_alive", "lab"] == 0
+    assert ("moevolve_individuals_planned", "lab") not in found
+    lease = lab_store.acquire("lab-1", "driver", 60)
+    lab_store.renew(lease, 60, "evaluating", Progress(12, 40, "prune", (7, 0.75), 0.9, 1, 2, 10, 3.5, 8.0))
+    found = samples(client)
+    assert found["moevolve_alive", "lab"] == 1
+    assert found["moevolve_individuals_planned", "lab"] == 40
+    assert found["moevolve_evaluations_per_second", "lab"] == 3.5 and found["moevolve_seconds_left", "lab"] == 8
+
+
+def test_health_needs_no_token_and_tells_nothing(client: TestClient, lab_store: Store) -> None:
+    client.headers.clear()
+    assert (client.get("/healthz").text, client.get("/metrics").status_code) == ("ok\n", 401)
+
+
+def test_a_log_line_says_which_search_and_individual(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = logging.LogRecord("moevolve.x", logging.INFO, "f", 1, "individual %d failed", (3,), None)
+    record.individual = 3
+    said = json.loads(JsonFormatter().format(record))
+    assert (said["level"], said["message"], said["individual"], "search" in said) == (
+        "info",
+        "individual 3 failed",
+        3,
+        False,
+    )
+
+
+@pytest.mark.slow
+def test_a_search_logs_for_machines(tiny: Any, moevolve: Any, ray_address: str, tmp_path: Path) -> None:
+    run = tiny.write_run(tmp_path / "run.yaml", "logged")
+    done = moevolve("launch", run, "--address", ray_address, env={"MOEVOLVE_LOG": "json"})
+    lines = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
+    told = [line["message"] for line in lines]
+    assert all(line["search"] == "logged" for line in lines), done.stderr
+    assert [line for line in told if line in ("starting workers", "evaluating", "finished")] == [
+        *("starting workers", "evaluating", "finished"),
+    ]
+    assert {line["individual"] for line in lines if "individual" in line} == set(range(24))

@@ -1,0 +1,426 @@
+"""Pages as they are without JavaScript: what they say, that they escape it, and that no link of them is dead."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from urllib.parse import urljoin, urlsplit
+
+import pytest
+import store_samples as samples
+from starlette.testclient import TestClient
+
+from moevolve.search.loop.scores import interval
+from moevolve.search.server.app import make_app
+from moevolve.search.server.courses import Course
+from moevolve.search.server.pages.listings import Listings
+from moevolve.search.server.pages.rendering import clock, handle
+from moevolve.search.server.pages.views import improvements, phase_at
+from moevolve.search.server.settings import ServerSettings
+from moevolve.search.service.driving import this_process
+from moevolve.store.records import Progress
+from moevolve.store.repository import Store
+
+KINDS = ("eep", "factorllm", "tomoe", "nanomoe")
+EVIL = "<script>alert('x')</script>\"'&"
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+READ, WRITE = "read-token-0123456789", "write-token-0123456789"
+
+
+class Page(HTMLParser):
+    """A page's tags and text; every tag is closed, in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str]]] = []
+        self.texts: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open, f"not closed: {self.open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = {name: value or "" for name, value in attrs}
+        assert len(found) == len(attrs), f"{tag} has an attribute twice: {attrs}"
+        self.tags.append((tag, found))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-3:]}"
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.texts).split())
+
+    def all(self, *names: str) -> list[dict[str, str]]:
+        return [found for tag, found in self.tags if tag in names]
+
+    @property
+    def links(self) -> list[str]:
+        loads = [found[name] for _, found in self.tags for name in ("href", "src") if name in found]
+        later = [
+            found[name] for _, found in self.tags for name in ("data-part", "data-live", "data-course") if name in found
+        ]
+        return loads + later
+
+
+def check(text: str, *, whole: bool = True) -> Page:
+    """Fails on anything that a page must not be."""
+    page = Page(text)
+    for tag, found in page.tags:
+        assert "style" not in found and not any(name.startswith("on") for name in found), (tag, found)
+        assert tag not in ("style", "iframe", "object", "embed", "base"), tag
+        assert tag != "script" or found.get("src", "").startswith("/static/"), found
+        assert tag != "th" or found.get("scope") in ("row", "col")
+        assert tag != "img" or found.get("alt")
+        assert tag != "section" or found.get("aria-labelledby")
+        assert found.get("tabindex") != "0" or found.get("aria-label") or tag == "pre", found
+    ids = [found["id"] for _, found in page.tags if "id" in found]
+    assert len(ids) == len(set(ids)), "an id is there twice"
+    for _, found in page.tags:
+        for name in ("for", "aria-labelledby", "aria-describedby"):
+            assert name not in found or found[name] in ids, found
+    named = {found["for"] for found in page.all("label")}
+    assert all(found.get("id") in named for found in page.all("select", "input") if found.get("type") != "hidden")
+    if whole:
+        names = [tag for tag, _ in page.tags]
+        assert text.startswith("<!DOCTYPE html>") and ("html", {"lang": "en"}) in page.tags
+        assert names.count("h1") == names.count("main") == names.count("title") == names.count("nav") == 1
+        levels = [int(name[1]) for name in names if re.fullmatch(r"h\d", name)]
+        assert all(after <= before + 1 for before, after in pairwise(levels)), "a heading is skipped"
+        assert page.all("a")[0] == {"class": "skip", "href": "#main"} and "main" in ids
+    return page
+
+
+def fill_evil(store: Store) -> None:
+    """A search that nothing was checked of: every text in it is markup, and its settings are of another version."""
+    store.create_search(
+        samples.search(EVIL, id="evil", status_reason=EVIL, model_path=EVIL, software_version=EVIL),
+        [samples.split(EVIL), samples.split(EVIL, "dev")],
+    )
+    good = samples.individual(0, operator=EVIL, summary=EVIL, phase=EVIL, status="ok", fitness=0.5, tie_break=-1.0)
+    child = samples.individual(1, (0,), operator=EVIL, summary=EVIL, status="ok", fitness=0.75, tie_break=-1.0)
+    bad = samples.individual(2, (0,), operator=EVIL, status="failed", failure=EVIL, failure_kind="candidate")
+    store.record("evil", [good, child, bad])
+    store.set_status("evil", "failed", EVIL)
+
+
+@pytest.fixture(scope="module")
+def store(all_kinds: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    path = tmp_path_factory.mktemp("pages") / "store.db"
+    shutil.copy(all_kinds.removeprefix("sqlite:///"), path)
+    with Store.open(f"sqlite:///{path}") as opened:
+        fill_evil(opened)
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("server")
+
+
+@pytest.fixture(scope="module")
+def client(store: Store, folder: Path) -> TestClient:
+    settings = ServerSettings(store=store.url, logs=folder / "logs", exports=folder / "exports")
+    return TestClient(make_app(store, settings), base_url="http://localhost", headers={"accept": "text/html"})
+
+
+def page_of(client: TestClient, path: str, status: int = 200) -> Page:
+    answer = client.get(path)
+    assert answer.status_code == status, (path, answer.text[-300:])
+    assert answer.headers["content-type"].startswith("text/html")
+    return check(answer.text, whole="part=1" not in path)
+
+
+def test_every_link_leads_somewhere_and_every_page_is_sound(client: TestClient) -> None:
+    seen, left = set[str](), ["/"]
+    while left:
+        path = left.pop()
+        where = urlsplit(path)
+        key = re.sub(r"(individuals/[^:]*:)\d+", r"\g<1>N", f"{where.path}?{where.query}")  # one individual of a search
+        if where.netloc or key in seen or where.path in ("/logout", "/api/news"):
+            continue
+        seen.add(key)
+        answer = client.get(path)
+        assert answer.status_code == 200, (path, answer.text[-300:])
+        if where.path.startswith(("/static/", "/api/")) or where.path.endswith(".svg"):
+            continue
+        left += [urljoin(path, link) for link in check(answer.text, whole="part=1" not in path).links]
+    kinds = {re.sub(r"/[^/]*$", "", key.partition("?")[0]) for key in seen}
+    assert len(seen) > 80 and "/searches/eep" in kinds and "/individuals/nanomoe:N" in kinds
+
+
+def test_all_searches(client: TestClient, store: Store) -> None:
+    page = page_of(client, "/")
+    for kind in KINDS:
+        record = next(one for one in store.searches() if one.search.name == kind)
+        assert any(found.get("href") == f"/searches/{kind}" for found in page.all("a"))
+        assert f"{record.individuals} of {record.individuals}" in page.text
+        assert f"{100 * (record.best_fitness or 0):.1f}" in page.text
+    assert "finished" in page.text and "5 searches" in page.text
+
+
+def test_a_search_says_where_it_stands_and_lists_its_best(client: TestClient, store: Store) -> None:
+    page = page_of(client, "/searches/eep")
+    search = store.search("eep")
+    (top,) = store.page(search.id, "best", limit=1)
+    assert f"the best has {100 * (top.fitness or 0):.1f} % on the search split (individual {top.index})" in page.text
+    assert "24 of 24 individuals are complete" in page.text
+    (figure,) = [found for found in page.all("figure") if "data-course" in found]
+    assert figure["data-spans"].count("kind") == 2 and "merge" in figure["data-spans"]
+    assert not page.all("button"), "nothing can be asked of a finished search"
+    for path, said in (
+        ("standings", "best found"),
+        ("costs", "worker time"),
+        ("settings", "genome:"),
+        ("course", "prune"),
+    ):
+        assert said in page_of(client, f"/searches/eep/{path}").text
+    assert "best found" in page_of(client, "/searches/eep/standings?part=1").text
+
+
+def test_listings_go_on_from_page_to_page(client: TestClient, store: Store) -> None:
+    search = store.search("eep")
+    ranked = [row.index for row in store.page(search.id, "best", limit=100)]
+    after = ranked[3]
+    page = page_of(client, f"/searches/eep/individuals?order=best&after={after}")
+    links = [found["href"] for found in page.all("a") if found.get("href", "").startswith("/individuals/eep:")]
+    shown = [int(link.rpartition(":")[2]) for link in links]
+    assert shown == ranked[4:]
+    assert str(after) in page_of(client, "/searches/eep").text and page_of(client, f"/searches/eep?after={after}")
+    assert "reason" in page_of(client, "/searches/evil?order=failed").text
+
+
+def test_an_individual_has_its_scores_with_intervals(client: TestClient, store: Store) -> None:
+    (top,) = store.page(store.search("eep").id, "best", limit=1)
+    detail = store.individual(f"eep:{top.index}")
+    page = page_of(client, f"/individuals/eep:{top.index}")
+    for record in detail.evaluations:
+        low, high = interval(record)
+        assert f"{100 * (record.score or 0):.1f}" in page.text
+        assert f"{100 * low:.1f} \N{EN DASH} {100 * high:.1f}" in page.text
+    assert detail.individual.content_hash in page.text
+    for parent in detail.individual.parents:
+        assert any(found["href"] == f"/individuals/eep:{parent}" for found in page.all("a"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_genomes_and_lineages_are_drawn(client: TestClient, store: Store, kind: str) -> None:
+    rows = store.page(store.search(kind).id, "best", limit=100)
+    child = next(row for row in rows if row.parents)
+    page = page_of(client, f"/individuals/{kind}:{child.index}/genome")
+    lineage = page_of(client, f"/individuals/{kind}:{child.index}/lineage?part=1")
+    assert "descends from" in lineage.text
+    images = [found["src"] for found in (*page.all("img"), *lineage.all("img"))]
+    assert len(images) == 2, page.text
+    for image in images:
+        answer = client.get(image)
+        assert answer.headers["content-type"] == "image/svg+xml" and answer.text.startswith("<svg")
+        assert "default-src 'none'" in answer.headers["content-security-policy"] and "<script" not in answer.text
+    assert ("router mapping, layers 0-1" in page.text) == (kind == "eep")
+
+
+def test_parents_and_children_can_be_walked(client: TestClient, store: Store) -> None:
+    search = store.search("eep")
+    child = next(row for row in store.page(search.id, "best", limit=100) if row.parents)
+    parent = child.parents[0]
+    below = page_of(client, f"/individuals/eep:{parent}/lineage")
+    born = len(store.descendants(f"eep:{parent}", 1).nodes) - 1
+    assert f"{born} child" in below.text
+    above = page_of(client, f"/individuals/eep:{child.index}/lineage")
+    assert any(found["href"].startswith("/individuals/eep:") for found in above.all("a"))
+
+
+def test_two_individuals_beside_each_other(client: TestClient, store: Store) -> None:
+    import numpy as np
+    from scipy.stats import binomtest
+
+    rows = store.page(store.search("eep").id, "best", limit=100)
+    one, other = (store.individual(f"eep:{row.index}") for row in (rows[0], rows[-1]))
+    page = page_of(client, f"/compare?a={one.ref}&b={other.ref}")
+    left, right = (
+        next(np.frombuffer(each.outcomes or b"", "<f4") for each in detail.evaluations if each.split == "search")
+        for detail in (one, other)
+    )
+    won, lost = int((left > right).sum()), int((right > left).sum())
+    expected = binomtest(won, won + lost).pvalue if won + lost else 1.0
+    assert (
+        f"{expected:.3g}" in page.text
+        and f"{100 * (right.mean() - left.mean()):+.1f}".replace("-", "\N{MINUS SIGN}") in page.text
+    )
+    assert "only" in page_of(client, f"/compare/experts?a={one.ref}&b={other.ref}").text
+    assert "can't be told" in page_of(client, f"/compare/experts?a={one.ref}&b=nanomoe:1").text
+    assert page_of(client, "/compare?a=eep:1").all("input")[0]["value"] == "eep:1"
+
+
+def test_rankings_take_what_forms_send(client: TestClient, store: Store) -> None:
+    task = store.searches()[0].tasks[0]
+    page = page_of(client, f"/best?task={task}&experts=&active=&search=eep&by=search")
+    best = store.best(task, search="eep", by="search", limit=1)[0]
+    assert best.ref in page.text and "nanomoe:" not in page.text
+    assert "Nothing fits" in page_of(client, f"/best?task={task}&experts=77").text
+    front = store.pareto(task, "search")
+    page = page_of(client, f"/pareto?task={task}&split=search&search=")
+    assert [found["data-x"] for found in page.all("tr") if "data-x" in found] == [
+        str(row.parameters / 1e6) for row in front
+    ]
+
+
+def test_nothing_of_a_store_becomes_markup(client: TestClient) -> None:
+    where = "/searches/evil"
+    paths = [
+        "/",
+        where,
+        f"{where}/now",
+        f"{where}/events",
+        f"{where}?order=failed",
+        f"{where}/workers",
+        f"{where}/costs",
+    ]
+    paths += ["/individuals/evil:0", "/individuals/evil:2", "/individuals/evil:1/lineage", "/individuals/evil:0/genome"]
+    paths += [
+        "/compare?a=evil:0&b=evil:2",
+        "/best",
+        f"/compare?a={EVIL}&b=",
+        "/health",
+        f"/searches/{EVIL[:20]}nothing",
+    ]
+    for path in paths:
+        answer = client.get(path)
+        assert answer.status_code in (200, 404)
+        page = check(answer.text)
+        assert "<script>" not in answer.text and "alert('" not in answer.text, path
+        assert all("src" in found for found in page.all("script"))
+    assert EVIL in page_of(client, where).text
+
+
+def test_settings_that_cannot_be_read_hide_nothing_else(client: TestClient) -> None:
+    page = page_of(client, "/searches/evil")
+    assert "2 individuals" not in page.text and "3 individuals" in page.text
+    assert "Another version of moevolve" in page.text and not {link for link in page.links if "standings" in link}
+    assert "stored configuration" in page_of(client, "/searches/evil/standings", 422).text
+    assert "can't be drawn" in page_of(client, "/individuals/evil:0/genome").text
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "said"),
+    [
+        ("/searches/nix", 404, "no search 'nix'"),
+        ("/individuals/eep:999", 404, "no individual"),
+        ("/individuals/eep", 404, "SEARCH:INDEX"),
+        ("/best?experts=many", 422, "experts"),
+        ("/pareto?task=nix", 404, "no task"),
+        ("/searches/eep?order=worst", 422, "order"),
+        ("/searches/eep?after=999", 404, "no individual 999"),
+        ("/compare?a=eep:0&b=eep:999", 404, "no individual"),
+        ("/nowhere", 404, "Not Found"),
+    ],
+)
+def test_errors_are_pages(client: TestClient, path: str, status: int, said: str) -> None:
+    page = page_of(client, path, status)
+    assert said in page.text
+    assert [found for found in page.all("p") if found.get("role") == "alert"]
+    part = client.get(f"{path}{'&' if '?' in path else '?'}part=1")
+    assert part.status_code == status and "<h1" not in part.text
+    assert "detail" in client.get(path, headers={"accept": "*/*"}).json(), "it is no browser"
+    assert client.get(f"/api{path}").headers["content-type"] == "application/json"
+
+
+def test_a_running_search_can_be_steered_by_who_may(
+    client: TestClient, store: Store, tmp_path: Path, folder: Path
+) -> None:
+    store.create_search(samples.search("live", id="live"), [samples.split()])
+    store.set_status("live", "running")
+    lease = store.acquire("live", this_process(), 60)
+    progress = Progress(7, 20, "merge", (3, 0.625), 0.75, 1, 2, 5, 0.5, 3723.0)
+    store.renew(lease, 60, "evaluating", progress)
+    page = page_of(client, "/searches/live")
+    assert "7 of 20" in page.text and "1:02:03 left" in page.text and "evaluating" in page.text
+    assert "62.5" in page_of(client, "/").text and "live" in page_of(client, "/health").text
+    asked = {found.get("data-post"): found for found in page.all("button", "form")}
+    assert {f"/api/searches/live/{verb}" for verb in ("pause", "stop", "cancel", "scale")} < set(asked)
+    assert "moevolve pause live" in page.text, "for who has no JavaScript"
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"read {READ}\nwrite {WRITE}\n")
+    tokens.chmod(0o600)
+    settings = ServerSettings(store=store.url, logs=folder / "logs", tokens=tokens)
+    reader = TestClient(make_app(store, settings), base_url="http://localhost", headers={"accept": "text/html"})
+    assert reader.get("/searches/live").status_code == 401
+    assert reader.post("/login", data={"token": READ}).status_code == 200
+    page = page_of(reader, "/searches/live")
+    assert all("disabled" in found for found in page.all("button", "input")), "it may read only"
+    assert "Sign out" in page.text
+    store.ask("live", "paused")
+    assert "asked to pause" in page_of(client, "/searches/live/now").text
+    store.release(lease)
+    assert "left behind its driver is gone" in page_of(client, "/searches/live/now").text
+    assert "moevolve resume" in page_of(client, "/health").text
+
+
+def test_signing_in_and_out(store: Store, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"write {WRITE}\n")
+    tokens.chmod(0o600)
+    app = make_app(store, ServerSettings(store=store.url, logs=tmp_path, tokens=tokens))
+    browser = TestClient(app, base_url="http://localhost", headers={"accept": "text/html"})
+    assert page_of(browser, "/", 401).all("input")[0]["name"] == "token"
+    wrong = browser.post("/login", data={"token": "x"})
+    assert wrong.status_code == 401 and "no such token" in check(wrong.text).text
+    assert browser.get("/static/style.css").status_code == 200, "the page for signing in needs it"
+    assert browser.post("/login", data={"token": WRITE}).url.path == "/"
+    page_of(browser, "/searches/eep")
+    assert browser.get("/logout").url.path == "/login"
+    page_of(browser, "/", 401)
+
+
+def test_pages_of_an_empty_store(tmp_path: Path) -> None:
+    with Store.open(f"sqlite:///{tmp_path / 'empty.db'}") as empty:
+        app = make_app(empty, ServerSettings(store=empty.url, logs=tmp_path))
+        client = TestClient(app, base_url="http://localhost", headers={"accept": "text/html"})
+        for path in ("/", "/best", "/pareto", "/compare", "/health"):
+            page_of(client, path)
+
+
+def test_the_policy_allows_files_of_ours_alone_and_static_files_are_asked_for_again(client: TestClient) -> None:
+    policy = client.get("/").headers["content-security-policy"]
+    assert "script-src 'self'" in policy and "unsafe" not in policy
+    for name in ("main.js", "style.css", "favicon.svg", "vendor/uPlot.iife.min.js"):
+        answer = client.get(f"/static/{name}")
+        assert answer.headers["cache-control"] == "no-cache"
+        again = client.get(f"/static/{name}", headers={"if-none-match": answer.headers["etag"]})
+        assert again.status_code == 304
+    assert client.get("/static/../app.py").status_code == 404
+
+
+def test_listings_are_read_again_after_an_event(tmp_path: Path) -> None:
+    with Store.open(f"sqlite:///{tmp_path / 'one.db'}") as store:
+        listings = Listings(store, longest=3600)
+        assert listings.summaries() == []
+        store.create_search(samples.search("alpha"), [samples.split()])
+        first = listings.summaries()
+        assert [one.search.name for one in first] == ["alpha"]
+        assert listings.summaries() is first, "nothing happened"
+        store.set_status("id-alpha", "running")
+        assert listings.summaries()[0].search.status == "running"
+        assert Listings(store, longest=0).tasks() == ["rte"]
+
+
+def test_improvements_are_the_steps_of_the_best_so_far() -> None:
+    course = Course(8, 2, (0, 2, 4, 6), (0.1, 0.2, 0.0, 0.5), (0.3, 0.3, 0.4, 0.9), (1, 2, 5, 7), (0.3, 0.3, 0.4, 0.9))
+    assert [(step.index, step.fitness) for step in improvements(course, ())] == [(1, 0.3), (5, 0.4), (7, 0.9)]
+    assert phase_at((), 3) == ""
+
+
+def test_small_words() -> None:
+    assert [clock(seconds) for seconds in (0.4, 61, 3723)] == ["0:00", "1:01", "1:02:03"]
+    assert handle(samples.search("demo-2.b")) == "demo-2.b"
+    assert handle(samples.search("a/b", id="x")) == handle(samples.search("..", id="x")) == "x"

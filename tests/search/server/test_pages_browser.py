@@ -1,0 +1,286 @@
+"""Pages in a real browser, headless and offline: they draw, follow a search that runs, and are reached by keyboard."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+import store_samples as samples
+from report_lab import finished
+
+from moevolve.search.config.files import load_run_config
+from moevolve.search.service.driving import this_process
+from moevolve.store.records import Progress
+from moevolve.store.repository import Store
+
+sync_api = pytest.importorskip("playwright.sync_api")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
+FLAGS = (
+    "--no-sandbox",
+    "--disable-dev-shm-usage",
+    "--disable-gpu",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+)
+SERVE = "from moevolve.search.cli import main; main()"
+PATHS = (
+    "/",
+    "/searches/eep",
+    "/individuals/eep:23",
+    "/compare?a=eep:0&b=eep:23",
+    "/best",
+    "/pareto",
+    "/health",
+    "/login",
+)
+WAIT_MS = 60_000
+Open = Callable[..., Any]
+
+
+class Driver:
+    """Runs a search as drivers do, individual by individual, from within the test."""
+
+    def __init__(self, store: Store, name: str) -> None:
+        self.store, self.id, self.made = store, f"id-{name}", 0
+        store.create_search(samples.search(name), [samples.split()])
+        self.lease = store.acquire(self.id, this_process(), 600)
+        store.set_status(self.lease, "running")
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def step(self, fitness: float) -> None:
+        index, self.made = self.made, self.made + 1
+        self.store.record(self.lease, [samples.decided(index, fitness)], [samples.evaluation(index, fitness)])
+        progress = Progress(self.made, 500, "prune", (index, fitness), 0.9, 0, 0, self.made, 2.0, 250.0 - self.made)
+        self.store.renew(self.lease, 600, "evaluating", progress)
+
+    def _run(self) -> None:
+        while not self._ended.wait(0.2):
+            self.step(min(0.899, 0.5 + 0.01 * self.made))
+
+    def __enter__(self) -> Self:
+        self.step(0.5)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        self.store.set_status(self.lease, "finished")
+        self.store.release(self.lease)
+
+
+@pytest.fixture(scope="module")
+def store(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    folder = tmp_path_factory.mktemp("browser")
+    with Store.open(f"sqlite:///{folder / 'store.db'}") as opened:
+        finished(opened, load_run_config(tiny.write_run(folder / "eep.yaml", "eep", engine={})))
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def url(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    command = [sys.executable, "-c", SERVE, "serve", "--store", store.url, "--port", "0"]
+    folder = tmp_path_factory.mktemp("server")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder, env=dict(os.environ)) as server:
+        assert server.stdout is not None
+        found = re.search(r"http://\S+(?=;)", server.stdout.readline())
+        assert found is not None
+        yield found[0]
+        server.terminate()
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def browse(chromium: Any, url: str) -> Iterator[Open]:
+    """Open a path in a context of its own; whatever the browser complains of fails the test at its end."""
+    complaints: list[str] = []
+    contexts = []
+
+    def watch(page: Any) -> None:
+        page.set_default_timeout(WAIT_MS)
+        page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("response", lambda answer: complaints.append(answer.url) if answer.status >= 400 else None)
+        # News end with the page, and what a page still asked for ends when it is left.
+        page.on("requestfailed", lambda asked: complaints.append(asked.url) if "ABORTED" not in asked.failure else None)
+
+    def run(path: str, **options: Any) -> Any:
+        context = chromium.new_context(**options)
+        contexts.append(context)
+        page = context.new_page()
+        watch(page)
+        page.goto(url + path)
+        return page
+
+    yield run
+    for context in contexts:
+        context.close()
+    assert not complaints
+
+
+def settled(page: Any) -> None:
+    """Wait until all parts that come by themselves are there, and all images are drawn."""
+    page.wait_for_function(
+        "() => !document.querySelector('[aria-busy]') && [...document.images].every(each => each.complete)"
+        " && [...document.querySelectorAll('[data-part][data-auto]')]"
+        ".every(each => each.dataset.shown || each.closest('details:not([open])'))"
+    )
+
+
+def test_a_way_through_all_pages(browse: Open, store: Store) -> None:
+    page = browse("/")
+    page.get_by_role("link", name="eep", exact=True).click()
+    page.wait_for_selector("figure[data-drawn='24'] canvas")
+    settled(page)
+    assert page.get_by_role("table").filter(has_text="best found").count() == 1
+    page.get_by_text("The best so far as a table").click()
+    page.get_by_role("table").filter(has_text="better than all before").wait_for()
+    chart = page.locator(".u-over")
+    box = chart.bounding_box()
+    page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 0.5 * box["height"])
+    page.wait_for_function(
+        "() => /^individual \\d+: .* %, (prune|merge): .*; click/"
+        ".test(document.querySelector('[data-readout]').textContent)"
+    )
+    page.mouse.click(box["x"] + 0.5 * box["width"], box["y"] + 0.5 * box["height"])
+    page.wait_for_url(re.compile(r"/individuals/eep:\d+$"))
+    page.go_back()
+    page.get_by_role("link", name="Report", exact=True).click()
+    page.get_by_role("heading", name="Search eep").wait_for()
+    assert page.evaluate("getComputedStyle(document.body).maxWidth") != "none", "its own styles are applied"
+    page.go_back()
+
+    child = next(row for row in store.page(store.search("eep").id, "best", limit=100) if row.parents)
+    page.locator(f"#individuals a[href='/individuals/eep:{child.index}']").click()
+    page.get_by_role("heading", name=f"Individual eep:{child.index}").wait_for()
+    settled(page)
+    assert page.evaluate("[...document.images].map(each => each.naturalWidth > 100)") == [True, True]
+    page.get_by_role("link", name=f"compare with {child.parents[0]}").click()
+    settled(page)
+    assert page.get_by_role("columnheader", name=f"only eep:{child.parents[0]}").count() == 1
+    assert page.locator("img").count() == 2
+
+    page.get_by_role("link", name="Best", exact=True).click()
+    page.get_by_label("experts").fill("2")
+    page.get_by_label("ranked by").select_option("search")
+    page.get_by_role("button", name="Show").click()
+    page.wait_for_url(re.compile("experts=2.*by=search"))
+    page.get_by_role("link", name="Pareto").click()
+    page.wait_for_selector("figure[data-pareto] canvas")
+    page.get_by_role("link", name="Health").click()
+    page.get_by_text("SQLite, schema version").wait_for()
+    page.get_by_role("link", name="Searches", exact=True).click()
+    page.get_by_role("heading", name="What happened last").wait_for()
+
+
+def test_a_search_is_seen_to_advance_and_is_steered(browse: Open, store: Store) -> None:
+    with Driver(store, "live"):
+        overview = browse("/")
+        page = browse("/searches/live")
+        overview.wait_for_function(
+            "() => [...document.querySelectorAll('progress')].some(each => each.value > 5 && each.max === 500)"
+        )
+        done = "() => document.querySelector('#now progress').value"
+        page.wait_for_function("() => Number(document.querySelector('figure').dataset.drawn) > 5")
+        before, drawn = page.evaluate(done), page.evaluate("document.querySelector('figure').dataset.drawn")
+        page.wait_for_function(f"() => document.querySelector('#now progress').value > {before} + 5")
+        page.wait_for_function(f"() => Number(document.querySelector('figure').dataset.drawn) > {drawn} + 5")
+        page.locator("#news").filter(has_text="live").wait_for()
+
+        # A part that changes keeps what has the focus and what is typed.
+        page.get_by_role("spinbutton", name="Workers").fill("7")
+        before = page.evaluate(done)
+        page.wait_for_function(f"() => document.querySelector('#now progress').value > {before}")
+        assert page.evaluate("[document.activeElement.id, document.activeElement.value]") == ["workers", "7"]
+        page.keyboard.press("Enter")
+        page.get_by_text("does so within seconds").wait_for()
+        assert store.control("id-live").workers == 7
+        page.get_by_role("button", name="Pause").click()
+        page.get_by_role("button", name="Resume").wait_for()
+        page.locator("#said").filter(has_text="now: running, asked to pause").wait_for()
+        assert store.control("id-live").wanted == "paused"
+        page.get_by_role("button", name="Resume").click()
+        page.get_by_role("button", name="Pause").wait_for()
+        asked: list[str] = []
+        page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
+        page.get_by_role("button", name="Cancel").click()
+        assert "for good" in asked[0] and store.control("id-live").wanted == "running"
+    page.locator("#now").get_by_text("finished").wait_for()
+    assert page.get_by_role("button").count() == 0
+
+
+def test_everything_is_reached_by_keyboard(browse: Open, store: Store) -> None:
+    with Driver(store, "keys"):
+        page = browse("/searches/keys")
+        page.locator("#do-pause").wait_for()
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.textContent") == "Skip to content"
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.id") == "main"
+        reached = []
+        for _ in range(40):
+            page.keyboard.press("Tab")
+            reached.append(page.evaluate("document.activeElement.id || document.activeElement.textContent"))
+        order = [
+            reached.index(name)
+            for name in ("Score against size", "do-pause", "do-stop", "do-cancel", "workers", "do-scale")
+        ]
+        assert order == sorted(order)
+        assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid", "the focus is seen"
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_pages_have_their_landmarks_and_fit_a_phone_in_the_dark(browse: Open, path: str) -> None:
+    page = browse(path)
+    settled(page)
+    seen = page.locator("body").aria_snapshot()
+    for landmark in ("banner:", 'navigation "Site":', "main:", "contentinfo:"):
+        assert landmark in seen, seen
+    assert len(re.findall(r"heading .*\[level=1\]", seen)) == 1
+    assert page.evaluate(
+        "[...document.querySelectorAll('button, input:not([type=hidden]), select')]"
+        ".every(each => each.labels?.length || each.textContent.trim())"
+    )
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.emulate_media(color_scheme="dark")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert sum(map(int, re.findall(r"\d+", background))) < 150, background
+
+
+def test_a_page_without_javascript_says_what_to_type(browse: Open, store: Store) -> None:
+    with Driver(store, "plain"):
+        page = browse("/searches/plain", java_script_enabled=False)
+        assert not page.locator("#do-pause").is_visible() and not page.locator(".plot").is_visible()
+        page.get_by_text("The same on a command line").click()
+        assert page.get_by_text("moevolve pause plain").is_visible()
+        assert page.locator("#course-summary").is_visible()
+        page.get_by_role("link", name="Costs").click()
+        assert page.get_by_role("heading", level=1).inner_text() == "Costs of plain"
+
+
+def test_scripts_have_no_errors_of_syntax() -> None:
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("there is no node here")
+    folder = Path(__file__).parents[3] / "search" / "server" / "pages" / "static"
+    for path in sorted(folder.glob("*.js")):
+        command = [node, "--input-type=module", "--check"]
+        done = subprocess.run(command, input=path.read_text(), capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (path.name, done.stderr)

@@ -1,0 +1,121 @@
+"""Those who are told of the ends of searches: signed, once, and again where it failed."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from store_samples import scored, search, split
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.server.settings import WebhookSection
+from moevolve.search.server.webhooks import ATTEMPTS, Webhooks
+from moevolve.store.repository import Store
+
+KEY = b"a key of theirs"
+
+
+class Receiver:
+    """Whoever is told: keeps what it gets, and fails the first few times."""
+
+    def __init__(self) -> None:
+        self.got: list[dict[str, Any]] = []
+        self.refuse = 0
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                at, _, digest = self.headers["x-moevolve-signature"].removeprefix("t=").partition(",v1=")
+                expected = hmac.new(KEY, f"{at}.".encode() + body, hashlib.sha256).hexdigest()
+                assert hmac.compare_digest(digest, expected) and abs(int(at) - time.time()) < 60
+                outer.got.append(json.loads(body))
+                outer.refuse -= 1
+                self.send_response(302 if outer.refuse >= 0 else 204)
+                self.send_header("location", "/elsewhere")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None: ...
+
+        self.server = HTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def target(self, *statuses: str) -> WebhookSection:
+        url = f"http://127.0.0.1:{self.server.server_address[1]}/hook"
+        return WebhookSection.model_validate({"url": url, "secret_env": "THEIR_KEY", "on": statuses})
+
+
+@pytest.fixture
+def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+    monkeypatch.setenv("THEIR_KEY", KEY.decode())
+    found = Receiver()
+    yield found
+    found.server.shutdown()
+    found.server.server_close()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    sqlite = request.param == "sqlite"
+    url = f"sqlite:///{tmp_path / 's.db'}" if sqlite else str(request.getfixturevalue("empty_postgres"))
+    with Store.open(url) as opened:
+        for name in ("alpha", "beta"):
+            opened.create_search(search(name), [split()])
+        scored(opened, "id-alpha", 0, 0.5)
+        yield opened
+
+
+def wait_for(true: Any) -> None:
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_ends_are_told_once_however_many_servers_run(store: Store, receiver: Receiver) -> None:
+    targets = (receiver.target("finished", "failed"),)
+    with Webhooks(store, targets, 0.02), Webhooks(store, targets, 0.03):
+        store.set_status("id-alpha", "running")
+        store.set_status("id-alpha", "finished")
+        store.set_status("id-beta", "failed", "PoolError: no room: none")
+        store.set_status("id-beta", "cancelled", "asked for")
+        wait_for(lambda: len(receiver.got) >= 2)
+        time.sleep(0.3)
+    with Webhooks(store, targets, 0.02):
+        time.sleep(0.2)
+    told = {one["search"]: one for one in receiver.got}
+    assert len(receiver.got) == len(told) == 2
+    assert (told["alpha"]["event"], told["alpha"]["best"], told["alpha"]["reason"]) == (
+        "search.finished",
+        "alpha:0",
+        None,
+    )
+    assert (told["beta"]["event"], told["beta"]["reason"]) == ("search.failed", "PoolError: no room: none")
+
+
+def test_what_failed_is_tried_again_and_not_for_ever(store: Store, receiver: Receiver) -> None:
+    receiver.refuse = 2
+    targets = (receiver.target("finished"),)
+    with Webhooks(store, targets, 0.02, 0.02):
+        store.set_status("id-alpha", "finished")
+        wait_for(lambda: len(receiver.got) == 3)
+        receiver.got.clear()
+        receiver.refuse = 10**6
+        store.set_status("id-beta", "finished")
+        wait_for(lambda: len(receiver.got) == ATTEMPTS)
+        time.sleep(0.3)
+    assert len(receiver.got) == ATTEMPTS and {one["search"] for one in receiver.got} == {"beta"}
+
+
+def test_a_missing_key_is_named(store: Store, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("THEIR_KEY")
+    with pytest.raises(UserError, match="signed with the environment variable THEIR_KEY: set it"):
+        Webhooks(store, (receiver.target("finished"),))

@@ -1,0 +1,108 @@
+"""Searches on a real PostgreSQL whose connections are cut, whose server restarts, and which several processes want."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from disturbed_lab import LEASE_S, REFUSED, TOTAL, Drive, cut_connections, done, population, undisturbed, wait_for
+
+from moevolve.store.repository import Store
+
+pytest.importorskip("psycopg")
+from postgres_server import NoServerError, Server, running_server
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[object, ...]]:
+    found = undisturbed(tmp_path_factory.mktemp("calm"))
+    assert len(found) == TOTAL and any(row[3] == "failed" for row in found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """One that may be stopped, for these tests alone."""
+    try:
+        with running_server() as running:
+            yield running
+    except NoServerError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def url(server: Server, request: pytest.FixtureRequest) -> str:
+    """URL of a database of the test's own."""
+    import psycopg
+
+    name = f"test_{abs(hash(request.node.name))}"
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")  # type: ignore[call-overload]
+    return server.url_of(name)
+
+
+def check_undisturbed(url: str, calm: object) -> None:
+    assert population(url) == calm
+    with Store.open(url, read_only=True) as store:
+        assert store.search("lab").status == "finished"
+
+
+def test_a_driver_outlives_its_connections(url: str, calm: object, tmp_path: Path) -> None:
+    driver = Drive(url, tmp_path)
+    for goal in (5, 20, 35, 50):
+        wait_for(url, goal, driver)
+        cut_connections(url)
+    assert driver.end() == 0, driver.said
+    check_undisturbed(url, calm)
+    with Store.open(url, read_only=True) as store:
+        assert store.control("id-lab").epoch == 1, "it never lost its lease"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT], ids=["restart", "crash"])
+def test_a_driver_outlives_its_database(
+    number: signal.Signals, url: str, server: Server, calm: object, tmp_path: Path
+) -> None:
+    driver = Drive(url, tmp_path)
+    wait_for(url, 15, driver)
+    server.stop(number)
+    time.sleep(LEASE_S / 3)
+    server.start()
+    assert driver.end() == 0, driver.said
+    check_undisturbed(url, calm)
+
+
+def test_a_driver_waits_no_longer_than_its_lease_lasts(url: str, server: Server, calm: object, tmp_path: Path) -> None:
+    driver = Drive(url, tmp_path)
+    wait_for(url, 15, driver)
+    server.stop()
+    try:
+        assert driver.end(60) == REFUSED, driver.said
+    finally:
+        server.start()
+    assert 15 <= done(url) < TOTAL
+    again = Drive(url, tmp_path)
+    assert again.end() == 0, again.said
+    check_undisturbed(url, calm)
+
+
+def test_of_two_drivers_of_a_search_one_is_refused(url: str, calm: object, tmp_path: Path) -> None:
+    first = Drive(url, tmp_path)
+    wait_for(url, 5, first)
+    with Store.open(url) as store:
+        store.ask("id-lab", "paused")
+        second = Drive(url, tmp_path)
+        assert second.end() == REFUSED
+        assert f"search lab is being run by process {first.pid} on" in second.said and "Traceback" not in second.said
+        store.ask("id-lab", "running")
+    assert first.end() == 0, first.said
+    check_undisturbed(url, calm)
+
+
+def test_two_searches_are_driven_at_once(url: str, tmp_path: Path) -> None:
+    calm = {name: undisturbed(tmp_path, name) for name in ("one", "two")}
+    drivers = [Drive(url, tmp_path, name) for name in calm]
+    assert [driver.end() for driver in drivers] == [0, 0], [driver.said for driver in drivers]
+    assert {name: population(url, name) for name in calm} == calm and calm["one"] != calm["two"]

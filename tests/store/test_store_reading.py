@@ -1,0 +1,258 @@
+"""Stores that are opened to be read: nothing is written or left behind, whoever is at work, wherever the file is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from store_samples import decided, evaluation, individual, search, split
+
+from moevolve.store.errors import StoreError
+from moevolve.store.files import Seal, remote_file_system
+from moevolve.store.records import ExportRecord
+from moevolve.store.repository import Store
+
+WRITES: tuple[Callable[[Store], Any], ...] = (
+    lambda store: store.create_search(search("beta"), []),
+    lambda store: store.record("id-alpha", [individual(1)]),
+    lambda store: store.add_evaluations([evaluation(1, 0.5)]),
+    lambda store: store.acquire("id-alpha", "driver", 60),
+    lambda store: store.set_status("id-alpha", "finished"),
+    lambda store: store.add_calibration("c" * 64, b"content"),
+    lambda store: store.add_export("alpha:0", ExportRecord("here", "stock")),
+)
+
+
+def fill(url: str) -> str:
+    with Store.open(url) as store:
+        store.create_search(search(), [split()])
+        store.record("id-alpha", [decided(0, 0.5)], [evaluation(0, 0.5)])
+    return url
+
+
+@pytest.fixture
+def filled(url: str) -> str:
+    return fill(url)
+
+
+def test_a_reader_reads_and_writes_nothing(filled: str) -> None:
+    with Store.open(filled, read_only=True) as store:
+        assert store.read_only and store.individual("alpha:0").individual.fitness == 0.5
+        for write in WRITES:
+            with pytest.raises(StoreError, match="opened for reading only"):
+                write(store)
+        # The database itself refuses, too.
+        statement = text("UPDATE searches SET status = 'failed'")
+        with pytest.raises(StoreError, match=r"read-?only"), store.transaction() as connection:
+            connection.execute(statement)
+        assert store.search("alpha").status == "created"
+
+
+def test_the_connections_of_a_writer_are_not_left_reading(filled: str) -> None:
+    with Store.open(filled) as store:
+        for number in range(1, 4):
+            assert len(store.history("id-alpha")) == number
+            store.record("id-alpha", [individual(number)])
+
+
+def test_a_reader_never_makes_a_store(url: str, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"empty database|no store at"):
+        Store.open(url, read_only=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reader_leaves_nothing_beside_the_file(tmp_path: Path) -> None:
+    url = fill(f"sqlite:///{tmp_path / 'store.db'}")
+    state = (tmp_path / "store.db").stat()
+    with Store.open(url, read_only=True) as store:
+        assert len(store.history("id-alpha")) == 1
+        assert [one.name for one in tmp_path.iterdir()] == ["store.db"]
+    assert [one.name for one in tmp_path.iterdir()] == ["store.db"]
+    assert (tmp_path / "store.db").stat().st_mtime_ns == state.st_mtime_ns
+
+
+def test_a_reader_of_long_standing_sees_what_is_written(filled: str) -> None:
+    """It began when nobody wrote; a driver comes, writes, goes, and another one comes."""
+    with Store.open(filled, read_only=True) as reader:
+        assert len(reader.history("id-alpha")) == 1
+        for number in (1, 2):
+            with Store.open(filled) as writer:
+                writer.record("id-alpha", [individual(number)])
+                assert len(reader.history("id-alpha")) == number + 1
+            assert len(reader.history("id-alpha")) == number + 1
+
+
+def test_what_was_read_while_somebody_began_to_write_is_read_again(tmp_path: Path) -> None:
+    url, times = fill(f"sqlite:///{tmp_path / 'store.db'}"), list[int]()
+    with Store.open(url, read_only=True) as reader:
+        connect = reader._engine.connect
+
+        def late() -> Any:
+            connection = connect()
+            times.append(len(times))
+            if len(times) == 1:
+                with Store.open(url) as writer:
+                    writer.record("id-alpha", [individual(1)])
+            return connection
+
+        reader._engine.connect = late  # type: ignore[method-assign]
+        assert len(reader.history("id-alpha")) == 2
+    assert len(times) == 2
+
+
+def test_readers_and_a_driver_at_once(filled: str) -> None:
+    stop = threading.Event()
+
+    def read() -> int:
+        seen = 0
+        while not stop.is_set():
+            with Store.open(filled, read_only=True) as store:
+                rows = store.history("id-alpha")
+                assert [row.index for row in rows] == list(range(len(rows))) and len(rows) >= seen
+                seen = len(rows)
+        return seen
+
+    with ThreadPoolExecutor(1) as threads:
+        reader = threads.submit(read)
+        for number in range(1, 40):
+            # Opened anew each time: readers meet a store that nobody has open, and one that somebody has.
+            with Store.open(filled) as store:
+                store.record("id-alpha", [individual(number)])
+        stop.set()
+        assert reader.result(60) > 1
+
+
+@contextmanager
+def nobody(folder: Path) -> Iterator[None]:
+    """As a user who may read the folder and change nothing; root may write anywhere."""
+    folder.chmod(0o555)
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if user == 0:
+            os.seteuid(0)
+        folder.chmod(0o755)
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder that other users can reach."""
+    folder = Path(tempfile.mkdtemp(prefix="moevolve-read-"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_a_folder_that_can_only_be_read(shared: Path) -> None:
+    url = fill(f"sqlite:///{shared / 'store.db'}")
+    with Store.open(url, read_only=True) as store:
+        store.history("id-alpha")  # all that is imported on the way
+    with nobody(shared), Store.open(url, read_only=True) as store:
+        assert len(store.history("id-alpha")) == 1
+    # Somebody writes, who may; it is read along.
+    with Store.open(url) as writer:
+        writer.record("id-alpha", [individual(1)])
+        with nobody(shared), Store.open(url, read_only=True) as store:
+            assert len(store.history("id-alpha")) == 2
+    assert [one.name for one in shared.iterdir()] == ["store.db"]
+
+
+def test_a_folder_that_can_only_be_read_with_what_a_dead_driver_left(shared: Path) -> None:
+    (shared / "alive").mkdir()
+    url = fill(f"sqlite:///{shared / 'alive' / 'store.db'}")
+    with Store.open(url) as writer:
+        writer.record("id-alpha", [individual(1)])
+        for end in ("", "-wal"):
+            shutil.copy(shared / "alive" / f"store.db{end}", shared / f"store.db{end}")
+    left = f"sqlite:///{shared / 'store.db'}"
+    with nobody(shared), pytest.raises(StoreError, match="in the middle of a write and its folder can't be written"):
+        Store.open(left, read_only=True)
+    with Store.open(left, read_only=True) as store:
+        assert len(store.history("id-alpha")) == 2
+
+
+def test_a_link_leads_to_the_store_and_its_log(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    url = fill(f"sqlite:///{tmp_path / 'there' / 'store.db'}")
+    (tmp_path / "link.db").symlink_to(tmp_path / "there" / "store.db")
+    with Store.open(url) as writer:
+        writer.record("id-alpha", [individual(1)])
+        with Store.open(f"sqlite:///{tmp_path / 'link.db'}", read_only=True) as store:
+            assert len(store.history("id-alpha")) == 2
+
+
+def test_a_seal_is_broken_by_any_write(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    fill(f"sqlite:///{path}")
+    seal = Seal.of(path)
+    assert seal.state is not None and seal.whole
+    with Store.open(f"sqlite:///{path}") as writer:
+        writer.record("id-alpha", [individual(1)])
+        assert not seal.whole and Seal.of(path).state is None
+    assert not seal.whole
+    seal = Seal.of(path)
+    plain = sqlite3.connect(path)
+    plain.execute("PRAGMA journal_mode=DELETE")
+    plain.execute("UPDATE searches SET status = 'failed'")
+    assert not seal.whole
+    plain.close()
+
+
+MOUNTS = """\
+overlay / overlay rw 0 0
+proc /proc proc rw 0 0
+tmpfs /dev/shm tmpfs rw 0 0
+server:/export /home nfs4 rw 0 0
+/dev/sdb1 /home/me/scratch ext4 rw 0 0
+me@host:/ /mnt/my\\040disk fuse.sshfs rw 0 0
+//host/share /mnt/share cifs rw 0 0
+lake /lustre lustre rw 0 0
+C: /mnt/c 9p rw 0 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("/tmp/store.db", None),
+        ("/dev/shm/store.db", None),
+        ("/home/me/store.db", "nfs4"),
+        ("/home/me/scratch/a/store.db", None),
+        ("/homes/store.db", None),
+        ("/mnt/my disk/store.db", "fuse.sshfs"),
+        ("/mnt/share/store.db", "cifs"),
+        ("/lustre/a/b/store.db", "lustre"),
+        ("/mnt/c/store.db", "9p"),
+    ],
+)
+def test_file_systems_of_several_machines_are_known(path: str, found: str | None) -> None:
+    assert remote_file_system(Path(path), MOUNTS) == found
+
+
+def test_a_machine_whose_own_disk_looks_remote() -> None:
+    assert remote_file_system(Path("/tmp/store.db"), "none / 9p rw 0 0") is None
+    assert remote_file_system(Path("/tmp/store.db"), "host:/ / nfs rw 0 0") == "nfs"
+    assert remote_file_system(Path("/tmp/store.db"), "") is None
+
+
+def test_no_one_writes_where_sqlite_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = fill(f"sqlite:///{tmp_path / 'store.db'}")
+    monkeypatch.setattr("moevolve.store.files._mounts", lambda: f"server:/x {tmp_path} nfs4 rw 0 0")
+    for create in (True, False):
+        with pytest.raises(StoreError, match=r"network file system \(nfs4\).* PostgreSQL") as caught:
+            Store.open(url, create)
+        assert "\n" not in str(caught.value)
+    with Store.open(url, read_only=True) as store:
+        assert len(store.history("id-alpha")) == 1

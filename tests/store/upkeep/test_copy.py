@@ -1,0 +1,169 @@
+"""Searches taken from one store to another, between all backends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+from store_samples import decided, evaluation, individual, search, split
+
+from moevolve.store.errors import LeaseHeldError, StoreError
+from moevolve.store.records import FULL_MODEL, ExportRecord
+from moevolve.store.repository import Store
+from moevolve.store.upkeep import pages as paging
+from moevolve.store.upkeep.copy import Copied, copy
+
+COUNT = 140
+"""More than are read at once here."""
+
+
+@pytest.fixture(autouse=True)
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paging, "CHUNK", 60)
+
+
+def alive(_: str) -> bool:
+    return False
+
+
+def needed(_: object) -> list[str]:
+    return ["c" * 64]
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Iterator[Store]:
+    """Another store; of SQLite, whatever the first one is."""
+    with Store.open(f"sqlite:///{tmp_path / 'there.db'}") as opened:
+        yield opened
+
+
+def fill(store: Store, count: int = COUNT) -> None:
+    tasks = [split("rte"), split("copa", weight=0.5), split("x", "test", weight=0)]
+    store.create_search(search(created_at=datetime(2026, 1, 2, tzinfo=UTC)), tasks)
+    rows = [decided(individual(i, [i - 1, i // 2] if i else []), (i % 7) / 7, -1 - i / 3) for i in range(count - 2)]
+    rows += [individual(i, [0]) for i in (count - 2, count - 1)]
+    store.record("id-alpha", rows, [evaluation(i, (i % 7) / 7, outcomes=bytes([i % 256])) for i in range(count - 2)])
+    extra = [evaluation(5, 0.3, "y", "test"), evaluation(6, None, "y", "test")]
+    store.add_evaluations([*extra, evaluation(0, 0.9, phenotype_hash=FULL_MODEL)])
+    store.add_export("alpha:3", ExportRecord("here", "stock", '{"max": 1}'))
+    store.add_calibration("c" * 64, b"content")
+    store.add_calibration("d" * 64, b"of another search")
+    store.set_status("id-alpha", "finished", "a reason")
+
+
+def contents(store: Store) -> object:
+    """All that is said of the search `alpha`, as readers get it."""
+    alpha = store.search("alpha")
+    hashes = [row.phenotype_hash for row in store.history(alpha.id)]
+    prints = sorted({task.task_fingerprint for task in store.search_tasks(alpha.id, beside=True)})
+    return (
+        alpha,
+        store.search_tasks(alpha.id, beside=True),
+        store.history(alpha.id),
+        store.evaluations([*hashes, FULL_MODEL], alpha.model_fingerprint, alpha.engine_fingerprint, prints),
+        [store.individual(f"alpha:{index}") for index in (0, 3, 5, 6)],
+        store.best("rte", by="search", limit=50),
+        store.best_of_search(alpha.id, 30),
+        store.pareto("rte"),
+        store.costs(alpha),
+        store.calibration("c" * 64),
+    )
+
+
+def test_a_copy_is_the_same(store: Store, there: Store) -> None:
+    fill(store)
+    there.add_evaluations([evaluation(77, 0.5, "z")])  # so that contexts have other ids there
+    expected = Copied(("alpha",), COUNT, 0, COUNT - 2 + 3, 1, 1)
+    assert copy(store, there, ["alpha"], needed, alive) == expected
+    assert contents(there) == contents(store)
+    assert there.calibrations() == ["c" * 64]
+    before = contents(there)
+    assert copy(store, there, ["id-alpha", "alpha"], needed, alive).individuals == 0
+    assert contents(there) == before
+    # It can be driven there.
+    lease = there.acquire("id-alpha", "driver", 60)
+    there.record(lease, [individual(COUNT, [0])])
+
+
+def test_and_back_again(store: Store, there: Store) -> None:
+    fill(there)
+    copy(there, store, ["alpha"], needed, alive)
+    assert contents(store) == contents(there)
+
+
+def test_a_copy_is_brought_up_to_date(store: Store, there: Store) -> None:
+    fill(store)
+    copy(store, there, ["alpha"], needed, alive)
+    later = [decided(individual(COUNT - 2, [0]), 0.5), individual(COUNT, [1])]
+    store.record("id-alpha", later, [evaluation(COUNT - 2, 0.5)])
+    assert copy(store, there, ["alpha"], needed, alive) == Copied(("alpha",), 1, 1, 1, 0, 0)
+    assert contents(there) == contents(store)
+    # The other way round there is nothing new, and what is decided stays so.
+    there.record("id-alpha", [decided(individual(COUNT - 1, [0]), 0.25)], [evaluation(COUNT - 1, 0.25)])
+    before = contents(there)
+    assert copy(store, there, ["alpha"], needed, alive).decided == 0
+    assert contents(there) == before
+
+
+def test_a_running_search_is_copied_as_it_stands(store: Store, there: Store) -> None:
+    fill(store, 10)
+    lease = store.acquire("id-alpha", "driver", 60)
+    store.set_status(lease, "running")
+    copy(store, there, ["alpha"], needed, alive)
+    found = there.search("alpha")
+    assert (found.status, found.status_reason) == ("interrupted", "copied while it was run")
+    assert not there.control("id-alpha").alive and there.acquire("id-alpha", "another", 60).epoch == 1
+    with pytest.raises(LeaseHeldError, match="alpha is being run by another"):
+        copy(store, there, ["alpha"], needed, alive)
+
+
+CLASHES = {
+    "UPDATE searches SET seed = 8": "search alpha is in both stores, and differs in seed",
+    "UPDATE individuals SET fitness = 0.75 WHERE idx = 110": "individual alpha:110 .* differs in fitness",
+    "UPDATE individuals SET genome = content_hash WHERE idx = 1": "individual alpha:1 .* differs in genome",
+    "DELETE FROM parents WHERE child_idx = 113": "individual alpha:.*113.* differs in parents",
+    "UPDATE evaluations SET score = 0.123 WHERE score > 0.8": "evaluation of phenotype .* differs in score",
+    "UPDATE exports SET form = 'native'": "exports id-alpha, 3, here .* differs in form",
+    "UPDATE calibrations SET content = fingerprint": "calibrations c+ is in both stores, and differs in content",
+    "UPDATE evaluation_contexts SET metric = 'f1'": "evaluation_contexts .* differs in metric",
+    "UPDATE searches SET id = 'id-other'": "another search alpha",
+}
+
+
+@pytest.mark.parametrize(("change", "said"), CLASHES.items(), ids=range(len(CLASHES)))
+def test_what_differs_is_refused(change: str, said: str, tmp_path: Path) -> None:
+    with Store.open(f"sqlite:///{tmp_path / 'here.db'}") as here, Store.open(f"sqlite:///{tmp_path / 'x.db'}") as there:
+        fill(here)
+        copy(here, there, ["alpha"], needed, alive)
+        here.create_search(search("beta"), [])
+        with there.transaction(write=True) as connection:
+            connection.exec_driver_sql("PRAGMA defer_foreign_keys=ON")
+            connection.execute(text(change))
+            if "id-other" in change:
+                tables = ("individuals", "parents", "exports", "leases", "events", "search_tasks")
+                for table in tables:
+                    connection.execute(text(f"UPDATE {table} SET search_id = 'id-other'"))
+        with pytest.raises(StoreError, match=said):
+            copy(here, there, ["beta", "alpha"], needed, alive)
+        assert [row.search.name for row in there.searches()] == ["alpha"], "all or nothing"
+
+
+def test_unknown_searches_copy_nothing(store: Store, there: Store) -> None:
+    fill(store, 4)
+    with pytest.raises(StoreError, match="no search 'beta'"):
+        copy(store, there, ["alpha", "beta"], needed, alive)
+    assert there.searches() == []
+
+
+def test_a_store_that_is_only_read_is_a_source(tmp_path: Path, there: Store) -> None:
+    url = f"sqlite:///{tmp_path / 'here.db'}"
+    with Store.open(url) as here:
+        fill(here)
+    with Store.open(url, read_only=True) as here:
+        copy(here, there, ["alpha"], needed, alive)
+        assert contents(there) == contents(here)
+        with pytest.raises(StoreError, match="for reading only"):
+            copy(there, here, ["alpha"], needed, alive)
