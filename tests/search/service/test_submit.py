@@ -188,6 +188,13 @@ def test_addresses_that_no_other_machine_reaches(url: str, loopback: bool) -> No
     assert ray_jobs.is_loopback(url) == loopback
 
 
+def test_a_server_is_no_store_for_a_driver(config: RunConfig, jobs: Jobs) -> None:
+    with pytest.raises(
+        UserError, match="http://host:8080 is a server: a driver on a cluster needs the URL of the data"
+    ):
+        moevolve.submit(config, jobs.url, store="http://host:8080")
+
+
 def test_a_drivers_id_is_that_of_the_search_it_continues(config: RunConfig) -> None:
     with Store.open(config.store) as store:
         register(set_up_new(config, "first"), store)
