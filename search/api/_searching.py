@@ -123,8 +123,11 @@ def submit(
         UserError: something in the configuration can't be had or sent, another search has the name or the id, or the
             cluster can't be had.
     """
+    from moevolve.evaluators.errors import UserError
     from moevolve.search.config.files import as_run_config
 
+    if store is not None and is_server(store):
+        raise UserError(f"{store} is a server: a driver on a cluster needs the URL of the database itself")
     settings = as_run_config(config, (*override_lines(overrides), *given_lines({"store": store, "name": name})))
 
     from moevolve.search.service import submit as service

@@ -21,6 +21,7 @@ from moevolve.store.repository import Store
 from moevolve.store.session import without_password
 
 _FILE = "sqlite:///"
+_CONNECT_S = 5
 _LAUNCH = ("python", "-m", "moevolve.search.cli", "launch")
 
 
@@ -76,7 +77,7 @@ def submit(
         return Submitted(label.search, label.name, server.url, alive.id if alive else None, False, status)
     job_id = label.search if not jobs else f"{label.search}-{len(jobs) + 1}"
     # A shell that stayed in between would keep Ray's SIGTERM to itself; the store is the configuration's.
-    command = ["exec", "env", "-u", "MOEVOLVE_STORE", *_LAUNCH, RUN, "--id", label.search]
+    command = ["exec", "env", "-u", "MOEVOLVE_STORE", "-u", "MOEVOLVE_SERVER", *_LAUNCH, RUN, "--id", label.search]
     with tempfile.TemporaryDirectory(prefix="moevolve-") as folder:
         shipment = pack(config, Path(folder), shared_paths, LIMIT_BYTES)
         new = server.submit(job_id, label, shlex.join(command), shipment.files, shipment.modules, shipment.env)
@@ -123,7 +124,7 @@ def _reachable(store: str, cluster: str) -> str:
 def _recorded(config: RunConfig, label: Label) -> tuple[str | None, bool]:
     """What the store knows of the search: its status, and whether it needs a driver."""
     try:
-        with Store.open(config.store, create=False) as store:
+        with Store.open(_briefly(config.store), read_only=True) as store:
             found, named = _search(store, label.search), _search(store, label.name)
             if found is None and named is None:
                 return None, True
@@ -142,6 +143,13 @@ def _recorded(config: RunConfig, label: Label) -> tuple[str | None, bool]:
             f"the id {label.search} is that of search {found.name} in {where}, which has another configuration"
         )
     return found.status, not driven and found.status not in ("finished", "cancelled")
+
+
+def _briefly(store: str) -> str:
+    """The store's URL, for who doesn't wait long for a database that may be out of reach."""
+    if store.startswith("sqlite") or "connect_timeout=" in store:
+        return store
+    return f"{store}{'&' if '?' in store else '?'}connect_timeout={_CONNECT_S}"
 
 
 def _search(store: Store, key: str) -> SearchRecord | None:

@@ -20,7 +20,7 @@ from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.cli.output.comparison import print_tables, write_csv, write_markdown
 from moevolve.search.compare.config import Comparison, load_comparison
 from moevolve.search.compare.rows import ComparisonRow, comparison_rows, with_tests
-from moevolve.search.compare.run import run_comparison
+from moevolve.search.compare.run import SharedWorkers, run_comparison
 from moevolve.search.compare.significance import Outcomes
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.loop.standings import BEST_LABEL, FULL_LABEL, Score
@@ -456,3 +456,11 @@ def test_the_command_runs_and_repeats(tiny: Any, ray_address: str, in_process: A
     assert json.loads(again.stdout) == rows
     wrong = in_process("compare", str(path), "--store", store, "--csv", str(tmp_path / "no" / "rows.csv"))
     assert wrong.returncode == 2 and "the folder" in wrong.stderr
+
+
+def test_a_search_that_pauses_before_it_evaluates_starts_no_workers() -> None:
+    started: list[Any] = []
+    lent = SharedWorkers(started.append).lend("a setup")
+    for count in (0, 3):
+        lent.resize(count)
+    assert lent.poll(0) == [] and started == []

@@ -15,12 +15,14 @@ from typing import Any
 import pytest
 from store_samples import search
 
+import moevolve
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.pools import ray_jobs
 from moevolve.search.pools.ray_jobs import Job, JobServer, Label
 from moevolve.search.service import submit as service
+from moevolve.search.service.launch import register, set_up_new
 from moevolve.store.repository import Store
 
 
@@ -105,6 +107,14 @@ def test_a_file_is_no_store_for_another_machine(config: RunConfig, jobs: Jobs) -
         service.submit(config, jobs.url, None)
 
 
+def test_a_store_out_of_reach_is_the_drivers_to_find(config: RunConfig, jobs: Jobs) -> None:
+    """Nothing listens there, as where only the cluster reaches its database."""
+    pytest.importorskip("psycopg")
+    far = config.model_copy(update={"store": "postgresql+psycopg://me:secret@127.0.0.1:1/searches?sslmode=disable"})
+    sent = service.submit(far, jobs.url, None)
+    assert sent.new and sent.status is None and "secret" not in str((sent, jobs.known, jobs.commands))
+
+
 @contextmanager
 def head(answer: bytes) -> Iterator[int]:
     """A server that says one thing, on all addresses of this machine; its port."""
@@ -176,3 +186,18 @@ def test_a_cluster_that_asks_for_a_token(monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_addresses_that_no_other_machine_reaches(url: str, loopback: bool) -> None:
     assert ray_jobs.is_loopback(url) == loopback
+
+
+def test_a_server_is_no_store_for_a_driver(config: RunConfig, jobs: Jobs) -> None:
+    with pytest.raises(
+        UserError, match="http://host:8080 is a server: a driver on a cluster needs the URL of the data"
+    ):
+        moevolve.submit(config, jobs.url, store="http://host:8080")
+
+
+def test_a_drivers_id_is_that_of_the_search_it_continues(config: RunConfig) -> None:
+    with Store.open(config.store) as store:
+        register(set_up_new(config, "first"), store)
+        with pytest.raises(UserError, match="--id second: there is a search calm with id first"):
+            moevolve.launch(config, store=store, search_id="second")
+        assert store.control("first").epoch == 0, "nobody drove it"
