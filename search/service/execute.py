@@ -18,7 +18,7 @@ from moevolve.search.pools.ray_pool import RayPool, calibrate_on_ray
 from moevolve.search.pools.steered import SteeredPool, StopAsked
 from moevolve.search.service.calibration import Calibrate, calibrated_setup
 from moevolve.search.service.driving import Driving
-from moevolve.search.service.observer import SEARCH, Observer
+from moevolve.search.service.observer import Observer, logged_as
 from moevolve.search.service.set_up import splits_beside
 from moevolve.search.service.sharing import Share
 from moevolve.search.strategies.phased import make_strategy
@@ -60,10 +60,12 @@ def execute(
     """
     workers = setup.config.workers
     share = Share(workers, setup.schedule.in_flight)
-    with Driving(store, setup.search_id, workers.lease_s, workers.priority, share.claim) as driving:
+    with (
+        logged_as(setup.config.name),
+        Driving(store, setup.search_id, workers.lease_s, workers.priority, share.claim) as driving,
+    ):
         lease = driving.lease
-        record = store.search(setup.search_id)
-        SEARCH.set(record.name)
+        record = store.search(setup.search_id)  # as the driver before left it
         log.info("%s runs it from now on, for the %d. time", lease.owner, lease.epoch)
         finished = record.status == "finished"
         config = parse_stored_config(record.config).model_copy(update={"final": setup.config.final})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,6 +14,16 @@ if TYPE_CHECKING:
 
 SEARCH: ContextVar[str | None] = ContextVar("search", default=None)
 """Name of the search that the present thread runs, for logs."""
+
+
+@contextmanager
+def logged_as(search: str) -> Iterator[None]:
+    """Let what is logged here say which search it is about."""
+    before = SEARCH.set(search)
+    try:
+        yield
+    finally:
+        SEARCH.reset(before)
 
 
 @dataclass(frozen=True, slots=True)
