@@ -243,6 +243,14 @@ class GenomeFigures(ABC, Generic[G]):
         """Inches that `draw` needs; 0 takes what there is."""
         return 0.0
 
+    def matrices(self, genome: G) -> dict[str, NDArray[np.float32]]:
+        """What was searched, as matrices [rows, columns] by their titles, for tables beside a drawing; if anything."""
+        return {}
+
+    def experts(self, genome: G) -> dict[str, frozenset[int]]:
+        """The original experts that have a part in it, by the layers of a group; nothing where there are none such."""
+        return {}
+
 
 @dataclass(frozen=True, slots=True)
 class GenomeKind:

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,13 +47,12 @@ class Drivers:
         self._started: dict[str, subprocess.Popen[bytes]] = {}
         self._lock = threading.Lock()
 
-    def start(self, name: str, arguments: Sequence[str], variables: Mapping[str, str] | None = None) -> Launch:
+    def start(self, name: str, arguments: Sequence[str]) -> Launch:
         """Run `moevolve ARGUMENTS` in the background, in a session of its own.
 
         Args:
             name: what for; there is one process at a time for a name.
             arguments: of the command line.
-            variables: of the environment, besides the server's own.
 
         Raises:
             UserError: one for this name still runs, or the log can't be written.
@@ -70,7 +69,7 @@ class Drivers:
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=subprocess.STDOUT,
-                        env={**os.environ, "MOEVOLVE_STORE": self._store, **(variables or {})},
+                        env={**_inherited(), "MOEVOLVE_STORE": self._store},
                         start_new_session=True,
                     )
             except OSError as error:
@@ -104,3 +103,9 @@ class Drivers:
                 return log.read().decode("utf-8", "replace")
         except FileNotFoundError:
             return ""
+
+
+def _inherited() -> dict[str, str]:
+    """The server's environment, without what is its own: commands would ask a server in the place of the store."""
+    own = ("MOEVOLVE_SERVER", "MOEVOLVE_TOKEN", "MOEVOLVE_READ_TOKEN", "MOEVOLVE_WRITE_TOKEN")
+    return {name: value for name, value in os.environ.items() if name not in own}

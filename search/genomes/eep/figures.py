@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _MAX_GROUPS = 8
 """Groups of layers beside each other on a wide page."""
+_LEAST = 1e-6
+"""Coefficients below it give an expert no part in another."""
 _GROUP_WIDTH = 2.0
 """Inches that each of them needs."""
 
@@ -44,7 +46,7 @@ class EepFigures(GenomeFigures[EepGenome]):
             for axes, group in zip(grid[row], picked, strict=True):
                 image = _coefficients(axes, matrices[group], _limit(mapping, merging))
         for axes, group in zip(grid[0], picked, strict=True):
-            axes.set_title(layers_of(genome, int(group)), fontsize="small")
+            axes.set_title(_layers(genome, int(group)), fontsize="small")
         for axes in grid[1]:
             axes.set_xlabel("original expert", fontsize="small")
             ticks(axes, genome.space.experts, genome.space.retained)
@@ -52,6 +54,22 @@ class EepFigures(GenomeFigures[EepGenome]):
 
     def width(self, genome: EepGenome) -> float:
         return _GROUP_WIDTH * min(genome.space.groups, _MAX_GROUPS)
+
+    def matrices(self, genome: EepGenome) -> dict[str, NDArray[np.float32]]:
+        """Router mapping and expert merging of every group."""
+        named = tuple(zip(("router mapping", "expert merging"), genome.canonical, strict=True))
+        return {
+            f"{name}, {_layers(genome, group)}": matrices[group]
+            for group in range(genome.space.groups)
+            for name, matrices in named
+        }
+
+    def experts(self, genome: EepGenome) -> dict[str, frozenset[int]]:
+        """Those that an expert's weights are made of."""
+        return {
+            _layers(genome, group): frozenset(np.flatnonzero((np.abs(merging) > _LEAST).any(axis=0)).tolist())
+            for group, merging in enumerate(genome.expert_merging)
+        }
 
 
 def eep_figure(genome: EepGenome) -> Figure:
@@ -65,7 +83,7 @@ def eep_figure(genome: EepGenome) -> Figure:
             for axes, matrices in zip(row, (mapping, merging), strict=True):
                 image = _coefficients(axes, matrices[group], _limit(mapping, merging))
                 ticks(axes, genome.space.experts, genome.space.retained)
-            row[0].set_ylabel(f"{layers_of(genome, int(group))}\nnew expert")
+            row[0].set_ylabel(f"{_layers(genome, int(group))}\nnew expert")
         for axes, name in zip(grid[0], ("router mapping", "expert merging"), strict=True):
             axes.set_title(name)
         for axes in grid[-1]:
@@ -83,7 +101,7 @@ def _limit(*arrays: NDArray[Any]) -> float:
     return float(max(1.0, *(np.abs(array).max() for array in arrays)))
 
 
-def layers_of(genome: EepGenome, group: int) -> str:
+def _layers(genome: EepGenome, group: int) -> str:
     """The decoder layers of a group."""
     layers = genome.space.facts.moe_layers
     members = [layer for layer, owner in zip(layers, genome.space.layer_groups, strict=True) if owner == group]

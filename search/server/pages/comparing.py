@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from moevolve.evaluators.errors import UserError
 from moevolve.search.compare.significance import Outcomes, Significance, paired_test
 from moevolve.search.loop.standings import Score, score_of
+from moevolve.search.server.pages.experts import experts_of
 from moevolve.search.server.pages.individuals import described
 from moevolve.search.server.pages.listings import Listings
-from moevolve.search.server.pages.matrices import experts_of
 from moevolve.search.server.pages.rendering import render
 from moevolve.search.server.service import Service
 from moevolve.search.service.subject import find_subject

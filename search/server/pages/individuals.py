@@ -24,7 +24,6 @@ from moevolve.search.server.api.drawings import DRAWING
 from moevolve.search.server.api.parameters import RefPath
 from moevolve.search.server.guard import DOCUMENT_POLICY
 from moevolve.search.server.pages.listings import Listings
-from moevolve.search.server.pages.matrices import matrices_of
 from moevolve.search.server.pages.rendering import render
 from moevolve.search.server.service import Service
 from moevolve.search.service.subject import Subject, find_subject, start_of
@@ -63,7 +62,7 @@ def router(service: Service, _: Listings) -> APIRouter:
     @routes.get("/individuals/{ref}/genome")
     def show_genome(request: Request, ref: RefPath) -> HTMLResponse:
         detail = store.individual(ref)
-        caption, note, matrices = "", "", []
+        caption, note, matrices = "", "", {}
         try:
             genome, start = _drawn(store, ref)
             figures = figures_for(genome)
@@ -71,7 +70,7 @@ def router(service: Service, _: Listings) -> APIRouter:
                 caption = figures.subject
             else:
                 note = "There is nothing to draw of it."
-            matrices = matrices_of(genome)
+            matrices = figures_for(bare(genome)).matrices(bare(genome))
         except (UserError, OSError) as error:
             note = f"It can't be drawn: {' '.join(str(error).split())}"
         return render(request, "genome.jinja", detail=detail, caption=caption, note=note, matrices=matrices)

@@ -58,6 +58,8 @@ class SheetPool:
         requests, self._open = self._open, []
         return [self._reply(request) for request in requests]
 
+    def resize(self, count: int, at_once: bool = False) -> None: ...
+
     def close(self) -> None:
         self._open.clear()
 

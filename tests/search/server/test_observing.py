@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 from pathlib import Path
@@ -9,9 +10,11 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from report_lab import finished
 from starlette.testclient import TestClient
 
 from moevolve.search.cli._logging import JsonFormatter
+from moevolve.search.config.files import load_run_config
 from moevolve.store.records import Progress
 from moevolve.store.repository import Store
 
@@ -57,13 +60,23 @@ def test_a_log_line_says_which_search_and_individual(monkeypatch: pytest.MonkeyP
     )
 
 
-@pytest.mark.slow
-def test_a_search_logs_for_machines(tiny: Any, moevolve: Any, ray_address: str, tmp_path: Path) -> None:
-    run = tiny.write_run(tmp_path / "run.yaml", "logged")
-    done = moevolve("launch", run, "--address", ray_address, env={"MOEVOLVE_LOG": "json"})
-    lines = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
+def test_a_search_logs_which_it_is_and_what_its_individuals_come_to(tiny: Any, tmp_path: Path) -> None:
+    run = load_run_config(tiny.write_run(tmp_path / "run.yaml", "logged"))
+    said, logger = io.StringIO(), logging.getLogger("moevolve")
+    handler = logging.StreamHandler(said)
+    handler.setFormatter(JsonFormatter())
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        with Store.open(f"sqlite:///{tmp_path / 'moevolve.db'}") as store:
+            finished(store, run)
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+    lines = [json.loads(line) for line in said.getvalue().splitlines()]
     told = [line["message"] for line in lines]
-    assert all(line["search"] == "logged" for line in lines), done.stderr
+    assert all(line["search"] == "logged" for line in lines)
     assert [line for line in told if line in ("starting workers", "evaluating", "finished")] == [
         *("starting workers", "evaluating", "finished"),
     ]

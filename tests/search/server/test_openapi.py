@@ -25,7 +25,7 @@ HEADERS = {"authorization": f"Bearer {WRITE}", "x-moevolve": "1"}
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A served store. Nothing is really started."""
 
-    def start_nothing(_: Drivers, name: str, arguments: Any, __: Any = None) -> Launch:
+    def start_nothing(_: Drivers, name: str, arguments: Any) -> Launch:
         return Launch(name, 1, True, None, " ".join(arguments))
 
     folder = tmp_path_factory.mktemp("served")

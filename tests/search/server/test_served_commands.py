@@ -121,6 +121,7 @@ def test_a_search_is_launched_watched_stopped_and_resumed_from_elsewhere(
     uninterrupted: Any,
     snapshot: Any,
     ray_address: str,
+    in_process: Any,
     tokens: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -133,21 +134,16 @@ def test_a_search_is_launched_watched_stopped_and_resumed_from_elsewhere(
     )
     database = tmp_path / "moevolve.db"
     served = serve(tmp_path, f"sqlite:///{database}", "--settings", str(settings))
-    monkeypatch.setenv("MOEVOLVE_TOKEN", WRITE)
-    variables = {**os.environ, "MOEVOLVE_SERVER": served.url, "MOEVOLVE_TOKEN": WRITE}
-
-    def run(*command: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [MOEVOLVE, *command], env=variables, capture_output=True, text=True, timeout=300, check=False
-        )
+    for name, value in {"MOEVOLVE_TOKEN": WRITE, "MOEVOLVE_SERVER": served.url}.items():
+        monkeypatch.setenv(name, value)
 
     try:
-        assert "no configuration 'big': there are small" in run("launch", "big").stderr
+        assert "no configuration 'big': there are small" in in_process("launch", "big").stderr
         for key in ("model.path=/etc", "store=sqlite:///x.db", "engine.threads=3"):
-            assert "can't be set over the network" in run("launch", "small", "--set", key).stderr
+            assert "can't be set over the network" in in_process("launch", "small", "--set", key).stderr
         watched = subprocess.Popen(
             [MOEVOLVE, "launch", "small", "--set", "workers.num_cpus=0.5"],
-            env=variables,
+            env=dict(os.environ),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -165,13 +161,13 @@ def test_a_search_is_launched_watched_stopped_and_resumed_from_elsewhere(
         port = served.url.rpartition(":")[2]
         served = serve(tmp_path, f"sqlite:///{database}", "--settings", str(settings), "--port", port)
         assert 1 < count(database) < 24
-        assert run("stop", "calm").returncode == 0
+        assert in_process("stop", "calm").returncode == 0
         until(lambda: api.searches(served.url)[0].search.status == "interrupted")
-        resumed = run("resume", "calm", "--json")
+        resumed = in_process("resume", "calm", "--json")
         assert resumed.returncode == 0, resumed.stderr
         assert json.loads(resumed.stdout)["winner"].startswith("calm:")
         assert snapshot(database, "calm") == uninterrupted
-        other = run("launch", "small", "--set", "seed=9")
+        other = in_process("launch", "small", "--set", "seed=9")
         assert other.returncode == 2 and "search calm has other settings" in other.stderr
     finally:
         served.process.terminate()
