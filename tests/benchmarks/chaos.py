@@ -87,7 +87,7 @@ class Run:
         """Waits for random moments of the search, while its last driver runs."""
         goals = sorted(self.rng.choice(TOTAL - 6, size=int(self.rng.integers(1, most + 1)), replace=False))
         for goal in goals:
-            wait_for(self.url, int(goal), self.drivers[-1])
+            wait_for(self.url, 1 + int(goal), self.drivers[-1])  # the store is there by then
             time.sleep(float(self.rng.uniform(0, 0.1)))
             if not self.drivers[-1].running:
                 return
