@@ -40,25 +40,23 @@ def store_of(store: str | Store, create: bool = False) -> AbstractContextManager
     return open_store(store, create=create) if isinstance(store, str) else nullcontext(store)
 
 
-def asked_of(store: str | Store, read_only: bool = True) -> AbstractContextManager[Store | Client]:
-    """Who answers what only reads or steers: a store, as `store_of` has it, or a server by its URL."""
-    if isinstance(store, str):
-        if is_server(store):
-            from moevolve.search.server.client import Client
+def read_store(store: str | Store) -> AbstractContextManager[Store]:
+    """The same, only to read."""
+    return open_store(store, read_only=True) if isinstance(store, str) else nullcontext(store)
 
-            return Client(store)
-        return open_store(store, read_only=read_only)
-    return nullcontext(store)
+
+def asked_of(store: str | Store, read_only: bool = True) -> AbstractContextManager[Store | Client]:
+    """Who answers what only reads or steers: a store, as `read_store` or `store_of` has it, or a server by its URL."""
+    if isinstance(store, str) and is_server(store):
+        from moevolve.search.server.client import Client
+
+        return Client(store)
+    return read_store(store) if read_only else store_of(store)
 
 
 def is_server(url: str) -> bool:
     """Whether a store's URL is that of a server."""
     return url.startswith(("http://", "https://"))
-
-
-def read_store(store: str | Store) -> AbstractContextManager[Store]:
-    """The same, only to read."""
-    return open_store(store, read_only=True) if isinstance(store, str) else nullcontext(store)
 
 
 def url_of(store: str | Store | None) -> str | None:

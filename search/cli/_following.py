@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import moevolve
+from moevolve._arguments import is_server
 from moevolve.search.cli._console import errors, print_json, told_in_a_line
 from moevolve.search.cli._options import (
     DEFAULT_STORE,
@@ -43,7 +44,7 @@ def follow(run: Callable[[Observer], Standings | None], as_json: bool) -> None:
             where = shlex.quote(without_password(config.store))
             hint = f"continue with: moevolve resume {config.name} --store {where}"
             told = f"{INTERRUPTED}, {hint}"
-            if config.store.startswith("http"):
+            if is_server(config.store):
                 told = f"the search goes on; end it with: moevolve stop {config.name} --server {where}"
             stack.enter_context(told_in_a_line(told, moevolve.PoolError, hint))
             shown = stack.enter_context(watch(config.name))

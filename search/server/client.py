@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig
+from moevolve.search.server.drivers import Launch
 from moevolve.store.errors import NotFoundError, StoreError
 from moevolve.store.records import (
     BestRow,
@@ -146,16 +147,12 @@ class Client:
         Raises:
             UserError: the server doesn't have, or allow, that; or the search didn't come to its end.
         """
-        from moevolve.search.server.drivers import Launch
-
         asked = {"configuration": configuration, "name": name, "overrides": overrides}
         started = self._post(Launch, "/api/searches", asked)
         return self._follow(started.name, 0, observer)
 
     def resume(self, search: str, observer: Observer) -> Standings | None:
         """Continue a search on the server's machine and follow it; None if it was paused, and goes on where it runs."""
-        from moevolve.search.server.drivers import Launch
-
         before = self.control(search).epoch
         kind: Any = Launch | None
         if self._post(kind, _path("searches", search, "resume")) is None:
@@ -193,8 +190,6 @@ class Client:
             return None, None
 
     def _check_started(self, name: str) -> None:
-        from moevolve.search.server.drivers import Launch
-
         for one in self._get(list[Launch], "/api/launches"):
             if one.name == name and one.exit_code:
                 raise UserError(f"search {name} didn't start: {one.last_line}")
