@@ -65,7 +65,9 @@ def test_a_search_pauses_goes_on_scales_and_stops_as_asked(
 ) -> None:
     database = tmp_path / "moevolve.db"
     run = tiny.write_run(tmp_path / "run.yaml", "calm")
-    driver = Forked(["launch", str(run), "--address", ray_address, "--set", "workers.num_cpus=0.5"], tmp_path)
+    # Without what earlier candidates leave, it is slow enough to be stopped in the middle.
+    slow = ("--set", "workers.num_cpus=0.5", "--set", "workers.reuse_memory_mb=0")
+    driver = Forked(["launch", str(run), "--address", ray_address, *slow], tmp_path)
     wait_for(database, 1, driver)
 
     def status() -> str:
@@ -82,7 +84,7 @@ def test_a_search_pauses_goes_on_scales_and_stops_as_asked(
     assert json.loads(in_process("scale", "calm", "2", "--json").stdout)["workers"] == 2
     assert in_process("resume", "calm").returncode == 0
     until(lambda: status() == "running", driver)
-    wait_for(database, left_at + 2, driver)
+    wait_for(database, left_at + 1, driver)
     assert in_process("stop", "calm").returncode == 0
     output, _ = driver.communicate(timeout=300)
     assert driver.poll() == 130 and "moevolve resume calm" in output and "Traceback" not in output
