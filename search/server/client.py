@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 TOKEN = "MOEVOLVE_TOKEN"
 _TIMEOUT_S = 60.0
 _EVERY_S = 1.0
+_LOOKS = 3
+"""How often a search is seen to be run by nobody and not to have ended: record and lease are asked for one by one."""
 _VERBS: dict[Wanted, str] = {"paused": "pause", "stopped": "stop", "cancelled": "cancel"}
 
 T = TypeVar("T")
@@ -149,7 +151,7 @@ class Client:
         """
         asked = {"configuration": configuration, "name": name, "overrides": overrides}
         started = self._post(Launch, "/api/searches", asked)
-        return self._follow(started.name, 0, observer)
+        return self.follow(started.name, 0, observer)
 
     def resume(self, search: str, observer: Observer) -> Standings | None:
         """Continue a search on the server's machine and follow it; None if it was paused, and goes on where it runs."""
@@ -157,11 +159,15 @@ class Client:
         kind: Any = Launch | None
         if self._post(kind, _path("searches", search, "resume")) is None:
             return None
-        return self._follow(self.search(search).name, before, observer)
+        return self.follow(self.search(search).name, before, observer)
 
-    def _follow(self, name: str, epoch: int, observer: Observer) -> Standings:
-        """Until a search's driver, of a later epoch, has come to its end."""
-        begun, stage, progress = False, None, None
+    def follow(self, name: str, epoch: int, observer: Observer) -> Standings:
+        """Follow a search until its driver, of a later epoch than that, has come to its end.
+
+        Raises:
+            UserError: it didn't start, ended otherwise than finished, or is gone.
+        """
+        begun, stage, progress, silent = False, None, None, 0
         while True:
             record, control = self._state(name)
             if record is None or control is None or (control.epoch <= epoch and record.status != "finished"):
@@ -178,8 +184,11 @@ class Client:
                     observer.on_progress(progress)
                 if record.status == "finished":
                     return self.standings(name)
-                if not control.alive and record.status != "running":
+                silent = 0 if control.alive else silent + 1
+                if silent and record.status not in ("running", "paused"):
                     raise UserError(f"search {name} is {record.status}: {record.status_reason or 'nobody says why'}")
+                if silent > _LOOKS:
+                    raise UserError(f"search {name} has lost its driver; `moevolve resume {name}` continues it")
             time.sleep(_EVERY_S)
 
     def _state(self, name: str) -> tuple[SearchRecord, Control] | tuple[None, None]:

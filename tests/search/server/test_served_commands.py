@@ -116,6 +116,22 @@ def test_what_reads_says_the_same_of_a_server_as_of_its_store(
         assert "secret" not in failed.stderr
 
 
+def test_who_watches_is_told_of_a_driver_that_is_gone(tmp_path: Path, tokens: Path, monkeypatch: Any) -> None:
+    store = f"sqlite:///{tmp_path / 'moevolve.db'}"
+    with Store.open(store) as opened:
+        opened.create_search(samples.search("left", config=RUN.canonical_json()), [])
+        lease = opened.acquire("id-left", "a driver that is killed", 0.1)
+        opened.set_status(lease, "running")
+    served = serve(tmp_path, store, "--tokens", str(tokens))
+    monkeypatch.setenv("MOEVOLVE_TOKEN", READ)
+    try:
+        with Client(served.url) as client, pytest.raises(UserError, match="moevolve resume left"):
+            client.follow("left", 0, Observer())
+    finally:
+        served.process.terminate()
+        served.process.wait(20)
+
+
 def test_a_search_is_launched_watched_stopped_and_resumed_from_elsewhere(
     tiny: Any,
     uninterrupted: Any,
