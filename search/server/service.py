@@ -8,6 +8,7 @@ from moevolve.search.server.courses import Courses
 from moevolve.search.server.drivers import Drivers
 from moevolve.search.server.feed import Feed
 from moevolve.search.server.settings import ServerSettings
+from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
 
 
@@ -16,15 +17,20 @@ class Service:
     """A server's parts.
 
     Attributes:
-        store: what it serves.
+        writer: what it serves, for routes that change something.
         settings: what it was started with.
         courses: plots' points.
         feed: news.
         drivers: what it started.
     """
 
-    store: Store
+    writer: Store
     settings: ServerSettings
     courses: Courses
     feed: Feed
     drivers: Drivers
+
+    @property
+    def store(self) -> StoreReader:
+        """What it serves, for all that only read."""
+        return self.writer

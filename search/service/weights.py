@@ -10,7 +10,6 @@ from pathlib import Path
 
 from moevolve.evaluators.errors import UserError
 from moevolve.store.records import UNBOUND, SearchRecord
-from moevolve.store.repository import Store
 from moevolve.workers.config import ModelConfig
 from moevolve.workers.facts import ModelFacts
 from moevolve.workers.model.describe import describe_config, describe_model, meta_model
@@ -46,13 +45,10 @@ def where_model(path: str) -> str:
     return str(Path(path).resolve()) if Path(path).exists() else path
 
 
-def bound_facts(store: Store, search: SearchRecord, model: ModelConfig) -> ModelFacts:
-    """Facts of the weights that a search is about; if that was open until now, it is about these from now on.
-
-    Who only reads doesn't decide that.
+def facts_for(search: SearchRecord, model: ModelConfig) -> ModelFacts:
+    """Facts of the weights that a search is about; of any that it could be about, if that is open.
 
     Args:
-        store: where the search is.
         search: the search.
         model: where its weights are.
 
@@ -71,8 +67,6 @@ def bound_facts(store: Store, search: SearchRecord, model: ModelConfig) -> Model
         raise UserError(
             f"model {model.path}: its config isn't of the shapes that search {search.name} was imported for"
         )
-    elif not store.read_only:
-        store.bind_model(search.id, facts.fingerprint, model.path)
     return facts
 
 

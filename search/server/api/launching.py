@@ -22,7 +22,7 @@ from moevolve.search.server.settings import ServerSettings
 from moevolve.search.service.steer import unpaused
 from moevolve.store.errors import NameTakenError, NotFoundError
 from moevolve.store.lineage import nearest
-from moevolve.store.repository import Store
+from moevolve.store.reader import StoreReader
 
 T = TypeVar("T")
 
@@ -105,7 +105,7 @@ def router(service: Service) -> APIRouter:
     def resume(search: SearchPath) -> Launch | None:
         """Let a paused search go on where it runs (null), or continue one that nobody runs, here."""
         record = store.search(search)
-        if unpaused(store, record.id):
+        if unpaused(service.writer, record.id):
             return None
         if record.status in ("finished", "cancelled"):
             raise UserError(f"search {record.name} is {record.status}")
@@ -157,7 +157,7 @@ def _known(name: str, known: Mapping[str, T], what: str) -> T:
     return known[name]
 
 
-def _check_name(store: Store, name: str, config: RunConfig) -> None:
+def _check_name(store: StoreReader, name: str, config: RunConfig) -> None:
     """Raises NameTakenError where a search of this name has other settings."""
     try:
         stored = parse_stored_config(store.search(name).config)

@@ -27,7 +27,7 @@ class ScaleRequest(BaseModel):
 def router(service: Service) -> APIRouter:
     """The routes."""
     routes = APIRouter(tags=["steering"], responses=WRITES)
-    store = service.store
+    store = service.writer
 
     @routes.post("/searches/{search}/pause")
     def pause(search: SearchPath) -> Control:

@@ -28,8 +28,8 @@ from moevolve.search.server.pages.rendering import render
 from moevolve.search.server.service import Service
 from moevolve.search.service.subject import Subject, find_subject, start_of
 from moevolve.store.errors import NotFoundError
+from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualDetail, IndividualRecord, LineageGraph
-from moevolve.store.repository import Store
 
 if TYPE_CHECKING:
     from moevolve.search.figures.style import Figure
@@ -125,7 +125,7 @@ def _has_picture(graph: LineageGraph) -> bool:
     return bool(graph.edges) and any(node.fitness is not None for node in graph.nodes)
 
 
-def _drawn(store: Store, ref: str) -> tuple[Genome, Genome | None]:
+def _drawn(store: StoreReader, ref: str) -> tuple[Genome, Genome | None]:
     """An individual's genome, unrepaired, and that of its search's start.
 
     Raises:
@@ -136,7 +136,7 @@ def _drawn(store: Store, ref: str) -> tuple[Genome, Genome | None]:
     return bare(subject.genome), start_of(subject, _starts(store, subject))
 
 
-def _starts(store: Store, subject: Subject) -> list[IndividualRecord]:
+def _starts(store: StoreReader, subject: Subject) -> list[IndividualRecord]:
     """The individual that the search's method starts from, if it has one: phases begin with what `init` names."""
     phases = subject.config.phases if isinstance(subject.config, RunConfig) else ()
     if not phases or START not in phases[0].named:

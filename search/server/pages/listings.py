@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from moevolve.search.service.driving import is_gone
+from moevolve.store.reader import StoreReader
 from moevolve.store.records import BestRow, Control, SearchSummary, Split
-from moevolve.store.repository import Store
 
 T = TypeVar("T")
 _KEPT = 64
@@ -29,7 +29,7 @@ class Listings:
         longest: seconds that one is kept at most.
     """
 
-    def __init__(self, store: Store, longest: float = _LONGEST_S) -> None:
+    def __init__(self, store: StoreReader, longest: float = _LONGEST_S) -> None:
         self._store, self._longest = store, longest
         self._kept: OrderedDict[object, tuple[object, float, Any]] = OrderedDict()
         self._lock = threading.Lock()
