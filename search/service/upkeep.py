@@ -16,6 +16,7 @@ from moevolve.search.service.weights import shapes
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import SearchRecord
 from moevolve.store.repository import Store
+from moevolve.store.session import without_password
 from moevolve.store.upkeep import check as checking
 from moevolve.store.upkeep import copy as copying
 from moevolve.store.upkeep import prune as pruning
@@ -50,7 +51,7 @@ def copy(source: StoreReader, target: Store, searches: Sequence[str]) -> Copied:
         UserError: both are the same store.
     """
     if source.url == target.url:
-        raise UserError(f"{source.url}: a store can't be copied to itself")
+        raise UserError(f"{without_password(source.url)}: a store can't be copied to itself")
     names = searches or [summary.search.name for summary in source.searches()]
     return copying.copy(source, target, names, lambda search: _calibrations(source, search), is_gone)
 
