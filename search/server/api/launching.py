@@ -17,7 +17,7 @@ from moevolve.search.config.run import RunConfig
 from moevolve.search.server.api.parameters import RefPath, SearchPath
 from moevolve.search.server.drivers import Launch
 from moevolve.search.server.problems import WRITES
-from moevolve.search.server.service import Service
+from moevolve.search.server.service import ServiceDep
 from moevolve.search.server.settings import ServerSettings
 from moevolve.search.service.steer import unpaused
 from moevolve.store.errors import NameTakenError, NotFoundError
@@ -71,58 +71,59 @@ class ExportRequest(BaseModel):
     form: Literal["stock", "native"] | None = None
 
 
-def router(service: Service) -> APIRouter:
-    """The routes."""
-    routes = APIRouter(tags=["launching"], responses=WRITES)
-    store, settings, drivers = service.store, service.settings, service.drivers
+routes = APIRouter(tags=["launching"], responses=WRITES)
 
-    @routes.get("/configurations")
-    def list_configurations() -> list[str]:
-        """Names of run files that can be launched."""
-        return sorted(settings.run_files())
 
-    @routes.get("/models")
-    def list_models() -> list[str]:
-        """Names of checkpoints that a launch may have in place of its run file's."""
-        return sorted(settings.models)
+@routes.get("/configurations")
+def list_configurations(service: ServiceDep) -> list[str]:
+    """Names of run files that can be launched."""
+    return sorted(service.settings.run_files())
 
-    @routes.get("/launches")
-    def list_launches() -> list[Launch]:
-        """What was started since the server was, and what became of it."""
-        return drivers.launches()
 
-    @routes.post("/searches", status_code=HTTPStatus.ACCEPTED)
-    def launch(asked: LaunchRequest) -> Launch:
-        """Launch a search on the server's machine. Asking for the same again starts nothing new."""
-        path, changes = _resolved(asked, settings)
-        config = load_run_config(path, changes)
-        name = asked.name or config.name
-        _check_name(store, name, config)
-        flags = [part for change in changes for part in ("--set", change)]
-        return drivers.start(name, ["launch", str(path), "--name", name, "--or-resume", *flags])
+@routes.get("/models")
+def list_models(service: ServiceDep) -> list[str]:
+    """Names of checkpoints that a launch may have in place of its run file's."""
+    return sorted(service.settings.models)
 
-    @routes.post("/searches/{search}/resume", status_code=HTTPStatus.ACCEPTED)
-    def resume(search: SearchPath) -> Launch | None:
-        """Let a paused search go on where it runs (null), or continue one that nobody runs, here."""
-        record = store.search(search)
-        if unpaused(store, record.id):
-            return None
-        if record.status in ("finished", "cancelled"):
-            raise UserError(f"search {record.name} is {record.status}")
-        address = [] if settings.address is None else ["--address", settings.address]
-        return drivers.start(record.name, ["resume", record.name, *address])
 
-    @routes.post("/individuals/{ref}/export", status_code=HTTPStatus.ACCEPTED)
-    def export(ref: RefPath, asked: ExportRequest) -> Launch:
-        """Write an individual as a checkpoint into the server's folder for exports."""
-        if settings.exports is None:
-            raise UserError("this server has no folder for exports; see `exports` in its settings")
-        found = store.individual(ref)
-        target = settings.exports.resolve() / found.ref.replace(":", "-")
-        form = [] if asked.form is None else ["--form", asked.form]
-        return drivers.start(found.ref, ["export", found.ref, str(target), *form])
+@routes.get("/launches")
+def list_launches(service: ServiceDep) -> list[Launch]:
+    """What was started since the server was, and what became of it."""
+    return service.drivers.launches()
 
-    return routes
+
+@routes.post("/searches", status_code=HTTPStatus.ACCEPTED)
+def launch(service: ServiceDep, asked: LaunchRequest) -> Launch:
+    """Launch a search on the server's machine. Asking for the same again starts nothing new."""
+    path, changes = _resolved(asked, service.settings)
+    config = load_run_config(path, changes)
+    name = asked.name or config.name
+    _check_name(service.store, name, config)
+    flags = [part for change in changes for part in ("--set", change)]
+    return service.drivers.start(name, ["launch", str(path), "--name", name, "--or-resume", *flags])
+
+
+@routes.post("/searches/{search}/resume", status_code=HTTPStatus.ACCEPTED)
+def resume(service: ServiceDep, search: SearchPath) -> Launch | None:
+    """Let a paused search go on where it runs (null), or continue one that nobody runs, here."""
+    record = service.store.search(search)
+    if unpaused(service.store, record.id):
+        return None
+    if record.status in ("finished", "cancelled"):
+        raise UserError(f"search {record.name} is {record.status}")
+    address = [] if service.settings.address is None else ["--address", service.settings.address]
+    return service.drivers.start(record.name, ["resume", record.name, *address])
+
+
+@routes.post("/individuals/{ref}/export", status_code=HTTPStatus.ACCEPTED)
+def export(service: ServiceDep, ref: RefPath, asked: ExportRequest) -> Launch:
+    """Write an individual as a checkpoint into the server's folder for exports."""
+    if service.settings.exports is None:
+        raise UserError("this server has no folder for exports; see `exports` in its settings")
+    found = service.store.individual(ref)
+    target = service.settings.exports.resolve() / found.ref.replace(":", "-")
+    form = [] if asked.form is None else ["--form", asked.form]
+    return service.drivers.start(found.ref, ["export", found.ref, str(target), *form])
 
 
 def _resolved(asked: LaunchRequest, settings: ServerSettings) -> tuple[Path, tuple[str, ...]]:
