@@ -11,12 +11,12 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
 from moevolve.search.server.guard import COOKIE
-from moevolve.search.server.pages import comparing, health, individuals, rankings, search_parts, searches
+from moevolve.search.server.pages import comparing, health, individuals, launching, rankings, search_parts, searches
 from moevolve.search.server.pages.listings import Listings
 from moevolve.search.server.pages.rendering import FOLDER, sign_in
 from moevolve.store.repository import Store
 
-MODULES = (searches, search_parts, individuals, rankings, comparing, health)
+MODULES = (searches, search_parts, individuals, rankings, comparing, launching, health)
 """Modules with the pages about one kind of thing each."""
 
 routes = APIRouter(include_in_schema=False)

@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
+from moevolve.search.config.run import RunConfig
 from moevolve.search.server.api.parameters import AfterQuery, SearchPath
 from moevolve.search.server.pages.listings import ListingsDep
 from moevolve.search.server.pages.rendering import render
@@ -71,6 +72,7 @@ def show_search(
         after=after,
         spans=[{"kind": span.kind, "start": span.start, "stop": span.stop} for span in spans_of(config)],
         readable=config is not None,
+        again=isinstance(config, RunConfig) and bool(service.settings.configurations),
         at_once=view.made <= _AT_ONCE,
         log=bool(service.drivers.log(record.name)),
     )
