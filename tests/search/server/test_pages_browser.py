@@ -266,6 +266,7 @@ def test_everything_is_reached_by_keyboard(browse: Open, store: Store) -> None:
         assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid", "the focus is seen"
 
 
+@pytest.mark.slow
 def test_a_search_is_launched_from_a_form(browse: Open, store: Store, url: str) -> None:
     page = browse("/launch", refusal=422)
     page.get_by_role("link", name="small").click()
