@@ -43,9 +43,9 @@ class Page(HTMLParser):
     def text(self) -> str:
         return " ".join(" ".join(self.texts).split())
 
-    def texts_of(self, tag: str) -> str:
-        """What stands right in tags of a name."""
-        return "".join(data for within, data in self._within if within == tag)
+    def texts_of(self, tag: str) -> list[str]:
+        """What stands right in the tags of a name."""
+        return [data.strip() for within, data in self._within if within == tag]
 
     def all(self, *names: str) -> list[dict[str, str]]:
         return [found for tag, found in self.tags if tag in names]

@@ -142,7 +142,7 @@ def _fields(given: RunConfig, asked: LaunchRequest) -> Iterator[Field]:
 
     experts = getattr(given.genome, "experts", None)
     if experts is not None:
-        yield field("genome.experts", "experts", experts, "kept per layer", 1)
+        yield field("genome.experts", "experts", experts, "per layer", 1)
     yield field("seed", "seed", given.seed, "of all randomness", 0)
     yield field("workers.count", "workers", given.workers.count, "a number, or auto")
     yield field("workers.priority", "priority", given.workers.priority, "over others on the cluster", -1000)

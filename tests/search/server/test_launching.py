@@ -181,7 +181,7 @@ def test_a_form_has_what_the_run_file_says(client: TestClient, store: Store, run
         "workers.priority": "0",
     }
     assert "12 in prune, then 12 in merge" in page.text and str(tiny.model) in page.text
-    assert page.texts_of("option").split() == ["the", "run", "file's", "gone", "tiny"]
+    assert page.texts_of("option") == ["the run file's", "gone", "tiny"]
     tasks = {found["value"] for found in page.all("input") if found.get("type") == "checkbox"}
     assert {"boolq", "eep/boolq"} < tasks and not [found for found in page.all("input") if "disabled" in found]
     assert "moevolve launch small --server http://localhost:8080 --name calm" in page.text
@@ -191,6 +191,7 @@ def test_a_form_has_what_the_run_file_says(client: TestClient, store: Store, run
     again = page_of(client, "/launch?configuration=small")
     assert next(found["value"] for found in again.all("input")) == "calm-2", "a name of no search"
     assert "no configuration 'nix'" in page_of(client, "/launch?configuration=nix", 404).text
+    assert "unknown key" in page_of(client, "/launch?configuration=wrong", 422).text
 
 
 def test_who_may_only_read_is_told_so(store: Store, settings: Settings, runs: Path) -> None:
@@ -270,8 +271,8 @@ def test_a_search_is_launched_again_from_the_run_file_that_gives_its_settings(
     for field in page.all("input"):
         if "data-setting" in field and field["value"] != field["data-given"]:
             overrides[field["data-setting"]] = yaml.safe_load(field["value"])
-    further = page.texts_of("textarea").strip()
-    overrides |= {key: yaml.safe_load(value) for key, value in (line.split(" = ") for line in further.splitlines())}
+    lines = "".join(page.texts_of("textarea")).splitlines()
+    overrides |= {key: yaml.safe_load(value) for key, value in (line.split(" = ") for line in lines)}
     ticked = [field["value"] for field in page.all("input") if "checked" in field]
     asked = {"configuration": "small", "name": "after", "overrides": overrides, "tasks": ticked or None}
     assert client.post("/api/searches", json=asked).status_code == 202

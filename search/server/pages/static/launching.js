@@ -123,34 +123,46 @@ function complain(form, text) {
   problem.hidden = !text;
   for (const field of form.querySelectorAll("input[id], select, textarea")) {
     const name = field.dataset.setting ?? field.name;
-    const named = field.type !== "checkbox" && name && new RegExp(`(^|[\\s"'])${name.replaceAll(".", "\\.")}([\\s:]|$)`).test(text);
-    named ? field.setAttribute("aria-invalid", "true") : field.removeAttribute("aria-invalid");
+    const named = new RegExp(`(^|[\\s"'])${name.replaceAll(".", "\\.")}([\\s:]|$)`);
+    if (field.type !== "checkbox" && named.test(text)) field.setAttribute("aria-invalid", "true");
+    else field.removeAttribute("aria-invalid");
   }
 }
 
 /** Show what would be launched. */
 function show(plan) {
-  const number = (value) => value.toLocaleString("en");
-  const facts = [["name", plan.name]];
-  const phases = plan.phases.map(({ kind, individuals, different }) =>
-    `${number(individuals)} in ${kind}${different < individuals ? ` (${number(different)} different ones at most)` : ""}`);
-  facts.push(["individuals", phases.join(", then ")]);
-  facts.push(["at the end", `${plan.ranked} scored on dev, ${plan.tested} on test`]);
-  const full = plan.sizes[0]?.parameters;
-  for (const size of plan.sizes) {
-    const share = size.parameters === null ? "differ" : `${number(size.parameters)}${size.parameters < full ? ` (${(100 * size.parameters / full).toFixed(1)} %)` : ""}`;
-    const experts = size.experts ? `, ${size.experts} experts per layer, ${size.active} per token` : "";
-    facts.push([size.title === "full model" ? size.title : `candidates of ${size.title}`, `parameters: ${share}${experts}`]);
-  }
-  if (plan.weight_bytes !== null) facts.push(["weights", `${(plan.weight_bytes / 2 ** 20).toLocaleString("en", { maximumFractionDigits: 1 })} MiB`]);
-  else facts.push(["sizes", "not known before the model is there: it is in no folder of the server's machine"]);
-  document.getElementById("plan-facts").replaceChildren(...facts.flatMap(([name, value]) =>
-    [["dt", name], ["dd", value]].map(([tag, text]) => Object.assign(document.createElement(tag), { textContent: text }))));
+  const rows = facts(plan).flatMap(([name, value]) => [["dt", name], ["dd", value]]);
+  const made = rows.map(([tag, text]) => Object.assign(document.createElement(tag), { textContent: text }));
+  document.getElementById("plan-facts").replaceChildren(...made);
   const status = document.getElementById("plan-status");
   status.hidden = plan.status === null;
-  status.textContent = `A search of this name and these settings is in the store, ${plan.status}: launching goes on with that one.`;
+  status.textContent =
+    `A search of this name and these settings is in the store, ${plan.status}: launching goes on with that one.`;
   document.getElementById("plan-yaml").textContent = plan.settings;
   const section = document.getElementById("plan");
   section.hidden = false;
   section.focus();
+}
+
+/** What is known of a plan, as names and values. */
+function facts(plan) {
+  const number = (value) => value.toLocaleString("en", { maximumFractionDigits: 1 });
+  const phases = plan.phases.map(({ kind, individuals, different }) =>
+    `${number(individuals)} in ${kind}` + (different < individuals ? ` (at most ${number(different)} differ)` : ""));
+  const found = [
+    ["name", plan.name],
+    ["individuals", phases.join(", then ")],
+    ["at the end", `${plan.ranked} scored on dev, ${plan.tested} on test`],
+  ];
+  const full = plan.sizes[0]?.parameters;
+  for (const { title, experts, active, parameters } of plan.sizes) {
+    const share = parameters < full ? ` (${number(100 * parameters / full)} %)` : "";
+    const count = parameters === null ? "parameters differ" : `${number(parameters)} parameters${share}`;
+    const layers = experts ? `, ${experts} experts per layer, ${active} per token` : "";
+    found.push([title === "full model" ? title : `${title} candidates`, count + layers]);
+  }
+  found.push(plan.weight_bytes === null
+    ? ["sizes", "not known yet: the model is in no folder of the server's machine"]
+    : ["weights", `${number(plan.weight_bytes / 2 ** 20)} MiB`]);
+  return found;
 }
