@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
 
 from moevolve.search.server.courses import Courses
 from moevolve.search.server.drivers import Drivers
@@ -34,3 +37,13 @@ class Service:
     def store(self) -> StoreReader:
         """What it serves, for all that only read."""
         return self.writer
+
+
+async def _service_of(request: Request) -> Service:
+    """That of the application which got the request."""
+    service: Service = request.app.state.service
+    return service
+
+
+ServiceDep = Annotated[Service, Depends(_service_of)]
+"""Parameter of a route: the parts of the server that it belongs to."""

@@ -7,12 +7,16 @@ import json
 import threading
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from moevolve.evaluators.errors import UserError
 from moevolve.store.records import UNBOUND, SearchRecord
 from moevolve.workers.config import ModelConfig
 from moevolve.workers.facts import ModelFacts
 from moevolve.workers.model.describe import describe_config, describe_model, meta_model
+
+if TYPE_CHECKING:
+    from moevolve.workers.profiling.outline import ModelOutline
 
 _describing = threading.Lock()
 """Transformers' parts are imported when they are first used, which several threads of a server must not do at once."""
@@ -38,6 +42,19 @@ def shapes(config: ModelConfig) -> ModelFacts:
     """
     with _describing:
         return describe_config(meta_model(config), config)
+
+
+def outline_here(config: ModelConfig) -> ModelOutline | None:
+    """Outline a checkpoint that is in a folder of this machine; None for a hub id, which nobody is asked about.
+
+    Raises:
+        UserError: there is no such folder, its config can't be read, or the family isn't supported.
+    """
+    from moevolve.workers.model.loading import local_directory
+    from moevolve.workers.profiling.outline import outline_model
+
+    with _describing:
+        return None if local_directory(config) is None else outline_model(config)
 
 
 def where_model(path: str) -> str:

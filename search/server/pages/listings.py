@@ -6,7 +6,9 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Depends, Request
 
 from moevolve.search.service.driving import is_gone
 from moevolve.store.reader import StoreReader
@@ -65,3 +67,13 @@ class Listings:
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         return made
+
+
+async def _listings_of(request: Request) -> Listings:
+    """Those of the application which got the request."""
+    listings: Listings = request.app.state.listings
+    return listings
+
+
+ListingsDep = Annotated[Listings, Depends(_listings_of)]
+"""Parameter of a page: the listings of the server that it belongs to."""
