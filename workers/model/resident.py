@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -75,6 +76,7 @@ class ResidentModel:
             UserError: it can't be loaded or searched; see `load_model` and `find_moe_layers`.
         """
         model, tokenizer = load_model(config)
+        _give_back()
         return cls(model, tokenizer, config)
 
     @property
@@ -195,3 +197,10 @@ class ResidentModel:
         """Run one sequence by itself, up to the output layer, for what hooks see of it; call it in inference mode."""
         decoder = self.model.get_decoder()
         decoder(input_ids=torch.tensor([tokens], device=self.device), use_cache=False)
+
+
+def _give_back() -> None:
+    """Let the system have what loading took beyond the weights: workers otherwise keep freed memory (`WORKER_ENV`)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
