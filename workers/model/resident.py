@@ -18,6 +18,7 @@ from moevolve.workers.methods.base import Edit, IdentityEdit, LayeredEdit, Token
 from moevolve.workers.methods.contract import Applicator, ExpertsOwner, ModelParts, ReportingApplicator
 from moevolve.workers.methods.registry import experts_owner, method_of
 from moevolve.workers.model.loading import load_model, resolve_device
+from moevolve.workers.model.sharing import load_shared
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -69,13 +70,17 @@ class ResidentModel:
         self._applied: Edit = IdentityEdit()
 
     @classmethod
-    def load(cls, config: ModelConfig) -> ResidentModel:
+    def load(cls, config: ModelConfig, share: bool = False) -> ResidentModel:
         """Load a checkpoint and make it resident.
+
+        Args:
+            config: which, and how to hold it.
+            share: have the weights once with other processes of this node that share them; see `load_shared`.
 
         Raises:
             UserError: it can't be loaded or searched; see `load_model` and `find_moe_layers`.
         """
-        model, tokenizer = load_model(config)
+        model, tokenizer = load_shared(config) if share else load_model(config)
         _give_back()
         return cls(model, tokenizer, config)
 
