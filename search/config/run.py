@@ -15,6 +15,7 @@ from moevolve.evaluators.types import PreparedSplit, Split
 from moevolve.search.config.phases import EvolutionSection, Phase, StrategySection
 from moevolve.search.config.section import Section
 from moevolve.search.genomes.registry import AnyGenomeSection
+from moevolve.store.session import without_password
 from moevolve.workers.config import EngineConfig, ModelConfig
 
 
@@ -170,8 +171,14 @@ class StoredConfig(Section):
     engine: EngineConfig = EngineConfig()
 
     def canonical_json(self) -> str:
-        """The configuration as stored with the search: whole, so that another default later on changes nothing here."""
-        return json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        """The configuration as stored with the search: whole, so that another default later on changes nothing here.
+
+        But not the password of its store, which is nobody's who may read the store.
+        """
+        content = self.model_dump(mode="json")
+        if "store" in content:
+            content["store"] = without_password(content["store"])
+        return json.dumps(content, sort_keys=True)
 
     @property
     def config_hash(self) -> str:

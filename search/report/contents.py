@@ -32,7 +32,6 @@ from moevolve.search.service.subject import Subject, find_subject, start_of
 from moevolve.store.costs import SearchCosts
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualRecord, LineageGraph, LineageNode, SearchRecord
-from moevolve.store.session import without_password
 
 _REASON = 160
 
@@ -148,11 +147,8 @@ def gather(store: StoreReader, name: str, limit: int = 5, analysis: Analysis | N
 
 
 def settings_text(stored: str) -> str:
-    """A stored configuration as YAML, the password of its store left out."""
-    data = json.loads(stored)
-    if isinstance(data.get("store"), str):
-        data["store"] = without_password(data["store"])
-    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
+    """A stored configuration as YAML."""
+    return yaml.safe_dump(json.loads(stored), sort_keys=False, allow_unicode=True, width=100)
 
 
 def _subject(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -143,7 +145,8 @@ def held(store: Store, search_id: str) -> Iterator[Lease]:
 def _acquire(store: Store, search_id: str, seconds: float, priority: int | None = None) -> Lease:
     """A search's lease for this process, unless the store is a file that another machine writes to."""
     for other, control in store.running(is_gone).items() if store.is_file else ():
-        if _host(str(control.owner)) not in (None, socket.gethostname()):
+        found = _OWNER.fullmatch(str(control.owner))
+        if found is not None and found["machine"] != _machine():
             raise StoreError(
                 f"search {store.search(other).name} of this store is being run by {control.owner}, and several "
                 "machines can't write to a SQLite file: use PostgreSQL (--store postgresql://USER@HOST/NAME)"
@@ -152,19 +155,40 @@ def _acquire(store: Store, search_id: str, seconds: float, priority: int | None 
 
 
 def this_process() -> str:
-    """This process, as leases name it."""
-    return f"process {os.getpid()} on {socket.gethostname()}"
+    """This process, as leases name it: for people by host, for `is_gone` by the machine that runs and the numbering."""
+    return f"process {os.getpid()} on {socket.gethostname()} ({_machine()}, {_numbering()})"
 
 
 def is_gone(owner: str) -> bool:
-    """Whether an owner was a process of this machine that is no more."""
-    return _host(owner) == socket.gethostname() and not _runs(int(owner.split()[1]))
+    """Whether an owner was a process that could be seen from here and is no more.
+
+    Names of hosts don't tell that: containers have that of their host, and machines that are copies of one another the
+    same one, each with processes of its own.
+    """
+    found = _OWNER.fullmatch(owner)
+    here = found is not None and (found["machine"], found["numbering"]) == (_machine(), _numbering())
+    return found is not None and here and not _runs(int(found["process"]))
 
 
-def _host(owner: str) -> str | None:
-    """The machine of an owner; None if it isn't called as `this_process` calls it."""
-    words = owner.split()
-    return words[3] if len(words) == 4 and words[1].isdigit() else None
+_OWNER = re.compile(r"process (?P<process>\d+) on .* \((?P<machine>\S+), (?P<numbering>\S+)\)")
+
+
+@cache
+def _machine() -> str:
+    """The machine, since it was started; elsewhere than on Linux by the name of the host."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").split("-")[0]
+    except OSError:
+        return socket.gethostname()
+
+
+@cache
+def _numbering() -> str:
+    """The namespace that numbers this process and all that it can see."""
+    try:
+        return Path("/proc/self/ns/pid").readlink().name.strip("pid:[]")
+    except OSError:
+        return "all"
 
 
 def _runs(process: int) -> bool:

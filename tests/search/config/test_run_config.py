@@ -369,6 +369,14 @@ def test_a_stored_configuration_comes_back_equal(tmp_path: Path) -> None:
     assert back.canonical_json() == config.canonical_json()
 
 
+def test_a_stored_configuration_is_without_the_password_of_its_store(tmp_path: Path) -> None:
+    config = load_run_config(written(tmp_path, store="postgresql://me:secret@host/db"))
+    assert "secret" in config.store and "secret" not in config.canonical_json()
+    back = parse_stored_config(config.canonical_json())
+    assert isinstance(back, RunConfig) and back.store == "postgresql://me:***@host/db"
+    assert back.config_hash == config.config_hash
+
+
 def test_an_imports_configuration_comes_back_without_phases() -> None:
     config = StoredConfig(name="i", model=ModelConfig(path="m"), genome=EepSection(experts=2), engine=EngineConfig())
     back = parse_stored_config(config.canonical_json())
