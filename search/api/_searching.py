@@ -240,7 +240,7 @@ def retry(
         return service.retry(opened, search, changes, observer or Observer())
 
 
-def _resumed(store: Store, overrides: Overrides, address: str | None) -> tuple[str, ...]:
+def _resumed(store: StoreReader, overrides: Overrides, address: str | None) -> tuple[str, ...]:
     """What becomes of a stored search's settings: it is in this store now, whatever the store was called."""
     cluster = given_lines({"workers.address": address or None})
     return (*given_lines({"store": store.url}), *override_lines(overrides), *cluster)
