@@ -13,13 +13,13 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Row, select, text, update
+from sqlalchemy import Connection, Row, Select, select, text, update
 
 from moevolve.store.errors import LeaseHeldError, LeaseLostError, NotRunningError, StoreError
 from moevolve.store.events import append
 from moevolve.store.lineage import find_search
 from moevolve.store.records import WANTED, Claim, Control, Lease, Progress, Wanted
-from moevolve.store.tables import leases, searches
+from moevolve.store.tables import leases
 
 Dead = Callable[[str], bool]
 """Whether an owner is known to be gone, so that its lease need not run out first."""
@@ -171,24 +171,18 @@ def read(connection: Connection, search_id: str, dead: Dead) -> Control:
 
 def read_all(connection: Connection, dead: Dead) -> dict[str, Control]:
     """The same of every search, by id."""
+    return _read(connection, select(leases), dead)
+
+
+def running(connection: Connection, dead: Dead) -> dict[str, Control]:
+    """The same of those that are being run; others cost next to nothing, however many they are."""
+    found = _read(connection, select(leases).where(leases.c.owner.is_not(None)), dead)
+    return {search_id: control for search_id, control in found.items() if control.alive}
+
+
+def _read(connection: Connection, rows: Select[Any], dead: Dead) -> dict[str, Control]:
     now = now_of(connection)
-    return {row.search_id: _control(row, now, dead) for row in connection.execute(select(leases))}
-
-
-def running(connection: Connection, dead: Dead) -> dict[str, str]:
-    """Names of the searches that are being run, with who does."""
-    query = select(searches.c.name, leases).join_from(leases, searches).order_by(searches.c.name)
-    now = now_of(connection)
-    controls = {row.name: _control(row, now, dead) for row in connection.execute(query)}
-    return {name: str(control.owner) for name, control in controls.items() if control.alive}
-
-
-def read_claims(connection: Connection) -> dict[str, Control]:
-    """The same of those that are run and say what they could use."""
-    now = now_of(connection)
-    found = connection.execute(select(leases).where(leases.c.claim.is_not(None)))
-    controls = {row.search_id: _control(row, now) for row in found}
-    return {search_id: control for search_id, control in controls.items() if control.alive}
+    return {row.search_id: _control(row, now, dead) for row in connection.execute(rows)}
 
 
 def _control(row: Row[Any], now: datetime, dead: Dead = lambda _: False) -> Control:

@@ -92,7 +92,7 @@ def _history(connection: Connection, search_id: str, indices: Sequence[int] | No
 def read_page(
     connection: Connection, search_id: str, order: Order, after: IndividualRecord | None, limit: int
 ) -> list[IndividualRecord]:
-    """Some of a search's individuals in an order, from behind one of them on (keyset paging); see `Store.page`."""
+    """Some of a search's individuals in an order, from behind one of them on (keyset paging: `StoreReader.page`)."""
     i = individuals.c
     query = select(i.idx).where(i.search_id == search_id)
     if order == "best":
@@ -123,7 +123,7 @@ def read_course(connection: Connection, search_id: str, first: int) -> list[tupl
 
 
 def read_individual(connection: Connection, ref: str) -> IndividualDetail:
-    """All about the individual `ref`; see `Store.individual`."""
+    """All about the individual `ref`; see `StoreReader.individual`."""
     search, row = find_individual(connection, ref)
     (individual,) = read_history(connection, search.id, [row.idx])
     c = contexts.c
@@ -213,7 +213,7 @@ def known_tasks(connection: Connection) -> list[str]:
 
 
 def best(connection: Connection, task: str, where: Filter, limit: int, by: Split) -> list[BestRow]:
-    """The ranking behind `Store.best`, for one task."""
+    """The ranking behind `StoreReader.best`, for one task."""
     if by not in SCORED or limit < 1:
         raise StoreError(
             f"a ranking needs a split of {', '.join(SCORED)} and a limit from 1 on, got {by!r} and {limit}"
@@ -228,7 +228,7 @@ def best(connection: Connection, task: str, where: Filter, limit: int, by: Split
 
 
 def pareto(connection: Connection, task: str, split: Split, search: SearchRecord | None) -> list[BestRow]:
-    """The front behind `Store.pareto`: one step per number of parameters, kept where the score rises."""
+    """The front behind `StoreReader.pareto`: one step per number of parameters, kept where the score rises."""
     if split not in SCORED:
         raise StoreError(f"a Pareto front needs a split of {', '.join(SCORED)}, got {split!r}")
     here = _contexts(connection, task, search)

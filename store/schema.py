@@ -9,7 +9,7 @@ from pathlib import Path
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, inspect, text
+from sqlalchemy import Connection, Engine, inspect, select, text
 
 from moevolve.store import leases
 from moevolve.store.errors import LeaseHeldError, StoreError
@@ -17,6 +17,7 @@ from moevolve.store.files import file_of
 from moevolve.store.leases import Dead
 from moevolve.store.records import Upgrade
 from moevolve.store.session import make_engine, transaction, use_wal, without_password
+from moevolve.store.tables import searches
 
 # (table, index, "rows, then rows per value of the first column, of the first two columns, ...").
 _TYPICAL = (
@@ -113,7 +114,9 @@ def _upgrade(engine: Engine, dead: Dead) -> Upgrade:
                 connection.execute(text("LOCK TABLE leases IN ACCESS EXCLUSIVE MODE"))
             running = leases.running(connection, dead)
             if running:
-                named = ", ".join(f"{name} by {owner}" for name, owner in running.items())
+                s = searches.c
+                names = connection.execute(select(s.id, s.name).where(s.id.in_(running)).order_by(s.name))
+                named = ", ".join(f"{name} by {running[search_id].owner}" for search_id, name in names)
                 raise LeaseHeldError(f"{_where(engine)} has searches that are being run ({named}): stop them first")
         return Upgrade(before, _migrate(connection))
 

@@ -66,7 +66,8 @@ def make_engine(url: str, create: bool, read_only: bool = False) -> Engine:
     Args:
         url: of the database.
         create: whether a missing SQLite file may be made.
-        read_only: whether nothing may be written through it, which the database itself then refuses.
+        read_only: whether it is only to read: a SQLite file then refuses all else, and is left without a trace
+            (`files`). PostgreSQL refuses it in each transaction that doesn't write.
 
     Raises:
         StoreError: not a database URL, an unsupported database, or a file that can't be a store (`files.check_file`).
@@ -78,27 +79,26 @@ def make_engine(url: str, create: bool, read_only: bool = False) -> Engine:
             f"{without_password(url)!r} is not a database URL; write sqlite:///FILE or postgresql://USER@HOST/NAME"
         ) from error
     backend = parsed.get_backend_name()
-    options = {"moevolve_read_only": read_only}
     if backend == "sqlite":
-        return _sqlite_engine(parsed.set(drivername="sqlite+pysqlite"), create, read_only, options)
+        return _sqlite_engine(parsed.set(drivername="sqlite+pysqlite"), create, read_only)
     if backend == "postgresql":
         if parsed.drivername == "postgresql":
             parsed = parsed.set(drivername="postgresql+psycopg")
         waits = {name: value for name, value in _POSTGRES_WAITS.items() if name not in parsed.query}
-        engine = _engine(parsed, pool_pre_ping=True, connect_args=waits, execution_options=options)
+        engine = _engine(parsed, pool_pre_ping=True, connect_args=waits)
         event.listen(engine, "connect", _bound_transactions)
         return engine
     raise StoreError(f"{without_password(parsed)}: {backend} is not supported; use sqlite or postgresql")
 
 
-def _sqlite_engine(url: URL, create: bool, read_only: bool, options: dict[str, Any]) -> Engine:
+def _sqlite_engine(url: URL, create: bool, read_only: bool) -> Engine:
     path = file_of(url)
     if path is not None:
         check_file(path, create, read_only)
     # A store in memory is one connection: each further one would be another, empty store.
     pool = {} if path is not None else {"poolclass": StaticPool}
     wait = {"timeout": BUSY_SECONDS, "check_same_thread": False}
-    engine = _engine(url, connect_args=wait, execution_options=options, **pool)
+    engine = _engine(url, connect_args=wait, **pool)
     if path is not None and read_only:
         _set_up_reading(engine, path)
     _set_up_sqlite(engine)
@@ -199,11 +199,9 @@ def transaction(engine: Engine, write: bool = False) -> Iterator[Connection]:
 
     Raises:
         UnreachableError: the database went away; whether the transaction was committed isn't known.
-        StoreError: in place of any other database error, in one line; or a write to what was opened for reading.
+        StoreError: in place of any other database error, in one line.
     """
     where = without_password(engine.url)
-    if write and engine.get_execution_options().get("moevolve_read_only"):
-        raise StoreError(f"{where} was opened for reading only")
     seal: Seal | None = None
     try:
         with engine.connect() as connection:

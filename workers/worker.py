@@ -52,16 +52,23 @@ class EvaluationWorker:
         shortcuts: which ways to compute less are taken.
         reuse_bytes: host memory for hidden states that candidates leave for others (`workers/engine/reuse.py`), which
             changes no result; 0 runs every layer of every candidate.
+        share: have the weights once with other workers of this node (`workers/model/sharing.py`), which changes no
+            result either.
 
     Raises:
         UserError: the checkpoint can't be loaded.
     """
 
     def __init__(
-        self, model: ModelConfig, engine: EngineConfig, shortcuts: Shortcuts = ALL_SHORTCUTS, reuse_bytes: int = 0
+        self,
+        model: ModelConfig,
+        engine: EngineConfig,
+        shortcuts: Shortcuts = ALL_SHORTCUTS,
+        reuse_bytes: int = 0,
+        share: bool = False,
     ) -> None:
         configure_runtime(engine.threads)
-        self._resident = ResidentModel.load(model)
+        self._resident = ResidentModel.load(model, share)
         resident = self._resident
         self._reuse = LayerReuse(resident.model, resident.layer_keys, reuse_bytes) if reuse_bytes else None
         self._engine = GenerationEngine(resident.model, resident.tokenizer, engine, shortcuts, self._reuse)

@@ -15,7 +15,8 @@ What they have in common:
 
 * A **configuration** is the path of a YAML file, or what `load_config` made of it. `overrides` change its settings:
   `{"genome.experts": 4}`, or `["genome.experts=4"]` as on the command line.
-* A **store** is a URL (`sqlite:///demo.db`, `postgresql://user@host/name`), or an open one, which is left open.
+* A **store** is a URL (`sqlite:///demo.db`, `postgresql://user@host/name`), or an open one, which is left open. What
+  only reads takes one of `open_reader`, too.
 * An **individual** is called `SEARCH:INDEX`; where it says so, `full` is the unedited model.
 * **Stores as a whole** are looked after by `moevolve.db`, as by `moevolve db ...`.
 * **Records** are frozen values; `as_data` makes what JSON knows of any of them.
@@ -38,7 +39,7 @@ if Path(__file__).parent.name == "api":
     __path__.append(str(Path(__file__).parents[2]))
 
 from moevolve import db
-from moevolve._arguments import open_store
+from moevolve._arguments import open_reader, open_store
 from moevolve._individuals import (
     analyse,
     answers,
@@ -90,6 +91,7 @@ if TYPE_CHECKING:
     from moevolve.search.service.observer import Observer as Observer
     from moevolve.search.service.submit import Submitted as Submitted
     from moevolve.store.errors import StoreError as StoreError
+    from moevolve.store.reader import StoreReader as StoreReader
     from moevolve.store.records import BestRow as BestRow
     from moevolve.store.records import Control as Control
     from moevolve.store.records import IndividualDetail as IndividualDetail
@@ -126,6 +128,7 @@ _HOMES = {
     "Standings": "search.loop.standings",
     "Store": "store.repository",
     "StoreError": "store.errors",
+    "StoreReader": "store.reader",
     "Submitted": "search.service.submit",
     "TaskConfig": "evaluators.tasks.config",
     "UserError": "evaluators.errors",
@@ -157,6 +160,7 @@ __all__ = [
     "Standings",
     "Store",
     "StoreError",
+    "StoreReader",
     "Submitted",
     "TaskConfig",
     "UserError",
@@ -178,6 +182,7 @@ __all__ = [
     "load_comparison",
     "load_config",
     "logs",
+    "open_reader",
     "open_store",
     "pause",
     "plot",

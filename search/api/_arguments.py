@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from moevolve.search.server.client import Client
+    from moevolve.store.reader import StoreReader
     from moevolve.store.repository import Store
 
 Overrides = Mapping[str, Any] | Sequence[str]
 """Settings by dotted path, or `KEY=VALUE` lines as the command line has them."""
 
 
-def open_store(url: str, *, create: bool = False, read_only: bool = False) -> Store:
+def open_store(url: str, *, create: bool = False) -> Store:
     """Open a store; use it as a context manager, or call `close()`.
 
     Args:
         url: `sqlite:///file.db`, `postgresql://user@host/name`.
         create: make it where there is none.
-        read_only: only to read, also while others write; of a folder, too, that can't be written to.
 
     Raises:
         StoreError: it can't be opened; the message says why.
@@ -28,35 +28,75 @@ def open_store(url: str, *, create: bool = False, read_only: bool = False) -> St
     """
     from moevolve.store.repository import Store
 
-    if is_server(url):
-        from moevolve.evaluators.errors import UserError
+    _refuse_server(url)
+    return Store.open(url, create)
 
-        raise UserError(f"{url} is a server: this needs the store itself, and the model; do it where they are")
-    return Store.open(url, create, read_only)
+
+def open_reader(url: str) -> StoreReader:
+    """Open a store only to read, also while others write; use it like one of `open_store`.
+
+    Args:
+        url: as `open_store` has it; a file may be in a folder that can't be written to.
+
+    Raises:
+        StoreError: it can't be opened; the message says why.
+        UserError: it is a server's, which answers what only reads or steers.
+    """
+    from moevolve.store.reader import StoreReader
+
+    _refuse_server(url)
+    return StoreReader.open(url)
 
 
 def store_of(store: str | Store, create: bool = False) -> AbstractContextManager[Store]:
-    """A store by URL, closed afterwards; or an open one, left open."""
-    return open_store(store, create=create) if isinstance(store, str) else nullcontext(store)
+    """A store by URL, closed afterwards; or an open one, left open.
+
+    Raises:
+        StoreError: it can't be opened, or was opened only to read.
+    """
+    from moevolve.store.errors import StoreError
+    from moevolve.store.repository import Store
+    from moevolve.store.session import without_password
+
+    if isinstance(store, str):
+        return open_store(store, create=create)
+    if not isinstance(store, Store):  # in a notebook no type checker says so
+        where = without_password(store.url)
+        raise StoreError(f"{where} was opened for reading only, and this writes to it: use moevolve.open_store")
+    return nullcontext(store)
 
 
-def read_store(store: str | Store) -> AbstractContextManager[Store]:
+def reader_of(store: str | StoreReader) -> AbstractContextManager[StoreReader]:
     """The same, only to read."""
-    return open_store(store, read_only=True) if isinstance(store, str) else nullcontext(store)
+    return open_reader(store) if isinstance(store, str) else nullcontext(store)
 
 
-def asked_of(store: str | Store, read_only: bool = True) -> AbstractContextManager[Store | Client]:
-    """Who answers what only reads or steers: a store, as `read_store` or `store_of` has it, or a server by its URL."""
-    if isinstance(store, str) and is_server(store):
-        from moevolve.search.server.client import Client
+def asked_of(store: str | StoreReader) -> AbstractContextManager[StoreReader | Client]:
+    """Who answers what only reads: a store as `reader_of` has it, or a server by its URL."""
+    return _client(store) if isinstance(store, str) and is_server(store) else reader_of(store)
 
-        return Client(store)
-    return read_store(store) if read_only else store_of(store)
+
+def steered_by(store: str | Store) -> AbstractContextManager[Store | Client]:
+    """Who passes on what is asked of a search: a store as `store_of` has it, or a server by its URL."""
+    return _client(store) if isinstance(store, str) and is_server(store) else store_of(store)
 
 
 def is_server(url: str) -> bool:
     """Whether a store's URL is that of a server."""
     return url.startswith(("http://", "https://"))
+
+
+def _client(url: str) -> Client:
+    from moevolve.search.server.client import Client
+
+    return Client(url)
+
+
+def _refuse_server(url: str) -> None:
+    if is_server(url):
+        from moevolve.evaluators.errors import UserError
+
+        raise UserError(f"{url} is a server: this needs the store itself, and the model; do it where they are")
 
 
 def url_of(store: str | Store | None) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from moevolve._arguments import asked_of, read_store, store_of
+from moevolve._arguments import asked_of, reader_of, store_of
 
 if TYPE_CHECKING:
     from moevolve.evaluators.tasks.config import TaskConfig
@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from moevolve.search.service.answers import Answers
     from moevolve.search.service.evaluate import Evaluation
     from moevolve.search.service.import_eep import Imported
+    from moevolve.store.reader import StoreReader
     from moevolve.store.records import BestRow, IndividualDetail, LineageGraph, SearchSummary
     from moevolve.store.repository import Store
     from moevolve.workers.export.card import ExportReport
     from moevolve.workers.profiling.report import ProfileReport
 
 
-def searches(store: str | Store) -> list[SearchSummary]:
+def searches(store: str | StoreReader) -> list[SearchSummary]:
     """All searches of a store, oldest first.
 
     Raises:
@@ -32,7 +33,7 @@ def searches(store: str | Store) -> list[SearchSummary]:
 
 
 def best(
-    store: str | Store,
+    store: str | StoreReader,
     *,
     task: str | None = None,
     experts: int | None = None,
@@ -63,7 +64,7 @@ def best(
         return opened.best(task, experts=experts, active=active, search=search, limit=limit, by=by)
 
 
-def show(individual: str, *, store: str | Store) -> IndividualDetail:
+def show(individual: str, *, store: str | StoreReader) -> IndividualDetail:
     """Everything the store knows of one individual.
 
     Raises:
@@ -74,7 +75,7 @@ def show(individual: str, *, store: str | Store) -> IndividualDetail:
 
 
 def lineage(
-    individual: str, *, store: str | Store, descendants: bool = False, depth: int | None = None
+    individual: str, *, store: str | StoreReader, descendants: bool = False, depth: int | None = None
 ) -> LineageGraph:
     """Where an individual comes from: its ancestors, back to those without parents; or its descendants.
 
@@ -138,7 +139,7 @@ def evaluate(
 def answers(
     *individuals: str,
     task: str,
-    store: str | Store,
+    store: str | StoreReader,
     split: Literal["search", "dev", "test"] = "test",
     limit: int | None = None,
     only: Literal["differing", "wrong", "lost", "gained"] | None = None,
@@ -169,7 +170,7 @@ def answers(
     """
     from moevolve.search.service import answers as service
 
-    with read_store(store) as opened:
+    with reader_of(store) as opened:
         return service.answers(opened, individuals, task, split, limit, only, search, model)
 
 
@@ -177,7 +178,7 @@ def analyse(
     individual: str,
     task: str,
     *,
-    store: str | Store,
+    store: str | StoreReader,
     split: Literal["search", "dev", "test"] = "dev",
     tokens: int | None = None,
     model: str | None = None,
@@ -198,7 +199,7 @@ def analyse(
     """
     from moevolve.search.service.analyse import analyse_individual
 
-    with read_store(store) as opened:
+    with reader_of(store) as opened:
         return analyse_individual(opened, individual, task, split, tokens, model)
 
 
@@ -215,7 +216,7 @@ def write_analysis(analysis: Analysis, folder: str | Path) -> list[Path]:
 
 def profile(
     *models: str,
-    store: str | Store | None = None,
+    store: str | StoreReader | None = None,
     batch_sizes: Sequence[int] = (1, 8, 32),
     prompt_tokens: int | None = None,
     new_tokens: int | None = None,
@@ -279,7 +280,7 @@ def profile(
         from moevolve.evaluators.errors import UserError
 
         raise UserError(f"{request.stored[0]}: say in which store it is")
-    with read_store(store) as opened:
+    with reader_of(store) as opened:
         return service.profile(request, opened, on_stage)
 
 
@@ -314,7 +315,7 @@ def export(
         return export_individual(opened, individual, Path(directory), form, model)
 
 
-def export_coefficients(individual: str, path: str | Path, *, store: str | Store) -> None:
+def export_coefficients(individual: str, path: str | Path, *, store: str | StoreReader) -> None:
     """Write an EEP individual as a coefficient file (.pth) of the EEP authors' format.
 
     Raises:
@@ -323,7 +324,7 @@ def export_coefficients(individual: str, path: str | Path, *, store: str | Store
     """
     from moevolve.search.service import export as service
 
-    with read_store(store) as opened:
+    with reader_of(store) as opened:
         service.export_coefficients(opened, individual, Path(path))
 
 
@@ -357,7 +358,7 @@ def import_eep(
         return store_files(opened, read)
 
 
-def plot(search: str, path: str | Path, *, store: str | Store, individual: str | None = None) -> None:
+def plot(search: str, path: str | Path, *, store: str | StoreReader, individual: str | None = None) -> None:
     """Draw a search: score over evaluations, and what was searched of an individual.
 
     Args:
@@ -370,10 +371,10 @@ def plot(search: str, path: str | Path, *, store: str | Store, individual: str |
         UserError: there is nothing to draw yet, or the file can't be written.
         StoreError: no such store, search or individual.
     """
-    from moevolve.store.repository import Store
+    from moevolve.store.reader import StoreReader
 
     with asked_of(store) as opened:
-        if not isinstance(opened, Store):
+        if not isinstance(opened, StoreReader):
             opened.plot(search, Path(path), individual)
             return
         from moevolve.search.service.plot import plot_stored
@@ -382,7 +383,12 @@ def plot(search: str, path: str | Path, *, store: str | Store, individual: str |
 
 
 def report(
-    search: str, path: str | Path, *, store: str | Store, limit: int = 5, analysis: Analysis | str | Path | None = None
+    search: str,
+    path: str | Path,
+    *,
+    store: str | StoreReader,
+    limit: int = 5,
+    analysis: Analysis | str | Path | None = None,
 ) -> Standings:
     """Write a page about a search: scores, figures, lineage, cost, how to do it again. Evaluates nothing.
 
@@ -400,10 +406,10 @@ def report(
         UserError: the analysis is of another search, or the file can't be written.
         StoreError: no such store or search.
     """
-    from moevolve.store.repository import Store
+    from moevolve.store.reader import StoreReader
 
     with asked_of(store) as opened:
-        if not isinstance(opened, Store):
+        if not isinstance(opened, StoreReader):
             return opened.report(search, Path(path), limit, analysis)
         from moevolve.search.report.contents import gather
         from moevolve.search.report.page import write_page

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from moevolve._arguments import (
     Overrides,
-    asked_of,
     given_lines,
     is_server,
     override_lines,
-    read_store,
+    reader_of,
+    steered_by,
     store_of,
     url_of,
 )
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from moevolve.search.loop.standings import Standings
     from moevolve.search.service.observer import Observer
     from moevolve.search.service.submit import Submitted
+    from moevolve.store.reader import StoreReader
     from moevolve.store.repository import Store
 
 
@@ -208,7 +209,7 @@ def resume(
     from moevolve.search.service.observer import Observer
     from moevolve.store.repository import Store
 
-    with asked_of(store, read_only=False) as opened:
+    with steered_by(store) as opened:
         if not isinstance(opened, Store):
             _check_no_changes(opened.url, address, overrides)
             return opened.resume(search, observer or Observer())
@@ -239,7 +240,7 @@ def retry(
         return service.retry(opened, search, changes, observer or Observer())
 
 
-def _resumed(store: Store, overrides: Overrides, address: str | None) -> tuple[str, ...]:
+def _resumed(store: StoreReader, overrides: Overrides, address: str | None) -> tuple[str, ...]:
     """What becomes of a stored search's settings: it is in this store now, whatever the store was called."""
     cluster = given_lines({"workers.address": address or None})
     return (*given_lines({"store": store.url}), *override_lines(overrides), *cluster)
@@ -331,7 +332,7 @@ def estimate(
     )
 
 
-def compare_measured(estimate: Estimate, search: str, *, store: str | Store) -> tuple[MeasuredEstimate, ...]:
+def compare_measured(estimate: Estimate, search: str, *, store: str | StoreReader) -> tuple[MeasuredEstimate, ...]:
     """Set what evaluating candidates took in a search beside the estimate of its configuration.
 
     Raises:
@@ -340,5 +341,5 @@ def compare_measured(estimate: Estimate, search: str, *, store: str | Store) -> 
     """
     from moevolve.search.estimate import measured
 
-    with read_store(store) as opened:
+    with reader_of(store) as opened:
         return measured.compare(estimate, opened, search)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from moevolve._arguments import asked_of
+from moevolve._arguments import steered_by
 
 if TYPE_CHECKING:
     from moevolve.store.records import Control, Wanted
@@ -57,7 +57,7 @@ def scale(search: str, workers: int | None = None, *, store: str | Store, priori
     from moevolve.search.service import steer as service
     from moevolve.store.repository import Store
 
-    with asked_of(store, read_only=False) as opened:
+    with steered_by(store) as opened:
         if isinstance(opened, Store):
             return service.scale(opened, search, workers, priority)
         return opened.scale(search, workers, priority)
@@ -67,5 +67,5 @@ def _asked(search: str, store: str | Store, wanted: Wanted) -> Control:
     from moevolve.search.service.steer import steer
     from moevolve.store.repository import Store
 
-    with asked_of(store, read_only=False) as opened:
+    with steered_by(store) as opened:
         return steer(opened, search, wanted) if isinstance(opened, Store) else opened.steer(search, wanted)

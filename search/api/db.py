@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from moevolve._arguments import read_store, store_of
+from moevolve._arguments import reader_of, store_of
 
 if TYPE_CHECKING:
+    from moevolve.store.reader import StoreReader
     from moevolve.store.records import Upgrade
     from moevolve.store.repository import Store
     from moevolve.store.upkeep.check import Checked
@@ -29,7 +30,7 @@ def upgrade(store: str) -> Upgrade:
     return schema.upgrade(store, is_gone)
 
 
-def check(store: str | Store) -> Checked:
+def check(store: str | StoreReader) -> Checked:
     """Look a store through for what betrays that it is damaged, or was changed by hand. Writes nothing.
 
     Genomes are compared with their hashes where their model's configuration is at hand.
@@ -39,7 +40,7 @@ def check(store: str | Store) -> Checked:
     """
     from moevolve.search.service import upkeep
 
-    with read_store(store) as opened:
+    with reader_of(store) as opened:
         return upkeep.check(opened)
 
 
@@ -60,7 +61,7 @@ def prune(*searches: str, store: str | Store, dry_run: bool = False) -> Pruned:
         return upkeep.prune(opened, searches, dry_run)
 
 
-def copy(*searches: str, store: str | Store, to: str | Store) -> Copied:
+def copy(*searches: str, store: str | StoreReader, to: str | Store) -> Copied:
     """Copy searches with all that belongs to them to another store, of whatever database.
 
     There they rank and resume as they would here. Repeating it brings the copies up to date.
@@ -77,5 +78,5 @@ def copy(*searches: str, store: str | Store, to: str | Store) -> Copied:
     """
     from moevolve.search.service import upkeep
 
-    with read_store(store) as opened, store_of(to, create=True) as target:
+    with reader_of(store) as opened, store_of(to, create=True) as target:
         return upkeep.copy(opened, target, searches)

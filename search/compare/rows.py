@@ -23,8 +23,8 @@ from moevolve.search.loop.standings import (
     Standings,
 )
 from moevolve.search.service.calibration import stored_calibration
+from moevolve.store.reader import StoreReader
 from moevolve.store.records import EvaluationRecord
-from moevolve.store.repository import Store
 
 _Held = Sequence[tuple[Outcome, Contestant]]
 """A contestant in each of the searches, one per seed, that have it."""
@@ -83,7 +83,7 @@ class ComparisonRow:
         return self.score("test") or self.score("search")
 
 
-def comparison_rows(outcomes: Sequence[Outcome], store: Store) -> list[ComparisonRow]:
+def comparison_rows(outcomes: Sequence[Outcome], store: StoreReader) -> list[ComparisonRow]:
     """Rows in the order of the comparison's cells, each (task, budget) begun by the full model."""
     rows: list[ComparisonRow] = []
     for (task, budget), group in groupby(outcomes, key=lambda each: (each.cell.task, each.cell.budget)):
@@ -96,7 +96,7 @@ def comparison_rows(outcomes: Sequence[Outcome], store: Store) -> list[Compariso
     return rows
 
 
-def _full(outcomes: Sequence[Outcome], seeds: tuple[int, ...], store: Store) -> list[ComparisonRow]:
+def _full(outcomes: Sequence[Outcome], seeds: tuple[int, ...], store: StoreReader) -> list[ComparisonRow]:
     """The unedited model; every search scored the same one, so the first that got so far will do."""
     for outcome, report in _reported(outcomes):
         row = replace(_row([(outcome, report.full)], (outcome.cell.config.seed,), store), method=FULL_LABEL)
@@ -110,7 +110,7 @@ def _reported(outcomes: Sequence[Outcome]) -> Iterator[tuple[Outcome, Standings]
     return ((each, each.report) for each in outcomes if each.report is not None)
 
 
-def _method(outcomes: Sequence[Outcome], seeds: tuple[int, ...], store: Store) -> list[ComparisonRow]:
+def _method(outcomes: Sequence[Outcome], seeds: tuple[int, ...], store: StoreReader) -> list[ComparisonRow]:
     """A method's contestants over its seeds: random draws and its own start where they were scored, and the best."""
     rows = []
     cell = outcomes[0].cell
@@ -132,7 +132,7 @@ def _method(outcomes: Sequence[Outcome], seeds: tuple[int, ...], store: Store) -
     return rows
 
 
-def _row(held: _Held, seeds: tuple[int, ...], store: Store) -> ComparisonRow:
+def _row(held: _Held, seeds: tuple[int, ...], store: StoreReader) -> ComparisonRow:
     cell, first = held[0][0].cell, held[0][1]
     found = [_evaluations(outcome, contestant, store) for outcome, contestant in held]
     scores: list[Score] = []
@@ -161,7 +161,9 @@ def _row(held: _Held, seeds: tuple[int, ...], store: Store) -> ComparisonRow:
     )
 
 
-def _evaluations(outcome: Outcome, contestant: Contestant, store: Store) -> dict[tuple[str, Split], EvaluationRecord]:
+def _evaluations(
+    outcome: Outcome, contestant: Contestant, store: StoreReader
+) -> dict[tuple[str, Split], EvaluationRecord]:
     if contestant.phenotype is None:
         return {}
     found = Scorer(store, store.search(outcome.setup.search_id), outcome.setup.config).find([contestant.phenotype])
@@ -179,7 +181,7 @@ def _breaks(held: _Held) -> str | None:
     return "; ".join(said) or None
 
 
-def _cost(outcome: Outcome, contestant: Contestant, store: Store) -> tuple[float, float]:
+def _cost(outcome: Outcome, contestant: Contestant, store: StoreReader) -> tuple[float, float]:
     """Models evaluated and seconds; a method's own start takes no evaluation to find, random draws take theirs."""
     if contestant.label == FULL_LABEL:
         return 0.0, 0.0

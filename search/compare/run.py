@@ -20,6 +20,7 @@ from moevolve.search.service.launch import register, set_up_new
 from moevolve.search.service.observer import Observer
 from moevolve.search.service.resume import set_up_stored
 from moevolve.store.errors import StoreError
+from moevolve.store.reader import StoreReader
 from moevolve.store.records import SearchRecord
 from moevolve.store.repository import Store
 from moevolve.workers.config import EngineConfig, ModelConfig
@@ -159,7 +160,7 @@ def run_comparison(
     return outcomes
 
 
-def _setup(cell: Cell, store: Store, known: SearchRecord | None) -> SearchSetup:
+def _setup(cell: Cell, store: StoreReader, known: SearchRecord | None) -> SearchSetup:
     """The cell's setup, of a search in the store if there is one."""
     if known is None:
         return set_up_new(cell.config)

@@ -11,9 +11,17 @@ from typing import Any
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.models import shipped_models
 from moevolve.search.config.run import RunConfig
+from moevolve.search.estimate.counts import (
+    ModelSize,
+    PhaseCount,
+    described_as,
+    final_evaluations,
+    model_sizes,
+    phase_counts,
+)
 from moevolve.search.estimate.devices import GPU_UTILISATION, Device, Utilisation
 from moevolve.search.estimate.memory import WorkerMemory, worker_memory
-from moevolve.search.estimate.repairs import RepairWork, described_as, repair_works
+from moevolve.search.estimate.repairs import RepairWork, repair_works
 from moevolve.search.estimate.timing import (
     NOTHING,
     Placement,
@@ -23,12 +31,11 @@ from moevolve.search.estimate.timing import (
     reference_seconds,
     repair_seconds,
 )
-from moevolve.search.estimate.workload import PhaseCount, Prompts, SplitWork, WorkloadReader, phase_counts
-from moevolve.search.genomes.costs import GenomeCosts, ModelWork, full_work
+from moevolve.search.estimate.workload import Prompts, SplitWork, WorkloadReader
+from moevolve.search.genomes.costs import ModelWork, full_work
 from moevolve.search.genomes.registry import costs_of, make_space
 from moevolve.search.loop.schedule import make_schedule
 from moevolve.search.loop.setup import needs_calibration
-from moevolve.workers.facts import active_parameters
 from moevolve.workers.profiling.outline import ModelOutline
 
 CPU_UTILISATION = Utilisation(compute=0.4, memory=1.0, link=1.0)
@@ -55,27 +62,6 @@ class EstimateRequest:
     cpu: bool = False
     prompts: Prompts | None = None
     utilisation: Utilisation = GPU_UTILISATION
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSize:
-    """The full model, or the model that a phase's candidates describe.
-
-    Attributes:
-        title: `full model`, or the phase's kind.
-        experts: per MoE layer; 0 without any.
-        active: per token.
-        parameters: in all; None where candidates differ.
-        active_parameters: that a token passes through; where candidates differ, in the start.
-        token_flops: operations per token as the worker runs it, attention between positions left out.
-    """
-
-    title: str
-    experts: int
-    active: int
-    parameters: int | None
-    active_parameters: int
-    token_flops: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,19 +192,11 @@ class _Estimator:
             self.splits,
             tuple((kind, evaluation_flops(work, self._search)) for kind, work in self._works.items()),
             self._counts,
-            self._final,
+            final_evaluations(self._config),
             tuple(self._on_device(placement, memory) for placement in placements),
             self._repairs,
             self._set_aside,
         )
-
-    @property
-    def _final(self) -> tuple[int, int]:
-        section = self._config.final
-        kinds, phases = {count.kind for count in self._counts}, self._config.phases
-        # The full model and the best; what stands beside them (`search.loop.standings.beside`); random draws.
-        beside = ("repair" in kinds) + sum(len(phase.named) for phase in phases)
-        return section.rerank, (2 + beside + section.random_draws if section.test else 0)
 
     def _on_device(self, placement: Placement, memory: Mapping[str, WorkerMemory]) -> DeviceEstimate:
         phases = tuple(self._phase(placement, position) for position in range(len(self._counts)))
@@ -246,7 +224,7 @@ class _Estimator:
 
     def _ending(self, placement: Placement, last: PhaseEstimate) -> Range:
         """The full model on `search` and `test`, the best few on `dev`, the others on `test`."""
-        ranked, tested = self._final
+        ranked, tested = final_evaluations(self._config)
         work, edit = self._works[last.kind], last.making
         total = placement.evaluation(self._full, (*self._search, *self._test))
         total += (placement.evaluation(work, self._dev) + Range(edit, edit)).times(ranked)
@@ -289,16 +267,6 @@ def _all(split: SplitWork) -> Sequence[Any]:
 
 def _whole(phase: PhaseEstimate) -> Range:
     return phase.scoring + Range(phase.making, phase.making)
-
-
-def model_sizes(outline: ModelOutline, costs: GenomeCosts[Any], like: Mapping[str, str]) -> tuple[ModelSize, ...]:
-    """The full model, then a candidate of every kind of phase; `like` says which kind it is counted as."""
-    facts = outline.facts
-    active = active_parameters(facts, facts.experts, facts.active)
-    flops = full_work(outline).token_flops
-    full = ModelSize("full model", facts.experts, facts.active, facts.parameters, active, flops)
-    pairs = like.items()
-    return full, *(ModelSize(kind, *costs.counts(each), costs.work(each).token_flops) for kind, each in pairs)
 
 
 def estimate(request: EstimateRequest) -> Estimate:

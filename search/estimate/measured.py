@@ -9,7 +9,7 @@ from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.estimate.estimate import DeviceEstimate, Estimate
 from moevolve.search.estimate.timing import Range
-from moevolve.store.repository import Store
+from moevolve.store.reader import StoreReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class MeasuredEstimate:
         return Range(self.measured / self.estimated.most, self.measured / self.estimated.least)
 
 
-def compare(report: Estimate, store: Store, search: str) -> tuple[MeasuredEstimate, ...]:
+def compare(report: Estimate, store: StoreReader, search: str) -> tuple[MeasuredEstimate, ...]:
     """Set a search's evaluations beside an estimate's.
 
     Args:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from moevolve.search.config.phases import PhaseConfig
 from moevolve.search.config.run import RunConfig
+from moevolve.search.estimate.counts import described_as
 from moevolve.search.genomes.costs import FitOutline, GenomeCosts, ModelWork, full_work
 from moevolve.workers.methods.eep.elimination import candidates_of, elimination_bytes, elimination_flops
 from moevolve.workers.methods.fitting import NeuronRecipe
@@ -91,12 +91,6 @@ def repair_works(
             counted = _Counted(phase.repair, costs, outline, costs.work(like[phase.kind]), tokens, length)
             found.append(counted.work(position, phase.kind))
     return tuple(found)
-
-
-def described_as(phases: Sequence[PhaseConfig]) -> Mapping[str, str]:
-    """Which kind of phase the candidates of a kind are like: a repair phase's are like those before it."""
-    pairs = zip(phases, (phases[0], *phases), strict=False)
-    return {phase.kind: before.kind if phase.kind == "repair" else phase.kind for phase, before in pairs}
 
 
 def _sloped(fits: Sequence[tuple[FitOutline, ...]], neurons: NeuronRecipe | None) -> tuple[tuple[FitOutline, ...], ...]:

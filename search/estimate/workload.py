@@ -12,7 +12,6 @@ from moevolve.evaluators.tasks.config import TaskConfig
 from moevolve.evaluators.tasks.prepare import prepare_split
 from moevolve.evaluators.types import PreparedSplit, Split
 from moevolve.search.config.run import RunConfig, TaskSection
-from moevolve.search.genomes.costs import GenomeCosts
 from moevolve.search.loop.setup import set_aside_note
 from moevolve.workers.profiling.outline import ModelOutline
 from moevolve.workers.profiling.passes import Passes, PromptMeter, SplitTokens, passes_of
@@ -174,22 +173,3 @@ def _given(task: TaskConfig, split: Split, given: Prompts) -> SplitTokens:
         new,
         task.compared,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseCount:
-    """How many evaluations a phase has at most: repeated candidates are looked up."""
-
-    kind: str
-    individuals: int
-    different: int
-
-
-def phase_counts(config: RunConfig, costs: GenomeCosts[Any]) -> tuple[PhaseCount, ...]:
-    """Individuals of every phase, and how many different ones there can be."""
-    counts = []
-    for phase in config.phases:
-        different = costs.different(phase.kind)
-        most = phase.evaluations if different is None else min(phase.evaluations, different)
-        counts.append(PhaseCount(phase.kind, phase.evaluations, most))
-    return tuple(counts)

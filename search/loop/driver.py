@@ -22,8 +22,8 @@ from moevolve.search.loop.scores import ranking_values
 from moevolve.search.loop.setup import SearchSetup, request_of
 from moevolve.search.strategies.base import Strategy
 from moevolve.store.errors import StoreError
+from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL, IndividualRecord, Progress
-from moevolve.store.repository import Store
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Driver:
         self,
         setup: SearchSetup,
         strategy: Strategy,
-        store: Store,
+        store: StoreReader,
         cache: EvaluationCache,
         on_progress: Callable[[Progress], None] = lambda _: None,
     ) -> None:

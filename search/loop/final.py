@@ -7,15 +7,15 @@ from moevolve.search.config.files import parse_stored_config
 from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.loop.standings import Scorer, beside, drawn, winner_of
+from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualRecord
-from moevolve.store.repository import Store
 from moevolve.workers.messages import EvaluationRequest
 
 
 class Finaliser:
     """Ends a search whose schedule is through. Everything goes through the cache, so repeating it costs nothing."""
 
-    def __init__(self, setup: SearchSetup, store: Store, cache: EvaluationCache) -> None:
+    def __init__(self, setup: SearchSetup, store: StoreReader, cache: EvaluationCache) -> None:
         self._setup = setup
         self._store = store
         self._cache = cache

@@ -8,8 +8,8 @@ import numpy as np
 
 from moevolve.evaluators.metrics import confidence_interval, weighted_mean
 from moevolve.search.loop.setup import SearchSetup
+from moevolve.store.reader import StoreReader
 from moevolve.store.records import EvaluationRecord, SearchRecord
-from moevolve.store.repository import Store
 from moevolve.workers.methods.base import IdentityEdit
 
 FULL = "full"
@@ -58,14 +58,14 @@ def interval(record: EvaluationRecord) -> tuple[float, float]:
     return confidence_interval(outcomes, metric=record.metric)
 
 
-def with_outcomes(store: Store, record: EvaluationRecord) -> EvaluationRecord:
+def with_outcomes(store: StoreReader, record: EvaluationRecord) -> EvaluationRecord:
     """The same evaluation with its per-example outcomes."""
     return store.evaluations(
         record.phenotype_hash, record.model_fingerprint, record.engine_fingerprint, [record.task_fingerprint]
     )[0]
 
 
-def full_fitness(store: Store, search: SearchRecord) -> float | None:
+def full_fitness(store: StoreReader, search: SearchRecord) -> float | None:
     """Fitness of a search's unedited model, None if it isn't evaluated yet."""
     tasks = [task for task in store.search_tasks(search.id) if task.split == "search"]
     found = {

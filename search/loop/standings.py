@@ -14,8 +14,8 @@ from moevolve.search.config.phases import START
 from moevolve.search.config.run import FinalSection, RunConfig, StoredConfig
 from moevolve.search.loop.history import rank_key
 from moevolve.search.loop.scores import FULL, interval, ranking_of
+from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL, EvaluationRecord, IndividualRecord, SearchRecord
-from moevolve.store.repository import Store
 from moevolve.workers.facts import DTYPE_BYTES, ModelFacts, active_parameters
 
 FULL_LABEL, START_LABEL, BEFORE_LABEL, BEST_LABEL = (
@@ -158,7 +158,7 @@ class Scorer:
         held: names of those held out.
     """
 
-    def __init__(self, store: Store, search: SearchRecord, config: StoredConfig) -> None:
+    def __init__(self, store: StoreReader, search: SearchRecord, config: StoredConfig) -> None:
         self._store, self._search = store, search
         records = store.search_tasks(search.id, beside=True)
         weights = {record.task: record.weight for record in records if record.weight}
@@ -262,7 +262,7 @@ def score_of(record: EvaluationRecord) -> Score:
 
 
 def standings(
-    store: Store, search: SearchRecord, history: Sequence[IndividualRecord], facts: ModelFacts | None = None
+    store: StoreReader, search: SearchRecord, history: Sequence[IndividualRecord], facts: ModelFacts | None = None
 ) -> Standings:
     """Who won, and the final table, as far as the store holds it; nothing is evaluated.
 
@@ -311,7 +311,7 @@ def standings(
     )
 
 
-def winner_of(store: Store, search: SearchRecord, scorer: Scorer) -> tuple[IndividualRecord | None, bool]:
+def winner_of(store: StoreReader, search: SearchRecord, scorer: Scorer) -> tuple[IndividualRecord | None, bool]:
     """What the end of the search would pick, or has, and whether `dev` did.
 
     The best few by fitness are ranked again by their weighted mean on `dev` without penalties, ties by the

@@ -130,7 +130,7 @@ class RayPool:
         self._splits: dict[str, Any] = {}
         self.add_splits(splits)
         self._actor_class: Any = ray.remote(num_cpus=workers.num_cpus, num_gpus=workers.num_gpus)(actor_class(worker))
-        self._actor_args = (model, engine, shortcuts, workers.reuse_bytes)
+        self._actor_args = (model, engine, shortcuts, workers.reuse_bytes, workers.count != 1)
         self._queue: deque[EvaluationRequest] = deque()
         # By ticket: workers that died or were retired under a request, those that nodes took along, and how often
         # later requests went first.

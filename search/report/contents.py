@@ -30,8 +30,8 @@ from moevolve.search.loop.standings import Contestant, Scorer, Standings, standi
 from moevolve.search.service.analyse import Analysis
 from moevolve.search.service.subject import Subject, find_subject, start_of
 from moevolve.store.costs import SearchCosts
+from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualRecord, LineageGraph, LineageNode, SearchRecord
-from moevolve.store.repository import Store
 
 _REASON = 160
 
@@ -101,7 +101,7 @@ class Contents:
     analysis: Analysis | None = field(repr=False)
 
 
-def gather(store: Store, name: str, limit: int = 5, analysis: Analysis | None = None) -> Contents:
+def gather(store: StoreReader, name: str, limit: int = 5, analysis: Analysis | None = None) -> Contents:
     """Everything a report says of a search; nothing is evaluated and nothing written.
 
     Args:
@@ -152,7 +152,7 @@ def settings_text(stored: str) -> str:
 
 
 def _subject(
-    store: Store, ref: str | None, history: Sequence[IndividualRecord]
+    store: StoreReader, ref: str | None, history: Sequence[IndividualRecord]
 ) -> tuple[Subject | None, Genome | None, list[str]]:
     """The best with its genome and the genome of the start, or a note on why they can't be had."""
     if ref is None:
@@ -164,7 +164,7 @@ def _subject(
     return subject, start_of(subject, history), []
 
 
-def _set_aside(store: Store, search: SearchRecord, config: StoredConfig) -> list[str]:
+def _set_aside(store: StoreReader, search: SearchRecord, config: StoredConfig) -> list[str]:
     """A line for each task whose `search` gave rows to measure on, if its data are still what they were."""
     records = store.search_tasks(search.id, beside=True)
     measured = {task.task_fingerprint for task in records if task.split == "calibration"}
@@ -179,7 +179,7 @@ def _set_aside(store: Store, search: SearchRecord, config: StoredConfig) -> list
     return notes
 
 
-def _facts(store: Store, search: SearchRecord, config: StoredConfig) -> list[tuple[str, str]]:
+def _facts(store: StoreReader, search: SearchRecord, config: StoredConfig) -> list[tuple[str, str]]:
     model, engine = config.model, config.engine
     facts = [("model", f"{model.path} ({model.dtype})")]
     tasks = [task for task in store.search_tasks(search.id) if task.split == "search"]
@@ -225,7 +225,7 @@ def _counts(config: StoredConfig, history: Sequence[IndividualRecord]) -> dict[s
     }
 
 
-def _leaders(store: Store, search: SearchRecord, config: StoredConfig, limit: int) -> list[Leader]:
+def _leaders(store: StoreReader, search: SearchRecord, config: StoredConfig, limit: int) -> list[Leader]:
     scorer = Scorer(store, search, config)
     leaders = []
     for row in store.best_of_search(search.id, limit):
@@ -282,7 +282,7 @@ def _commands(search: SearchRecord, table: Standings, config: StoredConfig) -> l
     return commands
 
 
-def _provenance(store: Store, search: SearchRecord) -> list[tuple[str, str]]:
+def _provenance(store: StoreReader, search: SearchRecord) -> list[tuple[str, str]]:
     rows = [
         ("search", f"{search.name} (id {search.id})"),
         ("status", search.status + (f": {search.status_reason}" if search.status_reason else "")),

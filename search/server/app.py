@@ -62,11 +62,12 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
         redoc_url=None,
         lifespan=lifespan,
     )
+    app.state.service = service
     answer_errors(app, problem_page)
     app.add_middleware(GZipMiddleware, minimum_size=1024)
     for module in ROUTERS:
-        app.include_router(module.router(service), prefix="/api")
-    add_pages(app, service)
+        app.include_router(module.routes, prefix="/api")
+    add_pages(app, store)
 
     @app.get("/healthz", responses=READS, response_class=PlainTextResponse)
     def healthz() -> str:

@@ -74,15 +74,15 @@ class Client:
         self._http.close()
 
     def searches(self) -> list[SearchSummary]:
-        """See `Store.searches`."""
+        """See `StoreReader.searches`."""
         return self._get(list[SearchSummary], "/api/searches")
 
     def search(self, name_or_id: str) -> SearchRecord:
-        """See `Store.search`."""
+        """See `StoreReader.search`."""
         return self._get(SearchRecord, _path("searches", name_or_id))
 
     def control(self, search: str) -> Control:
-        """See `Store.control`; by name or id."""
+        """See `StoreReader.control`; by name or id."""
         return self._get(Control, _path("searches", search, "control"))
 
     def best(
@@ -94,20 +94,20 @@ class Client:
         limit: int = 10,
         by: Split = "dev",
     ) -> list[BestRow]:
-        """See `Store.best`."""
+        """See `StoreReader.best`."""
         asked = {"task": task, "experts": experts, "active": active, "search": search, "limit": limit, "by": by}
         return self._get(list[BestRow], "/api/best", **asked)
 
     def individual(self, ref: str) -> IndividualDetail:
-        """See `Store.individual`."""
+        """See `StoreReader.individual`."""
         return self._get(IndividualDetail, _path("individuals", ref))
 
     def ancestors(self, ref: str, max_depth: int | None = None) -> LineageGraph:
-        """See `Store.ancestors`."""
+        """See `StoreReader.ancestors`."""
         return self._get(LineageGraph, _path("individuals", ref, "ancestors"), depth=max_depth)
 
     def descendants(self, ref: str, max_depth: int | None = None) -> LineageGraph:
-        """See `Store.descendants`."""
+        """See `StoreReader.descendants`."""
         return self._get(LineageGraph, _path("individuals", ref, "descendants"), depth=max_depth)
 
     def standings(self, search: str) -> Standings:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.store.repository import Store
+from moevolve.store.reader import StoreReader
 
 MOST_POINTS = 2000
 _KEPT = 8
@@ -85,7 +85,7 @@ class Courses:
         store: the store.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: StoreReader) -> None:
         self._store = store
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._lock = threading.Lock()

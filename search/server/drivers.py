@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from moevolve.evaluators.errors import UserError
@@ -21,6 +22,8 @@ class Launch:
 
     Attributes:
         name: what it is for: a search's name, or an individual.
+        command: of moevolve that it runs: `launch`, `resume` or `export`.
+        started_at: when, in UTC.
         process: its number on the server's machine.
         running: whether it still runs.
         exit_code: how it ended; None while it runs.
@@ -28,10 +31,19 @@ class Launch:
     """
 
     name: str
+    command: str
+    started_at: datetime
     process: int
     running: bool
     exit_code: int | None
     last_line: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    command: str
+    at: datetime
+    process: subprocess.Popen[bytes]
 
 
 class Drivers:
@@ -44,7 +56,7 @@ class Drivers:
 
     def __init__(self, store: str, logs: Path) -> None:
         self._store, self._logs = store, logs
-        self._started: dict[str, subprocess.Popen[bytes]] = {}
+        self._started: dict[str, _Started] = {}
         self._lock = threading.Lock()
 
     def start(self, name: str, arguments: Sequence[str]) -> Launch:
@@ -52,19 +64,21 @@ class Drivers:
 
         Args:
             name: what for; there is one process at a time for a name.
-            arguments: of the command line.
+            arguments: of the command line, the command first.
 
         Raises:
             UserError: one for this name still runs, or the log can't be written.
         """
         with self._lock:
             earlier = self._started.get(name)
-            if earlier is not None and earlier.poll() is None:
-                raise UserError(f"{name} is being worked on by process {earlier.pid}; its log tells how far it is")
+            if earlier is not None and earlier.process.poll() is None:
+                raise UserError(
+                    f"{name} is being worked on by process {earlier.process.pid}; its log tells how far it is"
+                )
             try:
                 self._logs.mkdir(parents=True, exist_ok=True)
                 with self.log_file(name).open("ab") as log:
-                    self._started[name] = subprocess.Popen(
+                    process = subprocess.Popen(
                         [sys.executable, "-m", "moevolve.search.cli", *arguments],
                         stdin=subprocess.DEVNULL,
                         stdout=log,
@@ -74,6 +88,9 @@ class Drivers:
                     )
             except OSError as error:
                 raise UserError(f"logs: {self.log_file(name)} can't be written: {error.strerror}") from None
+            others = {other: started for other, started in self._started.items() if other != name}
+            # In one step: others may be reading it.
+            self._started = others | {name: _Started(arguments[0], datetime.now(UTC), process)}
         return self.launch(name)
 
     def launch(self, name: str) -> Launch:
@@ -82,13 +99,14 @@ class Drivers:
         Raises:
             KeyError: nothing was, by this server.
         """
-        process = self._started[name]
-        code = process.poll()
+        started = self._started[name]
+        code = started.process.poll()
         lines = self.log(name).strip().splitlines()
-        return Launch(name, process.pid, code is None, code, lines[-1] if lines else "")
+        last = lines[-1] if lines else ""
+        return Launch(name, started.command, started.at, started.process.pid, code is None, code, last)
 
     def launches(self) -> list[Launch]:
-        """All that this server started, and what became of it."""
+        """All that this server started, the latest last, and what became of it."""
         return [self.launch(name) for name in list(self._started)]
 
     def log_file(self, name: str) -> Path:

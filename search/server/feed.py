@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 
 from moevolve.search.service.driving import is_gone
 from moevolve.store.errors import StoreError
-from moevolve.store.repository import Store
+from moevolve.store.reader import StoreReader
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Feed:
         every: seconds between two looks.
     """
 
-    def __init__(self, store: Store, every: float = _EVERY_S) -> None:
+    def __init__(self, store: StoreReader, every: float = _EVERY_S) -> None:
         self._store, self._every = store, every
         self._now: dict[str, Cursor] = {}
         self._changed = asyncio.Condition()

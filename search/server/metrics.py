@@ -9,14 +9,14 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from moevolve.search.service.driving import is_gone
+from moevolve.store.reader import StoreReader
 from moevolve.store.records import SEARCH_STATUSES
-from moevolve.store.repository import Store
 
 
 class _Searches(Collector):
     """All searches of a store; of those that run, where they stand."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: StoreReader) -> None:
         self._store = store
 
     def collect(self) -> Iterator[Metric]:
@@ -45,7 +45,7 @@ class _Searches(Collector):
         yield from (by_status, individuals, best, alive, total, rate, left)
 
 
-def exposition(store: Store) -> bytes:
+def exposition(store: StoreReader) -> bytes:
     """The metrics of a store in Prometheus' text format."""
     registry = CollectorRegistry()
     registry.register(_Searches(store))

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
 
 from moevolve.search.server.courses import Courses
 from moevolve.search.server.drivers import Drivers
 from moevolve.search.server.feed import Feed
 from moevolve.search.server.settings import ServerSettings
+from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
 
 
@@ -16,15 +20,30 @@ class Service:
     """A server's parts.
 
     Attributes:
-        store: what it serves.
+        writer: what it serves, for routes that change something.
         settings: what it was started with.
         courses: plots' points.
         feed: news.
         drivers: what it started.
     """
 
-    store: Store
+    writer: Store
     settings: ServerSettings
     courses: Courses
     feed: Feed
     drivers: Drivers
+
+    @property
+    def store(self) -> StoreReader:
+        """What it serves, for all that only read."""
+        return self.writer
+
+
+async def _service_of(request: Request) -> Service:
+    """That of the application which got the request."""
+    service: Service = request.app.state.service
+    return service
+
+
+ServiceDep = Annotated[Service, Depends(_service_of)]
+"""Parameter of a route: the parts of the server that it belongs to."""

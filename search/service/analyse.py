@@ -17,7 +17,7 @@ from moevolve.search.loop.scores import FULL
 from moevolve.search.service.data import as_data
 from moevolve.search.service.evaluate import prepared_split
 from moevolve.search.service.subject import find_subject
-from moevolve.store.repository import Store
+from moevolve.store.reader import StoreReader
 from moevolve.workers.methods.base import IdentityEdit
 from moevolve.workers.methods.usage import MixedLayer, RoutedLayer, Usage, UsageRequest
 
@@ -53,7 +53,7 @@ class Analysis:
 
 
 def analyse_individual(
-    store: Store, reference: str, task: str, split: Split, tokens: int | None = None, model: str | None = None
+    store: StoreReader, reference: str, task: str, split: Split, tokens: int | None = None, model: str | None = None
 ) -> Analysis:
     """Watch an individual's experts, and the full model's, on a task split, in this process. Nothing is stored.
 

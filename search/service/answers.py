@@ -13,7 +13,7 @@ from moevolve.evaluators.types import PreparedSplit, Split
 from moevolve.search.loop.scores import FULL
 from moevolve.search.service.evaluate import prepared_split
 from moevolve.search.service.subject import Subject, find_subject
-from moevolve.store.repository import Store
+from moevolve.store.reader import StoreReader
 from moevolve.workers.config import engine_fingerprint
 from moevolve.workers.methods.base import Edit, IdentityEdit
 
@@ -64,7 +64,7 @@ class Answers:
 
 
 def answers(
-    store: Store,
+    store: StoreReader,
     references: Sequence[str],
     task: str,
     split: Split,

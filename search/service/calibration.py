@@ -10,6 +10,7 @@ from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.run import StoredConfig, WorkersSection
 from moevolve.search.genomes.base import G, GenomeSpace
 from moevolve.search.loop.setup import SearchSetup
+from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
 from moevolve.workers.config import EngineConfig, ModelConfig, engine_fingerprint
 from moevolve.workers.methods.base import Calibration, CalibrationRecipe, calibration_fingerprint
@@ -39,7 +40,7 @@ def calibrated_setup(setup: SearchSetup, store: Store, calibrate: Calibrate) -> 
 
 
 def calibrated_space(
-    space: GenomeSpace[G], config: StoredConfig, store: Store, search_id: str, model_fingerprint: str
+    space: GenomeSpace[G], config: StoredConfig, store: StoreReader, search_id: str, model_fingerprint: str
 ) -> GenomeSpace[G]:
     """The space of a recorded search, with its stored calibration.
 
@@ -55,7 +56,7 @@ def calibrated_space(
 
 
 def stored_calibration(
-    recipe: CalibrationRecipe, config: StoredConfig, store: Store, search_id: str, model_fingerprint: str
+    recipe: CalibrationRecipe, config: StoredConfig, store: StoreReader, search_id: str, model_fingerprint: str
 ) -> Calibration | None:
     """The calibration of a recorded search (what it cost is noted in it), None if it isn't made yet."""
     content = store.calibration(stored_fingerprint(recipe, config, store, search_id, model_fingerprint))
@@ -63,7 +64,7 @@ def stored_calibration(
 
 
 def stored_fingerprint(
-    recipe: CalibrationRecipe, config: StoredConfig, store: Store, search_id: str, model_fingerprint: str
+    recipe: CalibrationRecipe, config: StoredConfig, store: StoreReader, search_id: str, model_fingerprint: str
 ) -> str:
     """What the calibration of a recorded search is stored under."""
     tasks = tuple(

@@ -54,7 +54,7 @@ class Driving:
     ) -> None:
         self._store, self._search_id, self._seconds = store, search_id, seconds
         self._priority, self._claim = priority, claim
-        self._claims: dict[str, Control] | None = None
+        self._running: dict[str, Control] | None = None
         self._ended = threading.Event()
         self._lost: StoreError | None = None
         self._stage: str | None = None
@@ -97,9 +97,9 @@ class Driving:
         return self._control
 
     @property
-    def claims(self) -> dict[str, Control] | None:
-        """What searches that share clusters could use, this one among them; None before anything is known."""
-        return self._claims
+    def running_searches(self) -> dict[str, Control] | None:
+        """The searches that are being run, this one among them; None as long as it has joined no cluster."""
+        return self._running
 
     def tell_stage(self, stage: str) -> None:
         """Let everybody who reaches the store know what this driver does, with the next renewal."""
@@ -117,7 +117,7 @@ class Driving:
                 self._control = self._store.renew(self.lease, self._seconds, self._stage, self._progress, claim)
                 renewed = time.monotonic()
                 if claim is not None:
-                    self._claims = self._store.claims()
+                    self._running = self._store.running()
             except LeaseLostError as error:
                 self._lost = error
                 return
@@ -144,12 +144,12 @@ def held(store: Store, search_id: str) -> Iterator[Lease]:
 
 def _acquire(store: Store, search_id: str, seconds: float, priority: int | None = None) -> Lease:
     """A search's lease for this process, unless the store is a file that another machine writes to."""
-    for name, owner in store.running(is_gone).items() if store.is_file else ():
-        found = _OWNER.fullmatch(owner)
+    for other, control in store.running(is_gone).items() if store.is_file else ():
+        found = _OWNER.fullmatch(str(control.owner))
         if found is not None and found["machine"] != _machine():
             raise StoreError(
-                f"search {name} of this store is being run by {owner}, and several machines can't write to a SQLite "
-                "file: use PostgreSQL (--store postgresql://USER@HOST/NAME)"
+                f"search {store.search(other).name} of this store is being run by {control.owner}, and several "
+                "machines can't write to a SQLite file: use PostgreSQL (--store postgresql://USER@HOST/NAME)"
             )
     return store.acquire(search_id, this_process(), seconds, is_gone, priority)
 

@@ -12,7 +12,7 @@ from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.scores import interval, with_outcomes
 from moevolve.search.loop.setup import needs_calibration
 from moevolve.search.service.data import as_data
-from moevolve.search.service.subject import Subject, find_subject
+from moevolve.search.service.subject import Subject, bound_subject
 from moevolve.store.records import EvaluationRecord
 from moevolve.store.repository import Store
 from moevolve.workers.config import engine_fingerprint
@@ -63,13 +63,13 @@ def evaluate(
 ) -> Evaluation:
     """Score an individual, or the full model, on one split of a task in this process; the result is stored.
 
-    `reference`, `search` and `model` are as `find_subject` has them.
+    `reference`, `search` and `model` are as `bound_subject` has them.
 
     Raises:
         StoreError: no such individual or search.
-        UserError: unknown task, or it has no such split; as `find_subject`.
+        UserError: unknown task, or it has no such split; as `bound_subject`.
     """
-    subject = find_subject(store, reference, search, model)
+    subject = bound_subject(store, reference, search, model)
     return Evaluation(reference, evaluate_subject(store, subject, task, split))
 
 

@@ -11,7 +11,8 @@ from moevolve.search.genomes.eep.coefficients import write_coefficients
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.repaired import RepairedGenome
 from moevolve.search.loop.scores import FULL, interval, with_outcomes
-from moevolve.search.service.subject import find_subject
+from moevolve.search.service.subject import bound_subject, find_subject
+from moevolve.store.reader import StoreReader
 from moevolve.store.records import ExportRecord, IndividualDetail
 from moevolve.store.repository import Store
 from moevolve.workers.export.card import CheckpointForm, ExportCard, ExportReport, ExportScore
@@ -24,7 +25,7 @@ def export_individual(
 ) -> ExportReport:
     """Write an individual's model as a verified checkpoint and record the export.
 
-    `form` is as `export_model` has it, `model` as `find_subject` has it.
+    `form` is as `export_model` has it, `model` as `bound_subject` has it.
 
     Raises:
         UserError: the target is taken, the model isn't there any more, or the form can't express the individual.
@@ -32,7 +33,7 @@ def export_individual(
     """
     if reference == FULL:
         raise UserError(f"{FULL}: the full model is a checkpoint already; name an individual as SEARCH:INDEX")
-    subject = find_subject(store, reference, model=model)
+    subject = bound_subject(store, reference, model=model)
     assert subject.detail is not None
     detail = subject.detail
     report = export_model(subject.config.model, subject.edit, directory, _card(store, detail), form)
@@ -41,7 +42,7 @@ def export_individual(
     return report
 
 
-def export_coefficients(store: Store, reference: str, path: Path) -> None:
+def export_coefficients(store: StoreReader, reference: str, path: Path) -> None:
     """Write an EEP individual as a coefficient file of the authors' format.
 
     Raises:
@@ -63,7 +64,7 @@ def export_coefficients(store: Store, reference: str, path: Path) -> None:
     write_coefficients(path, subject.genome)
 
 
-def _card(store: Store, detail: IndividualDetail) -> ExportCard:
+def _card(store: StoreReader, detail: IndividualDetail) -> ExportCard:
     graph = store.ancestors(detail.ref)
     nearest_first = sorted(graph.nodes, key=lambda node: (-node.depth, node.index))
     lines = tuple(

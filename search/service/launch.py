@@ -16,6 +16,7 @@ from moevolve.search.service.observer import Observer
 from moevolve.search.service.resume import set_up_stored
 from moevolve.search.service.set_up import set_up, splits_beside
 from moevolve.store.errors import NameTakenError
+from moevolve.store.reader import StoreReader
 from moevolve.store.records import SearchRecord, SearchTaskRecord, new_search_id
 from moevolve.store.repository import Store
 from moevolve.store.session import without_password
@@ -90,7 +91,7 @@ def _record(setup: SearchSetup, store: Store) -> None:
     store.create_search(record, [*tasks, *splits_beside(setup)])
 
 
-def _relaunched(setup: SearchSetup, store: Store, source: str, only_this: bool) -> SearchSetup:
+def _relaunched(setup: SearchSetup, store: StoreReader, source: str, only_this: bool) -> SearchSetup:
     """The setup of the stored search of this name, if that is what the configuration describes."""
     config = setup.config
     record = store.search(config.name)

@@ -16,8 +16,8 @@ from moevolve.search.genomes.repaired import bare
 from moevolve.search.loop.scores import full_fitness
 from moevolve.search.loop.standings import standings
 from moevolve.search.service.subject import find_subject, start_of
+from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualRecord
-from moevolve.store.repository import Store
 
 _WIDTH = 8.0
 """Inches, unless the genome needs more."""
@@ -69,7 +69,7 @@ def plot_search(
             raise UserError(f"{path}: can't be written: {error.strerror or error}") from error
 
 
-def plot_stored(store: Store, search: str, path: Path, individual: str | None = None) -> None:
+def plot_stored(store: StoreReader, search: str, path: Path, individual: str | None = None) -> None:
     """Draw a stored search, and one of its individuals: `individual`, or its best.
 
     Raises:

@@ -17,7 +17,7 @@ from moevolve.search.loop.scores import FULL
 from moevolve.search.service.data import as_data
 from moevolve.search.service.evaluate import prepared_split
 from moevolve.search.service.subject import Subject, find_subject
-from moevolve.store.repository import Store
+from moevolve.store.reader import StoreReader
 from moevolve.workers.config import EngineConfig, ModelConfig
 from moevolve.workers.profiling.checkpoints import check_folder, position_limit
 from moevolve.workers.profiling.messages import Device, Dtype, ProfiledModel, ProfileSettings, TaskPrompts
@@ -67,7 +67,7 @@ class ProfileRequest:
 
 
 def profile(
-    request: ProfileRequest, store: Store | None, on_stage: Callable[[str], None] = lambda _: None
+    request: ProfileRequest, store: StoreReader | None, on_stage: Callable[[str], None] = lambda _: None
 ) -> ProfileReport:
     """Profile individuals, exported for the purpose, and folders, beside the full model of the individuals.
 
@@ -130,7 +130,9 @@ def _is_stored(name: str) -> bool:
     return name == FULL or (_INDIVIDUAL.fullmatch(name) is not None and not Path(name).is_dir())
 
 
-def _subjects(names: Sequence[str], store: Store | None, search: str | None, model: str | None) -> dict[str, Subject]:
+def _subjects(
+    names: Sequence[str], store: StoreReader | None, search: str | None, model: str | None
+) -> dict[str, Subject]:
     individuals = [name for name in names if _is_stored(name) and name != FULL]
     found = {}
     if individuals or FULL in names:

@@ -14,6 +14,7 @@ from moevolve.search.service.observer import Observer
 from moevolve.search.service.set_up import set_up
 from moevolve.search.service.steer import unpaused
 from moevolve.search.service.weights import check_checkpoint
+from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
 
 
@@ -44,7 +45,7 @@ def resume(store: Store, search: str, overrides: Sequence[str], observer: Observ
     return execute(setup, store, observer)
 
 
-def changed_setup(store: Store, search: str, overrides: Sequence[str]) -> SearchSetup:
+def changed_setup(store: StoreReader, search: str, overrides: Sequence[str]) -> SearchSetup:
     """The setup of a stored search, with settings changed that may be.
 
     Raises:
@@ -55,7 +56,7 @@ def changed_setup(store: Store, search: str, overrides: Sequence[str]) -> Search
 
 
 def set_up_stored(
-    store: Store, name: str, adjust: Callable[[RunConfig], RunConfig] = lambda config: config
+    store: StoreReader, name: str, adjust: Callable[[RunConfig], RunConfig] = lambda config: config
 ) -> SearchSetup:
     """The setup of a stored search, with settings adjusted that don't change the population.
 

@@ -38,23 +38,23 @@ class Share:
         """Workers that it is to have now.
 
         Args:
-            driving: that says what others could use.
+            driving: that knows what others could use.
             control: what is asked of this search.
         """
         if control.workers is not None:
             return control.workers
         now = time.monotonic()
-        if driving.claims is not None and self._workers.count == "auto" and now - self._looked >= _LOOK_S:
-            self._count, self._looked = self._shared(driving.lease.search_id, control, driving.claims), now
+        if driving.running_searches is not None and self._workers.count == "auto" and now - self._looked >= _LOOK_S:
+            self._count, self._looked = self._shared(driving.lease.search_id, control, driving.running_searches), now
         return self._count
 
-    def _shared(self, search: str, control: Control, claims: dict[str, Control]) -> int:
+    def _shared(self, search: str, control: Control, running: dict[str, Control]) -> int:
         own, nodes = self.claim(), cluster_nodes()
         if own is None or nodes is None:
             return self._count
         others = [
             contender(other, each, each.claim)
-            for other, each in claims.items()
+            for other, each in running.items()
             if other != search and each.claim is not None and each.claim.cluster == own.cluster
         ]
         return shares(nodes, [contender(search, control, own), *others])[search]

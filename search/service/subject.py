@@ -15,7 +15,8 @@ from moevolve.search.genomes.registry import make_space
 from moevolve.search.genomes.repaired import bare
 from moevolve.search.loop.scores import FULL
 from moevolve.search.service.calibration import calibrated_space
-from moevolve.search.service.weights import bound_facts, shapes, where_model
+from moevolve.search.service.weights import facts_for, shapes, where_model
+from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualDetail, IndividualRecord, SearchRecord
 from moevolve.store.repository import Store
 from moevolve.workers.facts import ModelFacts
@@ -48,7 +49,7 @@ class Subject:
 
 
 def find_subject(
-    store: Store, reference: str, search: str | None = None, model: str | None = None, weights: bool = True
+    store: StoreReader, reference: str, search: str | None = None, model: str | None = None, weights: bool = True
 ) -> Subject:
     """Look up `SEARCH:INDEX`, or `full` (of `search`, or of the store's only search).
 
@@ -57,8 +58,8 @@ def find_subject(
         reference: what to look up.
         search: whose full model.
         model: where the weights are now (folder or hub id), if not where the store says.
-        weights: whether they are needed. Then they must be the search's, and if it was imported without any, it is
-            about these from now on, if the store may be written to. If not, the model's config is all that is read.
+        weights: whether they are needed. Then they must be the search's; if it was imported without any, the subject's
+            search is about these, and the stored one as before. If not, the model's config is all that is read.
 
     Raises:
         StoreError: no such individual or search.
@@ -68,7 +69,7 @@ def find_subject(
     record = _search_of_full(store, search) if detail is None else detail.search
     config = _at(parse_stored_config(record.config), record.model_path if model is None else where_model(model))
     if weights:
-        facts = bound_facts(store, record, config.model)
+        facts = facts_for(record, config.model)
         if not record.is_bound:
             record = replace(record, model_fingerprint=facts.fingerprint, model_path=config.model.path)
             detail = None if detail is None else replace(detail, search=record)
@@ -77,6 +78,19 @@ def find_subject(
     space = calibrated_space(uncalibrated_space(config, facts), config, store, record.id, facts.fingerprint)
     genome = None if detail is None else space.from_bytes(detail.individual.genome)
     return Subject(record, config, facts, space, detail, genome)
+
+
+def bound_subject(store: Store, reference: str, search: str | None = None, model: str | None = None) -> Subject:
+    """`find_subject`; a search that was imported without weights is about these from now on.
+
+    Raises:
+        StoreError, UserError: as `find_subject`; or the search is about other weights meanwhile.
+    """
+    subject = find_subject(store, reference, search, model)
+    found = subject.search
+    if not store.search(found.id).is_bound:
+        store.bind_model(found.id, found.model_fingerprint, found.model_path)
+    return subject
 
 
 def uncalibrated_space(config: StoredConfig, facts: ModelFacts) -> GenomeSpace[Any]:
@@ -97,7 +111,7 @@ def _at(config: StoredConfig, path: str) -> StoredConfig:
     return config.model_copy(update={"model": replace(config.model, path=path, revision=None)})
 
 
-def _search_of_full(store: Store, search: str | None) -> SearchRecord:
+def _search_of_full(store: StoreReader, search: str | None) -> SearchRecord:
     if search is not None:
         return store.search(search)
     found = store.searches()

@@ -16,8 +16,8 @@ from moevolve.search.pools.ray_jobs import LIMIT_BYTES, Job, JobServer, Label, i
 from moevolve.search.service.driving import is_gone
 from moevolve.search.service.shipping import RUN, pack
 from moevolve.store.errors import StoreError
+from moevolve.store.reader import StoreReader
 from moevolve.store.records import SearchRecord
-from moevolve.store.repository import Store
 from moevolve.store.session import without_password
 
 _FILE = "sqlite:///"
@@ -124,7 +124,7 @@ def _reachable(store: str, cluster: str) -> str:
 def _recorded(config: RunConfig, label: Label) -> tuple[str | None, bool]:
     """What the store knows of the search: its status, and whether it needs a driver."""
     try:
-        with Store.open(_briefly(config.store), read_only=True) as store:
+        with StoreReader.open(_briefly(config.store)) as store:
             found, named = _search(store, label.search), _search(store, label.name)
             if found is None and named is None:
                 return None, True
@@ -152,7 +152,7 @@ def _briefly(store: str) -> str:
     return f"{store}{'&' if '?' in store else '?'}connect_timeout={_CONNECT_S}"
 
 
-def _search(store: Store, key: str) -> SearchRecord | None:
+def _search(store: StoreReader, key: str) -> SearchRecord | None:
     try:
         return store.search(key)
     except StoreError:

@@ -13,8 +13,10 @@ from moevolve.search.service.calibration import calibrated_space, stored_fingerp
 from moevolve.search.service.driving import is_gone
 from moevolve.search.service.subject import uncalibrated_space
 from moevolve.search.service.weights import shapes
+from moevolve.store.reader import StoreReader
 from moevolve.store.records import SearchRecord
 from moevolve.store.repository import Store
+from moevolve.store.session import without_password
 from moevolve.store.upkeep import check as checking
 from moevolve.store.upkeep import copy as copying
 from moevolve.store.upkeep import prune as pruning
@@ -23,7 +25,7 @@ from moevolve.store.upkeep.copy import Copied
 from moevolve.store.upkeep.prune import Pruned
 
 
-def check(store: Store) -> Checked:
+def check(store: StoreReader) -> Checked:
     """Look a store through, the genomes too of searches whose model's configuration is at hand."""
     return checking.check(store, lambda search: _reader(store, search))
 
@@ -41,7 +43,7 @@ def prune(store: Store, searches: Sequence[str], dry_run: bool) -> Pruned:
     return pruning.prune(store, searches, idle, is_gone, dry_run)
 
 
-def copy(source: Store, target: Store, searches: Sequence[str]) -> Copied:
+def copy(source: StoreReader, target: Store, searches: Sequence[str]) -> Copied:
     """Copy searches, or all that there are if none is named.
 
     Raises:
@@ -49,12 +51,12 @@ def copy(source: Store, target: Store, searches: Sequence[str]) -> Copied:
         UserError: both are the same store.
     """
     if source.url == target.url:
-        raise UserError(f"{source.url}: a store can't be copied to itself")
+        raise UserError(f"{without_password(source.url)}: a store can't be copied to itself")
     names = searches or [summary.search.name for summary in source.searches()]
     return copying.copy(source, target, names, lambda search: _calibrations(source, search), is_gone)
 
 
-def _reader(store: Store, search: SearchRecord) -> Reader | None:
+def _reader(store: StoreReader, search: SearchRecord) -> Reader | None:
     """How genomes of a search are read; None if its model's configuration, or its calibration, isn't here."""
     config = parse_stored_config(search.config)
     try:
@@ -69,7 +71,7 @@ def _reader(store: Store, search: SearchRecord) -> Reader | None:
     return read
 
 
-def _calibrations(store: Store, search: SearchRecord) -> Collection[str]:
+def _calibrations(store: StoreReader, search: SearchRecord) -> Collection[str]:
     """Fingerprints of what a search is calibrated with; of all there are, where that can't be known here."""
     if not any(task.split == "calibration" for task in store.search_tasks(search.id, beside=True)):
         return ()

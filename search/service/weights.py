@@ -7,13 +7,16 @@ import json
 import threading
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from moevolve.evaluators.errors import UserError
 from moevolve.store.records import UNBOUND, SearchRecord
-from moevolve.store.repository import Store
 from moevolve.workers.config import ModelConfig
 from moevolve.workers.facts import ModelFacts
 from moevolve.workers.model.describe import describe_config, describe_model, meta_model
+
+if TYPE_CHECKING:
+    from moevolve.workers.profiling.outline import ModelOutline
 
 _describing = threading.Lock()
 """Transformers' parts are imported when they are first used, which several threads of a server must not do at once."""
@@ -41,18 +44,28 @@ def shapes(config: ModelConfig) -> ModelFacts:
         return describe_config(meta_model(config), config)
 
 
+def outline_here(config: ModelConfig) -> ModelOutline | None:
+    """Outline a checkpoint that is in a folder of this machine; None for a hub id, which nobody is asked about.
+
+    Raises:
+        UserError: there is no such folder, its config can't be read, or the family isn't supported.
+    """
+    from moevolve.workers.model.loading import local_directory
+    from moevolve.workers.profiling.outline import outline_model
+
+    with _describing:
+        return None if local_directory(config) is None else outline_model(config)
+
+
 def where_model(path: str) -> str:
     """A folder's whole path, so that it is found from anywhere; a hub id as it is."""
     return str(Path(path).resolve()) if Path(path).exists() else path
 
 
-def bound_facts(store: Store, search: SearchRecord, model: ModelConfig) -> ModelFacts:
-    """Facts of the weights that a search is about; if that was open until now, it is about these from now on.
-
-    Who only reads doesn't decide that.
+def facts_for(search: SearchRecord, model: ModelConfig) -> ModelFacts:
+    """Facts of the weights that a search is about; of any that it could be about, if that is open.
 
     Args:
-        store: where the search is.
         search: the search.
         model: where its weights are.
 
@@ -71,8 +84,6 @@ def bound_facts(store: Store, search: SearchRecord, model: ModelConfig) -> Model
         raise UserError(
             f"model {model.path}: its config isn't of the shapes that search {search.name} was imported for"
         )
-    elif not store.read_only:
-        store.bind_model(search.id, facts.fingerprint, model.path)
     return facts
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from sqlalchemy import Connection, ForeignKeyConstraint, Row, Select, and_, func, select, text
 
 from moevolve.store.errors import StoreError
+from moevolve.store.reader import StoreReader
 from moevolve.store.records import SearchRecord
-from moevolve.store.repository import Store
 from moevolve.store.schema import newest_revision
 from moevolve.store.session import one_line
 from moevolve.store.tables import Base, calibrations, contexts, evaluations, individuals, leases, search_tasks, searches
@@ -58,7 +58,7 @@ class _Problems:
         self.listed: list[str] = []
         self.found = 0
 
-    def gather(self, store: Store, where: str, find: Callable[[Connection], Iterator[str]]) -> None:
+    def gather(self, store: StoreReader, where: str, find: Callable[[Connection], Iterator[str]]) -> None:
         """All that is found in one transaction; what can't be read is a problem, too."""
         try:
             with store.transaction() as connection:
@@ -73,7 +73,7 @@ class _Problems:
             self.listed.append(problem)
 
 
-def check(store: Store, reader_of: Callable[[SearchRecord], Reader | None]) -> Checked:
+def check(store: StoreReader, reader_of: Callable[[SearchRecord], Reader | None]) -> Checked:
     """Looks a whole store through; a driver may go on writing to it.
 
     Args:

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Row, RowMapping, Table, select, update
 from moevolve.store.errors import StoreError
 from moevolve.store.leases import Dead, fence, unheld
 from moevolve.store.lineage import find_search
+from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL, SearchRecord
 from moevolve.store.repository import Store
 from moevolve.store.session import chunks, insert_all
@@ -57,7 +58,11 @@ class Copied:
 
 
 def copy(
-    source: Store, target: Store, names: Sequence[str], needed: Callable[[SearchRecord], Collection[str]], dead: Dead
+    source: StoreReader,
+    target: Store,
+    names: Sequence[str],
+    needed: Callable[[SearchRecord], Collection[str]],
+    dead: Dead,
 ) -> Copied:
     """Copies searches with all that belongs to them, in one transaction of the other store.
 
@@ -77,7 +82,7 @@ def copy(
     """
     fingerprints = {name: needed(source.search(name)) for name in dict.fromkeys(names)}
     # The source is left first: if it turns out to have changed under the reader's eyes, nothing is committed.
-    with target.transaction(write=True) as there, source.transaction() as here:
+    with target.write_transaction() as there, source.transaction() as here:
         copies = [_Copy(here, there, name) for name in fingerprints]
         for each, wanted in zip(copies, fingerprints.values(), strict=True):
             each.run(wanted, dead)

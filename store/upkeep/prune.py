@@ -63,7 +63,7 @@ def prune(store: Store, names: Sequence[str], idle: Collection[str], dead: Dead,
         LeaseHeldError: one of the searches is being run. Nothing was deleted.
         StoreError: no such search. Nothing was deleted.
     """
-    with store.transaction(write=True) as connection:
+    with store.write_transaction() as connection:
         inner = connection.begin_nested()
         found = _prune(connection, names, idle, dead)
         if dry_run:
@@ -79,7 +79,7 @@ def prune(store: Store, names: Sequence[str], idle: Collection[str], dead: Dead,
 def _prune(connection: Connection, names: Sequence[str], idle: Collection[str], dead: Dead) -> Pruned:
     ids = [find_search(connection, name).id for name in dict.fromkeys(names)]
     counted = [_drop_search(connection, fence(connection, search_id, dead)) for search_id in dict.fromkeys(ids)]
-    spare = _unused(connection, set(running(connection, dead)))
+    spare = _unused(connection, running(connection, dead))
     evaluated, calibrated = _drop_evaluations(connection, spare), _drop_calibrations(connection, idle)
     size = sum(size for _, size in counted) + evaluated[1] + calibrated[1]
     return Pruned(len(counted), sum(rows for rows, _ in counted), evaluated[0], calibrated[0], size)
@@ -105,10 +105,10 @@ def _drop(
     return connection.execute(delete(table).where(which)).rowcount, int(size)
 
 
-def _unused(connection: Connection, live: set[str]) -> list[Any]:
-    """Contexts of models and engines that no search is being run on."""
+def _unused(connection: Connection, live: Collection[str]) -> list[Any]:
+    """Contexts of models and engines that none of the searches (ids) that are being run is about."""
     s = searches.c
-    query = select(s.model_fingerprint, s.engine_fingerprint).where(s.name.in_(live))
+    query = select(s.model_fingerprint, s.engine_fingerprint).where(s.id.in_(live))
     busy = {tuple(row) for row in connection.execute(query)}
     rows = connection.execute(select(contexts).order_by(contexts.c.id)).all()
     return [row for row in rows if (row.model_fingerprint, row.engine_fingerprint) not in busy]

@@ -38,9 +38,7 @@ PROCESSES = 4
 class SleepingWorker(EvaluationWorker):
     """Many workers in one: each call sleeps as long as an evaluation takes."""
 
-    def __init__(
-        self, model: ModelConfig, engine: EngineConfig, shortcuts: object, reuse_bytes: int, seconds: float = 1.0
-    ) -> None:
+    def __init__(self, *_: object, seconds: float = 1.0) -> None:
         self._seconds = seconds
 
     def info(self, node: str = "") -> WorkerInfo:
@@ -63,7 +61,7 @@ class CrowdedPool(RayPool):
         if self._processes is None:
             crowd = self._workers.count // PROCESSES + 1
             actor = self._actor_class.options(max_concurrency=crowd)
-            self._processes = cycle([actor.remote(*self._actor_args, self._seconds) for _ in range(PROCESSES)])
+            self._processes = cycle([actor.remote(seconds=self._seconds) for _ in range(PROCESSES)])
         process = next(self._processes)
         return _Slot(process, process.node_info.remote())
 

@@ -49,6 +49,7 @@ from sqlalchemy import text
 
 from moevolve.search.genomes.rng import generator
 from moevolve.store.errors import NotRunningError
+from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
 from moevolve.store.upkeep.check import check
 
@@ -124,7 +125,7 @@ def suspend_driver(run: Run) -> None:
     for _ in run.moments(1):
         asleep = run.drivers[-1]
         asleep.signal(signal.SIGSTOP)
-        with Store.open(run.url, read_only=True) as store:
+        with StoreReader.open(run.url) as store:
             while store.control("id-lab").alive:
                 time.sleep(0.1)
             epoch, other = store.control("id-lab").epoch, run.start()
@@ -159,7 +160,7 @@ def restart_database(run: Run) -> None:
 def kill_worker(run: Run) -> None:
     """SIGKILL for the worker that evaluated last."""
     for _ in run.moments(2):
-        with Store.open(run.url, read_only=True) as store, store.transaction() as connection:
+        with StoreReader.open(run.url) as store, store.transaction() as connection:
             newest = connection.execute(
                 text("SELECT worker FROM evaluations ORDER BY created_at DESC LIMIT 1")
             ).scalar()
@@ -281,7 +282,7 @@ def attempt(kind: Kind, run: Run, calm: Population, label: str) -> Counter[str]:
 def soundness(url: str) -> tuple[tuple[str, ...], int]:
     """What is wrong with a store, and evaluations more than there are phenotypes."""
     space = setup_of(url).space
-    with Store.open(url, read_only=True) as store:
+    with StoreReader.open(url) as store:
         found = check(store, lambda _: lambda content: (space.from_bytes(content).content_hash, 0.0))
         with store.transaction() as connection:
             phenotypes = connection.execute(text("SELECT count(DISTINCT phenotype_hash) FROM individuals")).scalar_one()

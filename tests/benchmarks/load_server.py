@@ -30,6 +30,7 @@ from disturbed_lab import TOTAL, Drive, population, setup_of, undisturbed
 from killing import MOEVOLVE
 from postgres_server import running_server
 
+from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
 from moevolve.store.upkeep.check import check
 
@@ -143,7 +144,7 @@ def report(readers: Readers, url: str, names: list[str], folder: Path) -> bool:
     for error in readers.errors[:5]:
         print(f"  {error}")
     space = setup_of(url).space
-    with Store.open(url, read_only=True) as store:
+    with StoreReader.open(url) as store:
         rows = {row.search.name: row for row in store.searches()}
         found = check(store, lambda _: lambda content: (space.from_bytes(content).content_hash, 0.0))
     finished = [name for name in names if rows[name].search.status == "finished" and rows[name].individuals == TOTAL]

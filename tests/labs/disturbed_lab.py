@@ -23,6 +23,7 @@ from moevolve.search.service.execute import execute
 from moevolve.search.service.launch import register
 from moevolve.search.service.observer import Observer
 from moevolve.store.errors import StoreError
+from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
 from moevolve.workers.messages import EvaluationReply, EvaluationRequest
 from moevolve.workers.worker import EvaluationWorker, WorkerInfo
@@ -140,7 +141,7 @@ def _run(url: str, name: str, address: str | None, log: Path) -> None:
 def done(url: str, name: str = "lab") -> int:
     """Individuals that are decided; 0 while the store can't be had."""
     try:
-        with Store.open(url, read_only=True) as store:
+        with StoreReader.open(url) as store:
             return next((row.evaluated + row.failed for row in store.searches() if row.search.name == name), 0)
     except StoreError:
         return 0
@@ -159,7 +160,7 @@ Population = list[tuple[Any, ...]]
 
 def population(url: str, name: str = "lab") -> Population:
     """What must be the same however a search was disturbed."""
-    with Store.open(url, read_only=True) as store:
+    with StoreReader.open(url) as store:
         rows = store.history(f"id-{name}")
     return [
         (row.index, row.content_hash, row.genome, row.status, row.fitness, row.tie_break, row.parents) for row in rows
@@ -179,5 +180,5 @@ def cut_connections(url: str) -> int:
 
     others = "datname = current_database() AND pid <> pg_backend_pid()"
     query = f"SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE {others}"
-    with Store.open(url, read_only=True) as store, store.transaction() as connection:
+    with StoreReader.open(url) as store, store.transaction() as connection:
         return int(connection.execute(text(query)).scalar_one())

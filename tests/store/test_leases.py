@@ -160,15 +160,32 @@ def test_of_two_that_think_they_have_it_one_writes(store: Store, alpha: str) -> 
 def test_what_a_driver_could_use_is_known_while_it_drives(store: Store, alpha: str) -> None:
     claim = Claim("cluster", 1, 8, 2.0, 0.5)
     lease = store.acquire(alpha, "driver", 60, priority=3)
-    assert store.claims() == {} and store.control(alpha).priority == 3
+    assert store.running()[alpha].claim is None and store.control(alpha).priority == 3
     store.renew(lease, 60, claim=claim)
     assert store.renew(lease, 60).claim == claim, "saying nothing new leaves it"
-    assert store.claims() == {alpha: store.control(alpha)}
+    assert store.running() == {alpha: store.control(alpha)}
     store.release(lease)
-    assert store.claims() == {} and store.control(alpha).priority == 3
+    assert store.running() == {} and store.control(alpha).priority == 3
+    assert store.control(alpha).claim is None
     late = store.acquire(alpha, "late", 0.05)
     store.renew(late, 0.05, claim=claim)
     time.sleep(0.1)
-    assert store.claims() == {}
+    assert store.running() == {}
     store.acquire(alpha, "next", 60)
     assert store.control(alpha).claim is None
+
+
+def test_which_searches_are_run_and_by_whom(store: Store, alpha: str) -> None:
+    for name in ("beta", "gamma", "delta"):
+        store.create_search(search(name), [])
+    for name in ("alpha", "beta", "gamma"):
+        store.acquire(f"id-{name}", f"driver of {name}", 60)
+    store.release(Lease("id-gamma", "driver of gamma", 1))
+    assert set(store.controls()) == {alpha, "id-beta", "id-gamma", "id-delta"}
+    assert store.running() == {key: store.control(key) for key in (alpha, "id-beta")}
+
+    def dead(owner: str) -> bool:
+        return owner == "driver of beta"
+
+    assert store.running(dead) == {alpha: store.control(alpha)}
+    assert {key for key, control in store.controls(dead).items() if control.alive} == {alpha}

@@ -7,6 +7,7 @@ import re
 import sqlite3
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from store_samples import individual, search, split
 
 from moevolve.store import schema
 from moevolve.store.errors import LeaseHeldError, StoreError, UnreachableError
+from moevolve.store.reader import StoreReader
 from moevolve.store.records import Upgrade
 from moevolve.store.repository import Store
 from moevolve.store.session import insert_all, make_engine, transaction
@@ -54,9 +56,9 @@ def older(url: str) -> str:
 
 def test_an_older_store_is_upgraded_only_if_asked(older: str) -> None:
     before = contents(older)
-    for create, read_only in ((True, False), (False, False), (False, True)):
+    for opened in (Store.open, partial(Store.open, create=False), StoreReader.open):
         with pytest.raises(StoreError, match=r"schema moevolve_v1, older .* `moevolve db upgrade --store ") as caught:
-            Store.open(older, create, read_only)
+            opened(older)
         assert re.search(r"--store '?(sqlite|postgresql)://", str(caught.value)) and "\n" not in str(caught.value)
         assert contents(older) == before
     newest = schema.newest_revision()
@@ -219,7 +221,7 @@ def test_a_postgres_transaction_does_not_wait_for_ever_for_its_client(
         rows = [dict.fromkeys(names, str(number)) for number in range(3)]
 
         def late() -> None:
-            with store.transaction(write=True) as connection:
+            with store.write_transaction() as connection:
                 connection.execute(text("SELECT * FROM leases FOR UPDATE"))
                 insert_all(connection, contexts, rows)
                 assert other.acquire("id-alpha", "driver", 60).epoch == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import shutil
 import sqlite3
@@ -10,33 +11,72 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import text
-from store_samples import decided, evaluation, individual, search, split
+from sqlalchemy import select, text
+from store_samples import ENGINE, MODEL, decided, digest, evaluation, individual, search, split
 
 from moevolve.store.errors import StoreError
 from moevolve.store.files import Seal, remote_file_system
-from moevolve.store.records import ExportRecord
+from moevolve.store.reader import StoreReader
+from moevolve.store.records import UNBOUND, ExportRecord, Lease
 from moevolve.store.repository import Store
+from moevolve.store.tables import Base
 
-WRITES: tuple[Callable[[Store], Any], ...] = (
-    lambda store: store.create_search(search("beta"), []),
-    lambda store: store.record("id-alpha", [individual(1)]),
-    lambda store: store.add_evaluations([evaluation(1, 0.5)]),
-    lambda store: store.acquire("id-alpha", "driver", 60),
-    lambda store: store.set_status("id-alpha", "finished"),
-    lambda store: store.add_calibration("c" * 64, b"content"),
-    lambda store: store.add_export("alpha:0", ExportRecord("here", "stock")),
-)
+READS: dict[str, Callable[[StoreReader], Any]] = {
+    "search": lambda store: store.search("alpha"),
+    "searches": lambda store: store.searches(),
+    "search_tasks": lambda store: store.search_tasks("id-alpha", beside=True),
+    "control": lambda store: store.control("id-alpha"),
+    "controls": lambda store: store.controls(),
+    "running": lambda store: store.running(),
+    "events": lambda store: store.events({"id-alpha": 0}),
+    "latest_events": lambda store: store.latest_events(),
+    "evaluations": lambda store: store.evaluations(digest("phenotype", 0), MODEL, ENGINE, [digest("rte", "search")]),
+    "history": lambda store: store.history("id-alpha"),
+    "page": lambda store: store.page("id-alpha"),
+    "course": lambda store: store.course("id-alpha"),
+    "costs": lambda store: store.costs(store.search("alpha")),
+    "individual": lambda store: store.individual("alpha:0"),
+    "best": lambda store: store.best(by="search"),
+    "best_of_search": lambda store: store.best_of_search("id-alpha"),
+    "pareto": lambda store: store.pareto("rte"),
+    "ancestors": lambda store: store.ancestors("alpha:0"),
+    "descendants": lambda store: store.descendants("alpha:0"),
+    "calibrations": lambda store: store.calibrations(),
+    "calibration": lambda store: store.calibration("k" * 64),
+}
+"""Each method of a reader but those that open, close and begin transactions."""
+BETA = Lease("id-beta", "driver", 1)
+WRITES: dict[str, Callable[[Store], Any]] = {
+    "create_search": lambda store: store.create_search(search("gamma"), []),
+    "amend_search": lambda store: store.amend_search("id-alpha", "{}", []),
+    "set_status": lambda store: store.set_status("id-alpha", "finished"),
+    "claim_events": lambda store: store.claim_events("hook", ["finished"], datetime(2020, 1, 1, tzinfo=UTC), 60),
+    "settle_event": lambda store: store.settle_event(store.latest_events("id-alpha", 1)[0], "hook", "200"),
+    "bind_model": lambda store: store.bind_model("id-beta", MODEL, "weights/here"),
+    "acquire": lambda store: store.acquire(BETA.search_id, BETA.owner, 60),
+    "renew": lambda store: store.renew(BETA, 60, stage="searching"),
+    "ask": lambda store: store.ask("id-beta", workers=3),
+    "release": lambda store: store.release(BETA),
+    "record": lambda store: store.record("id-alpha", [individual(1)]),
+    "add_evaluations": lambda store: store.add_evaluations([evaluation(1, 0.5)]),
+    "retry": lambda store: store.retry("id-alpha", 1),
+    "add_calibration": lambda store: store.add_calibration("c" * 64, b"content"),
+    "add_export": lambda store: store.add_export("alpha:0", ExportRecord("here", "stock")),
+}
+"""Each method that a store has beside, but those that begin transactions and make files smaller; one after another."""
 
 
 def fill(url: str) -> str:
     with Store.open(url) as store:
         store.create_search(search(), [split()])
         store.record("id-alpha", [decided(0, 0.5)], [evaluation(0, 0.5)])
+        store.create_search(search("beta", model_fingerprint=f"{UNBOUND}shapes"), [])
+        store.add_calibration("k" * 64, b"known")
     return url
 
 
@@ -45,12 +85,36 @@ def filled(url: str) -> str:
     return fill(url)
 
 
+def methods(kind: type[StoreReader]) -> set[str]:
+    return {name for name, _ in inspect.getmembers(kind, inspect.isroutine) if not name.startswith("_")}
+
+
+def rows(store: StoreReader) -> list[list[str]]:
+    """All that is in a store."""
+    with store.transaction() as connection:
+        return [sorted(map(repr, connection.execute(select(table)))) for table in Base.metadata.sorted_tables]
+
+
+def test_a_reader_has_the_methods_that_read_and_a_store_those_that_write_beside(filled: str) -> None:
+    """What a method is, the database tells: those of a reader change no row where they could, each other does."""
+    assert methods(StoreReader) == {*READS, "open", "close", "transaction"}
+    assert methods(Store) - methods(StoreReader) == {*WRITES, "write_transaction", "vacuum"}
+    with Store.open(filled) as store:
+        before, answers = rows(store), {name: read(store) for name, read in READS.items()}
+        assert rows(store) == before
+    with StoreReader.open(filled) as reader:
+        assert {name: read(reader) for name, read in READS.items()} == answers
+    assert all(answers[name] for name in READS.keys() - {"running"}), "there was something to read"
+    with Store.open(filled) as store:
+        for name, write in WRITES.items():
+            before = rows(store)
+            write(store)
+            assert rows(store) != before, name
+
+
 def test_a_reader_reads_and_writes_nothing(filled: str) -> None:
-    with Store.open(filled, read_only=True) as store:
-        assert store.read_only and store.individual("alpha:0").individual.fitness == 0.5
-        for write in WRITES:
-            with pytest.raises(StoreError, match="opened for reading only"):
-                write(store)
+    with StoreReader.open(filled) as store:
+        assert store.individual("alpha:0").individual.fitness == 0.5
         # The database itself refuses, too.
         statement = text("UPDATE searches SET status = 'failed'")
         with pytest.raises(StoreError, match=r"read-?only"), store.transaction() as connection:
@@ -67,14 +131,14 @@ def test_the_connections_of_a_writer_are_not_left_reading(filled: str) -> None:
 
 def test_a_reader_never_makes_a_store(url: str, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"empty database|no store at"):
-        Store.open(url, read_only=True)
+        StoreReader.open(url)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_reader_leaves_nothing_beside_the_file(tmp_path: Path) -> None:
     url = fill(f"sqlite:///{tmp_path / 'store.db'}")
     state = (tmp_path / "store.db").stat()
-    with Store.open(url, read_only=True) as store:
+    with StoreReader.open(url) as store:
         assert len(store.history("id-alpha")) == 1
         assert [one.name for one in tmp_path.iterdir()] == ["store.db"]
     assert [one.name for one in tmp_path.iterdir()] == ["store.db"]
@@ -83,7 +147,7 @@ def test_a_reader_leaves_nothing_beside_the_file(tmp_path: Path) -> None:
 
 def test_a_reader_of_long_standing_sees_what_is_written(filled: str) -> None:
     """It began when nobody wrote; a driver comes, writes, goes, and another one comes."""
-    with Store.open(filled, read_only=True) as reader:
+    with StoreReader.open(filled) as reader:
         assert len(reader.history("id-alpha")) == 1
         for number in (1, 2):
             with Store.open(filled) as writer:
@@ -94,7 +158,7 @@ def test_a_reader_of_long_standing_sees_what_is_written(filled: str) -> None:
 
 def test_what_was_read_while_somebody_began_to_write_is_read_again(tmp_path: Path) -> None:
     url, times = fill(f"sqlite:///{tmp_path / 'store.db'}"), list[int]()
-    with Store.open(url, read_only=True) as reader:
+    with StoreReader.open(url) as reader:
         connect = reader._engine.connect
 
         def late() -> Any:
@@ -116,7 +180,7 @@ def test_readers_and_a_driver_at_once(filled: str) -> None:
     def read() -> int:
         seen = 0
         while not stop.is_set():
-            with Store.open(filled, read_only=True) as store:
+            with StoreReader.open(filled) as store:
                 rows = store.history("id-alpha")
                 assert [row.index for row in rows] == list(range(len(rows))) and len(rows) >= seen
                 seen = len(rows)
@@ -157,14 +221,14 @@ def shared() -> Iterator[Path]:
 
 def test_a_folder_that_can_only_be_read(shared: Path) -> None:
     url = fill(f"sqlite:///{shared / 'store.db'}")
-    with Store.open(url, read_only=True) as store:
+    with StoreReader.open(url) as store:
         store.history("id-alpha")  # all that is imported on the way
-    with nobody(shared), Store.open(url, read_only=True) as store:
+    with nobody(shared), StoreReader.open(url) as store:
         assert len(store.history("id-alpha")) == 1
     # Somebody writes, who may; it is read along.
     with Store.open(url) as writer:
         writer.record("id-alpha", [individual(1)])
-        with nobody(shared), Store.open(url, read_only=True) as store:
+        with nobody(shared), StoreReader.open(url) as store:
             assert len(store.history("id-alpha")) == 2
     assert [one.name for one in shared.iterdir()] == ["store.db"]
 
@@ -178,8 +242,8 @@ def test_a_folder_that_can_only_be_read_with_what_a_dead_driver_left(shared: Pat
             shutil.copy(shared / "alive" / f"store.db{end}", shared / f"store.db{end}")
     left = f"sqlite:///{shared / 'store.db'}"
     with nobody(shared), pytest.raises(StoreError, match="in the middle of a write and its folder can't be written"):
-        Store.open(left, read_only=True)
-    with Store.open(left, read_only=True) as store:
+        StoreReader.open(left)
+    with StoreReader.open(left) as store:
         assert len(store.history("id-alpha")) == 2
 
 
@@ -189,7 +253,7 @@ def test_a_link_leads_to_the_store_and_its_log(tmp_path: Path) -> None:
     (tmp_path / "link.db").symlink_to(tmp_path / "there" / "store.db")
     with Store.open(url) as writer:
         writer.record("id-alpha", [individual(1)])
-        with Store.open(f"sqlite:///{tmp_path / 'link.db'}", read_only=True) as store:
+        with StoreReader.open(f"sqlite:///{tmp_path / 'link.db'}") as store:
             assert len(store.history("id-alpha")) == 2
 
 
@@ -254,5 +318,5 @@ def test_no_one_writes_where_sqlite_cannot(tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(StoreError, match=r"network file system \(nfs4\).* PostgreSQL") as caught:
             Store.open(url, create)
         assert "\n" not in str(caught.value)
-    with Store.open(url, read_only=True) as store:
+    with StoreReader.open(url) as store:
         assert len(store.history("id-alpha")) == 1

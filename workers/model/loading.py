@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.config import ModelConfig
@@ -143,17 +145,23 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         raise UserError(f"model {config.path}: its tokenizer can't be read: {_first_line(error)}") from error
 
 
-def load_model(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_model(
+    config: ModelConfig, weights: Mapping[str, Tensor] | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a causal language model for inference, and its tokenizer.
 
     With `originals="host"` the weights are left on the host: `ResidentModel` places them. With a `device_map` they are
     spread over the GPUs (needs `accelerate`). Otherwise they are on `resolve_device(config)`. Quantised checkpoints are
     unpacked to `config.dtype`, or refused: see `packed_format`.
 
+    Args:
+        config: the checkpoint and how to hold it.
+        weights: what such a model has as its state, to be taken as it is in place of the checkpoint's files.
+
     Raises:
         UserError: the checkpoint is missing, has no safetensors, or doesn't load with these settings.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
     device = resolve_device(config)
@@ -162,17 +170,22 @@ def load_model(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenize
     unpacking = _unpacking_arguments(settings, config.path)
     tokenizer = load_tokenizer(config)
     transformers_logging.disable_progress_bar()
+    form = {
+        "dtype": DTYPES[config.dtype],
+        "device_map": config.device_map,
+        "attn_implementation": attention(config.attn_implementation, settings.model_type),
+        **experts_arguments(config.experts_implementation, settings.model_type),
+    }
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            _source(config),
-            dtype=DTYPES[config.dtype],
-            use_safetensors=True,
-            device_map=config.device_map,
-            attn_implementation=attention(config.attn_implementation, settings.model_type),
-            **experts_arguments(config.experts_implementation, settings.model_type),
-            **unpacking,
-            **_hub_arguments(config),
-        )
+        if weights is None:
+            model = AutoModelForCausalLM.from_pretrained(
+                _source(config), use_safetensors=True, **form, **unpacking, **_hub_arguments(config)
+            )
+        else:
+            if unpacking:
+                del settings.quantization_config
+            kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
+            model = kind.from_pretrained(None, config=settings, state_dict=dict(weights), **form)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise UserError(f"model {config.path}: its weights don't load: {_first_line(error)}") from error
     if any(parameter.is_meta for parameter in model.parameters()):

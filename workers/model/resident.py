@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from moevolve.workers.methods.base import Edit, IdentityEdit, LayeredEdit, Token
 from moevolve.workers.methods.contract import Applicator, ExpertsOwner, ModelParts, ReportingApplicator
 from moevolve.workers.methods.registry import experts_owner, method_of
 from moevolve.workers.model.loading import load_model, resolve_device
+from moevolve.workers.model.sharing import load_shared
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -68,13 +70,18 @@ class ResidentModel:
         self._applied: Edit = IdentityEdit()
 
     @classmethod
-    def load(cls, config: ModelConfig) -> ResidentModel:
+    def load(cls, config: ModelConfig, share: bool = False) -> ResidentModel:
         """Load a checkpoint and make it resident.
+
+        Args:
+            config: which, and how to hold it.
+            share: have the weights once with other processes of this node that share them; see `load_shared`.
 
         Raises:
             UserError: it can't be loaded or searched; see `load_model` and `find_moe_layers`.
         """
-        model, tokenizer = load_model(config)
+        model, tokenizer = load_shared(config) if share else load_model(config)
+        _give_back()
         return cls(model, tokenizer, config)
 
     @property
@@ -195,3 +202,10 @@ class ResidentModel:
         """Run one sequence by itself, up to the output layer, for what hooks see of it; call it in inference mode."""
         decoder = self.model.get_decoder()
         decoder(input_ids=torch.tensor([tokens], device=self.device), use_cache=False)
+
+
+def _give_back() -> None:
+    """Let the system have what loading took beyond the weights: workers otherwise keep freed memory (`WORKER_ENV`)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

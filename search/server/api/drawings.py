@@ -14,7 +14,7 @@ from moevolve.search.server.api.parameters import LimitQuery, SearchPath
 from moevolve.search.server.courses import MOST_POINTS, Course
 from moevolve.search.server.guard import DOCUMENT_POLICY
 from moevolve.search.server.problems import READS
-from moevolve.search.server.service import Service
+from moevolve.search.server.service import ServiceDep
 
 PictureForm = Literal["svg", "png", "pdf"]
 IndividualQuery = Annotated[str | None, Query(max_length=220, description="Whose genome; default: the best's.")]
@@ -23,43 +23,43 @@ _HEADERS = {"content-security-policy": DOCUMENT_POLICY}
 DRAWING = threading.Lock()
 """What draws has settings for its whole process."""
 
+routes = APIRouter(tags=["drawings"], responses=READS)
 
-def router(service: Service) -> APIRouter:
-    """The routes."""
-    routes = APIRouter(tags=["drawings"], responses=READS)
-    store = service.store
 
-    @routes.get("/searches/{search}/course")
-    def read_course(
-        search: SearchPath,
-        points: Annotated[int, Query(ge=1, le=MOST_POINTS, description="At most so many.")] = MOST_POINTS,
-    ) -> Course:
-        """Fitness over individuals, down-sampled."""
-        return service.courses.course(store.search(search).id, points)
+@routes.get("/searches/{search}/course")
+def read_course(
+    service: ServiceDep,
+    search: SearchPath,
+    points: Annotated[int, Query(ge=1, le=MOST_POINTS, description="At most so many.")] = MOST_POINTS,
+) -> Course:
+    """Fitness over individuals, down-sampled."""
+    return service.courses.course(service.store.search(search).id, points)
 
-    @routes.get("/searches/{search}/report", response_class=HTMLResponse)
-    def read_report(search: SearchPath, limit: LimitQuery = 5) -> HTMLResponse:
-        """The page that `moevolve report` writes."""
-        # Not sooner: it loads what draws.
-        from moevolve.search.report.contents import gather
-        from moevolve.search.report.page import render_page
 
-        with DRAWING:
-            text = render_page(gather(store, search, limit))
-        return HTMLResponse(text, headers=_HEADERS)
+@routes.get("/searches/{search}/report", response_class=HTMLResponse)
+def read_report(service: ServiceDep, search: SearchPath, limit: LimitQuery = 5) -> HTMLResponse:
+    """The page that `moevolve report` writes."""
+    # Not sooner: it loads what draws.
+    from moevolve.search.report.contents import gather
+    from moevolve.search.report.page import render_page
 
-    @routes.get(
-        "/searches/{search}/plot",
-        response_class=Response,
-        responses={200: {"content": {kind: {} for kind in _PICTURES.values()}, "description": "The picture."}},
-    )
-    def draw(search: SearchPath, form: PictureForm = "svg", individual: IndividualQuery = None) -> Response:
-        """The picture that `moevolve plot` draws."""
-        from moevolve.search.service.plot import plot_stored
+    with DRAWING:
+        text = render_page(gather(service.store, search, limit))
+    return HTMLResponse(text, headers=_HEADERS)
 
-        with DRAWING, TemporaryDirectory() as folder:
-            path = Path(folder) / f"plot.{form}"
-            plot_stored(store, search, path, individual)
-            return Response(path.read_bytes(), media_type=_PICTURES[form], headers=_HEADERS)
 
-    return routes
+@routes.get(
+    "/searches/{search}/plot",
+    response_class=Response,
+    responses={200: {"content": {kind: {} for kind in _PICTURES.values()}, "description": "The picture."}},
+)
+def draw(
+    service: ServiceDep, search: SearchPath, form: PictureForm = "svg", individual: IndividualQuery = None
+) -> Response:
+    """The picture that `moevolve plot` draws."""
+    from moevolve.search.service.plot import plot_stored
+
+    with DRAWING, TemporaryDirectory() as folder:
+        path = Path(folder) / f"plot.{form}"
+        plot_stored(service.store, search, path, individual)
+        return Response(path.read_bytes(), media_type=_PICTURES[form], headers=_HEADERS)

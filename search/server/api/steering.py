@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from moevolve.search.server.api.parameters import SearchPath
 from moevolve.search.server.problems import WRITES
-from moevolve.search.server.service import Service
+from moevolve.search.server.service import ServiceDep
 from moevolve.search.service.steer import scale, steer
 from moevolve.store.records import Control
 
@@ -24,29 +24,28 @@ class ScaleRequest(BaseModel):
     priority: Annotated[int, Field(ge=-1000, le=1000)] = cast("int", None)
 
 
-def router(service: Service) -> APIRouter:
-    """The routes."""
-    routes = APIRouter(tags=["steering"], responses=WRITES)
-    store = service.store
+routes = APIRouter(tags=["steering"], responses=WRITES)
 
-    @routes.post("/searches/{search}/pause")
-    def pause(search: SearchPath) -> Control:
-        """Give its workers back and wait."""
-        return steer(store, search, "paused")
 
-    @routes.post("/searches/{search}/stop")
-    def stop(search: SearchPath) -> Control:
-        """End, and stay resumable."""
-        return steer(store, search, "stopped")
+@routes.post("/searches/{search}/pause")
+def pause(service: ServiceDep, search: SearchPath) -> Control:
+    """Give its workers back and wait."""
+    return steer(service.writer, search, "paused")
 
-    @routes.post("/searches/{search}/cancel")
-    def cancel(search: SearchPath) -> Control:
-        """End for good."""
-        return steer(store, search, "cancelled")
 
-    @routes.post("/searches/{search}/scale")
-    def scale_workers(search: SearchPath, asked: ScaleRequest) -> Control:
-        """Have so many workers from now on, or another priority."""
-        return scale(store, search, asked.workers, asked.priority)
+@routes.post("/searches/{search}/stop")
+def stop(service: ServiceDep, search: SearchPath) -> Control:
+    """End, and stay resumable."""
+    return steer(service.writer, search, "stopped")
 
-    return routes
+
+@routes.post("/searches/{search}/cancel")
+def cancel(service: ServiceDep, search: SearchPath) -> Control:
+    """End for good."""
+    return steer(service.writer, search, "cancelled")
+
+
+@routes.post("/searches/{search}/scale")
+def scale_workers(service: ServiceDep, search: SearchPath, asked: ScaleRequest) -> Control:
+    """Have so many workers from now on, or another priority."""
+    return scale(service.writer, search, asked.workers, asked.priority)

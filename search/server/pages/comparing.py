@@ -15,9 +15,8 @@ from moevolve.search.compare.significance import Outcomes, Significance, paired_
 from moevolve.search.loop.standings import Score, score_of
 from moevolve.search.server.pages.experts import experts_of
 from moevolve.search.server.pages.individuals import described
-from moevolve.search.server.pages.listings import Listings
 from moevolve.search.server.pages.rendering import render
-from moevolve.search.server.service import Service
+from moevolve.search.server.service import ServiceDep
 from moevolve.search.service.subject import find_subject
 from moevolve.store.records import SPLITS, EvaluationRecord, IndividualDetail, Split
 
@@ -46,35 +45,34 @@ class Paired:
     only_other: int = 0
 
 
-def router(service: Service, _: Listings) -> APIRouter:
-    """The routes."""
-    routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
-    store = service.store
+routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
-    @routes.get("/compare")
-    def show_comparison(request: Request, a: RefQuery = "", b: RefQuery = "") -> HTMLResponse:
-        refs = a.strip(), b.strip()
-        pair = [store.individual(ref) for ref in refs] if all(refs) else []
-        return render(
-            request,
-            "compare.jinja",
-            refs=refs,
-            pair=pair,
-            words=[described(detail) for detail in pair],
-            rows=paired(pair[0], pair[1]) if pair else [],
-        )
 
-    @routes.get("/compare/experts")
-    def show_experts(request: Request, a: RefQuery, b: RefQuery) -> HTMLResponse:
-        refs, rows, note = (a.strip(), b.strip()), [], ""
-        try:
-            one, other = (find_subject(store, ref, weights=False).genome for ref in refs)
-            rows = experts_of(one, other) if one is not None and other is not None else []
-        except (UserError, OSError) as error:
-            note = " ".join(str(error).split())
-        return render(request, "experts.jinja", refs=refs, rows=rows, note=note)
+@routes.get("/compare")
+def show_comparison(request: Request, service: ServiceDep, a: RefQuery = "", b: RefQuery = "") -> HTMLResponse:
+    """Two individuals and their scores, or the form that asks for them."""
+    refs = a.strip(), b.strip()
+    pair = [service.store.individual(ref) for ref in refs] if all(refs) else []
+    return render(
+        request,
+        "compare.jinja",
+        refs=refs,
+        pair=pair,
+        words=[described(detail) for detail in pair],
+        rows=paired(pair[0], pair[1]) if pair else [],
+    )
 
-    return routes
+
+@routes.get("/compare/experts")
+def show_experts(request: Request, service: ServiceDep, a: RefQuery, b: RefQuery) -> HTMLResponse:
+    """The experts that the two keep."""
+    refs, rows, note = (a.strip(), b.strip()), [], ""
+    try:
+        one, other = (find_subject(service.store, ref, weights=False).genome for ref in refs)
+        rows = experts_of(one, other) if one is not None and other is not None else []
+    except (UserError, OSError) as error:
+        note = " ".join(str(error).split())
+    return render(request, "experts.jinja", refs=refs, rows=rows, note=note)
 
 
 def paired(one: IndividualDetail, other: IndividualDetail) -> list[Paired]:

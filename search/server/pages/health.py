@@ -7,43 +7,39 @@ import time
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
-from moevolve.search.server.pages.listings import Listings
+from moevolve.search.server.pages.listings import ListingsDep
 from moevolve.search.server.pages.rendering import render
 from moevolve.search.server.pages.views import view_of_summary, workers_of
-from moevolve.search.server.service import Service
+from moevolve.search.server.service import ServiceDep
 from moevolve.store.schema import newest_revision
 
 _SEARCHES = 8
 """Whose workers are shown at once."""
 
+routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
-def router(service: Service, listings: Listings) -> APIRouter:
-    """The routes."""
-    routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
-    store = service.store
 
-    @routes.get("/health")
-    def show_health(request: Request) -> HTMLResponse:
-        before = time.perf_counter()
-        controls = listings.controls()
-        seconds = time.perf_counter() - before
-        views = [
-            view_of_summary(one, controls[one.search.id])
-            for one in listings.summaries(controls)
-            if one.search.id in controls
-        ]
-        alive = [view for view in views if view.control.alive]
-        return render(
-            request,
-            "health.jinja",
-            kind=store.url.partition(":")[0].partition("+")[0],
-            revision=newest_revision(),
-            milliseconds=1000 * seconds,
-            count=len(views),
-            alive=alive,
-            abandoned=[view for view in views if view.is_left_behind],
-            workers=[(view.search, workers_of(store, view.search)) for view in alive[:_SEARCHES]],
-            launches=service.drivers.launches(),
-        )
-
-    return routes
+@routes.get("/health")
+def show_health(request: Request, service: ServiceDep, listings: ListingsDep) -> HTMLResponse:
+    """The page of the whole server."""
+    before = time.perf_counter()
+    controls = listings.controls()
+    seconds = time.perf_counter() - before
+    views = [
+        view_of_summary(one, controls[one.search.id])
+        for one in listings.summaries(controls)
+        if one.search.id in controls
+    ]
+    alive = [view for view in views if view.control.alive]
+    return render(
+        request,
+        "health.jinja",
+        kind=service.store.url.partition(":")[0].partition("+")[0],
+        revision=newest_revision(),
+        milliseconds=1000 * seconds,
+        count=len(views),
+        alive=alive,
+        abandoned=[view for view in views if view.is_left_behind],
+        workers=[(view.search, workers_of(service.store, view.search)) for view in alive[:_SEARCHES]],
+        launches=service.drivers.launches(),
+    )

@@ -23,13 +23,12 @@ from moevolve.search.loop.standings import score_of
 from moevolve.search.server.api.drawings import DRAWING
 from moevolve.search.server.api.parameters import RefPath
 from moevolve.search.server.guard import DOCUMENT_POLICY
-from moevolve.search.server.pages.listings import Listings
 from moevolve.search.server.pages.rendering import render
-from moevolve.search.server.service import Service
+from moevolve.search.server.service import ServiceDep
 from moevolve.search.service.subject import Subject, find_subject, start_of
 from moevolve.store.errors import NotFoundError
+from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualDetail, IndividualRecord, LineageGraph
-from moevolve.store.repository import Store
 
 if TYPE_CHECKING:
     from moevolve.search.figures.style import Figure
@@ -41,78 +40,80 @@ _COLOURS = (
     "{ svg { color: #e7eaee; --figure-blue: #56b4e9; } }</style>"
 )
 
+routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
-def router(service: Service, _: Listings) -> APIRouter:
-    """The routes."""
-    routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
-    store = service.store
 
-    @routes.get("/individuals/{ref}")
-    def show_individual(request: Request, ref: RefPath) -> HTMLResponse:
-        detail = store.individual(ref)
-        return render(
-            request,
-            "individual.jinja",
-            detail=detail,
-            words=described(detail),
-            scores=[(one, score_of(one)) for one in detail.evaluations],
-            exports=service.settings.exports is not None,
-        )
+@routes.get("/individuals/{ref}")
+def show_individual(request: Request, service: ServiceDep, ref: RefPath) -> HTMLResponse:
+    """What it is and what it scored."""
+    detail = service.store.individual(ref)
+    return render(
+        request,
+        "individual.jinja",
+        detail=detail,
+        words=described(detail),
+        scores=[(one, score_of(one)) for one in detail.evaluations],
+        exports=service.settings.exports is not None,
+    )
 
-    @routes.get("/individuals/{ref}/genome")
-    def show_genome(request: Request, ref: RefPath) -> HTMLResponse:
-        detail = store.individual(ref)
-        caption, note, matrices = "", "", {}
-        try:
-            genome, start = _drawn(store, ref)
-            figures = figures_for(genome)
-            if figures.draws(genome, start):
-                caption = figures.subject
-            else:
-                note = "There is nothing to draw of it."
-            matrices = figures_for(bare(genome)).matrices(bare(genome))
-        except (UserError, OSError) as error:
-            note = f"It can't be drawn: {' '.join(str(error).split())}"
-        return render(request, "genome.jinja", detail=detail, caption=caption, note=note, matrices=matrices)
 
-    @routes.get("/individuals/{ref}/genome.svg")
-    def draw_genome(ref: RefPath) -> Response:
-        genome, start = _drawn(store, ref)
+@routes.get("/individuals/{ref}/genome")
+def show_genome(request: Request, service: ServiceDep, ref: RefPath) -> HTMLResponse:
+    """What was searched, as a picture and in numbers."""
+    detail = service.store.individual(ref)
+    caption, note, matrices = "", "", {}
+    try:
+        genome, start = _drawn(service.store, ref)
         figures = figures_for(genome)
-        if not figures.draws(genome, start):
-            raise NotFoundError(f"there is nothing to draw of {ref}")
-        return _svg_document(lambda: figures.page(genome, start)[0], f"{figures.subject} of {ref}")
+        if figures.draws(genome, start):
+            caption = figures.subject
+        else:
+            note = "There is nothing to draw of it."
+        matrices = figures_for(bare(genome)).matrices(bare(genome))
+    except (UserError, OSError) as error:
+        note = f"It can't be drawn: {' '.join(str(error).split())}"
+    return render(request, "genome.jinja", detail=detail, caption=caption, note=note, matrices=matrices)
 
-    @routes.get("/individuals/{ref}/lineage")
-    def show_lineage(request: Request, ref: RefPath) -> HTMLResponse:
-        detail = store.individual(ref)
-        graph = store.ancestors(ref)
-        nodes = {node.index: node for node in graph.nodes}
-        line = [nodes[index] for index in main_line(graph)]
-        born = [node for node in store.descendants(ref, 1).nodes if node.index != graph.root]
-        born.sort(key=lambda node: (-(node.fitness or 0.0), node.index))
-        return render(
-            request,
-            "lineage.jinja",
-            detail=detail,
-            ancestors=len(graph.nodes) - 1,
-            scored=_has_picture(graph),
-            line=line[-_LINE:],
-            skipped=max(0, len(line) - _LINE),
-            children=born[:_CHILDREN],
-            born=len(born),
-        )
 
-    @routes.get("/individuals/{ref}/lineage.svg")
-    def draw_lineage(ref: RefPath) -> Response:
-        graph = store.ancestors(ref)
-        if not _has_picture(graph):
-            raise NotFoundError(f"{ref} has no ancestors to draw")
-        return _svg_document(
-            lambda: lineage_figure(graph, ref), f"{ref} and its {len(graph.nodes) - 1} ancestors by score"
-        )
+@routes.get("/individuals/{ref}/genome.svg")
+def draw_genome(service: ServiceDep, ref: RefPath) -> Response:
+    """The picture of what was searched."""
+    genome, start = _drawn(service.store, ref)
+    figures = figures_for(genome)
+    if not figures.draws(genome, start):
+        raise NotFoundError(f"there is nothing to draw of {ref}")
+    return _svg_document(lambda: figures.page(genome, start)[0], f"{figures.subject} of {ref}")
 
-    return routes
+
+@routes.get("/individuals/{ref}/lineage")
+def show_lineage(request: Request, service: ServiceDep, ref: RefPath) -> HTMLResponse:
+    """Its main line and its children."""
+    detail = service.store.individual(ref)
+    graph = service.store.ancestors(ref)
+    nodes = {node.index: node for node in graph.nodes}
+    line = [nodes[index] for index in main_line(graph)]
+    born = [node for node in service.store.descendants(ref, 1).nodes if node.index != graph.root]
+    born.sort(key=lambda node: (-(node.fitness or 0.0), node.index))
+    return render(
+        request,
+        "lineage.jinja",
+        detail=detail,
+        ancestors=len(graph.nodes) - 1,
+        scored=_has_picture(graph),
+        line=line[-_LINE:],
+        skipped=max(0, len(line) - _LINE),
+        children=born[:_CHILDREN],
+        born=len(born),
+    )
+
+
+@routes.get("/individuals/{ref}/lineage.svg")
+def draw_lineage(service: ServiceDep, ref: RefPath) -> Response:
+    """The picture of its ancestors."""
+    graph = service.store.ancestors(ref)
+    if not _has_picture(graph):
+        raise NotFoundError(f"{ref} has no ancestors to draw")
+    return _svg_document(lambda: lineage_figure(graph, ref), f"{ref} and its {len(graph.nodes) - 1} ancestors by score")
 
 
 def described(detail: IndividualDetail) -> dict[str, str]:
@@ -125,7 +126,7 @@ def _has_picture(graph: LineageGraph) -> bool:
     return bool(graph.edges) and any(node.fitness is not None for node in graph.nodes)
 
 
-def _drawn(store: Store, ref: str) -> tuple[Genome, Genome | None]:
+def _drawn(store: StoreReader, ref: str) -> tuple[Genome, Genome | None]:
     """An individual's genome, unrepaired, and that of its search's start.
 
     Raises:
@@ -136,7 +137,7 @@ def _drawn(store: Store, ref: str) -> tuple[Genome, Genome | None]:
     return bare(subject.genome), start_of(subject, _starts(store, subject))
 
 
-def _starts(store: Store, subject: Subject) -> list[IndividualRecord]:
+def _starts(store: StoreReader, subject: Subject) -> list[IndividualRecord]:
     """The individual that the search's method starts from, if it has one: phases begin with what `init` names."""
     phases = subject.config.phases if isinstance(subject.config, RunConfig) else ()
     if not phases or START not in phases[0].named:

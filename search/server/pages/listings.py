@@ -6,11 +6,13 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Depends, Request
 
 from moevolve.search.service.driving import is_gone
+from moevolve.store.reader import StoreReader
 from moevolve.store.records import BestRow, Control, SearchSummary, Split
-from moevolve.store.repository import Store
 
 T = TypeVar("T")
 _KEPT = 64
@@ -29,7 +31,7 @@ class Listings:
         longest: seconds that one is kept at most.
     """
 
-    def __init__(self, store: Store, longest: float = _LONGEST_S) -> None:
+    def __init__(self, store: StoreReader, longest: float = _LONGEST_S) -> None:
         self._store, self._longest = store, longest
         self._kept: OrderedDict[object, tuple[object, float, Any]] = OrderedDict()
         self._lock = threading.Lock()
@@ -65,3 +67,13 @@ class Listings:
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         return made
+
+
+async def _listings_of(request: Request) -> Listings:
+    """Those of the application which got the request."""
+    listings: Listings = request.app.state.listings
+    return listings
+
+
+ListingsDep = Annotated[Listings, Depends(_listings_of)]
+"""Parameter of a page: the listings of the server that it belongs to."""

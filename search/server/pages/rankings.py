@@ -9,58 +9,58 @@ from fastapi.responses import HTMLResponse
 
 from moevolve.evaluators.types import SCORED
 from moevolve.search.server.api.rankings import ScoredSplit
-from moevolve.search.server.pages.listings import Listings
+from moevolve.search.server.pages.listings import ListingsDep
 from moevolve.search.server.pages.rendering import render
-from moevolve.search.server.service import Service
+from moevolve.search.server.service import ServiceDep
 
 _ROWS = 25
 NameQuery = Annotated[str, Query(max_length=200)]
 """As forms send it: empty where nothing is chosen."""
 CountQuery = Annotated[str, Query(pattern=r"^\s*\d{0,9}\s*$")]
 
+routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
-def router(service: Service, listings: Listings) -> APIRouter:
-    """The routes."""
-    routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
-    store = service.store
 
-    @routes.get("/best")
-    def show_best(
-        request: Request,
-        task: NameQuery = "",
-        experts: CountQuery = "",
-        active: CountQuery = "",
-        search: NameQuery = "",
-        by: ScoredSplit = "dev",
-    ) -> HTMLResponse:
-        rows = store.best(task or None, _count(experts), _count(active), search or None, _ROWS, by)
-        return render(
-            request,
-            "best.jinja",
-            rows=rows,
-            tasks=sorted({*listings.tasks(), *(row.task for row in rows)}),
-            searches=[one.search.name for one in listings.summaries()],
-            splits=SCORED,
-            chosen={"task": task, "experts": experts.strip(), "active": active.strip(), "search": search, "by": by},
-        )
+@routes.get("/best")
+def show_best(
+    request: Request,
+    service: ServiceDep,
+    listings: ListingsDep,
+    task: NameQuery = "",
+    experts: CountQuery = "",
+    active: CountQuery = "",
+    search: NameQuery = "",
+    by: ScoredSplit = "dev",
+) -> HTMLResponse:
+    """The best by task and budget."""
+    rows = service.store.best(task or None, _count(experts), _count(active), search or None, _ROWS, by)
+    return render(
+        request,
+        "best.jinja",
+        rows=rows,
+        tasks=sorted({*listings.tasks(), *(row.task for row in rows)}),
+        searches=[one.search.name for one in listings.summaries()],
+        splits=SCORED,
+        chosen={"task": task, "experts": experts.strip(), "active": active.strip(), "search": search, "by": by},
+    )
 
-    @routes.get("/pareto")
-    def show_pareto(
-        request: Request, task: NameQuery = "", split: ScoredSplit = "search", search: NameQuery = ""
-    ) -> HTMLResponse:
-        tasks = listings.tasks()
-        asked = task or (tasks[0] if tasks else "")
-        return render(
-            request,
-            "pareto.jinja",
-            rows=listings.pareto(asked, split, search or None) if asked else [],
-            tasks=sorted({*tasks, asked} - {""}),
-            searches=[one.search.name for one in listings.summaries()],
-            splits=SCORED,
-            chosen={"task": asked, "split": split, "search": search},
-        )
 
-    return routes
+@routes.get("/pareto")
+def show_pareto(
+    request: Request, listings: ListingsDep, task: NameQuery = "", split: ScoredSplit = "search", search: NameQuery = ""
+) -> HTMLResponse:
+    """Score against size."""
+    tasks = listings.tasks()
+    asked = task or (tasks[0] if tasks else "")
+    return render(
+        request,
+        "pareto.jinja",
+        rows=listings.pareto(asked, split, search or None) if asked else [],
+        tasks=sorted({*tasks, asked} - {""}),
+        searches=[one.search.name for one in listings.summaries()],
+        splits=SCORED,
+        chosen={"task": asked, "split": split, "search": search},
+    )
 
 
 def _count(text: str) -> int | None:

@@ -11,13 +11,15 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
 from moevolve.search.server.guard import COOKIE
-from moevolve.search.server.pages import comparing, health, individuals, rankings, search_parts, searches
+from moevolve.search.server.pages import comparing, health, individuals, launching, rankings, search_parts, searches
 from moevolve.search.server.pages.listings import Listings
 from moevolve.search.server.pages.rendering import FOLDER, sign_in
-from moevolve.search.server.service import Service
+from moevolve.store.reader import StoreReader
 
-MODULES = (searches, search_parts, individuals, rankings, comparing, health)
+MODULES = (searches, search_parts, individuals, rankings, comparing, launching, health)
 """Modules with the pages about one kind of thing each."""
+
+routes = APIRouter(include_in_schema=False)
 
 
 class _Files(StaticFiles):
@@ -29,27 +31,24 @@ class _Files(StaticFiles):
         return response
 
 
-def add_pages(app: FastAPI, service: Service) -> None:
+def add_pages(app: FastAPI, store: StoreReader) -> None:
     """Let an application have the pages, and what they load under /static/."""
-    listings = Listings(service.store)
+    app.state.listings = Listings(store)
     for module in MODULES:
-        app.include_router(module.router(service, listings))
-    app.include_router(_signing())
+        app.include_router(module.routes)
+    app.include_router(routes)
     app.mount("/static", _Files(directory=FOLDER / "static"), name="static")
 
 
-def _signing() -> APIRouter:
-    """Signing in and out; the guard takes the token."""
-    routes = APIRouter(include_in_schema=False)
+@routes.get("/login")
+def ask_for_token() -> HTMLResponse:
+    """The page for signing in; the guard takes the token."""
+    return HTMLResponse(sign_in(False))
 
-    @routes.get("/login")
-    def ask_for_token() -> HTMLResponse:
-        return HTMLResponse(sign_in(False))
 
-    @routes.get("/logout")
-    def sign_out() -> RedirectResponse:
-        response = RedirectResponse("/login", HTTPStatus.SEE_OTHER)
-        response.delete_cookie(COOKIE, httponly=True, samesite="strict")
-        return response
-
-    return routes
+@routes.get("/logout")
+def sign_out() -> RedirectResponse:
+    """Let the browser forget its token."""
+    response = RedirectResponse("/login", HTTPStatus.SEE_OTHER)
+    response.delete_cookie(COOKIE, httponly=True, samesite="strict")
+    return response

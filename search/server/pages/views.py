@@ -13,8 +13,8 @@ from moevolve.search.config.run import RunConfig, StoredConfig
 from moevolve.search.loop.schedule import PhaseSpan, make_schedule
 from moevolve.search.loop.scores import full_fitness
 from moevolve.search.server.courses import Course
+from moevolve.store.reader import StoreReader
 from moevolve.store.records import Control, SearchRecord, SearchSummary
-from moevolve.store.repository import Store
 
 Tone = Literal["quiet", "live", "good", "bad"]
 _LATELY = 200
@@ -134,7 +134,7 @@ def view_of_summary(summary: SearchSummary, control: Control) -> SearchView:
     )
 
 
-def view_of_search(store: Store, search: SearchRecord, control: Control) -> SearchView:
+def view_of_search(store: StoreReader, search: SearchRecord, control: Control) -> SearchView:
     """One search by itself; takes the same time however many individuals it has."""
     best, newest = (store.page(search.id, order, limit=1) for order in ("best", "newest"))
     progress = control.progress
@@ -203,7 +203,7 @@ class WorkerView:
     last: datetime | None = field(repr=False)
 
 
-def workers_of(store: Store, search: SearchRecord) -> list[WorkerView]:
+def workers_of(store: StoreReader, search: SearchRecord) -> list[WorkerView]:
     """Who evaluated the latest individuals of a search, the busiest first."""
     hashes = {row.phenotype_hash for row in store.page(search.id, "newest", limit=_LATELY)}
     splits = [task.task_fingerprint for task in store.search_tasks(search.id) if task.split == "search"]

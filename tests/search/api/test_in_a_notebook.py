@@ -142,3 +142,17 @@ def test_an_open_store_is_where_a_search_goes(tiny: Any, tmp_path: Path, monkeyp
         (summary,) = moevolve.searches(store)
     assert found.search == summary.search.name == "there"
     assert json.loads(summary.search.config)["store"] == f"sqlite:///{tmp_path / 'open.db'}"
+
+
+def test_a_store_that_was_opened_to_read_is_only_read(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'read.db'}"
+    with pytest.raises(moevolve.StoreError, match="there is no store"):
+        moevolve.open_reader(url)
+    with moevolve.open_store(url, create=True) as store, moevolve.open_reader(url) as reader:
+        assert moevolve.searches(reader) == [] and moevolve.db.check(reader).problems == ()
+        assert moevolve.db.prune(store=store).searches == 0
+        writer: Any = reader
+        with pytest.raises(moevolve.StoreError, match=r"opened for reading only, .* moevolve\.open_store"):
+            moevolve.db.prune(store=writer)
+        with pytest.raises(moevolve.StoreError, match="opened for reading only"):
+            moevolve.pause("none", store=writer)

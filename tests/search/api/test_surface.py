@@ -38,7 +38,8 @@ SIGNATURES = {
     "load_comparison": "(path, *, store=None, address=None, overrides=())",
     "load_config": "(path, overrides=())",
     "logs": "(search, cluster, *, follow=False, insecure=False)",
-    "open_store": "(url, *, create=False, read_only=False)",
+    "open_reader": "(url)",
+    "open_store": "(url, *, create=False)",
     "pause": "(search, *, store)",
     "plot": "(search, path, *, store, individual=None)",
     "profile": (
@@ -63,7 +64,8 @@ SIGNATURES = {
 RECORDS = {
     *("Analysis", "Answers", "BestRow", "Comparison", "ComparisonRow", "Contestant", "Control", "Evaluation"),
     *("Estimate", "ExportReport", "Imported", "IndividualDetail", "LineageGraph", "Observer", "ProfileReport"),
-    *("Progress", "RunConfig", "Score", "SearchSummary", "Standings", "Store", "Submitted", "TaskConfig"),
+    *("Progress", "RunConfig", "Score", "SearchSummary", "Standings", "Store", "StoreReader", "Submitted"),
+    "TaskConfig",
 }
 DB_SIGNATURES = {
     "check": "(store)",
@@ -132,12 +134,14 @@ def test_records_are_loaded_from_where_type_checkers_find_them(name: str) -> Non
 
 def test_hints_resolve_to_records() -> None:
     from moevolve.search.loop.standings import Standings
+    from moevolve.store.reader import StoreReader
     from moevolve.store.records import BestRow
     from moevolve.store.repository import Store
 
-    known = {"Store": Store, "BestRow": BestRow, "Standings": Standings}
+    known = {"Store": Store, "StoreReader": StoreReader, "BestRow": BestRow, "Standings": Standings}
     assert get_type_hints(moevolve.best, localns=known)["return"] == list[BestRow]
     assert get_type_hints(moevolve.open_store, localns=known)["return"] is Store
+    assert get_type_hints(moevolve.open_reader, localns=known)["return"] is StoreReader
 
 
 def test_it_says_that_it_is_typed() -> None:

@@ -22,7 +22,7 @@ from moevolve.evaluators.tasks.prepare import prepare_split
 from moevolve.evaluators.tasks.registry import load_task
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.models import find_model, shipped_models
-from moevolve.search.estimate.estimate import model_sizes
+from moevolve.search.estimate.counts import model_sizes
 from moevolve.search.genomes.registry import AnyGenomeSection, costs_of, make_space
 from moevolve.workers.config import EngineConfig, ModelConfig
 from moevolve.workers.engine.columns import Layout

@@ -12,11 +12,12 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.models import find_model
 from moevolve.search.config.run import RunConfig
+from moevolve.search.estimate.counts import phase_counts
 from moevolve.search.estimate.devices import GPU_UTILISATION, GPUS, Device, find_gpus
 from moevolve.search.estimate.estimate import EstimateRequest, estimate
 from moevolve.search.estimate.memory import worker_memory
 from moevolve.search.estimate.timing import Placement, edit_seconds
-from moevolve.search.estimate.workload import Prompts, phase_counts
+from moevolve.search.estimate.workload import Prompts
 from moevolve.search.genomes.costs import ModelWork, full_work
 from moevolve.search.genomes.registry import costs_of, make_space
 from moevolve.workers.config import EngineConfig, ModelConfig

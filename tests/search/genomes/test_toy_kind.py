@@ -29,7 +29,7 @@ from moevolve.search.figures.style import drawing
 from moevolve.search.genomes.base import Baseline, Description, GenomeFigures, GenomeKind, GenomeSection, Offspring
 from moevolve.search.genomes.costs import GenomeCosts, ModelWork, full_work
 from moevolve.search.genomes.registry import KINDS
-from moevolve.search.service.evaluate import find_subject
+from moevolve.search.service.subject import find_subject
 from moevolve.store.repository import Store
 from moevolve.workers.facts import ModelFacts, active_parameters, parameters_after
 from moevolve.workers.methods.base import Calibration

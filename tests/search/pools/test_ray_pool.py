@@ -7,6 +7,7 @@ import importlib.util
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,6 +99,25 @@ def collect(pool: RayPool, count: int, timeout: float = 400) -> dict[str, Evalua
 
 def request(split: PreparedSplit, ticket: str, edit: Any = None) -> EvaluationRequest:
     return EvaluationRequest(edit or IdentityEdit(), (split.ref,), ticket=ticket)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="shared through /proc")
+def test_workers_of_a_node_share_their_weights(pool: RayPool, split: PreparedSplit) -> None:
+    while pool.ready < 2:
+        assert not pool.poll(0.5)
+    tickets = ("slow one", "slow other")
+    for ticket in tickets:
+        pool.submit(request(split, ticket))
+    processes = {reply.worker.split("/")[1] for reply in collect(pool, len(tickets)).values()}
+    mapped = [weights_of(process) for process in processes]
+    assert len(mapped) == 2 and mapped[0] == mapped[1] and len(mapped[0]) == 1
+
+
+def weights_of(process: str) -> set[str]:
+    """Inodes of files without a name that a process keeps tensors in."""
+    fields = [line.split() for line in Path(f"/proc/{process}/maps").read_text(encoding="utf-8").splitlines()]
+    place = f"{tempfile.gettempdir()}/"
+    return {each[4] for each in fields if each[-1] == "(deleted)" and each[5].startswith(place)}
 
 
 def test_an_evaluation_past_its_time_fails(tiny: Any, split: PreparedSplit, ray_address: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -16,7 +17,8 @@ import pytest
 import store_samples as samples
 from report_lab import finished
 
-from moevolve.search.config.files import load_run_config
+from moevolve.search.config.files import load_run_config, parse_stored_config
+from moevolve.search.config.run import RunConfig
 from moevolve.search.service.driving import this_process
 from moevolve.store.records import Progress
 from moevolve.store.repository import Store
@@ -36,6 +38,8 @@ PATHS = (
     "/searches/eep",
     "/individuals/eep:23",
     "/compare?a=eep:0&b=eep:23",
+    "/launch",
+    "/launch?configuration=small",
     "/best",
     "/pareto",
     "/health",
@@ -87,9 +91,14 @@ def store(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store
 
 
 @pytest.fixture(scope="module")
-def url(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    command = [sys.executable, "-c", SERVE, "serve", "--store", store.url, "--port", "0"]
+def url(store: Store, tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("server")
+    (folder / "runs").mkdir()
+    tiny.write_run(folder / "runs" / "small.yaml", "small")
+    settings = folder / "server.yaml"
+    settings.write_text("configurations: [runs]\nlogs: logs\nmodels: {gone: /nowhere/model}\n")
+    flags = ["--store", store.url, "--port", "0", "--settings", str(settings)]
+    command = [sys.executable, "-c", SERVE, "serve", *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder, env=dict(os.environ)) as server:
         assert server.stdout is not None
         found = re.search(r"http://\S+(?=;)", server.stdout.readline())
@@ -108,23 +117,34 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def browse(chromium: Any, url: str) -> Iterator[Open]:
-    """Open a path in a context of its own; whatever the browser complains of fails the test at its end."""
+    """Open a path in a context of its own; whatever the browser complains of fails the test at its end.
+
+    `refusal` is a status that the test provokes.
+    """
     complaints: list[str] = []
     contexts = []
 
-    def watch(page: Any) -> None:
+    def watch(page: Any, refusal: int | None) -> None:
+        def hear(said: Any) -> None:
+            if said.type in ("error", "warning") and f"status of {refusal}" not in said.text:
+                complaints.append(said.text)
+
+        def see(answer: Any) -> None:
+            if answer.status >= 400 and answer.status != refusal:
+                complaints.append(answer.url)
+
         page.set_default_timeout(WAIT_MS)
-        page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("console", hear)
         page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("response", lambda answer: complaints.append(answer.url) if answer.status >= 400 else None)
+        page.on("response", see)
         # News end with the page, and what a page still asked for ends when it is left.
         page.on("requestfailed", lambda asked: complaints.append(asked.url) if "ABORTED" not in asked.failure else None)
 
-    def run(path: str, **options: Any) -> Any:
+    def run(path: str, refusal: int | None = None, **options: Any) -> Any:
         context = chromium.new_context(**options)
         contexts.append(context)
         page = context.new_page()
-        watch(page)
+        watch(page, refusal)
         page.goto(url + path)
         return page
 
@@ -244,6 +264,44 @@ def test_everything_is_reached_by_keyboard(browse: Open, store: Store) -> None:
         ]
         assert order == sorted(order)
         assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid", "the focus is seen"
+
+
+@pytest.mark.slow
+def test_a_search_is_launched_from_a_form(browse: Open, store: Store, url: str) -> None:
+    page = browse("/launch", refusal=422)
+    page.get_by_role("link", name="small").click()
+    page.get_by_role("spinbutton", name="experts").fill("9")
+    page.get_by_text("Further settings").click()
+    page.get_by_label("One a line").fill("phases.0.evaluations = 8\nwindow")
+    page.get_by_role("button", name="Check").click()
+    problem = page.get_by_role("alert")
+    problem.filter(has_text="further settings, line 2: expected KEY = VALUE").wait_for()
+    page.get_by_label("One a line").fill("phases.0.evaluations = 8\nwindow = 2")
+    page.get_by_role("button", name="Check").click()
+    problem.filter(has_text="genome.experts: 9 is more than the model's 4 experts").wait_for()
+    assert page.locator("[aria-invalid]").evaluate_all("all => all.map(each => each.id)") == ["genome.experts"]
+    page.get_by_role("spinbutton", name="experts").fill("3")
+    page.get_by_role("button", name="Check").click()
+    page.locator("#plan").filter(has_text="8 in prune, then 12 in merge").wait_for()
+    assert not problem.is_visible() and not page.locator("[aria-invalid]").count()
+    page.get_by_text("All settings as they would run").click()
+    assert "experts: 3" in page.locator("#plan-yaml").inner_text()
+
+    page.get_by_label("model", exact=True).select_option("gone")
+    page.get_by_label("name", exact=True).fill("lost")
+    page.get_by_role("button", name="Launch").click()
+    problem.filter(has_text="lost failed with code 2: error: model /nowhere/model: no such directory").wait_for()
+    assert page.get_by_label("One a line").input_value().endswith("window = 2"), "nothing typed is lost"
+
+    page.get_by_label("model", exact=True).select_option("")
+    page.get_by_label("name", exact=True).fill("found")
+    page.get_by_role("button", name="Launch").click()
+    page.get_by_role("heading", name="Search found").wait_for()
+    launch = next(one for one in page.request.get(f"{url}/api/launches").json() if one["name"] == "found")
+    os.kill(launch["process"], signal.SIGKILL)
+    config = parse_stored_config(store.search("found").config)
+    assert isinstance(config, RunConfig)
+    assert (config.genome.experts, config.window, config.phases[0].evaluations) == (3, 2, 8)
 
 
 @pytest.mark.parametrize("path", PATHS)

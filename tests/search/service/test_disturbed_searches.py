@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from disturbed_lab import LEASE_S, REFUSED, TOTAL, Drive, cut_connections, done, population, undisturbed, wait_for
 
+from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
 
 pytest.importorskip("psycopg")
@@ -46,7 +47,7 @@ def url(server: Server, request: pytest.FixtureRequest) -> str:
 
 def check_undisturbed(url: str, calm: object) -> None:
     assert population(url) == calm
-    with Store.open(url, read_only=True) as store:
+    with StoreReader.open(url) as store:
         assert store.search("lab").status == "finished"
 
 
@@ -57,7 +58,7 @@ def test_a_driver_outlives_its_connections(url: str, calm: object, tmp_path: Pat
         cut_connections(url)
     assert driver.end() == 0, driver.said
     check_undisturbed(url, calm)
-    with Store.open(url, read_only=True) as store:
+    with StoreReader.open(url) as store:
         assert store.control("id-lab").epoch == 1, "it never lost its lease"
 
 

@@ -151,6 +151,9 @@ def test_what_needs_weights_asks_for_them(imported: str, tiny: Any, in_process: 
 def test_the_first_weights_are_its_weights(
     imported: str, released: Path, others: Path, tiny: Any, in_process: Any, tmp_path: Path
 ) -> None:
+    # Who only reads leaves it open.
+    assert in_process("answers", imported, "--task", tiny.task, "--model", tiny.model).returncode == 0
+    assert not the_search(tmp_path).is_bound
     evaluate = ("evaluate", imported, "--task", tiny.task, "--json")
     first = in_process(*evaluate, "--model", tiny.model)
     assert first.returncode == 0, first.stderr

@@ -44,7 +44,7 @@ def test_genomes_are_compared_with_their_hashes(kinds: str, in_process: Any) -> 
     swap = (
         "UPDATE individuals SET genome = (SELECT genome FROM individuals AS o WHERE o.search_id = individuals.search_id"
     )
-    with Store.open(kinds) as store, store.transaction(write=True) as connection:
+    with Store.open(kinds) as store, store.write_transaction() as connection:
         connection.exec_driver_sql(f"{swap} AND o.idx = 2) WHERE idx = 1")
     checked = in_process("db", "check", "--store", kinds)
     assert checked.returncode == 1

@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import text
 from store_samples import decided, digest, evaluation, individual, search, split
 
+from moevolve.store.reader import StoreReader
 from moevolve.store.records import ExportRecord, SearchRecord
 from moevolve.store.repository import Store
 from moevolve.store.upkeep import check as checking
@@ -31,7 +32,7 @@ def reader(content: bytes) -> tuple[str, float]:
     return digest("content", int(content[:-2].split()[1])), 0.0
 
 
-def looked_through(store: Store, read: Reader | None = reader) -> Checked:
+def looked_through(store: StoreReader, read: Reader | None = reader) -> Checked:
     def reader_of(_: SearchRecord) -> Reader | None:
         return read
 
@@ -97,7 +98,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize(("damage", "said"), DAMAGES.items(), ids=range(len(DAMAGES)))
 def test_damage_is_named(damage: str, said: Sequence[str], sound: Store) -> None:
-    with sound.transaction(write=True) as connection:
+    with sound.write_transaction() as connection:
         connection.execute(text(damage))
     found = looked_through(sound)
     assert found.found == len(found.problems) >= len(said)
@@ -106,7 +107,7 @@ def test_damage_is_named(damage: str, said: Sequence[str], sound: Store) -> None
 
 
 def test_a_gap_is_named(sound: Store) -> None:
-    with sound.transaction(write=True) as connection:
+    with sound.write_transaction() as connection:
         for table, column in (("parents", "child_idx"), ("parents", "parent_idx"), ("individuals", "idx")):
             connection.execute(text(f"DELETE FROM {table} WHERE {column} BETWEEN 100 AND 101"))
     assert "alpha: individuals 100 to 101 are missing" in looked_through(sound).problems
@@ -115,7 +116,7 @@ def test_a_gap_is_named(sound: Store) -> None:
 def test_without_its_model_a_fitness_can_only_be_too_large(sound: Store) -> None:
     """What a search takes off a score is then not known."""
     for value, problems in ((0.0, 0), (0.99, 1)):
-        with sound.transaction(write=True) as connection:
+        with sound.write_transaction() as connection:
             connection.execute(text(f"UPDATE individuals SET fitness = {value} WHERE idx = 121"))
         assert looked_through(sound, None).found == problems
 
@@ -157,14 +158,14 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     middle = len(content) // 2 // 4096 * 4096
     content[middle : middle + 4096] = bytes([255]) * 4096
     path.write_bytes(content)
-    with Store.open(f"sqlite:///{path}", read_only=True) as store:
-        found = looked_through(store)
+    with StoreReader.open(f"sqlite:///{path}") as damaged:
+        found = looked_through(damaged)
     assert any("SQLite: " in problem or "malformed" in problem for problem in found.problems)
 
 
 def test_so_many_problems_are_counted_and_not_all_listed(sound: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checking, "LISTED", 10)
-    with sound.transaction(write=True) as connection:
+    with sound.write_transaction() as connection:
         connection.execute(text("UPDATE individuals SET content_hash = 'x' WHERE search_id = 'id-alpha'"))
     found = looked_through(sound)
     assert (len(found.problems), found.found) == (10, COUNT)

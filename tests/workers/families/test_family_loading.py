@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,7 +132,7 @@ def test_mxfp4_checkpoints_are_unpacked_searched_and_exported(
 
 
 def test_fp8_checkpoints_are_unpacked(
-    tiny_model: MakeModel, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+    tiny_model: MakeModel, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As DeepSeek-V3 is published: float8 weights of linear layers and experts, and a scale per block."""
     model = tiny_model("deepseek_v3", q_lora_rank=8)
@@ -144,13 +145,20 @@ def test_fp8_checkpoints_are_unpacked(
         expected[name] = narrow.float() * scales.repeat_interleave(4, 0).repeat_interleave(4, 1)
     save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
     packed = {"quant_method": "fp8", "weight_block_size": [4, 4], "activation_scheme": "dynamic", "fmt": "e4m3"}
-    resident = ResidentModel.load(_change(tmp_path, quantization_config=packed))
+    config = _change(tmp_path, quantization_config=packed)
+    resident = ResidentModel.load(config)
     found = resident.model.state_dict()
     attention = "model.layers.1.self_attn.o_proj.weight"
     torch.testing.assert_close(found[attention], expected[attention])
     down = torch.stack([expected[f"model.layers.2.mlp.experts.{i}.down_proj.weight"] for i in range(6)])
     torch.testing.assert_close(found["model.layers.2.mlp.experts.down_proj"], down)
-    assert not hasattr(resident.model.config, "quantization_config")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    shared = ResidentModel.load(config, share=True)
+    (register,) = tmp_path.glob("moevolve-weights-*/*")
+    assert register.read_text()
+    assert all(torch.equal(tensor, found[name]) for name, tensor in shared.model.state_dict().items())
+    for each in (resident, shared):
+        assert not hasattr(each.model.config, "quantization_config")
 
 
 def test_other_packed_weights_are_refused(

@@ -15,6 +15,12 @@ for (const [selector, module] of [["[data-course]", "./course.js"], ["[data-pare
     listeners.push(draw(figure));
   }
 }
+const form = document.querySelector("form[data-launching]");
+if (form || document.querySelector("[data-started]")) {
+  const { launchFrom, watchStarted } = await import("./launching.js");
+  if (form) launchFrom(form);
+  watchStarted();
+}
 if (document.querySelector("[data-live]")) {
   follow(document.getElementById("news"), (cursors) => listeners.forEach((tell) => tell?.(cursors)));
 }

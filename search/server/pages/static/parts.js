@@ -3,7 +3,7 @@
 const AT_MOST_EVERY_MS = 1500;
 
 /** The part that is at a URL, as HTML; null if it can't be had. Why not is a part, too, which not all want. */
-async function fetched(url, { refusals = false } = {}) {
+export async function fetched(url, { refusals = false } = {}) {
   try {
     const answer = await fetch(url, { headers: { accept: "text/html" } });
     return answer.ok || (refusals && answer.status < 500) ? await answer.text() : null;
@@ -13,7 +13,7 @@ async function fetched(url, { refusals = false } = {}) {
 }
 
 /** Put a part in place, keeping what has the focus, what is open and what is typed. */
-function put(element, text) {
+export function put(element, text) {
   if (element.dataset.shown === text) return;
   element.dataset.shown = text;
   const active = element.contains(document.activeElement) ? document.activeElement : null;

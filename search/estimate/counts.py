@@ -1,0 +1,93 @@
+"""What a run is known to take before any of its tasks is read: sizes of models, and numbers of evaluations.
+
+Nothing here loads torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from moevolve.search.config.phases import PhaseConfig
+from moevolve.search.config.run import RunConfig
+from moevolve.search.genomes.costs import GenomeCosts, full_work
+from moevolve.search.genomes.registry import costs_of, make_space
+from moevolve.workers.facts import active_parameters
+
+if TYPE_CHECKING:
+    from moevolve.workers.profiling.outline import ModelOutline
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """The full model, or the model that a phase's candidates describe.
+
+    Attributes:
+        title: `full model`, or the phase's kind.
+        experts: per MoE layer; 0 without any.
+        active: per token.
+        parameters: in all; None where candidates differ.
+        active_parameters: that a token passes through; where candidates differ, in the start.
+        token_flops: operations per token as the worker runs it, attention between positions left out.
+    """
+
+    title: str
+    experts: int
+    active: int
+    parameters: int | None
+    active_parameters: int
+    token_flops: int
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseCount:
+    """How many evaluations a phase has at most: repeated candidates are looked up."""
+
+    kind: str
+    individuals: int
+    different: int
+
+
+def phase_counts(config: RunConfig, costs: GenomeCosts[Any]) -> tuple[PhaseCount, ...]:
+    """Individuals of every phase, and how many different ones there can be."""
+    counts = []
+    for phase in config.phases:
+        different = costs.different(phase.kind)
+        most = phase.evaluations if different is None else min(phase.evaluations, different)
+        counts.append(PhaseCount(phase.kind, phase.evaluations, most))
+    return tuple(counts)
+
+
+def model_sizes(outline: ModelOutline, costs: GenomeCosts[Any], like: Mapping[str, str]) -> tuple[ModelSize, ...]:
+    """The full model, then a candidate of every kind of phase; `like` says which kind it is counted as."""
+    facts = outline.facts
+    active = active_parameters(facts, facts.experts, facts.active)
+    flops = full_work(outline).token_flops
+    full = ModelSize("full model", facts.experts, facts.active, facts.parameters, active, flops)
+    pairs = like.items()
+    return full, *(ModelSize(kind, *costs.counts(each), costs.work(each).token_flops) for kind, each in pairs)
+
+
+def described_as(phases: Sequence[PhaseConfig]) -> Mapping[str, str]:
+    """Which kind of phase the candidates of a kind are like: a repair phase's are like those before it."""
+    pairs = zip(phases, (phases[0], *phases), strict=False)
+    return {phase.kind: before.kind if phase.kind == "repair" else phase.kind for phase, before in pairs}
+
+
+def final_evaluations(config: RunConfig) -> tuple[int, int]:
+    """Evaluations after the last individual: of candidates on `dev`, of models on `test` (the full one's included)."""
+    section = config.final
+    # The full model and the best; what stands beside them (`search.loop.standings.beside`); random draws.
+    beside = any(phase.kind == "repair" for phase in config.phases) + sum(len(phase.named) for phase in config.phases)
+    return section.rerank, (2 + beside + section.random_draws if section.test else 0)
+
+
+def count_run(config: RunConfig, outline: ModelOutline) -> tuple[tuple[ModelSize, ...], tuple[PhaseCount, ...]]:
+    """What is known of a run without its tasks' data: the models' sizes, and individuals by phase.
+
+    Raises:
+        UserError: the model can't have such genomes; the message names the field.
+    """
+    costs = costs_of(make_space(config.genome, outline.facts, config.phases), outline)
+    return model_sizes(outline, costs, described_as(config.phases)), phase_counts(config, costs)

@@ -1,0 +1,287 @@
+"""Launching by names: what a check says before, what is really started, and the page that both are asked from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from math import comb
+from pathlib import Path
+from typing import Any
+
+import pytest
+import store_samples as samples
+import yaml
+from safetensors import safe_open
+from served_pages import page_of
+from server_tokens import READ, WRITE
+from starlette.testclient import TestClient
+
+from moevolve.search.config.files import load_run_config, parse_run_config
+from moevolve.search.config.run import RunConfig
+from moevolve.search.server.app import make_app
+from moevolve.search.server.drivers import Drivers, Launch
+from moevolve.search.server.settings import ServerSettings
+from moevolve.store.repository import Store
+
+EVIL = "<b>'\"&"
+Settings = Callable[..., ServerSettings]
+
+
+@pytest.fixture
+def runs(tiny: Any, tmp_path: Path) -> Path:
+    """A folder of run files: two to launch, one whose model is on a hub, and one with a wrong key."""
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    tiny.write_run(folder / "small.yaml", "calm")
+    tiny.write_run(folder / "other.yaml", "other", engine={"threads": 2}, genome={"kind": "eep", "experts": 3})
+    tiny.write_run(folder / "far.yaml", "far", model={"path": "nobody/nothing"})
+    tiny.write_run(folder / "wrong.yaml", "wrong", **{EVIL: 1})
+    return folder
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(f"sqlite:///{tmp_path / 'lab.db'}") as opened:
+        yield opened
+
+
+@pytest.fixture
+def client(store: Store, settings: Settings, runs: Path, tiny: Any) -> Iterator[TestClient]:
+    """May write."""
+    models = {"tiny": str(tiny.model), "gone": "/nowhere/model"}
+    served = settings(configurations=[str(runs)], models=models)
+    headers = {"authorization": f"Bearer {WRITE}", "x-moevolve": "1", "accept": "text/html"}
+    with TestClient(make_app(store, served), "http://localhost:8080", headers=headers) as found:
+        yield found
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Command lines of what is started; nothing really is."""
+    commands: list[list[str]] = []
+
+    def start(_: Drivers, name: str, arguments: Sequence[str]) -> Launch:
+        commands.append(list(arguments))
+        return Launch(name, arguments[0], datetime.now(UTC), 7, True, None, "")
+
+    monkeypatch.setattr(Drivers, "start", start)
+    return commands
+
+
+def stored(store: Store, config: RunConfig, name: str) -> None:
+    """Record a search of a configuration."""
+    config = config.model_copy(update={"name": name})
+    store.create_search(
+        replace(samples.search(name), config=config.canonical_json(), config_hash=config.config_hash), [samples.split()]
+    )
+
+
+def launched(command: list[str]) -> RunConfig:
+    """The settings that a command launches."""
+    changes = [command[place + 1] for place, part in enumerate(command) if part == "--set"]
+    return load_run_config(Path(command[1]), tuple(changes))
+
+
+def test_a_check_says_what_would_run_and_a_launch_runs_that(
+    client: TestClient, started: list[list[str]], store: Store, tiny: Any, runs: Path
+) -> None:
+    asked = {"configuration": "small", "name": "mine", "model": "tiny", "overrides": {"phases.0.evaluations": 200}}
+    answer = client.post("/api/searches/check", json=asked)
+    assert answer.status_code == 200, answer.text
+    plan = answer.json()
+    assert (plan["name"], plan["status"], started) == ("mine", None, [])
+    # 2 of 4 experts in each of 2 groups.
+    assert plan["phases"] == [
+        {"kind": "prune", "individuals": 200, "different": comb(4, 2) ** 2},
+        {"kind": "merge", "individuals": 12, "different": 12},
+    ]
+    assert (plan["ranked"], plan["tested"]) == (3, 2 + 4)
+    with safe_open(tiny.model / "model.safetensors", "np") as weights:
+        sizes = {name: weights.get_tensor(name).size for name in weights.keys()}  # noqa: SIM118
+    full, pruned, _ = plan["sizes"]
+    assert (full["title"], full["parameters"], full["experts"]) == ("full model", sum(sizes.values()), 4)
+    assert 0 <= plan["weight_bytes"] - 4 * full["parameters"] < 100, "buffers beside the parameters"
+    in_experts = sum(size for name, size in sizes.items() if "experts" in name)
+    assert full["parameters"] - pruned["parameters"] >= in_experts // 2 and pruned["experts"] == 2
+    would_run = parse_run_config(yaml.safe_load(plan["settings"]), "plan")
+    assert (would_run.name, would_run.store) == ("mine", store.url)
+
+    assert client.post("/api/searches", json=asked).status_code == 202
+    (command,) = started
+    assert command[:5] == ["launch", str(runs / "small.yaml"), "--name", "mine", "--or-resume"]
+    assert launched(command).config_hash == would_run.config_hash
+
+
+def test_of_a_model_on_a_hub_sizes_are_not_known(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_network(*_: Any) -> None:
+        raise AssertionError("a check asked the network")
+
+    monkeypatch.setattr("socket.socket.connect", no_network)
+    plan = client.post("/api/searches/check", json={"configuration": "far"}).json()
+    assert (plan["sizes"], plan["weight_bytes"]) == ([], None)
+    assert [phase["individuals"] for phase in plan["phases"]] == [12, 12]
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "detail"),
+    [
+        ({"configuration": "big"}, 404, "no configuration 'big': there are far, other, small, wrong"),
+        ({"configuration": "../small"}, 404, "no configuration"),
+        ({"configuration": "wrong"}, 422, "unknown key"),
+        ({"overrides": {"seed": -1}}, 422, "seed: Input should be greater than or equal to 0"),
+        ({"overrides": {"genome.experts": 9}}, 422, "genome.experts: 9 is more than the model's 4 experts"),
+        ({"overrides": {"genome.expert": 2}}, 422, "genome.expert: unknown key"),
+        ({"overrides": {"model.path": "/etc"}}, 422, "'model.path' can't be set over the network; what can: seed"),
+        ({"overrides": {"final.held_out": "x"}}, 422, "can't be set over the network"),
+        ({"model": "huge"}, 422, "model: the server knows no 'huge'"),
+        ({"model": "gone"}, 422, "model /nowhere/model: no such directory"),
+        ({"tasks": ["boolq", "nix"]}, 422, "tasks: the server knows no 'nix'"),
+        ({"name": "../up"}, 422, "name: String should match pattern"),
+        ({"name": "taken"}, 409, "search taken has other settings; choose another name"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_started(
+    client: TestClient,
+    started: list[list[str]],
+    store: Store,
+    runs: Path,
+    asked: dict[str, Any],
+    status: int,
+    detail: str,
+) -> None:
+    stored(store, load_run_config(runs / "small.yaml", ("seed=9",)), "taken")
+    answer = client.post("/api/searches/check", json={"configuration": "small"} | asked)
+    assert (answer.status_code, started) == (status, []) and detail in answer.json()["detail"], answer.text
+
+
+def test_a_search_of_the_same_settings_would_go_on(client: TestClient, store: Store, runs: Path) -> None:
+    stored(store, load_run_config(runs / "small.yaml"), "calm")
+    store.set_status("id-calm", "interrupted")
+    plan = client.post("/api/searches/check", json={"configuration": "small", "overrides": {"workers.count": 9}}).json()
+    assert (plan["name"], plan["status"]) == ("calm", "interrupted")
+
+
+def test_run_files_and_their_faults_are_listed(client: TestClient) -> None:
+    page = page_of(client, "/launch")
+    assert {f"/launch?configuration={name}" for name in ("small", "other", "far")} < set(page.links)
+    assert "1 file beside them can't be launched" in page.text and f"{EVIL}: unknown key" in page.text
+    assert "Nothing since this server was started" in page.text
+    assert "/launch" in page_of(client, "/").links and "Launch a search from here" in page_of(client, "/").text
+
+
+def test_a_form_has_what_the_run_file_says(client: TestClient, store: Store, runs: Path, tiny: Any) -> None:
+    page = page_of(client, "/launch?configuration=small")
+    values = {found["id"]: found.get("value") for found in page.all("input") if found.get("type") != "checkbox"}
+    assert values == {
+        "name": "calm",
+        "genome.experts": "2",
+        "seed": "3",
+        "workers.count": "1",
+        "workers.priority": "0",
+    }
+    assert "12 in prune, then 12 in merge" in page.text and str(tiny.model) in page.text
+    assert page.texts_of("option") == ["the run file's", "gone", "tiny"]
+    tasks = {found["value"] for found in page.all("input") if found.get("type") == "checkbox"}
+    assert {"boolq", "eep/boolq"} < tasks and not [found for found in page.all("input") if "disabled" in found]
+    assert "moevolve launch small --server http://localhost:8080 --name calm" in page.text
+    shown = page.text[page.text.index("All settings as YAML") :]
+    assert f"store: {store.url}" in shown
+    stored(store, load_run_config(runs / "small.yaml"), "calm")
+    again = page_of(client, "/launch?configuration=small")
+    assert next(found["value"] for found in again.all("input")) == "calm-2", "a name of no search"
+    assert "no configuration 'nix'" in page_of(client, "/launch?configuration=nix", 404).text
+    assert "unknown key" in page_of(client, "/launch?configuration=wrong", 422).text
+
+
+def test_who_may_only_read_is_told_so(store: Store, settings: Settings, runs: Path) -> None:
+    app = make_app(store, settings(configurations=[str(runs)]))
+    reader = TestClient(app, "http://localhost", headers={"accept": "text/html", "authorization": f"Bearer {READ}"})
+    page = page_of(reader, "/launch?configuration=small")
+    assert all("disabled" in found for found in page.all("button", "input", "textarea", "select"))
+    assert "needs one of scope write" in page.text and "moevolve launch small" in page.text
+    refused = reader.post("/api/searches/check", json={"configuration": "small"}, headers={"x-moevolve": "1"})
+    assert refused.status_code == 403
+
+
+def test_a_server_without_run_files_says_how_to_give_it_some(store: Store, settings: Settings) -> None:
+    headers = {"accept": "text/html", "authorization": f"Bearer {WRITE}"}
+    page = page_of(TestClient(make_app(store, settings()), "http://localhost", headers=headers), "/launch")
+    assert "configurations: [runs]" in page.text and "moevolve serve --settings server.yaml" in page.text
+
+
+def test_what_became_of_launches_is_shown(
+    client: TestClient, store: Store, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored(store, load_run_config(runs / "small.yaml"), "calm")
+    at = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
+    launches = [
+        Launch("calm:3", "export", at, 1, False, 0, "done"),
+        Launch("ended", "launch", at, 2, False, 0, ""),
+        Launch("calm", "resume", at, 3, True, None, "evaluating"),
+        Launch("slow", "launch", at, 4, True, None, ""),
+        Launch("bad", "launch", at, 5, False, 2, f"error: {EVIL}"),
+    ]
+    monkeypatch.setattr(Drivers, "launches", lambda _: launches)
+    for path in ("/launch", "/launch?configuration=small", "/launch/started", "/launch/started?part=1"):
+        page = page_of(client, path)
+        rows = {found["data-launch"]: found["data-state"] for found in page.all("tr") if "data-launch" in found}
+        assert list(rows.items()) == [
+            ("bad", "failed with code 2"),
+            ("slow", "starting"),
+            ("calm", "runs"),
+            ("ended", "ended well"),
+        ]
+        assert f"error: {EVIL}" in page.text and "2026-01-02 03:04" in page.text
+        assert [link for link in page.links if link.startswith("/searches/")] == ["/searches/calm"]
+
+
+def test_the_latest_launch_of_a_name_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/true")
+    drivers = Drivers("sqlite://", tmp_path)
+    for name in ("one", "two", "one"):
+        drivers.start(name, ["launch"])
+        while drivers.launch(name).running:
+            pass
+    assert [(one.name, one.command, one.exit_code) for one in drivers.launches()] == [
+        ("two", "launch", 0),
+        ("one", "launch", 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        (),
+        ("seed=5", "genome.experts=3", "workers.count=auto"),
+        ("genome.groups=per_layer", "phases.1.sigma=0.5", "phases.0.parents.k=4", "strategy.mode=generations"),
+        ('tasks=["boolq", "rte"]', "window=2"),
+    ],
+)
+def test_a_search_is_launched_again_from_the_run_file_that_gives_its_settings(
+    client: TestClient, started: list[list[str]], store: Store, runs: Path, changes: tuple[str, ...]
+) -> None:
+    config = load_run_config(runs / "small.yaml", changes)
+    stored(store, config, "before")
+    assert "/launch?like=before" in page_of(client, "/searches/before").links
+    page = page_of(client, "/launch?like=before")
+    assert "Launch small" in page.text and "With the settings of before" in page.text
+    # What the form sends: fields that differ from the run file's, lines, and what is ticked.
+    overrides: dict[str, Any] = {}
+    for field in page.all("input"):
+        if "data-setting" in field and field["value"] != field["data-given"]:
+            overrides[field["data-setting"]] = yaml.safe_load(field["value"])
+    lines = "".join(page.texts_of("textarea")).splitlines()
+    overrides |= {key: yaml.safe_load(value) for key, value in (line.split(" = ") for line in lines)}
+    ticked = [field["value"] for field in page.all("input") if "checked" in field]
+    asked = {"configuration": "small", "name": "after", "overrides": overrides, "tasks": ticked or None}
+    assert client.post("/api/searches", json=asked).status_code == 202
+    assert launched(started[0]).config_hash == config.config_hash
+
+
+def test_settings_that_no_run_file_gives_are_said_so(client: TestClient, store: Store, runs: Path) -> None:
+    stored(store, load_run_config(runs / "small.yaml", ("engine.threads=7",)), "odd")
+    page = page_of(client, "/launch?like=odd")
+    assert "No run file of this server gives the settings of odd" in page.text
+    assert "/launch?configuration=small" in page.links
+    page_of(client, "/launch?like=nix", 404)
