@@ -13,11 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import store_samples as samples
 import yaml
 from killing import MOEVOLVE, count
+from search_lab import run_config
 from server_tokens import READ, WRITE
 
 import moevolve as api
+from moevolve.evaluators.errors import UserError
+from moevolve.search.server.client import Client
+from moevolve.search.service.observer import Observer
+from moevolve.store.repository import Store
 
 pytestmark = pytest.mark.slow
 
@@ -119,7 +125,7 @@ def test_what_reads_says_the_same_of_a_server_as_of_its_store(
 def test_who_watches_is_told_of_a_driver_that_is_gone(tmp_path: Path, tokens: Path, monkeypatch: Any) -> None:
     store = f"sqlite:///{tmp_path / 'moevolve.db'}"
     with Store.open(store) as opened:
-        opened.create_search(samples.search("left", config=RUN.canonical_json()), [])
+        opened.create_search(samples.search("left", config=run_config(name="left").canonical_json()), [])
         lease = opened.acquire("id-left", "a driver that is killed", 0.1)
         opened.set_status(lease, "running")
     served = serve(tmp_path, store, "--tokens", str(tokens))
