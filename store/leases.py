@@ -174,7 +174,7 @@ def read_all(connection: Connection, dead: Dead) -> dict[str, Control]:
     return _read(connection, select(leases), dead)
 
 
-def running(connection: Connection, dead: Dead) -> dict[str, Control]:
+def running(connection: Connection, dead: Dead = lambda _: False) -> dict[str, Control]:
     """The same of those that are being run; others cost next to nothing, however many they are."""
     found = _read(connection, select(leases).where(leases.c.owner.is_not(None)), dead)
     return {search_id: control for search_id, control in found.items() if control.alive}

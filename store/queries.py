@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, Select, and_, bindparam, func, literal, or_, select
 
 from moevolve.store.errors import NotFoundError, StoreError
+from moevolve.store.leases import running
 from moevolve.store.lineage import find_individual, nearest
 from moevolve.store.records import (
     INDIVIDUAL_COLUMNS,
@@ -53,14 +54,15 @@ def read_searches(connection: Connection) -> list[SearchSummary]:
         select(t.search_id, t.task).where(t.weight > 0).order_by(t.search_id, t.position)
     ):
         tasks[search_id][task] = None
-    return [_summary(row, tuple(tasks[row.id])) for row in rows]
+    owners = {search_id: control.owner for search_id, control in running(connection).items()}
+    return [_summary(row, tuple(tasks[row.id]), owners.get(row.id)) for row in rows]
 
 
-def _summary(row: Row[Any], tasks: tuple[str, ...]) -> SearchSummary:
+def _summary(row: Row[Any], tasks: tuple[str, ...], owner: str | None) -> SearchSummary:
     *values, highest, failed, pending, best = tuple(row)
     search = SearchRecord(**dict(zip(searches.c.keys(), values, strict=True)))
     total = 0 if highest is None else highest + 1
-    return SearchSummary(search, total, total - failed - pending, failed, best, tasks)
+    return SearchSummary(search, total, total - failed - pending, failed, best, tasks, owner)
 
 
 def read_history(

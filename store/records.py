@@ -82,6 +82,10 @@ class SearchRecord:
         """Whether it is known which weights it is about."""
         return not self.model_fingerprint.startswith(UNBOUND)
 
+    def is_left_behind(self, alive: bool) -> bool:
+        """Whether its driver, which is or isn't alive, is gone without having said how it ended."""
+        return not alive and self.status in ("running", "paused")
+
 
 @dataclass(frozen=True, slots=True)
 class Lease:
@@ -233,6 +237,7 @@ class SearchSummary:
         individuals: recorded in all; `evaluated` of them are `ok`, `failed` failed, the rest are pending.
         best_fitness: the largest fitness of an `ok` individual; None while there is none.
         tasks: names of the tasks in the fitness, in order, without repeats.
+        owner: who runs it; None if nobody does.
     """
 
     search: SearchRecord
@@ -241,6 +246,11 @@ class SearchSummary:
     failed: int
     best_fitness: float | None
     tasks: tuple[str, ...]
+    owner: str | None
+
+    @property
+    def is_left_behind(self) -> bool:
+        return self.search.is_left_behind(self.owner is not None)
 
     @property
     def pending(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import moevolve
 from moevolve.search.cli._console import percent, print_json, print_table
 from moevolve.search.cli._options import DEFAULT_STORE, JsonOption, StoreOption
+from moevolve.store.records import SearchSummary
 
 
 def searches(store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
@@ -26,7 +27,7 @@ def searches(store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) ->
     rows = [
         [
             row.search.name,
-            row.search.status + (f" ({row.search.status_reason})" if row.search.status_reason else ""),
+            row.search.status + (f" ({reason})" if (reason := _reason(row)) else ""),
             row.search.genome_kind,
             ", ".join(row.tasks),
             str(row.individuals),
@@ -37,3 +38,7 @@ def searches(store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) ->
         for row in found
     ]
     print_table(None, columns, rows)
+
+
+def _reason(row: SearchSummary) -> str | None:
+    return "its driver is gone: resume it" if row.is_left_behind else row.search.status_reason

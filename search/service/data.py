@@ -39,6 +39,7 @@ def _(row: SearchSummary) -> dict[str, Any]:
         "name": row.search.name,
         "status": row.search.status,
         "reason": row.search.status_reason,
+        "run_by": row.owner,
         "tasks": as_data(row.tasks),
         "individuals": row.individuals,
         "evaluated": row.evaluated,

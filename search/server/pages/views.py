@@ -73,7 +73,7 @@ class SearchView:
     @property
     def is_left_behind(self) -> bool:
         """Whether its driver is gone without having said how it ended."""
-        return not self.control.alive and self.search.status in ("running", "paused")
+        return self.search.is_left_behind(self.control.alive)
 
     @property
     def remark(self) -> str | None:
