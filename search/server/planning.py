@@ -130,7 +130,7 @@ def make_plan(asked: LaunchRequest, service: Service) -> Plan:
         sizes, phases = count_run(config, outline)
     ranked, tested = final_evaluations(config)
     weight_bytes = None if outline is None else outline.weight_bytes
-    text = settings_text(config.model_dump_json())
+    text = settings_text(config.canonical_json())
     return Plan(config.name, status, text, phases, ranked, tested, sizes, weight_bytes)
 
 

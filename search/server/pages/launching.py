@@ -109,7 +109,7 @@ def show_launch(
         asked=asked,
         like=record,
         given=given,
-        settings=settings_text(given.model_dump_json()),
+        settings=settings_text(given.canonical_json()),
         name=_free_name(given.name if record is None else record.name, taken),
         models=sorted(service.settings.models),
         tasks=list_tasks(),

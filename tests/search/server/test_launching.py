@@ -194,6 +194,19 @@ def test_a_form_has_what_the_run_file_says(client: TestClient, store: Store, run
     assert "unknown key" in page_of(client, "/launch?configuration=wrong", 422).text
 
 
+def test_no_password_of_a_store_is_shown(store: Store, settings: Settings, runs: Path, tiny: Any) -> None:
+    url = "postgresql://me:secret@host/db"
+    tiny.write_run(runs / "kept.yaml", "kept", store=url)
+    app = make_app(store, settings(configurations=[str(runs)], store=url))
+    headers = {"authorization": f"Bearer {WRITE}", "x-moevolve": "1", "accept": "text/html"}
+    writer = TestClient(app, "http://localhost", headers=headers)
+    for answer in (
+        writer.post("/api/searches/check", json={"configuration": "kept"}),
+        writer.get("/launch?configuration=kept"),
+    ):
+        assert answer.status_code == 200 and "***@host/db" in answer.text and "secret" not in answer.text
+
+
 def test_who_may_only_read_is_told_so(store: Store, settings: Settings, runs: Path) -> None:
     app = make_app(store, settings(configurations=[str(runs)]))
     reader = TestClient(app, "http://localhost", headers={"accept": "text/html", "authorization": f"Bearer {READ}"})
