@@ -2,6 +2,8 @@
 
 What is posted is JSON. The header `X-Moevolve-Signature: t=SECONDS,v1=HEX` holds the HMAC-SHA256, with the target's
 key, of the seconds (since 1970), a dot and the body: who checks it, and that the time is near, knows who sent it.
+`winner` is the individual that the final table of a finished search ends with, which `dev` may have picked, and
+`best_on_search` the one with the highest fitness.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Self
 
+from moevolve.evaluators.errors import UserError
+from moevolve.search.loop.standings import winner_of
 from moevolve.search.server.settings import WebhookSection
 from moevolve.store.errors import StoreError
-from moevolve.store.records import Event
+from moevolve.store.records import Event, IndividualRecord, SearchRecord
 from moevolve.store.repository import Store
 
 log = logging.getLogger(__name__)
@@ -93,16 +97,24 @@ class Webhooks:
         search = self._store.search(event.search_id)
         status, _, reason = event.text.partition(": ")
         best = self._store.best_of_search(search.id)
+        winner = self._winner(search) if status == "finished" else None
         said = {
             "event": f"search.{status}",
             "search": search.name,
             "id": search.id,
             "number": event.seq,
             "reason": reason or None,
-            "best": f"{search.name}:{best[0].index}" if best else None,
+            "winner": None if winner is None else f"{search.name}:{winner.index}",
+            "best_on_search": f"{search.name}:{best[0].index}" if best else None,
             "at": event.at.isoformat(),
         }
         return json.dumps(said).encode()
+
+    def _winner(self, search: SearchRecord) -> IndividualRecord | None:
+        try:
+            return winner_of(self._store, search)[0]
+        except UserError:  # another version of moevolve stored its settings: nothing says who won
+            return None
 
 
 def signed(body: bytes, key: bytes, at: int) -> str:

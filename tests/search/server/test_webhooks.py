@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from search_lab import reranked_search
 from store_samples import scored, search, split
 
 from moevolve.evaluators.errors import UserError
+from moevolve.search.loop.standings import standings
 from moevolve.search.server.settings import WebhookSection
 from moevolve.search.server.webhooks import ATTEMPTS, Webhooks
 from moevolve.store.repository import Store
@@ -93,12 +95,23 @@ def test_ends_are_told_once_however_many_servers_run(store: Store, receiver: Rec
         time.sleep(0.2)
     told = {one["search"]: one for one in receiver.got}
     assert len(receiver.got) == len(told) == 2
-    assert (told["alpha"]["event"], told["alpha"]["best"], told["alpha"]["reason"]) == (
-        "search.finished",
-        "alpha:0",
-        None,
-    )
+    alpha = told["alpha"]
+    assert (alpha["event"], alpha["best_on_search"], alpha["reason"]) == ("search.finished", "alpha:0", None)
+    assert alpha["winner"] is None, "its settings are no configuration: nothing says who won"
     assert (told["beta"]["event"], told["beta"]["reason"]) == ("search.failed", "PoolError: no room: none")
+
+
+def test_the_winner_is_the_one_of_the_final_table(tmp_path: Path, receiver: Receiver) -> None:
+    with Store.open(f"sqlite:///{tmp_path / 's.db'}") as store:
+        record = reranked_search(store)
+        with Webhooks(store, (receiver.target("finished", "interrupted"),), 0.02):
+            store.set_status(record.id, "interrupted")
+            store.set_status(record.id, "finished")
+            wait_for(lambda: len(receiver.got) == 2)
+        found = standings(store, store.search(record.id), store.history(record.id))
+    interrupted, finished = receiver.got
+    assert interrupted["best_on_search"] == finished["best_on_search"] == "reranked:0"
+    assert finished["winner"] == found.winner == "reranked:1" and interrupted["winner"] is None
 
 
 def test_what_failed_is_tried_again_and_not_for_ever(store: Store, receiver: Receiver) -> None:
