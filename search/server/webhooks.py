@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import json
 import logging
+import re
 import threading
 import time
 from datetime import UTC, datetime, timedelta
@@ -81,17 +82,27 @@ class Webhooks:
                     self._tell(target, key)
                 except StoreError as error:
                     log.warning("webhooks wait for the store: %s", error)
+                except Exception:  # the other targets are told all the same, and this one at the next look
+                    log.exception("webhooks: telling %s failed", _host(target.url))
 
     def _tell(self, target: WebhookSection, key: bytes) -> None:
-        since = datetime.now(UTC) - _NEWS
-        for event, before in self._store.claim_events(target.url, target.on, since, 3 * _TIMEOUT_S):
-            failure = _post(target.url, self._body(event), key)
+        since, name = datetime.now(UTC) - _NEWS, _name(target.url)
+        for event, before in self._store.claim_events(name, target.on, since, 3 * _TIMEOUT_S):
+            failure = self._failure(target.url, event, key)
             if failure is None:
-                self._store.settle_event(event, target.url, "told")
+                self._store.settle_event(event, name, "told")
                 continue
             again = self._first_pause * 2**before if before + 1 < ATTEMPTS else None
-            log.warning("%s was not told of %s: %s", target.url, event.text, failure)
-            self._store.settle_event(event, target.url, failure, again)
+            log.warning("%s was not told of %s: %s", _host(target.url), event.text, failure)
+            self._store.settle_event(event, name, failure, again)
+
+    def _failure(self, url: str, event: Event, key: bytes) -> str | None:
+        """Tell of an event; why that failed, None if it didn't."""
+        try:
+            return _post(url, self._body(event), key)
+        except Exception as error:  # an event that can't be told is given up one day, and those behind it are told
+            log.exception("webhooks: telling %s of %s failed", _host(url), event.text)
+            return type(error).__name__
 
     def _body(self, event: Event) -> bytes:
         search = self._store.search(event.search_id)
@@ -117,6 +128,17 @@ class Webhooks:
             return None
 
 
+def _host(url: str) -> str:
+    """A target as logs name it: the rest of its URL is a secret where it is all that a chat service asks for."""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{re.split('[/?#]', rest)[0].rpartition('@')[2]}"
+
+
+def _name(url: str) -> str:
+    """A target as the store knows it: different for different URLs, and telling none."""
+    return f"{_host(url)} {hashlib.sha256(url.encode()).hexdigest()[:16]}"
+
+
 def signed(body: bytes, key: bytes, at: int) -> str:
     """The signature's header for a body sent at a time (seconds since 1970)."""
     digest = hmac.new(key, f"{at}.".encode() + body, hashlib.sha256).hexdigest()
@@ -130,6 +152,6 @@ def _post(url: str, body: bytes, key: bytes) -> str | None:
     headers = {"content-type": "application/json", SIGNATURE: signed(body, key, int(time.time()))}
     try:
         answer = httpx2.post(url, content=body, headers=headers, timeout=_TIMEOUT_S, follow_redirects=False)
-    except httpx2.HTTPError as error:
+    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     return None if answer.is_success else f"it answered {answer.status_code}"
