@@ -96,7 +96,7 @@ def url(store: Store, tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> It
     (folder / "runs").mkdir()
     tiny.write_run(folder / "runs" / "small.yaml", "small")
     settings = folder / "server.yaml"
-    settings.write_text("configurations: [runs]\nlogs: logs\nmodels: {gone: /nowhere/model}\n")
+    settings.write_text("configurations: [runs]\nlogs: logs\nexports: exports\nmodels: {gone: /nowhere/model}\n")
     flags = ["--store", store.url, "--port", "0", "--settings", str(settings)]
     command = [sys.executable, "-c", SERVE, "serve", *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder, env=dict(os.environ)) as server:
@@ -319,6 +319,21 @@ def test_a_search_is_launched_from_a_form(browse: Open, store: Store, url: str) 
     config = parse_stored_config(store.search("found").config)
     assert isinstance(config, RunConfig)
     assert (config.genome.experts, config.window, config.phases[0].evaluations) == (3, 2, 8)
+
+
+@pytest.mark.slow
+def test_an_export_is_followed_to_its_end(browse: Open, store: Store) -> None:
+    page = browse("/individuals/eep:0")
+    page.get_by_role("button", name="Export").click()
+    page.locator("#exports").get_by_text("being exported").wait_for()
+    page.locator("#said").filter(has_text="now: exported").wait_for()
+    page.get_by_role("rowheader", name="exports/eep-0").wait_for()
+    (found,) = store.individual("eep:0").exports
+    shutil.rmtree(found.path)
+    Path(found.path).write_text("there is a file in the way")
+    page.get_by_role("button", name="Export").click()
+    page.locator("#said").filter(has_text="now: the export failed with code 2").wait_for()
+    page.locator("#exports small").filter(has_text="error:").wait_for()
 
 
 @pytest.mark.parametrize("path", PATHS)
