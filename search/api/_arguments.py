@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -82,7 +83,15 @@ def steered_by(store: str | Store) -> AbstractContextManager[Store | Client]:
 
 
 def is_server(url: str) -> bool:
-    """Whether a store's URL is that of a server."""
+    """Whether a store's URL is that of a server.
+
+    Raises:
+        UserError: it is HOST:PORT, which is neither.
+    """
+    if re.fullmatch(r"(\[[\da-fA-F:]+\]|[\w.-]+):\d+/?", url):
+        from moevolve.evaluators.errors import UserError
+
+        raise UserError(f"{url} is no URL: a server's is http://{url}")
     return url.startswith(("http://", "https://"))
 
 

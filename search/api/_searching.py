@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,7 +78,8 @@ def launch(
         'demo:78'
     """
     if isinstance(store, str) and is_server(store):
-        return _launched_there(config, store, name, address, overrides, observer)
+        besides = {"address": address, "or_resume (--or-resume)": or_resume, "search_id (--id)": search_id}
+        return _launched_there(config, store, name, overrides, observer, [key for key in besides if besides[key]])
     from moevolve.search.config.files import as_run_config
 
     changes = given_lines({"store": url_of(store), "name": name, "workers.address": address})
@@ -157,18 +158,19 @@ def _launched_there(
     config: str | Path | RunConfig,
     url: str,
     name: str | None,
-    address: str | None,
     overrides: Overrides,
     observer: Observer | None,
+    inapplicable: Sequence[str],
 ) -> Standings:
-    """`launch` on a server's machine, of one of its configurations by name."""
+    """`launch` on a server's machine, of one of its configurations by name; what is asked besides is refused."""
     from moevolve.evaluators.errors import UserError
     from moevolve.search.config.files import settings_of
     from moevolve.search.server.client import Client
     from moevolve.search.service.observer import Observer
 
-    if not isinstance(config, str | Path) or address is not None:
-        raise UserError(f"{url} launches its own configurations, by their names, on its own cluster")
+    if not isinstance(config, str | Path) or inapplicable:
+        besides = f": without {' and '.join(inapplicable)}" if inapplicable else ""
+        raise UserError(f"{url} launches its own configurations, by their names, on its own cluster{besides}")
     with Client(url) as server:
         return server.launch(str(config), name, settings_of(override_lines(overrides)), observer or Observer())
 

@@ -11,14 +11,29 @@ from typing import Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 import moevolve
 
 _PIPE_WIDTH = 140
+_CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+def plain(text: str) -> str:
+    """Text as a terminal may show it: without control characters, which could move its cursor or ask it things."""
+    return text.translate(_CONTROLS)
+
+
+class _Console(Console):
+    """Shows strings as they are, whoever wrote them and wherever they stand; colours come from `Text` or a style."""
+
+    def render_str(self, text: str, **how: Any) -> Text:
+        """What each string on its way to the terminal becomes, those in tables included."""
+        return super().render_str(plain(text), **how)
 
 
 def _console(*, stderr: bool = False) -> Console:
-    console = Console(stderr=stderr)
+    console = _Console(stderr=stderr, markup=False, highlight=False, emoji=False)
     if not console.is_terminal:
         # A pipe has no width; rich would fold tables at 80 columns.
         console.width = _PIPE_WIDTH
@@ -37,7 +52,7 @@ def print_json(value: Any) -> None:
 def print_table(
     title: str | None,
     columns: Sequence[tuple[str, bool]],
-    rows: Sequence[Sequence[str]],
+    rows: Sequence[Sequence[str | Text]],
     last_of_blocks: Sequence[int] = (),
 ) -> None:
     """A table on stdout.
@@ -45,12 +60,12 @@ def print_table(
     Args:
         title: above the table.
         columns: heading, and whether it holds numbers (right-aligned).
-        rows: cells as text.
+        rows: cells, as they are or styled.
         last_of_blocks: a line is drawn below these rows.
     """
     if title is not None:
         # Above the table and not part of it: rich would fold it at the table's width.
-        output.print(title, style="italic", highlight=False, soft_wrap=True)
+        output.print(title, style="italic", soft_wrap=True)
     table = Table(header_style="bold")
     for heading, numeric in columns:
         table.add_column(heading, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
@@ -92,8 +107,8 @@ def told_in_a_line(
     try:
         yield
     except KeyboardInterrupt:
-        errors.print(interrupted, markup=False, highlight=False, soft_wrap=True)
+        errors.print(interrupted, soft_wrap=True)
         raise typer.Exit(_INTERRUPTED) from None
     except failure as error:
-        errors.print(f"error: {error}{hint and f'; {hint}'}", markup=False, highlight=False, soft_wrap=True)
+        errors.print(f"error: {error}{hint and f'; {hint}'}", soft_wrap=True)
         raise typer.Exit(1) from None

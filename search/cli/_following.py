@@ -52,7 +52,7 @@ def follow(run: Callable[[Observer], Standings | None], as_json: bool) -> None:
         found = run(
             moevolve.Observer(
                 begin,
-                lambda note: errors.print(f"{begun[0].name}: {note}"),
+                lambda note: errors.print(f"{begun[0].name}: {note}", soft_wrap=True),
                 # `shown` is another one by then.
                 lambda stage: shown.on_stage(stage),  # noqa: PLW0108
                 lambda progress: shown.on_progress(progress),  # noqa: PLW0108

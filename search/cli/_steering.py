@@ -30,6 +30,6 @@ def tell(search: str, control: moevolve.Control, told: str, as_json: bool) -> No
     if as_json:
         print_json(control)
     elif control.alive:
-        output.print(f"{search}: {control.owner} was asked to {told}", markup=False, highlight=False, soft_wrap=True)
+        output.print(f"{search}: {control.owner} was asked to {told}", soft_wrap=True)
     else:
-        output.print(f"{search}: it is cancelled; nobody ran it", markup=False, highlight=False, soft_wrap=True)
+        output.print(f"{search}: it is cancelled; nobody ran it", soft_wrap=True)

@@ -37,7 +37,7 @@ def analyse(
         return
     _print_layers(analysis)
     for path in written:
-        output.print(f"wrote {path}", highlight=False, soft_wrap=True)
+        output.print(f"wrote {path}", soft_wrap=True)
 
 
 def _print_layers(analysis: Analysis) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.markup import escape
+from rich.text import Text
 
 import moevolve
 from moevolve.search.cli._console import output, percent, print_json, print_table
@@ -55,7 +54,7 @@ def answers(
     scores = ", ".join(f"{name} {percent(value)}" for name, value in zip(found.models, found.scores, strict=True))
     title = f"{found.task} ({found.split}), {found.fitness}, first {found.examined} rows: {scores}"
     if not found.rows:
-        output.print(f"{title}; no row is {only}", markup=False, highlight=False, soft_wrap=True)
+        output.print(f"{title}; no row is {only}", soft_wrap=True)
         return
     cells = [list(_row(row, found, whole)) for row in found.rows]
     ends = [sum(map(len, cells[: place + 1])) - 1 for place in range(len(cells))]
@@ -63,24 +62,25 @@ def answers(
     print_table(title, columns, [line for lines in cells for line in lines], ends)
 
 
-def _row(row: AnsweredRow, found: Answers, whole: bool) -> Iterator[list[str]]:
+def _row(row: AnsweredRow, found: Answers, whole: bool) -> Iterator[list[str | Text]]:
     """A row's lines: the prompt, the accepted answers, and one per model."""
-    yield [str(row.row), "prompt", "", _shown(row.prompt if whole else _elided(row.prompt))]
-    yield ["", "right", "", _shown(" | ".join(row.references) or "-")]
+    yield [str(row.row), "prompt", "", row.prompt if whole else _elided(row.prompt)]
+    yield ["", "right", "", " | ".join(row.references) or "-"]
     for name, answer in zip(found.models, row.answers, strict=True):
         yield ["", name, _mark(answer.outcome), _said(answer, row.choices)]
 
 
 def _said(answer: Answer, choices: tuple[str, ...]) -> str:
     if not answer.logprobs:
-        return "-" if answer.text is None else _shown(answer.text)
+        return "-" if answer.text is None else answer.text
     best = max(answer.logprobs)
     pairs = zip(answer.logprobs, choices, strict=True)
-    return "\n".join(f"{'>' if value == best else ' '} {value:8.3f}  {_shown(choice)}" for value, choice in pairs)
+    return "\n".join(f"{'>' if value == best else ' '} {value:8.3f}  {choice}" for value, choice in pairs)
 
 
-def _mark(outcome: float) -> str:
-    return {1.0: "[green]right[/]", 0.0: "[red]wrong[/]"}.get(outcome, percent(outcome))
+def _mark(outcome: float) -> Text:
+    said, style = {1.0: ("right", "green"), 0.0: ("wrong", "red")}.get(outcome, (percent(outcome), ""))
+    return Text(said, style)
 
 
 def _elided(text: str) -> str:
@@ -89,12 +89,3 @@ def _elided(text: str) -> str:
     if left_out <= half // 4:
         return text
     return f"{text[:half]} [... {left_out:,} characters ...] {text[-half:]}"
-
-
-def _shown(text: str) -> str:
-    """Text of a data set or a model as a terminal may show it: no markup, and no control characters."""
-    plain = "".join(
-        "\N{REPLACEMENT CHARACTER}" if unicodedata.category(each) == "Cc" and each not in "\n\t" else each
-        for each in text
-    )
-    return escape(plain)

@@ -75,5 +75,5 @@ def main(command: typer.Typer = app) -> None:
     try:
         command()
     except (moevolve.UserError, moevolve.StoreError) as error:
-        errors.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        errors.print(f"error: {error}", soft_wrap=True)
         sys.exit(2)

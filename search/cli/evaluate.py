@@ -29,7 +29,7 @@ def evaluate(
         print_json(found)
         return
     if record.score is None or bounds is None:
-        output.print(f"{individual} failed on {record.task} ({record.split}): {record.failure}", markup=False)
+        output.print(f"{individual} failed on {record.task} ({record.split}): {record.failure}")
         raise typer.Exit(1)
     columns = [
         ("individual", False),

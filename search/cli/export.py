@@ -37,7 +37,7 @@ def export(
         if as_json:
             print_json({"file": target})
         else:
-            output.print(f"wrote {target}", highlight=False)
+            output.print(f"wrote {target}")
         return
     report = moevolve.export(individual, target, form=form, model=model, store=store)
     if as_json:
@@ -48,13 +48,10 @@ def export(
         f"wrote {report.directory} ({report.form} checkpoint, {report.experts} {parts}, {report.active} active, "
         f"{report.parameters:,} parameters, {report.size_bytes / 2**20:.1f} MiB); reloaded, its logits agree within "
         f"{report.agreement.accepted_difference:.2g}",
-        highlight=False,
         soft_wrap=True,
     )
     remote = ", trust_remote_code=True" if report.form == "native" else ""
     output.print(
         f'load it with: AutoModelForCausalLM.from_pretrained("{report.directory}"{remote})',
-        highlight=False,
-        markup=False,
         soft_wrap=True,
     )

@@ -94,4 +94,4 @@ def _tell(sent: Submitted, as_json: bool) -> None:
     lines = [f"search {sent.name} ({sent.id}) {done}"]
     if sent.job is not None:
         lines.append(f"follow it with: moevolve logs {sent.name} --follow --cluster {sent.cluster}")
-    output.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+    output.print("\n".join(lines), soft_wrap=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import moevolve
-from moevolve.search.cli._console import percent, print_json, print_table
+from moevolve.search.cli._console import percent, plain, print_json, print_table
 from moevolve.search.cli._options import DEFAULT_STORE, IndividualArgument, JsonOption, StoreOption
 from moevolve.store.lineage import to_dot
 
@@ -26,7 +26,7 @@ def lineage(
     """Where an individual comes from: its ancestors, back to the random ones."""
     graph = moevolve.lineage(individual, store=store, descendants=descendants, depth=depth)
     if dot:
-        typer.echo(to_dot(graph))
+        typer.echo(plain(to_dot(graph)))
     elif as_json:
         print_json(graph)
     else:

@@ -22,4 +22,4 @@ def plot(
 ) -> None:
     """Draw a search: score over evaluations, and what was searched of the best individual (matrices, masks ...)."""
     moevolve.plot(search, out, individual=individual, store=store)
-    output.print(f"wrote {out}", highlight=False)
+    output.print(f"wrote {out}")

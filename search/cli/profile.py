@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from typing import Annotated, Literal
 
 import typer
+from rich.text import Text
 
 import moevolve
-from moevolve.search.cli._console import errors, print_json, told_in_a_line
+from moevolve.search.cli._console import errors, plain, print_json, told_in_a_line
 from moevolve.search.cli._options import DEFAULT_STORE, JsonOption, ModelOption, StoreOption
 from moevolve.search.cli.output.profile import print_profile
 
@@ -95,4 +96,4 @@ def _stages() -> Iterator[Callable[[str], None]]:
         yield lambda _: None
         return
     with errors.status("starting") as status:
-        yield status.update
+        yield lambda stage: status.update(Text(plain(stage)))

@@ -27,6 +27,6 @@ def report(
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
     found = moevolve.report(search, out, limit=limit, analysis=analysis, store=store)
-    output.print(f"wrote {out}", highlight=False, soft_wrap=True)
+    output.print(f"wrote {out}", soft_wrap=True)
     for gap in found.gaps if found.tasks else ():
-        output.print(f"not measured: {gap.what}; {gap.command}", highlight=False, markup=False, soft_wrap=True)
+        output.print(f"not measured: {gap.what}; {gap.command}", soft_wrap=True)

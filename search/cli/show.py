@@ -42,8 +42,8 @@ def show(individual: IndividualArgument, store: StoreOption = DEFAULT_STORE, as_
         ("exports", ", ".join(f"{export.path} ({export.form})" for export in detail.exports) or "none"),
     ]
     for label, value in lines:
-        output.print(f"[bold]{label:>13}[/bold]  ", end="")
-        output.print(value, markup=False, highlight=False, soft_wrap=True)
+        output.print(f"{label:>13}  ", style="bold", end="")
+        output.print(value, soft_wrap=True)
     columns = [
         ("task", False),
         ("split", False),

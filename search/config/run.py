@@ -162,10 +162,15 @@ def _without_folder(name: str) -> str:
     return f"{prefix}:{PurePath(path).name}".lstrip(":") if path.startswith("/") else name
 
 
+LONGEST_NAME = 200
+"""Characters of a search's name: it is part of file names and URLs."""
+SearchName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=LONGEST_NAME)]
+
+
 class StoredConfig(Section):
     """What every stored search has, imported ones included: enough to rebuild a genome, its model and its engine."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: SearchName
     model: ModelConfig
     genome: AnyGenomeSection
     engine: EngineConfig = EngineConfig()

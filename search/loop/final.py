@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from moevolve.evaluators.types import Split
-from moevolve.search.config.files import parse_stored_config
 from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.loop.standings import Scorer, beside, drawn, winner_of
+from moevolve.search.loop.standings import beside, drawn, winner_of
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualRecord
 from moevolve.workers.messages import EvaluationRequest
@@ -27,8 +26,7 @@ class Finaliser:
         if final.rerank:
             self._cache.settle([self._request(row, "dev") for row in leaders])
         search, history = self._store.search(setup.search_id), self._store.history(setup.search_id)
-        scorer = Scorer(self._store, search, parse_stored_config(search.config))
-        winner, _ = winner_of(self._store, search, scorer)
+        winner, _ = winner_of(self._store, search)
         # The others aren't scored on dev unless they are leaders: they could outrank the winner in listings.
         single = [row for _, row in beside(setup.config, history, winner)]
         single += [] if winner is None else [winner]

@@ -274,7 +274,7 @@ def standings(
     """
     config = parse_stored_config(search.config)
     scorer = Scorer(store, search, config)
-    winner, reranked = winner_of(store, search, scorer)
+    winner, reranked = winner_of(store, search)
 
     def single(label: str, row: IndividualRecord) -> Contestant:
         detail = store.individual(f"{search.name}:{row.index}")
@@ -311,16 +311,17 @@ def standings(
     )
 
 
-def winner_of(store: StoreReader, search: SearchRecord, scorer: Scorer) -> tuple[IndividualRecord | None, bool]:
-    """What the end of the search would pick, or has, and whether `dev` did.
+def winner_of(store: StoreReader, search: SearchRecord) -> tuple[IndividualRecord | None, bool]:
+    """What the end of the search would pick, or has, and whether `dev` did; looks at the best few only.
 
     The best few by fitness are ranked again by their weighted mean on `dev` without penalties, ties by the
     configuration's `tie_break`, then by index; those that failed there are out. Where nothing is ranked again, not all
     are measured on `dev` yet, or all failed there, it is the best by fitness.
     """
-    rerank = _final(parse_stored_config(search.config)).rerank
+    config = parse_stored_config(search.config)
+    rerank = _final(config).rerank
     leaders = store.best_of_search(search.id, max(1, rerank))
-    ranked = scorer.ranked(leaders, "dev") if rerank and leaders else None
+    ranked = Scorer(store, search, config).ranked(leaders, "dev") if rerank and leaders else None
     return (ranked[0], True) if ranked else (leaders[0] if leaders else None, False)
 
 

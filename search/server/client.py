@@ -52,20 +52,25 @@ class Client:
         url: of the server.
 
     Raises:
-        UserError: the URL has a user or a password in it.
+        UserError: the URL isn't one, or has a user or a password in it; the token can't be one.
     """
 
     def __init__(self, url: str) -> None:
         import httpx2
 
-        if urlsplit(url).username is not None or urlsplit(url).query:
-            raise UserError(f"{urlsplit(url).hostname}: a token doesn't belong into a URL; set {TOKEN}")
         self.url = url.rstrip("/")
+        self._token = _token()
         headers = {"x-moevolve": "1"}
-        if os.environ.get(TOKEN):
-            headers["authorization"] = f"Bearer {os.environ[TOKEN]}"
-        self._http = httpx2.Client(base_url=self.url, headers=headers, timeout=_TIMEOUT_S)
-        self._failed: type[Exception] = httpx2.HTTPError
+        if self._token:
+            headers["authorization"] = f"Bearer {self._token}"
+        try:
+            parts = urlsplit(url)
+            if parts.username is not None or parts.query:
+                raise UserError(f"{parts.hostname}: a token doesn't belong into a URL; set {TOKEN}")
+            self._http = httpx2.Client(base_url=self.url, headers=headers, timeout=_TIMEOUT_S)
+        except (ValueError, httpx2.InvalidURL) as error:
+            raise UserError(f"a server's URL is http://HOST:PORT or https://HOST; this is none: {error}") from None
+        self._failed = (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError)
 
     def __enter__(self) -> Self:
         return self
@@ -154,7 +159,12 @@ class Client:
         return self.follow(started.name, 0, observer)
 
     def resume(self, search: str, observer: Observer) -> Standings | None:
-        """Continue a search on the server's machine and follow it; None if it was paused, and goes on where it runs."""
+        """Continue a search on the server's machine and follow it; None if it was paused, and goes on where it runs.
+
+        One that is finished needs no more than its table.
+        """
+        if self.search(search).status == "finished":
+            return self.standings(search)
         before = self.control(search).epoch
         kind: Any = Launch | None
         if self._post(kind, _path("searches", search, "resume")) is None:
@@ -242,12 +252,24 @@ class Client:
         except (ValueError, KeyError, TypeError):
             said = f"it answers {answer.status_code}, which is no answer of moevolve's"
         if answer.status_code == 401:
-            said = f"it wants a token: set {TOKEN}"
+            said = f"it knows no such token as {TOKEN} has" if self._token else f"it wants a token: set {TOKEN}"
         if answer.status_code == 422:
             raise UserError(said)
         raise (NotFoundError if answer.status_code == 404 else StoreError)(
             said if answer.status_code in (404, 409) else f"{self.url}: {said}"
         )
+
+
+def _token() -> str:
+    """That of the environment, if there is one.
+
+    Raises:
+        UserError: it can't be sent; the message doesn't show it.
+    """
+    token = os.environ.get(TOKEN, "").strip()
+    if not all("!" <= each <= "~" for each in token):
+        raise UserError(f"{TOKEN} has blanks or characters other than ASCII, which no token has: set it again")
+    return token
 
 
 def _path(*parts: str) -> str:

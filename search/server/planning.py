@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.tasks.registry import list_tasks
 from moevolve.search.config.files import as_override, load_run_config, parse_stored_config
-from moevolve.search.config.run import RunConfig, StoredConfig
+from moevolve.search.config.run import RunConfig, SearchName, StoredConfig
 from moevolve.search.estimate.counts import ModelSize, PhaseCount, count_run, final_evaluations
 from moevolve.search.report.contents import settings_text
 from moevolve.search.server.service import Service
@@ -44,7 +44,6 @@ FREE = (
     ),
 )
 """Settings that a launch may change, with all that is in them: none of them leads to a file or to another machine."""
-_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 
 class LaunchRequest(BaseModel):
@@ -60,7 +59,7 @@ class LaunchRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     configuration: Annotated[str, Field(max_length=200)]
-    name: Annotated[str, Field(max_length=200, pattern=_NAME)] | None = None
+    name: SearchName | None = None
     model: Annotated[str, Field(max_length=200)] | None = None
     tasks: Annotated[list[Annotated[str, Field(max_length=200)]], Field(min_length=1, max_length=100)] | None = None
     overrides: dict[

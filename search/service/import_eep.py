@@ -10,7 +10,7 @@ from pathlib import Path
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.models import find_model
-from moevolve.search.config.run import StoredConfig
+from moevolve.search.config.run import LONGEST_NAME, StoredConfig
 from moevolve.search.genomes.base import Offspring
 from moevolve.search.genomes.eep.coefficients import group_layers, read_coefficients
 from moevolve.search.genomes.eep.genome import EepGenome
@@ -114,7 +114,7 @@ def _read(
     section = EepSection(experts=retained, active=active, groups=groups, router_space=router_space)
     space = EepSpace.of(section, facts)
     firsts = [space.layer_groups.index(group) for group in range(space.groups)]
-    name = re.sub(r"[^A-Za-z0-9._-]", "-", path.stem).lstrip("._-") or "import"
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", path.stem).lstrip("._-")[:LONGEST_NAME] or "import"
     config = StoredConfig(name=name, model=model, genome=section, engine=engine)
     return ReadFile(path, config, EepGenome(space, mapping[firsts], merging[firsts]))
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from replies import answers, failure, result
 from search_samples import mixtral
+from store_samples import decided, evaluation, search, split
 
 from moevolve.evaluators.types import Example, Matching, PreparedSplit, Split, SplitResult
 from moevolve.search.config.run import RunConfig
@@ -21,7 +22,7 @@ from moevolve.search.loop.schedule import make_schedule
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.service.launch import register
 from moevolve.search.strategies.phased import make_strategy
-from moevolve.store.records import Progress
+from moevolve.store.records import Progress, SearchRecord
 from moevolve.store.repository import Store
 from moevolve.workers.messages import EvaluationReply, EvaluationRequest
 from moevolve.workers.methods.base import Edit, IdentityEdit
@@ -62,6 +63,17 @@ def run_config(**changes: Any) -> RunConfig:
         "window": 6,
     }
     return RunConfig.model_validate(data | changes)
+
+
+def reranked_search(store: Store) -> SearchRecord:
+    """A search of two, recorded by hand: individual 0 is the best on `search`, `dev` picks 1."""
+    config = run_config(name="reranked", final={"rerank": 2})
+    record = search("reranked", config=config.model_dump_json())
+    store.create_search(record, [split("one"), split("one", "dev")])
+    for index, (fitness, fine) in enumerate([(0.875, 0.25), (0.75, 0.5)]):
+        scores = evaluation(index, fitness, "one"), evaluation(index, fine, "one", "dev")
+        store.record(record.id, [decided(index, fitness)], scores)
+    return store.search(record.id)
 
 
 def prepared(task: str, split: Split) -> PreparedSplit:

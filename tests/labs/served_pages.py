@@ -54,7 +54,10 @@ class Page(HTMLParser):
     def links(self) -> list[str]:
         loads = [found[name] for _, found in self.tags for name in ("href", "src") if name in found]
         later = [
-            found[name] for _, found in self.tags for name in ("data-part", "data-live", "data-course") if name in found
+            found[name]
+            for _, found in self.tags
+            for name in ("data-part", "data-live", "data-course", "data-started")
+            if name in found
         ]
         return loads + later
 

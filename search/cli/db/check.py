@@ -20,15 +20,13 @@ def check(store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> No
         cells = [found.revision, *(f"{count:,}" for count in counts), f"{found.bytes / 2**20:,.1f}"]
         print_table(None, [*columns, ("calibrations", True), ("MiB", True)], [cells])
         for problem in found.problems:
-            output.print(problem, markup=False, highlight=False, soft_wrap=True)
+            output.print(problem, soft_wrap=True)
         if found.found > len(found.problems):
-            output.print(f"... and {found.found - len(found.problems):,} more", highlight=False)
+            output.print(f"... and {found.found - len(found.problems):,} more")
         if found.unread:
             names = ", ".join(found.unread)
             errors.print(
                 f"genomes were not compared with their hashes, since their models' configurations aren't here: {names}",
-                markup=False,
-                highlight=False,
                 soft_wrap=True,
             )
     if found.found:

@@ -30,6 +30,5 @@ def copy(
     output.print(
         f"copied {', '.join(done.searches) or 'nothing'}: {done.individuals:,} new individuals, {done.decided:,} "
         f"decided since, {done.evaluations:,} evaluations, {done.calibrations} calibrations, {done.exports} exports",
-        highlight=False,
         soft_wrap=True,
     )

@@ -31,6 +31,5 @@ def prune(
         f"{'would delete' if dry_run else 'deleted'}: {done.searches} searches, {done.individuals:,} individuals, "
         f"{done.evaluations:,} evaluations, {done.calibrations:,} calibrations ({done.bytes:,} bytes of content)"
         f"{'; the file is smaller by that' if done.vacuumed else ''}",
-        highlight=False,
         soft_wrap=True,
     )

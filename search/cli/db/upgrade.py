@@ -13,6 +13,6 @@ def upgrade(store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> 
     if as_json:
         print_json(done)
     elif done.before == done.after:
-        output.print(f"nothing to do: the store has schema {done.after}", highlight=False)
+        output.print(f"nothing to do: the store has schema {done.after}")
     else:
-        output.print(f"upgraded from schema {done.before} to {done.after}", highlight=False)
+        output.print(f"upgraded from schema {done.before} to {done.after}")

@@ -17,7 +17,7 @@ def print_tables(name: str, rows: Sequence[ComparisonRow]) -> None:
     """One table per task and budget; with several tasks, one per budget that sums them up."""
     for title, headings, body in _tables(name, rows):
         print_table(title, [(heading, place > 0) for place, heading in enumerate(headings)], body)
-    output.print(_note(rows), highlight=False)
+    output.print(_note(rows))
 
 
 def write_markdown(name: str, rows: Sequence[ComparisonRow], path: Path) -> None:

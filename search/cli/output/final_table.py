@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich.markup import escape
+from rich.text import Text
 
 from moevolve.evaluators.types import SCORED, Split
-from moevolve.search.cli._console import output, print_table
+from moevolve.search.cli._console import output, plain, print_table
 from moevolve.store.session import without_password
 
 if TYPE_CHECKING:
@@ -23,11 +23,11 @@ def print_standings(found: Standings, store: str) -> None:
     splits = [split for split in SCORED if split in measured]
     sizes = ("parameters", *(["active"] if _tokens_skip_parameters(found) else []), "memory")
     columns = [("model", False), *((heading, True) for heading in (*splits, *sizes))]
-    rows: list[list[str]] = []
+    rows: list[list[str | Text]] = []
     ends = []
     for task in tasks:
         if len(tasks) > 1:
-            rows.append([f"[bold]{escape(task)}[/bold]", *[""] * (len(columns) - 1)])
+            rows.append([Text(plain(task), "bold"), *[""] * (len(columns) - 1)])
         rows += [_row(one, task, splits, sizes, found) for one in found.contestants if _has(one, task)]
         ends.append(len(rows) - 1)
     print_table(
@@ -40,7 +40,7 @@ def print_standings(found: Standings, store: str) -> None:
     if found.winner is None:
         output.print("every individual failed; see `moevolve searches` and `moevolve show` for the reasons")
         return
-    output.print("Next:", highlight=False)
+    output.print("Next:")
     store = shlex.quote(without_password(store))
     ranking = f"--task {tasks[0]}" if len(tasks) == 1 else f"--search {found.search}"
     for command in (
@@ -48,7 +48,7 @@ def print_standings(found: Standings, store: str) -> None:
         f"moevolve show {found.winner} --store {store}",
         f"moevolve export {found.winner} ./{found.search}-model --store {store}",
     ):
-        output.print(f"  {command}", highlight=False, soft_wrap=True)
+        output.print(f"  {command}", soft_wrap=True)
 
 
 def _tokens_skip_parameters(found: Standings) -> bool:
@@ -63,7 +63,7 @@ def _has(contestant: Contestant, task: str) -> bool:
 
 def _row(
     contestant: Contestant, task: str, splits: Sequence[Split], sizes: Sequence[str], found: Standings
-) -> list[str]:
+) -> list[str | Text]:
     scores = (contestant.score(task, split) for split in splits)
     shown = {
         "parameters": found.size_lines(contestant.parameters),

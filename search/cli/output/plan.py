@@ -64,7 +64,7 @@ def print_plan(report: Estimate, comparisons: Sequence[MeasuredEstimate]) -> Non
     if comparisons:
         _print_comparisons(comparisons)
     for note in notes(report):
-        output.print(f"- {note}", markup=False, highlight=False, soft_wrap=True)
+        output.print(f"- {note}", soft_wrap=True)
 
 
 def _print_memory(report: Estimate) -> None:
@@ -94,8 +94,6 @@ def _print_work(report: Estimate) -> None:
     for kind, flops in report.flops:
         output.print(
             f"FLOPs per evaluation ({kind}): {_span_text(flops, _operations_text)}",
-            markup=False,
-            highlight=False,
             soft_wrap=True,
         )
 
@@ -197,7 +195,7 @@ def print_summary(reports: Sequence[Estimate]) -> None:
         columns.append((f"{name}\nevaluations/s, hours", True))
     print_table(f"{first.config.name}: one worker's memory, and estimates", columns, [_row(each) for each in reports])
     for note in notes(first)[: 2 + len(first.devices)]:
-        output.print(f"- {note}", markup=False, highlight=False, soft_wrap=True)
+        output.print(f"- {note}", soft_wrap=True)
 
 
 def _row(report: Estimate) -> list[str]:

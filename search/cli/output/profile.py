@@ -26,9 +26,9 @@ def print_profile(report: ProfileReport) -> None:
         columns,
         rows,
     )
-    output.print(f"peak memory: {report.peak_memory}", highlight=False)
+    output.print(f"peak memory: {report.peak_memory}")
     for note in report.notes:
-        output.print(note, markup=False, highlight=False, soft_wrap=True)
+        output.print(note, soft_wrap=True)
 
 
 def _rows(model: ModelProfile, reference: ModelProfile) -> Iterator[list[str]]:

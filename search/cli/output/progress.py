@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 import moevolve
-from moevolve.search.cli._console import errors, percent
+from moevolve.search.cli._console import errors, percent, plain
 
 if TYPE_CHECKING:
     from moevolve import Observer
@@ -27,22 +27,21 @@ def watch(name: str) -> Iterator[Observer]:
         return
     columns = (
         SpinnerColumn(),
-        TextColumn("[bold]{task.fields[phase]}"),
+        TextColumn("{task.fields[phase]}", style="bold", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[state]}"),
+        TextColumn("{task.fields[state]}", markup=False),
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=errors, transient=True) as bar:
         task = bar.add_task(name, total=None, phase="starting", state="")
 
         def on_stage(stage: str) -> None:
-            bar.update(task, phase=stage, state="")
+            bar.update(task, phase=plain(stage), state="")
 
         def on_progress(progress: SearchProgress) -> None:
-            bar.update(
-                task, completed=progress.done, total=progress.total, phase=progress.phase, state=describe(progress)
-            )
+            phase, state = plain(progress.phase), describe(progress)
+            bar.update(task, completed=progress.done, total=progress.total, phase=phase, state=state)
 
         yield moevolve.Observer(on_stage=on_stage, on_progress=on_progress)
 
@@ -62,13 +61,13 @@ class _LineObserver:
         self.observer = moevolve.Observer(on_note=self._line, on_stage=self._line, on_progress=self._progress)
 
     def _line(self, said: str) -> None:
-        errors.print(f"{self._name}: {said}", highlight=False, markup=False, soft_wrap=True)
+        errors.print(f"{self._name}: {said}", soft_wrap=True)
 
     def _progress(self, progress: SearchProgress) -> None:
         part = progress.done * self._lines // progress.total
         if part >= self._next and progress.full is not None:
             counts = f"{progress.phase} {progress.done}/{progress.total}"
-            errors.print(f"{self._name}: {counts} {describe(progress)}", highlight=False, soft_wrap=True)
+            errors.print(f"{self._name}: {counts} {describe(progress)}", soft_wrap=True)
             self._next = part + 1
 
 

@@ -22,9 +22,10 @@ from moevolve.search.genomes.repaired import bare
 from moevolve.search.loop.standings import score_of
 from moevolve.search.server.api.drawings import DRAWING
 from moevolve.search.server.api.parameters import RefPath
+from moevolve.search.server.drivers import Launch
 from moevolve.search.server.guard import DOCUMENT_POLICY
 from moevolve.search.server.pages.rendering import render
-from moevolve.search.server.service import ServiceDep
+from moevolve.search.server.service import Service, ServiceDep
 from moevolve.search.service.subject import Subject, find_subject, start_of
 from moevolve.store.errors import NotFoundError
 from moevolve.store.reader import StoreReader
@@ -54,7 +55,15 @@ def show_individual(request: Request, service: ServiceDep, ref: RefPath) -> HTML
         words=described(detail),
         scores=[(one, score_of(one)) for one in detail.evaluations],
         exports=service.settings.exports is not None,
+        launch=_export(service, detail),
     )
+
+
+@routes.get("/individuals/{ref}/exports")
+def show_exports(request: Request, service: ServiceDep, ref: RefPath) -> HTMLResponse:
+    """What was exported, and what became of the export that was last asked for from here."""
+    detail = service.store.individual(ref)
+    return render(request, "exports.jinja", detail=detail, launch=_export(service, detail))
 
 
 @routes.get("/individuals/{ref}/genome")
@@ -120,6 +129,14 @@ def described(detail: IndividualDetail) -> dict[str, str]:
     """What a page says of an individual's make, in words."""
     kind, record = detail.search.genome_kind, detail.individual
     return {"parts": parts_of([kind]), "counts": counted(kind, record.experts, record.active)}
+
+
+def _export(service: Service, detail: IndividualDetail) -> Launch | None:
+    """Of the individual, the last that this server was asked for."""
+    try:
+        return service.drivers.launch(detail.ref)
+    except KeyError:
+        return None
 
 
 def _has_picture(graph: LineageGraph) -> bool:

@@ -12,9 +12,10 @@ from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig, StoredConfig
 from moevolve.search.loop.schedule import PhaseSpan, make_schedule
 from moevolve.search.loop.scores import full_fitness
+from moevolve.search.loop.standings import winner_of
 from moevolve.search.server.courses import Course
 from moevolve.store.reader import StoreReader
-from moevolve.store.records import Control, SearchRecord, SearchSummary
+from moevolve.store.records import Control, IndividualRecord, SearchRecord, SearchSummary
 
 Tone = Literal["quiet", "live", "good", "bad"]
 _LATELY = 200
@@ -31,8 +32,9 @@ class SearchView:
         tasks: names of those in its fitness.
         made: individuals recorded.
         failed: of these; None where that isn't counted.
-        best: index of the best one, None where that isn't known; its fitness.
+        best: index of the best one on the search split, None where that isn't known; its fitness.
         full: fitness of the full model.
+        winner: who won a finished search, and whether `dev` picked it; None where that isn't known, as in listings.
     """
 
     search: SearchRecord
@@ -42,6 +44,7 @@ class SearchView:
     failed: int | None
     best: tuple[int | None, float] | None
     full: float | None
+    winner: tuple[IndividualRecord, bool] | None = None
 
     @property
     def total(self) -> int | None:
@@ -114,6 +117,8 @@ class SearchView:
             parts.append(f"the best has {100 * self.best[1]:.1f} % on the search split{named}")
         if self.full is not None:
             parts.append(f"the full model {100 * self.full:.1f} %")
+        if self.winner is not None:
+            parts.append(f"the winner is individual {self.winner[0].index}")
         return ", ".join(parts) + "."
 
 
@@ -147,7 +152,15 @@ def view_of_search(store: StoreReader, search: SearchRecord, control: Control) -
         None if progress is None else progress.failed,
         (best[0].index, best[0].fitness or 0.0) if best else None,
         full_fitness(store, search) if full is None else full,
+        _winner(store, search),
     )
+
+
+def _winner(store: StoreReader, search: SearchRecord) -> tuple[IndividualRecord, bool] | None:
+    if search.status != "finished" or config_of(search) is None:
+        return None
+    winner, reranked = winner_of(store, search)
+    return None if winner is None else (winner, reranked)
 
 
 def config_of(search: SearchRecord) -> StoredConfig | None:

@@ -89,6 +89,7 @@ def test_the_papers_settings_are_the_defaults(tmp_path: Path) -> None:
         ({"window": 0}, "window: Input should be greater than or equal to 1"),
         ({"seed": -1}, "seed: Input should be greater than or equal to 0"),
         ({"name": "a:b"}, "name: String should match pattern"),
+        ({"name": "a" * 201}, "name: String should have at most 200 characters"),
         ({"tasks": []}, "tasks: expected 1 or more entries"),
         ({"tasks": "rte"}, "tasks: expected a list, for example [a, b]"),
         ({"model": "some/model"}, "model: expected a mapping of settings"),

@@ -249,6 +249,42 @@ def test_what_became_of_launches_is_shown(
         assert [link for link in page.links if link.startswith("/searches/")] == ["/searches/calm"]
 
 
+@pytest.mark.parametrize(
+    ("running", "code", "said"),
+    [
+        (True, None, "being exported"),
+        (False, 0, "exported"),
+        (False, 2, "the export failed with code 2"),
+        (False, -9, "the export failed with code -9"),
+    ],
+)
+def test_what_became_of_an_export_is_shown_with_the_individual(
+    client: TestClient,
+    store: Store,
+    runs: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    running: bool,
+    code: int | None,
+    said: str,
+) -> None:
+    stored(store, load_run_config(runs / "small.yaml"), "calm")
+    store.record("id-calm", [samples.decided(0, 0.5)])
+    for path in ("/individuals/calm:0", "/individuals/calm:0/exports", "/individuals/calm:0/exports?part=1"):
+        assert "It is not exported yet." in page_of(client, path).text
+    asked: list[str] = []
+
+    def launch(_: Drivers, name: str) -> Launch:
+        asked.append(name)
+        return Launch(name, "export", datetime.now(UTC), 7, running, code, f"error: {EVIL}")
+
+    monkeypatch.setattr(Drivers, "launch", launch)
+    for path in ("/individuals/calm:0", "/individuals/calm:0/exports", "/individuals/calm:0/exports?part=1"):
+        page = page_of(client, path)
+        assert said in page.texts_of("span") and f"error: {EVIL}" in page.text
+        assert any("data-unsettled" in found for found in page.all("span")) == running
+    assert asked == ["calm:0"] * 3
+
+
 def test_the_latest_launch_of_a_name_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/bin/true")
     drivers = Drivers("sqlite://", tmp_path)

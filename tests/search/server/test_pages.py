@@ -10,6 +10,7 @@ from urllib.parse import urljoin, urlsplit
 
 import pytest
 import store_samples as samples
+from search_lab import reranked_search
 from served_pages import check, page_of
 from starlette.testclient import TestClient
 
@@ -107,6 +108,28 @@ def test_a_search_says_where_it_stands_and_lists_its_best(client: TestClient, st
     ):
         assert said in page_of(client, f"/searches/eep/{path}").text
     assert "best found" in page_of(client, "/searches/eep/standings?part=1").text
+
+
+def test_a_finished_search_names_its_winner_and_has_no_pace(tmp_path: Path) -> None:
+    with Store.open(f"sqlite:///{tmp_path / 's.db'}") as store:
+        record = reranked_search(store)
+        lease = store.acquire(record.id, this_process(), 60)
+        store.set_status(lease, "running")
+        store.renew(lease, 60, "evaluating", Progress(2, 2, "repair", (0, 0.875), 0.9, 0, 0, 2, 0.25, None))
+        app = make_app(store, ServerSettings(store=store.url, logs=tmp_path))
+        client = TestClient(app, base_url="http://localhost", headers={"accept": "text/html"})
+        running = page_of(client, "/searches/reranked").text
+        assert "winner" not in running and "best on search 87.5 % individual 0" in running
+        assert "phase repair" in running and "pace 0.25" in running
+        store.set_status(lease, "finished")
+        store.release(lease)
+        finished = page_of(client, "/searches/reranked").text
+        assert (
+            "winner individual 1 picked on dev, 75.0 % on search" in finished and "winner is individual 1" in finished
+        )
+        assert "best on search 87.5 % individual 0" in finished
+        assert "phase repair" not in finished and "pace" not in finished
+        assert "best on search" in page_of(client, "/").text
 
 
 def test_listings_go_on_from_page_to_page(client: TestClient, store: Store) -> None:

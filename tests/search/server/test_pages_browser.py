@@ -96,7 +96,7 @@ def url(store: Store, tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> It
     (folder / "runs").mkdir()
     tiny.write_run(folder / "runs" / "small.yaml", "small")
     settings = folder / "server.yaml"
-    settings.write_text("configurations: [runs]\nlogs: logs\nmodels: {gone: /nowhere/model}\n")
+    settings.write_text("configurations: [runs]\nlogs: logs\nexports: exports\nmodels: {gone: /nowhere/model}\n")
     flags = ["--store", store.url, "--port", "0", "--settings", str(settings)]
     command = [sys.executable, "-c", SERVE, "serve", *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder, env=dict(os.environ)) as server:
@@ -119,18 +119,19 @@ def chromium() -> Iterator[Any]:
 def browse(chromium: Any, url: str) -> Iterator[Open]:
     """Open a path in a context of its own; whatever the browser complains of fails the test at its end.
 
-    `refusal` is a status that the test provokes.
+    `refusals` are statuses that the test provokes.
     """
     complaints: list[str] = []
     contexts = []
 
-    def watch(page: Any, refusal: int | None) -> None:
+    def watch(page: Any, refusals: tuple[int, ...]) -> None:
         def hear(said: Any) -> None:
-            if said.type in ("error", "warning") and f"status of {refusal}" not in said.text:
+            provoked = any(f"status of {status}" in said.text for status in refusals)
+            if said.type in ("error", "warning") and not provoked:
                 complaints.append(said.text)
 
         def see(answer: Any) -> None:
-            if answer.status >= 400 and answer.status != refusal:
+            if answer.status >= 400 and answer.status not in refusals:
                 complaints.append(answer.url)
 
         page.set_default_timeout(WAIT_MS)
@@ -140,11 +141,11 @@ def browse(chromium: Any, url: str) -> Iterator[Open]:
         # News end with the page, and what a page still asked for ends when it is left.
         page.on("requestfailed", lambda asked: complaints.append(asked.url) if "ABORTED" not in asked.failure else None)
 
-    def run(path: str, refusal: int | None = None, **options: Any) -> Any:
+    def run(path: str, refusals: tuple[int, ...] = (), **options: Any) -> Any:
         context = chromium.new_context(**options)
         contexts.append(context)
         page = context.new_page()
-        watch(page, refusal)
+        watch(page, refusals)
         page.goto(url + path)
         return page
 
@@ -246,6 +247,22 @@ def test_a_search_is_seen_to_advance_and_is_steered(browse: Open, store: Store) 
     assert page.get_by_role("button").count() == 0
 
 
+def test_a_page_is_live_again_after_a_proxy_had_no_answer(browse: Open, store: Store) -> None:
+    page = browse("/login", refusals=(401, 502))
+    page.clock.install()
+    status = [502]
+    page.route("**/api/news", lambda route: route.fulfill(status=status[0]) if status else route.continue_())
+    page.goto(page.url.removesuffix("login"))
+    said = page.locator("#news")
+    said.filter(has_text="not live: the server doesn't answer").wait_for()
+    status[0] = 401
+    page.clock.run_for(5000)
+    said.filter(has_text="not live: signed out").wait_for()
+    status.clear()
+    page.clock.run_for(5000)
+    said.filter(has_text="- live").wait_for()
+
+
 def test_everything_is_reached_by_keyboard(browse: Open, store: Store) -> None:
     with Driver(store, "keys"):
         page = browse("/searches/keys")
@@ -268,7 +285,7 @@ def test_everything_is_reached_by_keyboard(browse: Open, store: Store) -> None:
 
 @pytest.mark.slow
 def test_a_search_is_launched_from_a_form(browse: Open, store: Store, url: str) -> None:
-    page = browse("/launch", refusal=422)
+    page = browse("/launch", refusals=(422,))
     page.get_by_role("link", name="small").click()
     page.get_by_role("spinbutton", name="experts").fill("9")
     page.get_by_text("Further settings").click()
@@ -302,6 +319,21 @@ def test_a_search_is_launched_from_a_form(browse: Open, store: Store, url: str) 
     config = parse_stored_config(store.search("found").config)
     assert isinstance(config, RunConfig)
     assert (config.genome.experts, config.window, config.phases[0].evaluations) == (3, 2, 8)
+
+
+@pytest.mark.slow
+def test_an_export_is_followed_to_its_end(browse: Open, store: Store) -> None:
+    page = browse("/individuals/eep:0")
+    page.get_by_role("button", name="Export").click()
+    page.locator("#exports").get_by_text("being exported").wait_for()
+    page.locator("#said").filter(has_text="now: exported").wait_for()
+    page.get_by_role("rowheader", name="exports/eep-0").wait_for()
+    (found,) = store.individual("eep:0").exports
+    shutil.rmtree(found.path)
+    Path(found.path).write_text("there is a file in the way")
+    page.get_by_role("button", name="Export").click()
+    page.locator("#said").filter(has_text="now: the export failed with code 2").wait_for()
+    page.locator("#exports small").filter(has_text="error:").wait_for()
 
 
 @pytest.mark.parametrize("path", PATHS)

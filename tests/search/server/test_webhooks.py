@@ -13,12 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from search_lab import reranked_search
+from sqlalchemy import select
 from store_samples import scored, search, split
 
 from moevolve.evaluators.errors import UserError
+from moevolve.search.loop.standings import standings
 from moevolve.search.server.settings import WebhookSection
 from moevolve.search.server.webhooks import ATTEMPTS, Webhooks
+from moevolve.store.records import Event
 from moevolve.store.repository import Store
+from moevolve.store.tables import deliveries
 
 KEY = b"a key of theirs"
 
@@ -93,12 +98,23 @@ def test_ends_are_told_once_however_many_servers_run(store: Store, receiver: Rec
         time.sleep(0.2)
     told = {one["search"]: one for one in receiver.got}
     assert len(receiver.got) == len(told) == 2
-    assert (told["alpha"]["event"], told["alpha"]["best"], told["alpha"]["reason"]) == (
-        "search.finished",
-        "alpha:0",
-        None,
-    )
+    alpha = told["alpha"]
+    assert (alpha["event"], alpha["best_on_search"], alpha["reason"]) == ("search.finished", "alpha:0", None)
+    assert alpha["winner"] is None, "its settings are no configuration: nothing says who won"
     assert (told["beta"]["event"], told["beta"]["reason"]) == ("search.failed", "PoolError: no room: none")
+
+
+def test_the_winner_is_the_one_of_the_final_table(tmp_path: Path, receiver: Receiver) -> None:
+    with Store.open(f"sqlite:///{tmp_path / 's.db'}") as store:
+        record = reranked_search(store)
+        with Webhooks(store, (receiver.target("finished", "interrupted"),), 0.02):
+            store.set_status(record.id, "interrupted")
+            store.set_status(record.id, "finished")
+            wait_for(lambda: len(receiver.got) == 2)
+        found = standings(store, store.search(record.id), store.history(record.id))
+    interrupted, finished = receiver.got
+    assert interrupted["best_on_search"] == finished["best_on_search"] == "reranked:0"
+    assert finished["winner"] == found.winner == "reranked:1" and interrupted["winner"] is None
 
 
 def test_what_failed_is_tried_again_and_not_for_ever(store: Store, receiver: Receiver) -> None:
@@ -113,6 +129,40 @@ def test_what_failed_is_tried_again_and_not_for_ever(store: Store, receiver: Rec
         wait_for(lambda: len(receiver.got) == ATTEMPTS)
         time.sleep(0.3)
     assert len(receiver.got) == ATTEMPTS and {one["search"] for one in receiver.got} == {"beta"}
+
+
+def test_a_target_that_cannot_be_told_keeps_nothing_from_the_others_and_no_url_is_kept(
+    tmp_path: Path, receiver: Receiver, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = "T0KEN"
+    hosts = ("a" * 64 + ".example.org", "xn--\u0378.example.org", "me:T0KEN@[")
+    bad = [
+        WebhookSection.model_validate({"url": f"https://{host}/{secret}?{secret}", "secret_env": "THEIR_KEY"})
+        for host in hosts
+    ]
+    with Store.open(f"sqlite:///{tmp_path / 's.db'}") as store:
+        store.create_search(search("alpha"), [split()])
+        with Webhooks(store, (*bad, receiver.target("finished", "failed")), 0.02, 60):
+            for status in ("finished", "failed"):
+                store.set_status("id-alpha", status)
+            wait_for(lambda: len(receiver.got) == 2)
+            # Nor does an event that can't be told.
+            body = Webhooks._body
+
+            def broken(self: Webhooks, event: Event) -> bytes:
+                if event.text == "finished":
+                    raise KeyError(event.text)
+                return body(self, event)
+
+            monkeypatch.setattr(Webhooks, "_body", broken)
+            for status in ("running", "finished", "failed"):
+                store.set_status("id-alpha", status)
+            wait_for(lambda: len(receiver.got) == 3)
+        with store.transaction() as connection:
+            kept = connection.execute(select(deliveries)).all()
+    assert len(kept) == 4 * 4 and len({row.target for row in kept}) == 4
+    assert secret not in f"{kept}{caplog.text}" and "example.org was not told of finished" in caplog.text
+    assert {row.outcome for row in kept if "127.0.0.1" in row.target} == {"told", "KeyError"}
 
 
 def test_a_missing_key_is_named(store: Store, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,6 +110,13 @@ def test_a_config_that_comes_with_the_package_is_enough(in_process: Any, tmp_pat
     assert "no such folder" in refusal(in_process("import-eep", tmp_path / "one.pth", "--experts-of", "mixtrall"))
 
 
+def test_a_long_file_name_is_cut_to_a_name_of_a_search(in_process: Any, tmp_path: Path) -> None:
+    write_released(tmp_path / f"{'a' * 201}.pth", experts=8)
+    done = in_process("import-eep", tmp_path / f"{'a' * 201}.pth", "--experts-of", "mixtral-8x7b", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)[0]["ref"] == f"{'a' * 200}:0"
+
+
 def test_what_prompts_are_wrapped_in_is_kept(
     released: Path, config_only: Path, in_process: Any, tmp_path: Path
 ) -> None:

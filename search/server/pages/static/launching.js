@@ -1,7 +1,5 @@
 // The form that launches a search: what is typed goes to the server, and its answer stands beside the form.
-import { fetched, put } from "./parts.js";
-
-const EVERY_MS = 1000;
+import { pause, refreshStarted } from "./started.js";
 
 /** Let a form check and launch what is typed in it. */
 export function launchFrom(form) {
@@ -29,14 +27,6 @@ export function launchFrom(form) {
     }
     buttons.forEach((each) => (each.disabled = false));
   });
-}
-
-/** Look after what was started until nothing of it is starting any more. */
-export async function watchStarted() {
-  while (document.querySelector("#started [data-state=starting]")) {
-    await pause();
-    await refresh();
-  }
 }
 
 /** What the server, or this page, says is wrong with what is typed. */
@@ -87,7 +77,7 @@ async function ask(url, body) {
 /** Go to the page of a search that was launched as soon as there is one. */
 async function arrival(name) {
   for (;;) {
-    await refresh();
+    await refreshStarted();
     const row = document.querySelector(`#started [data-launch="${CSS.escape(name)}"]`);
     const link = row?.querySelector("a");
     if (link) {
@@ -99,17 +89,6 @@ async function arrival(name) {
     }
     await pause();
   }
-}
-
-/** Fetch anew what became of what was started. */
-async function refresh() {
-  const started = document.getElementById("started");
-  const text = await fetched(started.dataset.started);
-  if (text !== null) put(started, text);
-}
-
-function pause() {
-  return new Promise((done) => setTimeout(done, EVERY_MS));
 }
 
 function say(text) {

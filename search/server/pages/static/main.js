@@ -1,6 +1,7 @@
 // What every page has: parts that are fetched later or again, and buttons that ask for something.
 import { follow } from "./news.js";
 import { loadParts, refreshOn } from "./parts.js";
+import { watchStarted } from "./started.js";
 import { steer } from "./steering.js";
 
 document.documentElement.classList.add("js");
@@ -16,11 +17,11 @@ for (const [selector, module] of [["[data-course]", "./course.js"], ["[data-pare
   }
 }
 const form = document.querySelector("form[data-launching]");
-if (form || document.querySelector("[data-started]")) {
-  const { launchFrom, watchStarted } = await import("./launching.js");
-  if (form) launchFrom(form);
-  watchStarted();
+if (form) {
+  const { launchFrom } = await import("./launching.js");
+  launchFrom(form);
 }
+watchStarted();
 if (document.querySelector("[data-live]")) {
   follow(document.getElementById("news"), (cursors) => listeners.forEach((tell) => tell?.(cursors)));
 }

@@ -1,4 +1,5 @@
 // Buttons and forms that ask the server for something: `data-post` is where, `data-number` and `data-text` what is sent.
+import { refreshStarted, watchStarted } from "./started.js";
 
 /** Let every such button and form on the page do its work, also those that come later. */
 export function steer() {
@@ -27,6 +28,10 @@ async function post(button, url, body) {
     });
     const found = await answer.json();
     said.textContent = answer.ok ? described(found) : `refused: ${found.detail}`;
+    if (found && "process" in found) {
+      await refreshStarted();
+      watchStarted();
+    }
   } catch {
     said.textContent = "the server doesn't answer";
   }

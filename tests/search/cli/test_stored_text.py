@@ -1,0 +1,81 @@
+"""Text that others wrote, of failures, models and data sets, is shown as it is and does nothing to a terminal."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rich.text import Text
+from store_samples import decided, evaluation, individual, search, split
+
+from moevolve.search.cli import _console
+from moevolve.search.cli.answers import _mark
+from moevolve.search.cli.output.final_table import print_standings
+from moevolve.search.loop.standings import Contestant, Score, Standings
+from moevolve.store.repository import Store
+
+NASTY = "no file [/tmp/model] [red] :boom:\x1b]0;owned\x07\x9b2J"
+SHOWN = "no file [/tmp/model] [red] :boom:\ufffd]0;owned\ufffd\ufffd2J"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    url = f"sqlite:///{tmp_path_factory.mktemp('nasty') / 'nasty.db'}"
+    with Store.open(url) as opened:
+        opened.create_search(search("odd"), [split()])
+        good = individual(0, summary=NASTY)
+        bad = individual(1, parents=[0], operator=NASTY, summary=NASTY)
+        opened.record(
+            "id-odd",
+            [decided(good, 0.5), replace(decided(bad, None), failure=NASTY)],
+            [evaluation(0, 0.5), replace(evaluation(1, None), failure=NASTY)],
+        )
+        opened.set_status("id-odd", "interrupted", NASTY)
+    return url
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("searches",), ("best",), ("show", "odd:1"), ("lineage", "odd:1"), ("lineage", "odd:1", "--dot")],
+    ids=" ".join,
+)
+def test_listings_show_stored_text_as_it_is(
+    store: str, in_process: Any, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_console.output, "width", 500)  # no cell is folded
+    done = in_process(*command, "--store", store)
+    assert done.returncode == 0, done.stderr
+    assert not any(control in done.stdout for control in "\x1b\x07\x9b")
+    assert SHOWN in done.stdout
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """What a terminal with colours gets of tables."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    console = _console._console()
+    console.width = 200
+    console.file = written = io.StringIO()
+    monkeypatch.setattr(_console, "output", console)
+    return written
+
+
+def test_colours_that_are_meant_stay(terminal: io.StringIO) -> None:
+    marks: list[str | Text] = [_mark(1.0), _mark(0.0), _mark(0.25)]
+    _console.print_table(NASTY, [("[bold]heading[/]", False), *[("", False)] * 3], [[NASTY, *marks]])
+    shown = terminal.getvalue()
+    assert "\x1b[32mright\x1b[0m" in shown and "\x1b[31mwrong\x1b[0m" in shown and " 25.0 " in shown
+    assert shown.count(SHOWN) == 2 and "\x1b]" not in shown and "[bold]heading[/]" in shown
+
+
+def test_tasks_stand_out_in_the_final_table(terminal: io.StringIO) -> None:
+    tasks = (NASTY, "rte")
+    scores = tuple(Score(task, "search", 0.5) for task in tasks)
+    full, best = Contestant("full model", None, scores, 10, 10), Contestant("best found", "odd:0", scores, 5, 5)
+    print_standings(Standings("odd", tasks, (), (full, best), "odd:0", False, (), 10, 4), "sqlite:///odd.db")
+    shown = terminal.getvalue()
+    assert f"\x1b[1m{SHOWN}" in shown and "\x1b[1mrte" in shown

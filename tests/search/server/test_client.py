@@ -1,0 +1,86 @@
+"""A server seen from another machine: what is wrong is said, and the token is never shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from search_lab import reranked_search
+from server_tokens import READ, WRITE
+from starlette.testclient import TestClient
+
+import moevolve
+from moevolve.search.server.app import make_app
+from moevolve.search.server.client import Client
+from moevolve.search.server.settings import ServerSettings
+from moevolve.store.repository import Store
+
+URL = "http://localhost:8080"
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MOEVOLVE_STORE", "MOEVOLVE_SERVER", "MOEVOLVE_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def connected(lab_store: Store, settings: Callable[..., ServerSettings]) -> Callable[[], Client]:
+    """A client of a served store, with the token that the environment has."""
+
+    def connect() -> Client:
+        client = Client(URL)
+        client._http = TestClient(make_app(lab_store, settings()), URL, headers=client._http.headers)
+        return client
+
+    return connect
+
+
+def test_a_wrong_token_is_told_from_none(connected: Callable[[], Client], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(moevolve.StoreError, match="it wants a token: set MOEVOLVE_TOKEN"):
+        connected().searches()
+    monkeypatch.setenv("MOEVOLVE_TOKEN", "another-token-0123456789")
+    with pytest.raises(moevolve.StoreError, match="it knows no such token as MOEVOLVE_TOKEN has") as refused:
+        connected().searches()
+    assert "another" not in str(refused.value)
+    monkeypatch.setenv("MOEVOLVE_TOKEN", f" {READ}\n")  # as files and secrets of a CI have it
+    assert len(connected().searches()) == 2
+
+
+@pytest.mark.parametrize("inside", ["\n", " ", "é", "\x1b", "\x7f"])
+def test_what_no_token_can_be_is_refused_unshown(in_process: Any, monkeypatch: pytest.MonkeyPatch, inside: str) -> None:
+    monkeypatch.setenv("MOEVOLVE_TOKEN", f"secret{inside}secret")
+    done = in_process("searches", "--server", "http://127.0.0.1:1")
+    assert done.returncode == 2 and done.stderr.startswith("error: MOEVOLVE_TOKEN has blanks or characters other")
+    assert "secret" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("searches", "--server", "http://["), "a server's URL is http://HOST:PORT or https://HOST; this is none"),
+        (("searches", "--server", "http://host:port"), "a server's URL is http://HOST:PORT"),
+        (("searches", "--server", f"http://{'a' * 70}.org"), "can't be reached"),
+        (("searches", "--server", "localhost:8098"), "localhost:8098 is no URL: a server's is http://localhost:8098"),
+        (("pause", "demo", "--store", "[::1]:80"), "[::1]:80 is no URL: a server's is http://[::1]:80"),
+        (("launch", "demo", "--server", "10.0.0.1:8098"), "a server's is http://10.0.0.1:8098"),
+        (("launch", "demo", "--server", URL, "--id", "x"), "on its own cluster: without search_id (--id)"),
+        (
+            ("launch", "demo", "--server", URL, "--or-resume", "--address", "auto"),
+            "on its own cluster: without address and or_resume (--or-resume)",
+        ),
+    ],
+)
+def test_what_cannot_be_asked_is_said_in_a_line(in_process: Any, arguments: tuple[str, ...], said: str) -> None:
+    done = in_process(*arguments)
+    assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+def test_resuming_what_is_finished_gives_its_table(
+    connected: Callable[[], Client], lab_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab_store.set_status(reranked_search(lab_store).id, "finished")
+    monkeypatch.setenv("MOEVOLVE_TOKEN", WRITE)
+    found = connected().resume("reranked", moevolve.Observer())
+    assert found is not None and found.winner == "reranked:1"
