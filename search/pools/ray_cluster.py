@@ -93,13 +93,18 @@ def find_cluster(address: str) -> tuple[str, str]:
         address: `host:port` or `auto`.
 
     Raises:
-        PoolError: nothing answers there, or it doesn't let us in.
+        PoolError: nothing answers there, it doesn't let us in, or this machine is none of its nodes.
     """
     answer, found = _knock(address)
     where = f"workers.address {address}"
     mode = os.environ.get(knocking.MODE)
     if answer == "nothing there":
         raise PoolError(f"{where}: no Ray cluster answers there: {found}")
+    if answer == "no node":
+        raise PoolError(
+            f"{where}: a Ray cluster answers there, but this machine is no node of it, and drivers run on nodes: run "
+            f"`ray start --address {found}` here first, launch on a node, or send the search there with --submit"
+        )
     if answer == "open":
         if mode is not None and mode.lower() == "token":
             raise PoolError(
