@@ -24,7 +24,7 @@ from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.loop.driver import Driver
 from moevolve.search.loop.evaluation_cache import EvaluationCache
-from moevolve.search.pools.ray_pool import RayPool, _Slot
+from moevolve.search.pools.ray_pool import RayPool
 from moevolve.search.service.launch import register
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.repository import Store
@@ -59,13 +59,12 @@ class CrowdedPool(RayPool):
         self._processes: Any = None
         super().__init__(workers, ModelConfig("nowhere"), EngineConfig(), {SPLIT.fingerprint: SPLIT}, SleepingWorker)
 
-    def _start(self) -> _Slot:
+    def _new_actor(self) -> Any:
         if self._processes is None:
             crowd = self._workers.count // PROCESSES + 1
             actor = self._actor_class.options(max_concurrency=crowd)
             self._processes = cycle([actor.remote(*self._actor_args, self._seconds) for _ in range(PROCESSES)])
-        process = next(self._processes)
-        return _Slot(process, process.node_info.remote())
+        return next(self._processes)
 
 
 def main() -> None:
