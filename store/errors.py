@@ -21,6 +21,10 @@ class NameTakenError(StoreError):
     """There is a search of this name already."""
 
 
+class CancelledError(StoreError):
+    """The search was cancelled, and nobody runs it any more."""
+
+
 class NotFoundError(StoreError):
     """The store has nothing of that name; the message names the nearest."""
 

@@ -69,7 +69,7 @@ def launch(
 
     Raises:
         UserError: something in the configuration can't be had, or the name is taken.
-        StoreError: the store can't be opened.
+        StoreError: the store can't be opened, or the search to continue was cancelled.
         PoolError: no worker can be had; `resume` goes on.
 
     Example:
@@ -203,8 +203,8 @@ def resume(
         How it ended; None if it was paused, and goes on where it runs.
 
     Raises:
-        UserError: model, tasks or settings are not what the search was launched with, or it was cancelled.
-        StoreError: no such store or search, or another process runs it.
+        UserError: model, tasks or settings are not what the search was launched with.
+        StoreError: no such store or search, another process runs it, or it was cancelled.
         PoolError: no worker can be had; try again.
     """
     from moevolve.search.service import resume as service

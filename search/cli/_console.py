@@ -85,6 +85,8 @@ def millions(parameters: int) -> str:
 
 
 _INTERRUPTED = 130
+STOPPED = 3
+"""Exit code where a search was stopped or cancelled by who isn't at its terminal: not done, and not to be repeated."""
 
 
 @contextmanager
@@ -93,6 +95,7 @@ def told_in_a_line(
     failure: type[Exception],
     hint: str = "",
     signals: Sequence[signal.Signals] = (signal.SIGTERM,),
+    stopped: int = STOPPED,
 ) -> Iterator[None]:
     """Exit with one line on stderr and a code where the work within is interrupted or fails.
 
@@ -101,14 +104,15 @@ def told_in_a_line(
         failure: the error that the user can do something about; the code is 1.
         hint: what, if the error doesn't say so itself.
         signals: taken for Ctrl-C from now on: a cluster manager stops a driver with SIGTERM.
+        stopped: the code where who asks for the end isn't at the terminal; the error is a class of its own then.
     """
     for each in signals:
         signal.signal(each, signal.default_int_handler)
     try:
         yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         errors.print(interrupted, soft_wrap=True)
-        raise typer.Exit(_INTERRUPTED) from None
+        raise typer.Exit(_INTERRUPTED if type(error) is KeyboardInterrupt else stopped) from None
     except failure as error:
         errors.print(f"error: {error}{hint and f'; {hint}'}", soft_wrap=True)
         raise typer.Exit(1) from None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import moevolve
 from moevolve._arguments import is_server
-from moevolve.search.cli._console import errors, print_json, told_in_a_line
+from moevolve.search.cli._console import STOPPED, errors, print_json, told_in_a_line
 from moevolve.search.cli._options import (
     DEFAULT_STORE,
     AddressOption,
@@ -28,11 +28,16 @@ if TYPE_CHECKING:
 INTERRUPTED = "interrupted; everything evaluated so far is in the store"
 
 
-def follow(run: Callable[[Observer], Standings | None], as_json: bool) -> None:
+def follow(run: Callable[[Observer], Standings | None], as_json: bool, stopped: int = STOPPED) -> None:
     """Run a search under a progress bar, then print its final table, if it has come to one.
 
     From when the search is in the store and begins, Ctrl-C and a lack of workers end it with a line that says how to
     go on.
+
+    Args:
+        run: runs it.
+        as_json: print the table as JSON.
+        stopped: exit code if the search is stopped or cancelled from elsewhere.
     """
     begun: list[RunConfig] = []
     with ExitStack() as stack:
@@ -46,7 +51,7 @@ def follow(run: Callable[[Observer], Standings | None], as_json: bool) -> None:
             told = f"{INTERRUPTED}, {hint}"
             if is_server(config.store):
                 told = f"the search goes on; end it with: moevolve stop {config.name} --server {where}"
-            stack.enter_context(told_in_a_line(told, moevolve.PoolError, hint))
+            stack.enter_context(told_in_a_line(told, moevolve.PoolError, hint, stopped=stopped))
             shown = stack.enter_context(watch(config.name))
 
         found = run(

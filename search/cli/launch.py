@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import moevolve
-from moevolve.search.cli._console import output, print_json
+from moevolve.search.cli._console import errors, output, print_json
 from moevolve.search.cli._following import follow
 from moevolve.search.cli._options import AddressOption, ConfigArgument, InsecureOption, JsonOption, SetOption
+from moevolve.store.errors import CancelledError
 
 if TYPE_CHECKING:
     from moevolve import Observer, Standings, Submitted
@@ -30,7 +31,10 @@ def launch(
     name: Annotated[str | None, typer.Option("--name", help="Name of the search; default: the config's.")] = None,
     address: AddressOption = None,
     or_resume: Annotated[
-        bool, typer.Option("--or-resume", help="Continue the search of this name if it exists.")
+        bool,
+        typer.Option(
+            "--or-resume", help="Continue the search of this name if it exists; exit with 0 if it is stopped."
+        ),
     ] = False,
     search_id: Annotated[
         str | None, typer.Option("--id", help="Id of the search, which continues if it exists; default: a fresh one.")
@@ -77,7 +81,14 @@ def launch(
             observer=observer,
         )
 
-    follow(run, as_json)
+    if not or_resume and search_id is None:
+        follow(run, as_json)
+        return
+    # Who repeats the command until it succeeds, as cluster managers do, is not to begin again what somebody has ended.
+    try:
+        follow(run, as_json, stopped=0)
+    except CancelledError as error:
+        errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
 
 
 def _tell(sent: Submitted, as_json: bool) -> None:

@@ -89,7 +89,8 @@ class WorkersSection(Section):
         num_gpus: GPUs (also fractions) that Ray reserves per worker.
         max_attempts: a candidate that kills its worker, or outruns its time, this many times is recorded as failed.
         timeout_s: an evaluation running longer is ended, its worker with it.
-        start_timeout_s: how long the first worker may take to load the model.
+        start_timeout_s: how long the first worker may wait for room, and may then take to load the model; one that
+            takes longer to load while others are ready is started again. Calibrations get as much.
         address: Ray address to join (`auto`, `host:port`); None starts Ray on this machine.
         reuse_memory_mb: MiB of host memory per worker for hidden states that candidates leave for those that have their
             first layers in common; 0 keeps none.

@@ -15,6 +15,7 @@ from typing import Any
 
 import ray
 from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
+from ray._private.utils import get_num_cpus
 from ray._raylet import Config  # type: ignore[attr-defined]
 from ray.exceptions import GetTimeoutError, RayError
 
@@ -27,26 +28,83 @@ from moevolve.workers.engine.engine import WORKER_ENV
 _PATIENCE_S = 60.0
 """Seconds until knocking is given up; it ends sooner by itself, unless this machine is out of breath."""
 
+_brought: dict[str | None, str | None] = {}
+"""Sessions of Ray that this process is in by our doing, and not its user's; with `workers.address` of who wanted in."""
 
-def start_ray(workers: WorkersSection) -> None:
+_users: set[object] = set()
+"""Who uses Ray in this process now."""
+
+
+def start_ray(workers: WorkersSection, user: object) -> None:
     """Start Ray on this machine, or join the cluster at `workers.address`.
+
+    A process is in one Ray at a time. If that isn't the one that is wanted, or too small, it is left for another if it
+    was started here and nobody uses it any more. On this machine it gets as many CPUs as there are, or as are needed to
+    begin with, so that a search may have more workers later on.
 
     Workers get an empty working directory of their own: the driver's would otherwise stand on their `sys.path`, where
     our folder `kernels` could shadow the package of that name which `transformers` imports. A driver that is a Ray job
     has one that was made for it, and its workers have a copy.
 
+    Args:
+        workers: what is to have room.
+        user: who needs it, until `leave_ray`.
+
     Raises:
-        PoolError: the cluster can't be reached, or doesn't let us in.
+        PoolError: the cluster can't be reached, or doesn't let us in, or this process is in another one.
     """
     if ray.is_initialized():
+        _leave_unfit(workers)
+    if not ray.is_initialized():
+        _users.clear()
+        _enter(workers)
+        _brought[cluster_name()] = workers.address
+    _users.add(user)
+
+
+def leave_ray(user: object) -> None:
+    """Use Ray no more; others in this process may."""
+    _users.discard(user)
+
+
+def _leave_unfit(workers: WorkersSection) -> None:
+    """Leave the Ray that this process is in if workers want another one.
+
+    Raises:
+        PoolError: it is in use, or its user's.
+    """
+    session, address = cluster_name(), workers.address
+    ours = session in _brought
+    local = ours and _brought[session] is None
+    here, cpus = ray.get_runtime_context().gcs_address, ray.cluster_resources().get("CPU", 0.0)
+    if address is not None:
+        fits = address in (here, _brought.get(session)) or (address == "auto" and not local)
+    else:
+        fits = not ours or (local and cpus >= _cpus_needed(workers))
+    if fits:
         return
+    if not ours or _users:
+        raise PoolError(
+            f"this process is in the Ray at {here} already, with {cpus:g} CPUs, and can't have another one for "
+            f"workers.address {address or 'null'} with num_cpus={_cpus_needed(workers)}: use another process, or call "
+            f"ray.shutdown() {'when its search has ended' if ours else 'first'}"
+        )
+    ray.shutdown()
+    del _brought[session]
+
+
+def _cpus_needed(workers: WorkersSection) -> int:
+    """CPUs that a Ray of this machine alone must have."""
+    return max(1, math.ceil(workers.least * workers.num_cpus))
+
+
+def _enter(workers: WorkersSection) -> None:
     # Ray takes SIGTERM for itself, in Python and below it, and dies of it with a stack trace.
     before = signal.getsignal(signal.SIGTERM)
     options: dict[str, Any]
     if workers.address is None:
-        options = {"address": "local", "include_dashboard": False}
-        if workers.count != "auto":  # or as many as there are
-            options["num_cpus"] = max(1, math.ceil(workers.count * workers.num_cpus))
+        cpus = max(int(get_num_cpus()), _cpus_needed(workers))
+        options = {"address": "local", "include_dashboard": False, "num_cpus": cpus}
     else:
         found, mode = find_cluster(workers.address)
         options = {"address": found}
@@ -62,7 +120,9 @@ def start_ray(workers: WorkersSection) -> None:
                 **options,
             )
     except (ConnectionError, RayError, ValueError) as error:
-        raise PoolError(f"workers.address {workers.address}: can't join this Ray cluster: {error}") from error
+        raise PoolError(
+            f"workers.address {workers.address}: can't join this Ray cluster: {error.__cause__ or error}"
+        ) from error
     finally:
         _handle(signal.SIGTERM, before)
 
@@ -93,13 +153,18 @@ def find_cluster(address: str) -> tuple[str, str]:
         address: `host:port` or `auto`.
 
     Raises:
-        PoolError: nothing answers there, or it doesn't let us in.
+        PoolError: nothing answers there, it doesn't let us in, or this machine is none of its nodes.
     """
     answer, found = _knock(address)
     where = f"workers.address {address}"
     mode = os.environ.get(knocking.MODE)
     if answer == "nothing there":
         raise PoolError(f"{where}: no Ray cluster answers there: {found}")
+    if answer == "no node":
+        raise PoolError(
+            f"{where}: a Ray cluster answers there, but this machine is no node of it, and drivers run on nodes: run "
+            f"`ray start --address {found}` here first, launch on a node, or send the search there with --submit"
+        )
     if answer == "open":
         if mode is not None and mode.lower() == "token":
             raise PoolError(

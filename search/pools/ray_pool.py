@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -16,7 +17,6 @@ from ray.exceptions import (
     ActorUnavailableError,
     GetTimeoutError,
     ObjectLostError,
-    RayActorError,
     RayError,
     RayTaskError,
 )
@@ -25,7 +25,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.pools.base import PoolError
-from moevolve.search.pools.ray_cluster import start_ray
+from moevolve.search.pools.ray_cluster import leave_ray, start_ray
 from moevolve.workers.config import ALL_SHORTCUTS, EngineConfig, ModelConfig, Shortcuts
 from moevolve.workers.messages import EvaluationReply, EvaluationRequest, FailureKind
 from moevolve.workers.methods.base import CalibrationRecipe, Edit, LayeredEdit
@@ -36,6 +36,16 @@ log = logging.getLogger(__name__)
 _MAX_LOSSES = 10
 """Workers a candidate may lose to nodes that go away before it is given up."""
 
+_FAILED_STARTS = 3
+"""Starts in a row that fail on every worker before no more are tried."""
+
+_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 60.0
+"""Until a worker that failed to start is started again: the first time, and at most; every time twice as long."""
+
+_CHECK_S = 1.0
+"""How often who waits for a calibration looks whether the search is to go on."""
+
 _OVERTAKEN = 4
 """How often later candidates may be taken before the first in the queue, which everything may soon wait for."""
 
@@ -44,6 +54,9 @@ _CANDIDATES = 64
 
 _LOOK_AHEAD = 32
 """Waiting candidates among which is chosen."""
+
+_LINE = 500
+"""Characters of an error that are told."""
 
 
 class Recent:
@@ -81,22 +94,36 @@ def _leading(one: tuple[str, ...], other: tuple[str, ...]) -> int:
     return min(len(one), len(other))
 
 
-@dataclass
+@dataclass(eq=False)
 class _Slot:
-    """One worker actor and what it is doing."""
+    """One worker actor and what it is doing.
 
-    actor: Any
-    starting: Any
+    Attributes:
+        actor: None until it may be started.
+        start_at: when that is, by the monotonic clock.
+        failed_starts: of this worker, in a row.
+        pending: the object reference that it is waiting for, if any: its place, its loaded model, or a reply.
+        node, host: where Ray has found room for it; empty until then.
+        info: of the loaded worker.
+        request: what it evaluates.
+        since: when it began what it does: to wait for room, to load, or to evaluate.
+        recent: what it evaluated before.
+    """
+
+    actor: Any = None
+    start_at: float = 0.0
+    failed_starts: int = 0
+    pending: Any = None
+    node: str = ""
+    host: str = ""
     info: WorkerInfo | None = None
     request: EvaluationRequest | None = None
-    result: Any = None
-    started_at: float = field(default_factory=time.monotonic)
+    since: float = field(default_factory=time.monotonic)
     recent: Recent = field(default_factory=Recent)
 
-    @property
-    def pending(self) -> Any:
-        """The object reference this slot is waiting for, if any."""
-        return self.starting if self.info is None else self.result
+    def wait_for(self, pending: Any) -> None:
+        """Begin what ends with an object reference."""
+        self.pending, self.since = pending, time.monotonic()
 
 
 class RayPool:
@@ -106,6 +133,9 @@ class RayPool:
     candidate evaluated again. That is counted against the candidate unless the worker's node is gone; after
     `max_attempts` the candidate fails with that reason, as a failure of kind `worker` or `timeout`. A node that is
     lost or out of reach counts against nobody, up to a bound that only a broken cluster reaches.
+
+    A worker that can't start, or isn't loaded `start_timeout_s` after Ray has found room for it, is started again,
+    after a pause that grows. The pool goes on with those that are ready; it gives up if none is and no start succeeds.
 
     Args:
         workers: how many, and what each reserves.
@@ -125,7 +155,7 @@ class RayPool:
         worker: type[EvaluationWorker] = EvaluationWorker,
         shortcuts: Shortcuts = ALL_SHORTCUTS,
     ) -> None:
-        start_ray(workers)
+        start_ray(workers, self)
         self._workers = workers
         self._splits: dict[str, Any] = {}
         self.add_splits(splits)
@@ -138,9 +168,9 @@ class RayPool:
         self._losses: Counter[str] = Counter()
         self._overtaken: Counter[str] = Counter()
         self._failed: list[EvaluationReply] = []
-        self._failed_starts = 0
         self._count = workers.least
-        self._slots = [self._start() for _ in range(self._count)]
+        self._slots: list[_Slot] = []
+        self._fit()
 
     def add_splits(self, splits: Mapping[str, PreparedSplit]) -> None:
         for fingerprint in splits.keys() - self._splits.keys():
@@ -179,25 +209,29 @@ class RayPool:
             for slot in [slot for slot in self._slots if slot.request is not None][count:]:
                 assert slot.request is not None
                 self._queue.appendleft(slot.request)
-                slot.request = slot.result = None
+                slot.request = slot.pending = None
         self._fit()
 
     def close(self) -> None:
         for slot in self._slots:
-            ray.kill(slot.actor)
+            _kill(slot.actor)
         self._slots = []
+        leave_ray(self)
 
     def _fit(self) -> None:
-        """Have as many workers as wanted, or on the way there as few as are evaluating something."""
+        """Have as many workers as wanted, or on the way there as few as are evaluating something; start those due."""
         idle = sorted((slot for slot in self._slots if slot.request is None), key=lambda slot: slot.info is not None)
         for slot in idle[: max(0, len(self._slots) - self._count)]:
-            ray.kill(slot.actor)
+            _kill(slot.actor)
             self._slots.remove(slot)
-        self._slots += [self._start() for _ in range(self._count - len(self._slots))]
+        self._slots += [_Slot() for _ in range(self._count - len(self._slots))]
+        for slot in self._slots:
+            if slot.actor is None and slot.start_at <= time.monotonic():
+                slot.actor = self._new_actor()
+                slot.wait_for(slot.actor.place.remote())
 
-    def _start(self) -> _Slot:
-        actor = self._actor_class.remote(*self._actor_args)
-        return _Slot(actor, actor.node_info.remote())
+    def _new_actor(self) -> Any:
+        return self._actor_class.remote(*self._actor_args)
 
     def _dispatch(self) -> None:
         for slot in self._slots:
@@ -206,8 +240,7 @@ class RayPool:
             if slot.info is None or slot.request is not None:
                 continue
             request = slot.request = self._next_for(slot)
-            slot.result = slot.actor.evaluate_refs.remote(request, self._refs(request))
-            slot.started_at = time.monotonic()
+            slot.wait_for(slot.actor.evaluate_refs.remote(request, self._refs(request)))
 
     def _refs(self, request: EvaluationRequest) -> list[Any]:
         """A request's splits in Ray's object store."""
@@ -227,39 +260,60 @@ class RayPool:
         return request
 
     def _collect(self, slot: _Slot) -> list[EvaluationReply]:
-        """Take a slot's finished reference: a loaded worker, a reply, or a death."""
+        """Take a slot's finished reference: a place for its worker, a loaded worker, a reply, or a death."""
         try:
             value = ray.get(slot.pending)
         except RayError as error:
             self._bury(slot, error)
             return []
+        slot.pending = None
+        if not slot.node:
+            slot.node, slot.host = value
+            slot.wait_for(slot.actor.load.remote())
+            return []
         if slot.info is None:
-            slot.info = value
-            self._failed_starts = 0
+            slot.info, slot.failed_starts = value, 0
             return []
         assert slot.request is not None and isinstance(value, EvaluationReply)
-        slot.request = slot.result = None
+        slot.request = None
         return [replace(value, attempts=self._tries(value.ticket) + 1)]
 
     def _bury(self, slot: _Slot, error: Exception) -> None:
         """Replace a worker that is dead or at fault, and decide what becomes of its candidate."""
+        fresh = _Slot()
         if slot.info is None:
-            self._failed_starts += 1
-            if self._failed_starts > 2 * max(1, self._count):
-                raise PoolError(f"workers can't start: {reason_of(error)}") from error
+            fresh = self._after_failed_start(slot, error)
         elif slot.request is not None:
             self._charge(slot.request, slot.info, error)
         # Harmless if it is dead; one at fault, or that only can't be reached, must not come back and hold resources.
-        ray.kill(slot.actor)
-        fresh = self._start()
-        slot.actor, slot.starting, slot.started_at = fresh.actor, fresh.starting, fresh.started_at
-        slot.info = slot.request = slot.result = None
-        slot.recent = Recent()
+        _kill(slot.actor)
+        self._slots[self._slots.index(slot)] = fresh
+
+    def _after_failed_start(self, slot: _Slot, error: Exception) -> _Slot:
+        """What takes the place of a worker that has not come to evaluate anything.
+
+        Raises:
+            PoolError: no worker is ready, and all have failed to start again and again.
+        """
+        lost = _out_of_reach(error) or (slot.node != "" and not node_alive(slot.node))
+        slot.failed_starts += not lost
+        if not self.ready and all(each.failed_starts >= _FAILED_STARTS for each in self._slots):
+            raise PoolError(f"workers can't start: {reason_of(error)}") from error
+        pause = min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0 ** min(slot.failed_starts - 1, 16)) if slot.failed_starts else 0.0
+        log.warning(
+            "worker %d of %d can't start%s: %s; tried again in %.0f s, %d are ready meanwhile",
+            self._slots.index(slot) + 1,
+            len(self._slots),
+            slot.host and f" on {slot.host}",
+            reason_of(error),
+            pause,
+            self.ready,
+        )
+        return _Slot(start_at=time.monotonic() + pause, failed_starts=slot.failed_starts)
 
     def _charge(self, request: EvaluationRequest, info: WorkerInfo, error: Exception) -> None:
         """Count a worker's end against its candidate or its node, and evaluate the candidate again or let it fail."""
-        # A broken connection is the first sign of a lost node, long before the cluster declares the node dead.
-        lost = isinstance(error, ActorUnavailableError | ObjectLostError) or not node_alive(info.node)
+        lost = _out_of_reach(error) or not node_alive(info.node)
         ticket = request.ticket
         (self._losses if lost else self._deaths)[ticket] += 1
         log.warning("worker %s was lost evaluating %s: %s", info.name, ticket, reason_of(error))
@@ -281,19 +335,25 @@ class RayPool:
         return self._deaths.pop(ticket, 0) + self._losses.pop(ticket, 0)
 
     def _expire(self) -> None:
-        """Kill workers whose evaluation outran its limit, and give up when no worker gets ready in time."""
-        now = time.monotonic()
+        """Replace workers whose evaluation, or loading, outran its limit; give up when none gets ready in time."""
+        now, limit = time.monotonic(), self._workers.start_timeout_s
+        late = [slot for slot in self._slots if slot.info is None and now - slot.since > limit]
+        if late and len(late) == len(self._slots):
+            raise PoolError(_none_ready(self._workers, any(slot.node for slot in late)))
+        for slot in late:
+            if slot.node:
+                self._bury(slot, TimeoutError(f"the model took longer to load than start_timeout_s = {limit:g}"))
         limit = self._workers.timeout_s
         for slot in self._slots:
-            if slot.request is not None and now - slot.started_at > limit:
+            if slot.request is not None and now - slot.since > limit:
                 self._bury(slot, TimeoutError(f"evaluation took longer than timeout_s = {limit:g}"))
-        waited = now - min((slot.started_at for slot in self._slots), default=now)
-        if not self.ready and waited > self._workers.start_timeout_s:
-            raise PoolError(
-                f"no worker was ready after {waited:.0f} s: the cluster has no room for "
-                f"num_cpus={self._workers.num_cpus:g}, num_gpus={self._workers.num_gpus:g}, or the model loads slowly "
-                "(workers.start_timeout_s)"
-            )
+
+
+def _none_ready(workers: WorkersSection, placed: bool) -> str:
+    why = "the model loads slowly"
+    if not placed:
+        why = f"the cluster has no room for num_cpus={workers.num_cpus:g}, num_gpus={workers.num_gpus:g}"
+    return f"no worker was ready after {workers.start_timeout_s:g} s (workers.start_timeout_s): {why}"
 
 
 def calibrate_on_ray(
@@ -302,48 +362,95 @@ def calibrate_on_ray(
     engine: EngineConfig,
     recipe: CalibrationRecipe,
     splits: tuple[PreparedSplit, ...],
+    check: Callable[[], object],
 ) -> bytes:
     """Make a calibration on a worker of its own; see `EvaluationWorker.calibrate`.
+
+    Args:
+        workers: what it reserves; `start_timeout_s` is what it gets to find room, and again to load and to measure.
+        model: checkpoint that is measured.
+        engine: how prompts are run.
+        recipe: what is measured.
+        splits: on whose prompts.
+        check: called every second; its errors end the calibration.
 
     Raises:
         UserError: the model can't be loaded, or isn't one that the recipe is for.
         PoolError: no worker could be had, or it died.
     """
-    start_ray(workers)
-    actor: Any = ray.remote(num_cpus=workers.num_cpus, num_gpus=workers.num_gpus)(EvaluationWorker).remote(
-        model, engine
-    )
+    user = object()
+    start_ray(workers, user)
+    actor_of: Any = ray.remote(num_cpus=workers.num_cpus, num_gpus=workers.num_gpus)(actor_class(EvaluationWorker))
+    actor = actor_of.remote(model, engine)
+    limit = workers.start_timeout_s
     try:
-        return bytes(ray.get(actor.calibrate.remote(recipe, splits), timeout=workers.start_timeout_s))
-    except (RayActorError, RayTaskError) as error:
+        _awaited(actor.place.remote(), limit, check, _none_ready(workers, placed=False))
+        late = f"the calibration took longer than {limit:g} s (workers.start_timeout_s)"
+        return bytes(_awaited(actor.calibrate.remote(recipe, splits), limit, check, late))
+    except RayError as error:
         if isinstance(error, RayTaskError) and isinstance(error.cause, UserError):
             raise UserError(str(error.cause)) from error
         raise PoolError(f"the calibration failed: {reason_of(error)}") from error
-    except GetTimeoutError as error:
-        raise PoolError(f"the calibration took longer than {workers.start_timeout_s:g} s (start_timeout_s)") from error
     finally:
-        ray.kill(actor)
+        _kill(actor)
+        leave_ray(user)
+
+
+def _awaited(reference: Any, limit: float, check: Callable[[], object], late: str) -> Any:
+    """What an object reference comes to within so many seconds.
+
+    Raises:
+        PoolError: it doesn't, as `late` says.
+    """
+    deadline = time.monotonic() + limit
+    while not ray.wait([reference], timeout=min(_CHECK_S, limit))[0]:
+        check()
+        if time.monotonic() > deadline:
+            raise PoolError(late)
+    return ray.get(reference)
 
 
 def actor_class(worker: type[EvaluationWorker]) -> type:
-    """The worker with what only an actor needs: its node's id, and splits fetched once from the object store."""
+    """An actor that holds a worker.
 
-    class Actor(worker):  # type: ignore[misc, valid-type]
-        def node_info(self) -> WorkerInfo:
-            return self.info(ray.get_runtime_context().get_node_id())
+    It says where it is before it loads the model, so that one without room, one that loads and one whose node is lost
+    are told apart. Splits are fetched once from the object store. Ray sends its code along, so that workers import
+    nothing for it but the worker.
+    """
+
+    class Actor:
+        def __init__(self, *args: Any) -> None:
+            self._args = args
+            self._splits: dict[str, PreparedSplit] = {}
+
+        def place(self) -> tuple[str, str]:
+            return ray.get_runtime_context().get_node_id(), socket.gethostname()
+
+        def load(self) -> WorkerInfo:
+            self._worker = worker(*self._args)
+            return self._worker.info(ray.get_runtime_context().get_node_id())
+
+        def calibrate(self, recipe: CalibrationRecipe, splits: tuple[PreparedSplit, ...]) -> bytes:
+            return worker(*self._args).calibrate(recipe, splits)
 
         def evaluate_refs(self, request: EvaluationRequest, references: list[Any]) -> EvaluationReply:
-            return self.evaluate(request, self.fetched(request, references))
-
-        def fetched(self, request: EvaluationRequest, references: list[Any]) -> tuple[PreparedSplit, ...]:
-            known = self.__dict__.setdefault("known_splits", {})
             for key, reference in zip(request.fingerprints, references, strict=True):
-                if key not in known:
-                    known[key] = ray.get(reference)
-            return tuple(known[key] for key in request.fingerprints)
+                if key not in self._splits:
+                    self._splits[key] = ray.get(reference)
+            return self._worker.evaluate(request, tuple(self._splits[key] for key in request.fingerprints))
 
     Actor.__name__ = worker.__name__
     return Actor
+
+
+def _kill(actor: Any) -> None:
+    if actor is not None:
+        ray.kill(actor)
+
+
+def _out_of_reach(error: Exception) -> bool:
+    """Whether a connection broke: the first sign of a lost node, long before the cluster declares the node dead."""
+    return isinstance(error, ActorUnavailableError | ObjectLostError)
 
 
 def node_alive(node: str) -> bool:
@@ -358,8 +465,12 @@ def reason_of(error: Exception) -> str:
     """The cause in one line, without Ray's wrapping and traceback."""
     if isinstance(error, RayTaskError):
         cause = error.cause
-        return f"{type(cause).__name__}: {cause}" if cause is not None else str(error).strip().splitlines()[-1]
+        return _line_of(cause) if cause is not None else str(error).strip().splitlines()[-1]
     if isinstance(error, ActorDiedError):
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        return next((line for line in reversed(lines) if "Error" in line), lines[0])[:500]
-    return f"{type(error).__name__}: {error}"
+        return next((line for line in reversed(lines) if "Error" in line), lines[0])[:_LINE]
+    return _line_of(error)
+
+
+def _line_of(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:_LINE]

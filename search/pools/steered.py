@@ -22,6 +22,17 @@ class StopAsked(KeyboardInterrupt):
         self.status = status
 
 
+def unless_ended(control: Control) -> Control:
+    """What is asked of a search, if it is not to end.
+
+    Raises:
+        StopAsked: it is.
+    """
+    if control.wanted in ("stopped", "cancelled"):
+        raise StopAsked("interrupted" if control.wanted == "stopped" else "cancelled")
+    return control
+
+
 class SteeredPool:
     """Another pool, under control.
 
@@ -52,9 +63,7 @@ class SteeredPool:
             StopAsked: the search is to stop.
             StoreError: it is another driver's now.
         """
-        control = self._control()
-        if control.wanted in ("stopped", "cancelled"):
-            raise StopAsked("interrupted" if control.wanted == "stopped" else "cancelled")
+        control = unless_ended(self._control())
         paused = control.wanted == "paused"
         self.resize(0 if paused else self._due(control), at_once=paused)
         if paused != self._paused:

@@ -15,12 +15,24 @@ from moevolve.store.repository import Store
 from moevolve.workers.config import EngineConfig, ModelConfig, engine_fingerprint
 from moevolve.workers.methods.base import Calibration, CalibrationRecipe, calibration_fingerprint
 
-Calibrate = Callable[[WorkersSection, ModelConfig, EngineConfig, CalibrationRecipe, tuple[PreparedSplit, ...]], bytes]
-"""Makes a calibration, as a safetensors file, on some worker."""
+Calibrate = Callable[
+    [WorkersSection, ModelConfig, EngineConfig, CalibrationRecipe, tuple[PreparedSplit, ...], Callable[[], object]],
+    bytes,
+]
+"""Makes a calibration, as a safetensors file, on some worker; it calls the last argument now and then, whose errors end
+it."""
 
 
-def calibrated_setup(setup: SearchSetup, store: Store, calibrate: Calibrate) -> SearchSetup:
+def calibrated_setup(
+    setup: SearchSetup, store: Store, calibrate: Calibrate, check: Callable[[], object] = lambda: None
+) -> SearchSetup:
     """The setup with a space that can breed; it must be registered.
+
+    Args:
+        setup: of the search.
+        store: where its calibration is, or goes.
+        calibrate: makes it.
+        check: called meanwhile; its errors end the calibration.
 
     Raises:
         UserError: the calibration can't be made.
@@ -34,7 +46,7 @@ def calibrated_setup(setup: SearchSetup, store: Store, calibrate: Calibrate) -> 
     fingerprint = _fingerprint(config, recipe, setup.facts.fingerprint, tasks)
     content = store.calibration(fingerprint)
     if content is None:
-        content = calibrate(config.workers, config.model, config.engine, recipe, splits)
+        content = calibrate(config.workers, config.model, config.engine, recipe, splits, check)
         store.add_calibration(fingerprint, content)
     return replace(setup, space=setup.space.calibrated(Calibration.from_bytes(content)))
 

@@ -15,7 +15,7 @@ from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.loop.standings import Standings, standings
 from moevolve.search.pools.base import Pool
 from moevolve.search.pools.ray_pool import RayPool, calibrate_on_ray
-from moevolve.search.pools.steered import SteeredPool, StopAsked
+from moevolve.search.pools.steered import SteeredPool, StopAsked, unless_ended
 from moevolve.search.service.calibration import Calibrate, calibrated_setup
 from moevolve.search.service.driving import Driving
 from moevolve.search.service.observer import Observer, logged_as
@@ -28,6 +28,8 @@ from moevolve.store.repository import Store
 from moevolve.workers.config import engine_fingerprint
 
 log = logging.getLogger(__name__)
+
+_PAUSED = "paused"
 
 PoolFactory = Callable[[SearchSetup], Pool]
 
@@ -102,7 +104,12 @@ def _run(
     calibrate: Calibrate,
     finished: bool,
 ) -> None:
+    last = ""
+
     def on_stage(stage: str) -> None:
+        nonlocal last
+        if stage != _PAUSED:
+            last = stage
         log.info(stage)
         driving.tell_stage(stage)
         observer.on_stage(stage)
@@ -116,10 +123,10 @@ def _run(
         return calibrate(*args)
 
     def on_pause(paused: bool) -> None:
-        on_stage("paused" if paused else "starting workers")
+        on_stage(_PAUSED if paused else last)
         store.set_status(driving.lease, "paused" if paused else "running")
 
-    setup = calibrated_setup(setup, store, measure)
+    setup = calibrated_setup(setup, store, measure, lambda: unless_ended(driving.control))
     on_stage("starting workers")
     pool = SteeredPool(make_pool(setup), partial(share.due, driving), lambda: driving.control, on_pause)
     try:

@@ -48,6 +48,7 @@ def launch(
 
     Raises:
         UserError: the name is taken, with `or_resume` by a search with other settings.
+        CancelledError: with `or_resume`, the search was cancelled.
         PoolError: no worker can be had; the search stays resumable.
         KeyboardInterrupt: the user stopped it; the search stays resumable.
     """

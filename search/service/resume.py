@@ -14,6 +14,7 @@ from moevolve.search.service.observer import Observer
 from moevolve.search.service.set_up import set_up
 from moevolve.search.service.steer import unpaused
 from moevolve.search.service.weights import check_checkpoint
+from moevolve.store.errors import CancelledError
 from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
 
@@ -33,7 +34,8 @@ def resume(store: Store, search: str, overrides: Sequence[str], observer: Observ
         How it ended; None if it goes on elsewhere.
 
     Raises:
-        UserError: model, tasks or settings are not what the search was launched with, or it was cancelled.
+        UserError: model, tasks or settings are not what the search was launched with.
+        CancelledError: it was cancelled.
         StoreError: no such search, or another process runs it.
         PoolError: no worker can be had; the search stays resumable.
         KeyboardInterrupt: the user stopped it; the search stays resumable.
@@ -62,6 +64,7 @@ def set_up_stored(
 
     Raises:
         UserError: model, tasks or configuration are not what the search was launched with.
+        CancelledError: it was cancelled.
         StoreError: no such search.
     """
     record = store.search(name)
@@ -69,7 +72,9 @@ def set_up_stored(
     if not isinstance(stored, RunConfig):
         raise UserError(f"search {record.name} was imported: there is nothing to resume")
     if record.status == "cancelled":
-        raise UserError(f"search {record.name} was cancelled: what it evaluated is in the store; launch another one")
+        raise CancelledError(
+            f"search {record.name} was cancelled: what it evaluated is in the store; launch another one"
+        )
     config = adjust(stored)
     if (config.config_hash, config.name) != (stored.config_hash, stored.name):
         raise UserError("resume: only `workers` and `final` settings may change; others would make it another search")

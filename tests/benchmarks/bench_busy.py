@@ -24,7 +24,7 @@ from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.loop.driver import Driver
 from moevolve.search.loop.evaluation_cache import EvaluationCache
-from moevolve.search.pools.ray_pool import RayPool, _Slot
+from moevolve.search.pools.ray_pool import RayPool
 from moevolve.search.service.launch import register
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.repository import Store
@@ -38,8 +38,8 @@ PROCESSES = 4
 class SleepingWorker(EvaluationWorker):
     """Many workers in one: each call sleeps as long as an evaluation takes."""
 
-    def __init__(self, *_: object, seconds: float = 1.0) -> None:
-        self._seconds = seconds
+    def __init__(self, *arguments: Any) -> None:
+        self._seconds: float = arguments[-1]
 
     def info(self, node: str = "") -> WorkerInfo:
         return WorkerInfo("sleeper", node, "cpu")
@@ -57,13 +57,12 @@ class CrowdedPool(RayPool):
         self._processes: Any = None
         super().__init__(workers, ModelConfig("nowhere"), EngineConfig(), {SPLIT.fingerprint: SPLIT}, SleepingWorker)
 
-    def _start(self) -> _Slot:
+    def _new_actor(self) -> Any:
         if self._processes is None:
             crowd = self._workers.count // PROCESSES + 1
             actor = self._actor_class.options(max_concurrency=crowd)
-            self._processes = cycle([actor.remote(seconds=self._seconds) for _ in range(PROCESSES)])
-        process = next(self._processes)
-        return _Slot(process, process.node_info.remote())
+            self._processes = cycle([actor.remote(*self._actor_args, self._seconds) for _ in range(PROCESSES)])
+        return next(self._processes)
 
 
 def main() -> None:

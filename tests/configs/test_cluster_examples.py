@@ -59,6 +59,7 @@ def test_the_job_runs_what_stands_beside_it(tmp_path: Path) -> None:
     (name,) = settings["data"]
     (tmp_path / name).write_text(settings["data"][name], encoding="utf-8")
     config = load_run_config(tmp_path / name)
+    assert "--or-resume" in job["spec"]["entrypoint"], "a search that was stopped would be begun again"
     assert config.workers.count == "auto" and f"/runs/{name}" in job["spec"]["entrypoint"]
     cluster = job["spec"]["rayClusterSpec"]
     (group,) = cluster["workerGroupSpecs"]

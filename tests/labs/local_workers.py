@@ -48,6 +48,6 @@ def local_pool(setup: SearchSetup, step: Step = plainly) -> LocalPool:
     return LocalPool(lambda: Guarded(EvaluationWorker(model, engine), step), setup.all_prepared)
 
 
-def calibrate(workers: Any, model: Any, engine: Any, recipe: Any, splits: Any) -> bytes:
+def calibrate(workers: Any, model: Any, engine: Any, recipe: Any, splits: Any, check: Any) -> bytes:
     """What `calibrate_on_ray` does, in this process."""
     return EvaluationWorker(model, engine).calibrate(recipe, splits)

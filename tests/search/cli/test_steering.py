@@ -22,6 +22,8 @@ from moevolve.store.repository import Store
 pytestmark = pytest.mark.slow
 
 TOTAL = 24
+STOPPED = 3
+"""Exit code of a driver that was stopped from elsewhere."""
 
 
 def until(true: Any, driver: Forked) -> None:
@@ -87,7 +89,7 @@ def test_a_search_pauses_goes_on_scales_and_stops_as_asked(
     wait_for(database, left_at + 1, driver)
     assert in_process("stop", "calm").returncode == 0
     output, _ = driver.communicate(timeout=300)
-    assert driver.poll() == 130 and "moevolve resume calm" in output and "Traceback" not in output
+    assert driver.poll() == STOPPED and "moevolve resume calm" in output and "Traceback" not in output
     assert status() == "interrupted" and left_at < count(database) < TOTAL
     too_late = in_process("pause", "calm")
     assert too_late.returncode == 2 and "calm isn't being run (it is interrupted)" in too_late.stderr
@@ -98,11 +100,14 @@ def test_a_search_pauses_goes_on_scales_and_stops_as_asked(
 
 def test_a_cancelled_search_is_over(tiny: Any, in_process: Any, ray_address: str, tmp_path: Path) -> None:
     run = tiny.write_run(tmp_path / "run.yaml", "calm")
-    driver = Forked(["launch", str(run), "--address", ray_address], tmp_path)
+    repeated = ["launch", str(run), "--address", ray_address, "--or-resume"]
+    driver = Forked(repeated, tmp_path)
     wait_for(tmp_path / "moevolve.db", 1, driver)
     assert in_process("cancel", "calm").returncode == 0
     driver.communicate(timeout=300)
-    assert driver.poll() == 130
+    assert driver.poll() == 0, "a cluster manager would begin it again"
+    again = in_process(*repeated)
+    assert again.returncode == 0 and "calm was cancelled" in again.stderr
     for command in (["resume", "calm"], ["cancel", "calm"], ["scale", "calm", "0"], ["scale", "calm", "3"]):
         refused = in_process(*command)
         assert refused.returncode == 2 and len(refused.stderr.strip().splitlines()) == 1, command

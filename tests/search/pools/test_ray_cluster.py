@@ -19,6 +19,7 @@ from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.pools import ray_pool
 from moevolve.search.pools.base import PoolError
 from moevolve.search.pools.ray_pool import RayPool
 from moevolve.search.service.execute import execute
@@ -64,6 +65,34 @@ def test_a_lost_node_counts_against_nobody(cluster: Cluster, tiny: Any) -> None:
         assert [item.failure for item in done] == [None] * 60
         assert len({item.results[split.fingerprint].gold_logprob for item in done}) == 1
         assert max(item.attempts for item in done) == 2, "one evaluation was lost with its node"
+    finally:
+        pool.close()
+
+
+def test_a_start_that_a_node_takes_along_is_no_failed_one(
+    cluster: Cluster, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_pool, "_FAILED_STARTS", 1)
+    loading, gate = tmp_path / "loading", tmp_path / "gate"
+
+    class LoadingWorker(EvaluationWorker):
+        def __init__(self, *arguments: Any) -> None:
+            loading.touch()
+            while not gate.exists():
+                time.sleep(0.05)
+            super().__init__(*arguments)
+
+    node = cluster.add_node(num_cpus=1, include_log_monitor=False)
+    cluster.wait_for_nodes()
+    model = ModelConfig(path=str(tiny.model), device="cpu")
+    pool = RayPool(WorkersSection(address=cluster.address), model, EngineConfig(), {}, worker=LoadingWorker)
+    try:
+        while not loading.exists():
+            pool.poll(0.5)
+        cluster.remove_node(node, allow_graceful=False)
+        cluster.add_node(num_cpus=1, include_log_monitor=False)
+        gate.touch()
+        _wait_until_ready(pool, 1)
     finally:
         pool.close()
 

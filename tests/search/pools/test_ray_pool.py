@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import logging
 import os
 import signal
+import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +21,18 @@ import pytest
 import ray
 import replies
 from broken_models import broken
+from ray.exceptions import RuntimeEnvSetupError
 from replies import failure
 
 from moevolve.evaluators.tasks.prepare import prepare_split
 from moevolve.evaluators.tasks.registry import load_task
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.run import WorkersSection
+from moevolve.search.pools import ray_pool
 from moevolve.search.pools.base import PoolError
-from moevolve.search.pools.ray_pool import RayPool
+from moevolve.search.pools.ray_pool import RayPool, calibrate_on_ray
+from moevolve.search.pools.steered import StopAsked, unless_ended
+from moevolve.store.records import Control
 from moevolve.workers.config import EngineConfig, ModelConfig
 from moevolve.workers.messages import EvaluationReply, EvaluationRequest
 from moevolve.workers.methods.base import IdentityEdit
@@ -133,8 +139,138 @@ def test_an_evaluation_past_its_time_fails(tiny: Any, split: PreparedSplit, ray_
 def test_a_model_that_does_not_load_ends_the_pool(split: PreparedSplit, ray_address: str, tmp_path: Path) -> None:
     workers = WorkersSection(count=1, num_cpus=0.5, address=ray_address)
     pool = RayPool(workers, ModelConfig(path=str(tmp_path)), EngineConfig(), {split.fingerprint: split})
-    with contextlib.closing(pool), pytest.raises(PoolError, match=r"config\.json"):
+    with contextlib.closing(pool), pytest.raises(PoolError, match=r"workers can't start: .*config\.json"):
         collect(pool, 1, timeout=100)
+
+
+def fragile(folder: Path, *fates: str) -> Any:
+    """Workers that load no model: the n-th to load has the n-th fate, all further ones have the last one.
+
+    Until one is fine its process imports nothing, which makes it quick to start.
+    """
+
+    class FragileWorker:
+        def __init__(self, *_: object) -> None:
+            count = 0
+            while True:
+                with contextlib.suppress(FileExistsError):
+                    os.close(os.open(folder / str(count), os.O_CREAT | os.O_EXCL))
+                    break
+                count += 1
+            match fates[min(count, len(fates) - 1)]:
+                case "fail":
+                    raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+                case "hang":
+                    time.sleep(3600)
+
+        def info(self, node: str) -> Any:
+            from moevolve.workers.worker import WorkerInfo
+
+            return WorkerInfo(f"fragile/{os.getpid()}", node, "cpu")
+
+        def evaluate(self, request: Any, _: object) -> Any:
+            from moevolve.workers.messages import EvaluationReply
+
+            return EvaluationReply(request.ticket, {}, "there is no model", 0.0, "fragile")
+
+    return FragileWorker
+
+
+def fragile_pool(address: str, worker: Any, **settings: Any) -> RayPool:
+    workers = WorkersSection(num_cpus=0.5, address=address, **settings)
+    return RayPool(workers, ModelConfig(path="nowhere"), EngineConfig(), {}, worker=worker)
+
+
+def poll_until(pool: RayPool, true: Callable[[], bool], timeout: float = 100) -> None:
+    deadline = time.monotonic() + timeout
+    while not true():
+        assert time.monotonic() < deadline
+        pool.poll(0.1)
+
+
+def test_a_worker_that_can_not_start_is_waited_for_beside_one_that_is_ready(
+    ray_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is started again after pauses that grow, and the search goes on."""
+    monkeypatch.setattr(ray_pool, "_PAUSE_S", 0.1)
+    monkeypatch.setattr(ray_pool, "_LONGEST_PAUSE_S", 0.3)
+    fates = ["fine", *["fail"] * 6, "fine"]
+    with contextlib.closing(fragile_pool(ray_address, fragile(tmp_path, *fates), count=1)) as pool:
+        poll_until(pool, lambda: pool.ready == 1)
+        pool.resize(2)
+        for number in range(20):
+            pool.submit(EvaluationRequest(IdentityEdit(), (), ticket=str(number)))
+        assert len(collect(pool, 20)) == 20
+        poll_until(pool, lambda: pool.ready == 2)
+    said = [record for record in caplog.records if record.levelno == logging.WARNING]
+    pauses = [record.args[-2] for record in said if isinstance(record.args, tuple)]
+    assert pauses == [0.1, 0.2, 0.3, 0.3, 0.3, 0.3]
+    words = f"worker 2 of 2 can't start on {socket.gethostname()}: RuntimeError: CUDA error"
+    assert all(words in record.message and "1 are ready" in record.message for record in said)
+
+
+def limit_start(pool: RayPool, seconds: float) -> None:
+    pool._workers = pool._workers.model_copy(update={"start_timeout_s": seconds})
+
+
+def test_a_worker_that_hangs_while_it_loads_is_replaced(
+    ray_address: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool = fragile_pool(ray_address, fragile(tmp_path, "fine", "hang", "fine"), count=1, start_timeout_s=200)
+    with contextlib.closing(pool):
+        poll_until(pool, lambda: pool.ready == 1)
+        pool.resize(2)
+        poll_until(pool, (tmp_path / "1").exists)
+        limit_start(pool, 1.0)
+        poll_until(pool, lambda: "took longer to load than start_timeout_s = 1" in caplog.text)
+        limit_start(pool, 200.0)
+        poll_until(pool, (tmp_path / "2").exists)
+
+
+def test_the_pool_ends_when_no_worker_gets_ready_in_time(ray_address: str, tmp_path: Path) -> None:
+    """One hangs while it loads, another one finds no room."""
+    loading = fragile_pool(ray_address, fragile(tmp_path, "hang"), count=1, start_timeout_s=200)
+    with contextlib.closing(loading):
+        poll_until(loading, (tmp_path / "0").exists)
+        limit_start(loading, 1.0)
+        with pytest.raises(PoolError, match=r"after 1 s .*: the model loads slowly"):
+            poll_until(loading, lambda: False)
+    workers = WorkersSection(num_cpus=64, start_timeout_s=1, address=ray_address)
+    waiting = RayPool(workers, ModelConfig(path="nowhere"), EngineConfig(), {})
+    with contextlib.closing(waiting), pytest.raises(PoolError, match=r"after 1 s .*: the cluster has no room for num_"):
+        poll_until(waiting, lambda: False)
+
+
+def calibrate(address: str, check: Callable[[], object], **settings: Any) -> bytes:
+    workers = WorkersSection(address=address, **settings)
+    recipe: Any = None
+    return calibrate_on_ray(workers, ModelConfig(path="nowhere"), EngineConfig(), recipe, (), check)
+
+
+def test_who_waits_for_a_calibration_hears_what_is_asked(ray_address: str) -> None:
+    """There is no room for its worker."""
+    asked = iter(["running", "running", "stopped"])
+
+    def check() -> None:
+        unless_ended(Control("somebody", 1, True, next(asked), None))  # type: ignore[arg-type]
+
+    with pytest.raises(StopAsked):
+        calibrate(ray_address, check, num_cpus=64)
+    with pytest.raises(
+        PoolError, match=r"no worker was ready after 0\.5 s .*: the cluster has no room for num_cpus=64"
+    ):
+        calibrate(ray_address, lambda: None, num_cpus=64, start_timeout_s=0.5)
+
+
+def test_what_ray_can_not_do_for_a_calibration_is_no_traceback(
+    ray_address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> bytes:
+        raise RuntimeEnvSetupError("no such package")
+
+    monkeypatch.setattr(ray_pool, "_awaited", broken)
+    with pytest.raises(PoolError, match=r"the calibration failed: RuntimeEnvSetupError: .*no such package"):
+        calibrate(ray_address, lambda: None)
 
 
 def test_our_kernels_folder_is_not_importable_by_its_bare_name(pool: RayPool, split: PreparedSplit) -> None:

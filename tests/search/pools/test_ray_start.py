@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -119,6 +122,23 @@ def test_where_no_cluster_is(started: Started, monkeypatch: pytest.MonkeyPatch) 
         find_cluster("127.0.0.1:1")
     with socket.create_server(("0.0.0.0", 0)) as server, pytest.raises(PoolError, match="no answer of a Ray head"):
         find_cluster(f"127.0.0.1:{server.getsockname()[1]}")
+
+
+def test_a_machine_that_is_no_node_of_the_cluster(
+    started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head's own node is gone; the node that runs here is another cluster's."""
+    with own_nodes(tmp_path) as nodes:
+        port = str(free_port())
+        group = nodes.start(
+            {**nodes.env, "RAY_AUTH_MODE": "disabled"}, "--head", "--port", port, "--include-dashboard", "false"
+        )
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if (process / "comm").read_text().strip() == "raylet" and os.getpgid(int(process.name)) == group:
+                    os.kill(int(process.name), signal.SIGKILL)
+        with pytest.raises(PoolError, match=r"this machine is no node of it.* `ray start --address \S+` .*--submit"):
+            find_in(nodes.env, f"127.0.0.1:{port}", monkeypatch)
 
 
 def test_a_cluster_without_tokens(ray_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
