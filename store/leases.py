@@ -44,14 +44,17 @@ def acquire(
     """Take a search's lease. What was asked of the driver before is forgotten; so is its priority, if one is given.
 
     Raises:
+    Not that the search be cancelled: a driver that died before it heard that leaves it to the next one.
+
         LeaseHeldError: another driver has it, and is not dead.
         StoreError: unknown search.
     """
     row, now = _locked(connection, search_id), now_of(connection)
     if _control(row, now, dead).alive:
         left = (row.expires_at - now).total_seconds()
+    found = find_search(connection, search_id)
         raise LeaseHeldError(
-            f"search {find_search(connection, search_id).name} is being run by {row.owner}; stop that one, or wait: if "
+            f"search {found.name} is being run by {row.owner}; stop that one, or wait: if "
             f"it is dead, the search is free in {left:.0f} s"
         )
     lease = Lease(search_id, owner, row.epoch + 1)
@@ -61,7 +64,7 @@ def acquire(
         owner=owner,
         epoch=lease.epoch,
         expires_at=now + timedelta(seconds=seconds),
-        wanted="running",
+        wanted="cancelled" if row.wanted == "cancelled" and found.status != "finished" else "running",
         workers=None,
         stage=None,
         claim=None,

@@ -425,13 +425,7 @@ class Store:
         """
         _check_status(status)
         with transaction(self._engine, write=True) as connection:
-            search_id = touch(connection, writer)
-            before = find_search(connection, search_id)
-            change = update(models.searches).where(models.searches.c.id == search_id)
-            connection.execute(change.values(status=status, status_reason=reason))
-            # Who runs it again is news; who says the same again, because a connection was lost over it, isn't.
-            if status == "running" or (before.status, before.status_reason) != (status, reason):
-                events.append(connection, search_id, "status", f"{status}: {reason}" if reason else status)
+            _set_status(connection, touch(connection, writer), status, reason)
 
     @patient
     def bind_model(self, search_id: str, fingerprint: str, path: str) -> None:
@@ -488,7 +482,8 @@ class Store:
         """Takes a search back to before failures that were no candidate's fault.
 
         Individuals from index `first` on are removed, with their exports' records, and earlier ones that failed by
-        fault of a worker or of time are pending again. Evaluations stay, so what comes out again costs nothing.
+        fault of a worker or of time are pending again. Evaluations stay, so what comes out again costs nothing. The
+        search is interrupted from then on, so that it can be resumed whatever happens to who takes it back.
 
         Args:
             writer: as `amend_search` has it.
@@ -515,6 +510,7 @@ class Store:
         Returns:
             Those that exist, failed ones included, ordered by phenotype hash and task fingerprint.
         """
+            _set_status(connection, search_id, "interrupted", "to be retried")
         hashes = [phenotype_hashes] if isinstance(phenotype_hashes, str) else sorted(set(phenotype_hashes))
         with transaction(self._engine) as connection:
             ids = context_ids(connection, model_fingerprint, engine_fingerprint, task_fingerprints)
@@ -666,3 +662,12 @@ class Store:
 def _check_status(status: str) -> None:
     if status not in SEARCH_STATUSES:
         raise StoreError(f"no such status of a search: {status!r}; it is one of {', '.join(SEARCH_STATUSES)}")
+def _set_status(connection: Connection, search_id: str, status: SearchStatus, reason: str | None) -> None:
+    before = find_search(connection, search_id)
+    change = update(models.searches).where(models.searches.c.id == search_id)
+    connection.execute(change.values(status=status, status_reason=reason))
+    # Who runs it again is news; who says the same again, because a connection was lost over it, isn't.
+    if status == "running" or (before.status, before.status_reason) != (status, reason):
+        events.append(connection, search_id, "status", f"{status}: {reason}" if reason else status)
+
+
