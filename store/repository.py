@@ -17,6 +17,7 @@ from moevolve.store import deliveries, events, leases, queries
 from moevolve.store import tables as models
 from moevolve.store.costs import SearchCosts, read_costs
 from moevolve.store.errors import NameTakenError, NotFoundError, StoreError, UnreachableError
+from moevolve.store.files import BUSY_SECONDS
 from moevolve.store.leases import Dead
 from moevolve.store.lineage import find_individual, find_search, lineage
 from moevolve.store.queries import (
@@ -49,7 +50,15 @@ from moevolve.store.records import (
     Wanted,
 )
 from moevolve.store.schema import prepare
-from moevolve.store.session import insert_all, make_engine, transaction, vacuum
+from moevolve.store.session import (
+    hold_content,
+    insert_all,
+    insert_new,
+    make_engine,
+    transaction,
+    vacuum,
+    wait_for_locks,
+)
 from moevolve.store.writes import (
     ContextKey,
     touch,
@@ -113,7 +122,8 @@ class Store:
     Attributes:
         url: of the database.
         read_only: whether it was opened for reading.
-        patience_s: how long in all a database is waited for that is away (`patient`); who drives a search sets it.
+        patience_s: how long in all a database is waited for that is away (`patient`), or a file that another process
+            writes to; who drives a search sets it.
     """
 
     def __init__(self, engine: Engine, url: str, read_only: bool = False) -> None:
@@ -121,7 +131,8 @@ class Store:
         self._engine = engine
         self.url = url
         self.read_only = read_only
-        self.patience_s = _READERS_S if read_only and self.is_file else 0.0
+        self.patience_s = 0.0 if not self.is_file else _READERS_S if read_only else BUSY_SECONDS
+        wait_for_locks(engine, lambda: self.patience_s)
         self._silent_since: float | None = None
         self._contexts: dict[ContextKey, int] = {}
 
@@ -165,7 +176,7 @@ class Store:
     @contextmanager
     def transaction(self, write: bool = False) -> Iterator[Connection]:
         """One transaction of what keeps stores up, beside the methods below; see `session.transaction`."""
-        with transaction(self._engine, write) as connection:
+        with transaction(self._engine, write, bounded=False) as connection:
             yield connection
 
     def _waits(self, pause: float) -> bool:
@@ -201,15 +212,18 @@ class Store:
         row = {one.name: getattr(search, one.name) for one in fields(search)}
         row |= {"created_at": search.created_at or now, "updated_at": search.updated_at or search.created_at or now}
         with transaction(self._engine, write=True) as connection:
+            hold_content(connection)
             both = [search.id, search.name]
             taken = models.searches.c.id.in_(both) | models.searches.c.name.in_(both)
             other = connection.execute(select(models.searches).where(taken)).first()
+            if other is None and not insert_new(connection, models.searches, [row]):
+                # Another process was adding it just now.
+                other = connection.execute(select(models.searches).where(taken)).one()
             if other is not None:
                 kind = NameTakenError if other.name == search.name else StoreError
                 raise kind(
                     f"there is a search {other.name!r} (id {other.id}) already; resume it or choose another name"
                 )
-            insert_all(connection, models.searches, [row])
             insert_all(connection, models.leases, [leases.unheld(search.id)])
             rows = [{"search_id": search.id, "position": place, **asdict(task)} for place, task in enumerate(tasks)]
             insert_all(connection, models.search_tasks, rows)
@@ -496,6 +510,7 @@ class Store:
             search_id = touch(connection, writer)
             write_retry(connection, search_id, first)
             events.append(connection, search_id, "retried", f"from individual {first} on", first)
+            _set_status(connection, search_id, "interrupted", "to be retried")
 
     @patient
     def evaluations(
@@ -510,7 +525,6 @@ class Store:
         Returns:
             Those that exist, failed ones included, ordered by phenotype hash and task fingerprint.
         """
-            _set_status(connection, search_id, "interrupted", "to be retried")
         hashes = [phenotype_hashes] if isinstance(phenotype_hashes, str) else sorted(set(phenotype_hashes))
         with transaction(self._engine) as connection:
             ids = context_ids(connection, model_fingerprint, engine_fingerprint, task_fingerprints)
@@ -638,11 +652,9 @@ class Store:
     @patient
     def add_calibration(self, fingerprint: str, content: bytes) -> None:
         """Keeps a calibration; one that is there already stays."""
-        c = models.calibrations.c
         with transaction(self._engine, write=True) as connection:
-            if connection.execute(select(c.fingerprint).where(c.fingerprint == fingerprint)).first() is None:
-                row = {"fingerprint": fingerprint, "content": content, "created_at": utc_now()}
-                insert_all(connection, models.calibrations, [row])
+            row = {"fingerprint": fingerprint, "content": content, "created_at": utc_now()}
+            insert_new(connection, models.calibrations, [row])
 
     @patient
     def calibrations(self) -> list[str]:
@@ -659,9 +671,6 @@ class Store:
             return connection.execute(select(c.content).where(c.fingerprint == fingerprint)).scalar()
 
 
-def _check_status(status: str) -> None:
-    if status not in SEARCH_STATUSES:
-        raise StoreError(f"no such status of a search: {status!r}; it is one of {', '.join(SEARCH_STATUSES)}")
 def _set_status(connection: Connection, search_id: str, status: SearchStatus, reason: str | None) -> None:
     before = find_search(connection, search_id)
     change = update(models.searches).where(models.searches.c.id == search_id)
@@ -671,3 +680,6 @@ def _set_status(connection: Connection, search_id: str, status: SearchStatus, re
         events.append(connection, search_id, "status", f"{status}: {reason}" if reason else status)
 
 
+def _check_status(status: str) -> None:
+    if status not in SEARCH_STATUSES:
+        raise StoreError(f"no such status of a search: {status!r}; it is one of {', '.join(SEARCH_STATUSES)}")
