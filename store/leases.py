@@ -19,6 +19,7 @@ from moevolve.store.errors import LeaseHeldError, LeaseLostError, NotRunningErro
 from moevolve.store.events import append
 from moevolve.store.lineage import find_search
 from moevolve.store.records import WANTED, Claim, Control, Lease, Progress, Wanted
+from moevolve.store.session import hold_content
 from moevolve.store.tables import leases
 
 Dead = Callable[[str], bool]
@@ -43,15 +44,19 @@ def acquire(
 ) -> Lease:
     """Take a search's lease. What was asked of the driver before is forgotten; so is its priority, if one is given.
 
+    Not that the search be cancelled: a driver that died before it heard that leaves it to the next one.
+
     Raises:
         LeaseHeldError: another driver has it, and is not dead.
         StoreError: unknown search.
     """
+    hold_content(connection)
     row, now = _locked(connection, search_id), now_of(connection)
+    found = find_search(connection, search_id)
     if _control(row, now, dead).alive:
         left = (row.expires_at - now).total_seconds()
         raise LeaseHeldError(
-            f"search {find_search(connection, search_id).name} is being run by {row.owner}; stop that one, or wait: if "
+            f"search {found.name} is being run by {row.owner}; stop that one, or wait: if "
             f"it is dead, the search is free in {left:.0f} s"
         )
     lease = Lease(search_id, owner, row.epoch + 1)
@@ -61,7 +66,7 @@ def acquire(
         owner=owner,
         epoch=lease.epoch,
         expires_at=now + timedelta(seconds=seconds),
-        wanted="running",
+        wanted="cancelled" if row.wanted == "cancelled" and found.status != "finished" else "running",
         workers=None,
         stage=None,
         claim=None,
@@ -178,6 +183,18 @@ def running(connection: Connection, dead: Dead = lambda _: False) -> dict[str, C
     """The same of those that are being run; others cost next to nothing, however many they are."""
     found = _read(connection, select(leases).where(leases.c.owner.is_not(None)), dead)
     return {search_id: control for search_id, control in found.items() if control.alive}
+
+
+def shut_out(connection: Connection, dead: Dead) -> set[str]:
+    """Take leases that ran out from their owners, who write nothing more should they wake up.
+
+    Returns:
+        Ids of the searches that are being run.
+    """
+    late = update(leases).where(leases.c.expires_at <= now_of(connection))
+    connection.execute(late.values(owner=None, expires_at=None, claim=None, epoch=leases.c.epoch + 1))
+    held = connection.execute(select(leases.c.search_id, leases.c.owner).where(leases.c.owner.is_not(None)))
+    return {row.search_id for row in held if not dead(row.owner)}
 
 
 def _read(connection: Connection, rows: Select[Any], dead: Dead) -> dict[str, Control]:

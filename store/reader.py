@@ -90,7 +90,8 @@ class StoreReader:
 
     Attributes:
         url: of the database.
-        patience_s: how long in all a database is waited for that is away (`patient`); who drives a search sets it.
+        patience_s: how long in all a database is waited for that is away (`patient`), or a file that another process
+            writes to; who drives a search sets it.
     """
 
     def __init__(self, engine: Engine, url: str) -> None:

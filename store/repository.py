@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Engine, delete, func, select, update
 from moevolve.store import deliveries, events, leases
 from moevolve.store import tables as models
 from moevolve.store.errors import NameTakenError, StoreError
+from moevolve.store.files import BUSY_SECONDS
 from moevolve.store.leases import Dead
 from moevolve.store.lineage import find_individual, find_search
 from moevolve.store.reader import StoreReader, patient
@@ -32,7 +33,15 @@ from moevolve.store.records import (
     SearchTaskRecord,
     Wanted,
 )
-from moevolve.store.session import insert_all, make_engine, transaction, vacuum
+from moevolve.store.session import (
+    hold_content,
+    insert_all,
+    insert_new,
+    make_engine,
+    transaction,
+    vacuum,
+    wait_for_locks,
+)
 from moevolve.store.writes import (
     ContextKey,
     touch,
@@ -60,7 +69,8 @@ class Store(StoreReader):
     def __init__(self, engine: Engine, url: str) -> None:
         """For `open`."""
         super().__init__(engine, url)
-        self.patience_s = 0.0
+        self.patience_s = BUSY_SECONDS if self.is_file else 0.0
+        wait_for_locks(engine, lambda: self.patience_s)
         self._contexts: dict[ContextKey, int] = {}
 
     @classmethod
@@ -78,9 +88,9 @@ class Store(StoreReader):
         return cls._prepared(make_engine(url, create), url, create)
 
     @contextmanager
-    def write_transaction(self) -> Iterator[Connection]:
+    def write_transaction(self, bounded: bool = True) -> Iterator[Connection]:
         """One transaction that reads and writes; see `session.transaction`."""
-        with transaction(self._engine, write=True) as connection:
+        with transaction(self._engine, write=True, bounded=bounded) as connection:
             yield connection
 
     def create_search(self, search: SearchRecord, tasks: Sequence[SearchTaskRecord]) -> None:
@@ -98,15 +108,18 @@ class Store(StoreReader):
         row = {one.name: getattr(search, one.name) for one in fields(search)}
         row |= {"created_at": search.created_at or now, "updated_at": search.updated_at or search.created_at or now}
         with self.write_transaction() as connection:
+            hold_content(connection)
             both = [search.id, search.name]
             taken = models.searches.c.id.in_(both) | models.searches.c.name.in_(both)
             other = connection.execute(select(models.searches).where(taken)).first()
+            if other is None and not insert_new(connection, models.searches, [row]):
+                # Another process was adding it just now.
+                other = connection.execute(select(models.searches).where(taken)).one()
             if other is not None:
                 kind = NameTakenError if other.name == search.name else StoreError
                 raise kind(
                     f"there is a search {other.name!r} (id {other.id}) already; resume it or choose another name"
                 )
-            insert_all(connection, models.searches, [row])
             insert_all(connection, models.leases, [leases.unheld(search.id)])
             rows = [{"search_id": search.id, "position": place, **asdict(task)} for place, task in enumerate(tasks)]
             insert_all(connection, models.search_tasks, rows)
@@ -145,13 +158,7 @@ class Store(StoreReader):
         """
         _check_status(status)
         with self.write_transaction() as connection:
-            search_id = touch(connection, writer)
-            before = find_search(connection, search_id)
-            change = update(models.searches).where(models.searches.c.id == search_id)
-            connection.execute(change.values(status=status, status_reason=reason))
-            # Who runs it again is news; who says the same again, because a connection was lost over it, isn't.
-            if status == "running" or (before.status, before.status_reason) != (status, reason):
-                events.append(connection, search_id, "status", f"{status}: {reason}" if reason else status)
+            _set_status(connection, touch(connection, writer), status, reason)
 
     @patient
     def bind_model(self, search_id: str, fingerprint: str, path: str) -> None:
@@ -289,7 +296,8 @@ class Store(StoreReader):
         """Takes a search back to before failures that were no candidate's fault.
 
         Individuals from index `first` on are removed, with their exports' records, and earlier ones that failed by
-        fault of a worker or of time are pending again. Evaluations stay, so what comes out again costs nothing.
+        fault of a worker or of time are pending again. Evaluations stay, so what comes out again costs nothing. The
+        search is interrupted from then on, so that it can be resumed whatever happens to who takes it back.
 
         Args:
             writer: as `amend_search` has it.
@@ -302,6 +310,7 @@ class Store(StoreReader):
             search_id = touch(connection, writer)
             write_retry(connection, search_id, first)
             events.append(connection, search_id, "retried", f"from individual {first} on", first)
+            _set_status(connection, search_id, "interrupted", "to be retried")
 
     @patient
     def add_export(self, ref: str, export: ExportRecord) -> None:
@@ -314,11 +323,9 @@ class Store(StoreReader):
     @patient
     def add_calibration(self, fingerprint: str, content: bytes) -> None:
         """Keeps a calibration; one that is there already stays."""
-        c = models.calibrations.c
         with self.write_transaction() as connection:
-            if connection.execute(select(c.fingerprint).where(c.fingerprint == fingerprint)).first() is None:
-                row = {"fingerprint": fingerprint, "content": content, "created_at": utc_now()}
-                insert_all(connection, models.calibrations, [row])
+            row = {"fingerprint": fingerprint, "content": content, "created_at": utc_now()}
+            insert_new(connection, models.calibrations, [row])
 
     @patient
     def claim_events(
@@ -349,6 +356,15 @@ class Store(StoreReader):
     def vacuum(self) -> bool:
         """Gives the room of deleted rows back, where the database is a file; whether it is one."""
         return vacuum(self._engine)
+
+
+def _set_status(connection: Connection, search_id: str, status: SearchStatus, reason: str | None) -> None:
+    before = find_search(connection, search_id)
+    change = update(models.searches).where(models.searches.c.id == search_id)
+    connection.execute(change.values(status=status, status_reason=reason))
+    # Who runs it again is news; who says the same again, because a connection was lost over it, isn't.
+    if status == "running" or (before.status, before.status_reason) != (status, reason):
+        events.append(connection, search_id, "status", f"{status}: {reason}" if reason else status)
 
 
 def _check_status(status: str) -> None:

@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, Insert, Table, Update, create_engine, event, insert, literal, make_url
+from sqlalchemy import (
+    URL,
+    Connection,
+    Engine,
+    Insert,
+    Table,
+    Update,
+    create_engine,
+    event,
+    func,
+    insert,
+    literal,
+    make_url,
+    select,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import (
@@ -49,7 +65,13 @@ T = TypeVar("T")
 
 
 _IDLE_S = 20
-"""How long a transaction on PostgreSQL may wait for its client."""
+"""How long a write on PostgreSQL may wait for its client."""
+_STEP_S = 0.5
+"""How long Ctrl-C may go unheard while a SQLite file is locked."""
+INTERRUPTED_S = 5.0
+"""How long each write on the way out waits for a locked file once Ctrl-C was heard."""
+# Any number will do, as long as it is always the same, and not that of `schema.py`.
+_CONTENT_LOCK = 7_026_112_438
 # A server that is cut off without a word is given up within half a minute, as one that says so is.
 _POSTGRES_WAITS = {
     "connect_timeout": 10,
@@ -85,9 +107,7 @@ def make_engine(url: str, create: bool, read_only: bool = False) -> Engine:
         if parsed.drivername == "postgresql":
             parsed = parsed.set(drivername="postgresql+psycopg")
         waits = {name: value for name, value in _POSTGRES_WAITS.items() if name not in parsed.query}
-        engine = _engine(parsed, pool_pre_ping=True, connect_args=waits)
-        event.listen(engine, "connect", _bound_transactions)
-        return engine
+        return _engine(parsed, pool_pre_ping=True, connect_args=waits)
     raise StoreError(f"{without_password(parsed)}: {backend} is not supported; use sqlite or postgresql")
 
 
@@ -118,14 +138,6 @@ def _set_up_reading(engine: Engine, path: Path) -> None:
 def _check_seal(_connection: DBAPIConnection, entry: ConnectionPoolEntry, _proxy: PoolProxiedConnection) -> None:
     if not entry.info["seal"].whole:
         raise DisconnectionError("somebody writes to the store now")  # SQLAlchemy connects anew
-
-
-def _bound_transactions(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
-    # A driver that is suspended in the middle of a write would keep its search's row locked for as long as it sleeps.
-    cursor = connection.cursor()
-    cursor.execute(f"SET idle_in_transaction_session_timeout = '{_IDLE_S}s'")
-    cursor.close()
-    connection.commit()
 
 
 def _engine(url: URL, **options: Any) -> Engine:
@@ -159,8 +171,56 @@ def _set_up_sqlite(engine: Engine) -> None:
     def begin(connection: Connection) -> None:
         # A transaction that reads and then writes can't wait for another writer (SQLITE_BUSY at once), so writers say
         # so from the start.
-        write = connection.get_execution_options().get("moevolve_write", False)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+        if connection.get_execution_options().get("moevolve_write", False):
+            _begin_to_write(connection)
+        else:
+            connection.exec_driver_sql("BEGIN")
+
+
+def wait_for_locks(engine: Engine, patience: Callable[[], float]) -> None:
+    """Has writers of a SQLite file wait so many seconds for one another; asked again while they do."""
+    engine.update_execution_options(moevolve_patience=patience)
+
+
+def _begin_to_write(connection: Connection) -> None:
+    """Waits until nobody else writes: in short steps, since SQLite's own wait hears neither Ctrl-C nor `patience`.
+
+    Raises:
+        StoreError: another process did not end its write in time.
+    """
+    patience = connection.engine.get_execution_options().get("moevolve_patience", lambda: BUSY_SECONDS)
+    raw: Any = connection.connection.driver_connection
+    raw.execute(f"PRAGMA busy_timeout={_STEP_S * 1000:.0f}")
+    begun = time.monotonic()
+    try:
+        while not _begun(connection):
+            waited = time.monotonic() - begun
+            if waited + _STEP_S > (min(patience(), INTERRUPTED_S) if _interrupted() else patience()):
+                raise StoreError(
+                    f"{without_password(connection.engine.url)}: database is locked: another process writes to it "
+                    f"for {waited:.0f} s now; try again when that has ended"
+                )
+    finally:
+        raw.execute(f"PRAGMA busy_timeout={BUSY_SECONDS * 1000}")
+
+
+def _interrupted() -> bool:
+    """Whether this thread is on its way out because of Ctrl-C, and writes down in some `finally` what it has."""
+    error = sys.exception()
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
+
+
+def _begun(connection: Connection) -> bool:
+    """Whether a write could begin."""
+    try:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+    except OperationalError as error:
+        if isinstance(error.orig, sqlite3.Error) and error.orig.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
+            return False
+        raise
+    return True
 
 
 def use_wal(engine: Engine) -> None:
@@ -194,8 +254,14 @@ def _outside_transactions(engine: Engine, *statements: str) -> bool:
 
 
 @contextmanager
-def transaction(engine: Engine, write: bool = False) -> Iterator[Connection]:
+def transaction(engine: Engine, write: bool = False, bounded: bool = True) -> Iterator[Connection]:
     """One transaction: committed at the end of the block, rolled back on any error. Reads see one snapshot.
+
+    Args:
+        engine: of the database.
+        write: whether it writes.
+        bounded: whether PostgreSQL is to end a write whose client is silent for 20 s: a driver that is suspended in the
+            middle of one would keep its search's row locked for as long as it sleeps.
 
     Raises:
         UnreachableError: the database went away; whether the transaction was committed isn't known.
@@ -212,6 +278,8 @@ def transaction(engine: Engine, write: bool = False) -> Iterator[Connection]:
             elif not write:
                 connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
             with connection.begin():
+                if write and bounded and engine.dialect.name == "postgresql":
+                    connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = {_IDLE_S * 1000:.0f}")
                 yield connection
                 if seal is not None and not seal.whole:
                     raise UnreachableError(f"{where}: somebody began to write while it was read; try again")
@@ -231,6 +299,16 @@ def _is_away(error: Exception) -> bool:
     return error.connection_invalidated or operational
 
 
+def hold_content(connection: Connection, alone: bool = False) -> None:
+    """Until the transaction ends, nobody deletes what a search might take for its own; `alone` is for who deletes.
+
+    On PostgreSQL a lock of who adds a search or takes its lease, against who prunes; SQLite has one writer at a time.
+    """
+    if connection.dialect.name == "postgresql":
+        lock = func.pg_advisory_xact_lock if alone else func.pg_advisory_xact_lock_shared
+        connection.execute(select(lock(_CONTENT_LOCK)))
+
+
 def one_line(error: Exception) -> str:
     """The first line of what a database driver said."""
     cause = getattr(error, "orig", None) or error
@@ -238,10 +316,10 @@ def one_line(error: Exception) -> str:
     return lines[0] if lines else type(cause).__name__
 
 
-def insert_new(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
-    """Inserts rows, leaving out those whose key is there already (the first one stays)."""
+def insert_new(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> int:
+    """Inserts rows, leaving out those whose key is there already (the first one stays); how many were new."""
     make = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
-    _execute_insert(connection, make(table).on_conflict_do_nothing(), rows)
+    return _execute_insert(connection, make(table).on_conflict_do_nothing(), rows)
 
 
 def insert_all(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
@@ -249,13 +327,14 @@ def insert_all(connection: Connection, table: Table, rows: Sequence[dict[str, An
     _execute_insert(connection, insert(table), rows)
 
 
-def _execute_insert(connection: Connection, statement: Insert, rows: Sequence[dict[str, Any]]) -> None:
-    if rows and connection.dialect.name == "sqlite":
-        connection.execute(statement, list(rows))
-    elif rows:
-        # With RETURNING, rows go in statements of many, else in a pipeline: PostgreSQL would not notice a client that
-        # is suspended in the middle of one, and keep its search locked (`_bound_transactions`).
-        connection.execute(statement.returning(literal(1)), list(rows)).all()
+def _execute_insert(connection: Connection, statement: Insert, rows: Sequence[dict[str, Any]]) -> int:
+    if not rows:
+        return 0
+    if connection.dialect.name == "sqlite":
+        return connection.execute(statement, list(rows)).rowcount
+    # With RETURNING, rows go in statements of many, else in a pipeline: PostgreSQL would not notice a client that is
+    # suspended in the middle of one, and keep its search locked (`transaction`).
+    return len(connection.execute(statement.returning(literal(1)), list(rows)).all())
 
 
 def update_all(connection: Connection, statement: Update, rows: Sequence[dict[str, Any]]) -> None:

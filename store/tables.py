@@ -44,6 +44,16 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
+class FreeText(TypeDecorator[str]):
+    """Text from anywhere, an exception's say: what a database can't keep (NUL, lone surrogates) is replaced."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        return None if value is None else value.replace("\0", "\ufffd").encode(errors="replace").decode()
+
+
 # SQLite numbers rows by itself only for a column of type INTEGER.
 RowId = BigInteger().with_variant(Integer(), "sqlite")
 
@@ -77,7 +87,7 @@ class Search(Base):
     genome_kind: Mapped[str] = mapped_column(String)
     software_version: Mapped[str] = mapped_column(String)
     status: Mapped[str] = mapped_column(String)
-    status_reason: Mapped[str | None] = mapped_column(Text)
+    status_reason: Mapped[str | None] = mapped_column(FreeText)
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     updated_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
@@ -109,7 +119,7 @@ class SearchLease(Base):
     wanted: Mapped[str] = mapped_column(String)
     workers: Mapped[int | None] = mapped_column(Integer)
     priority: Mapped[int] = mapped_column(Integer)
-    stage: Mapped[str | None] = mapped_column(Text)
+    stage: Mapped[str | None] = mapped_column(FreeText)
     progress: Mapped[str | None] = mapped_column(Text)
     claim: Mapped[str | None] = mapped_column(Text)
     events: Mapped[int] = mapped_column(BigInteger)
@@ -122,7 +132,7 @@ class SearchEvent(Base):
     search_id: Mapped[str] = mapped_column(ForeignKey("searches.id"), primary_key=True)
     seq: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
     kind: Mapped[str] = mapped_column(String)
-    text: Mapped[str] = mapped_column(Text)
+    text: Mapped[str] = mapped_column(FreeText)
     idx: Mapped[int | None] = mapped_column(BigInteger)
     at: Mapped[datetime] = mapped_column(UtcDateTime, index=True)
 
@@ -137,7 +147,7 @@ class Delivery(Base):
     target: Mapped[str] = mapped_column(String, primary_key=True)
     attempts: Mapped[int] = mapped_column(Integer)
     next_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    outcome: Mapped[str | None] = mapped_column(Text)
+    outcome: Mapped[str | None] = mapped_column(FreeText)
 
 
 class Individual(Base):
@@ -161,7 +171,7 @@ class Individual(Base):
     status: Mapped[str] = mapped_column(String)
     fitness: Mapped[float | None] = mapped_column(Double)
     tie_break: Mapped[float | None] = mapped_column(Double)
-    failure: Mapped[str | None] = mapped_column(Text)
+    failure: Mapped[str | None] = mapped_column(FreeText)
     failure_kind: Mapped[str | None] = mapped_column(String)
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
@@ -236,7 +246,7 @@ class Evaluation(Base):
     gold_logprob: Mapped[float | None] = mapped_column(Double)
     outcomes: Mapped[bytes | None] = mapped_column(LargeBinary)
     examples_seen: Mapped[int] = mapped_column(Integer)
-    failure: Mapped[str | None] = mapped_column(Text)
+    failure: Mapped[str | None] = mapped_column(FreeText)
     seconds: Mapped[float] = mapped_column(Double)
     worker: Mapped[str] = mapped_column(String)
     attempt: Mapped[int] = mapped_column(Integer)

@@ -18,6 +18,7 @@ from typing import Self
 from moevolve.store.errors import LeaseLostError, StoreError
 from moevolve.store.records import Claim, Control, Lease, Progress
 from moevolve.store.repository import Store
+from moevolve.store.session import INTERRUPTED_S
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +26,8 @@ _BEAT_S = 1.0
 """How often a lease is renewed, and looked whether something is asked."""
 _BRIEFLY_S = 30.0
 """How long a lease for a few writes lasts if its owner dies over them."""
+_LOCKED_S = 600.0
+"""How long a driver waits for another process that writes to its SQLite file, where nobody can take its lease then."""
 
 
 class Driving:
@@ -37,7 +40,8 @@ class Driving:
         priority: of the search from now on.
         claim: what it could use of a cluster; asked with every renewal.
 
-    Meanwhile the store waits for a database that restarts, as long as the lease lasts.
+    Meanwhile the store waits for a database that restarts, as long as the lease lasts; for a SQLite file that another
+    process writes to ten minutes, for until it ends nobody else can have the lease either.
 
     Raises:
         LeaseHeldError: on entering, if another driver runs the search.
@@ -65,7 +69,8 @@ class Driving:
     def __enter__(self) -> Self:
         self.lease = _acquire(self._store, self._search_id, self._seconds, self._priority)
         # From here on every write is fenced, so none does harm that is tried again after a lost connection.
-        self._patience_before, self._store.patience_s = self._store.patience_s, self._seconds
+        self._patience_before = self._store.patience_s
+        self._store.patience_s = _LOCKED_S if self._store.is_file else self._seconds
         self._control = Control(self.lease.owner, self.lease.epoch, True, "running", None, self._priority)
         self._thread.start()
         return self
@@ -74,8 +79,9 @@ class Driving:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ended.set()
-        self._thread.join()
+        self._store.patience_s = INTERRUPTED_S if self._store.is_file else self._seconds  # the beat's wait, too
         try:
+            self._thread.join()
             if self._lost is None:
                 self._store.renew(self.lease, self._seconds, self._stage, self._progress)
             self._store.release(self.lease)

@@ -22,8 +22,8 @@ from moevolve.search.service.observer import Observer, logged_as
 from moevolve.search.service.set_up import splits_beside
 from moevolve.search.service.sharing import Share
 from moevolve.search.strategies.phased import make_strategy
-from moevolve.store.errors import LeaseLostError
-from moevolve.store.records import Progress
+from moevolve.store.errors import CancelledError, LeaseLostError
+from moevolve.store.records import Lease, Progress, SearchRecord
 from moevolve.store.repository import Store
 from moevolve.workers.config import engine_fingerprint
 
@@ -55,6 +55,7 @@ def execute(
     While it runs, this process has its lease, and does what it is asked through the store.
 
     Raises:
+        CancelledError: it was cancelled.
         LeaseHeldError: another process runs it.
         LeaseLostError: another process has taken it over.
         PoolError: no worker can be had; the search stays resumable.
@@ -67,7 +68,7 @@ def execute(
         Driving(store, setup.search_id, workers.lease_s, workers.priority, share.claim) as driving,
     ):
         lease = driving.lease
-        record = store.search(setup.search_id)  # as the driver before left it
+        record = check_goes_on(store, lease)  # as the driver before left it
         log.info("%s runs it from now on, for the %d. time", lease.owner, lease.epoch)
         finished = record.status == "finished"
         config = parse_stored_config(record.config).model_copy(update={"final": setup.config.final})
@@ -92,6 +93,27 @@ def execute(
         store.set_status(lease, "finished")
         log.info("finished")
     return standings(store, store.search(setup.search_id), store.history(setup.search_id), setup.facts)
+
+
+def check_goes_on(store: Store, lease: Lease) -> SearchRecord:
+    """The record of a search that this process has the lease of.
+
+    Raises:
+        CancelledError: it was since it was last looked at, or a driver that was asked to died before it heard it.
+    """
+    if store.control(lease.search_id).wanted == "cancelled":
+        store.set_status(lease, "cancelled", "asked for from outside")
+    record = store.search(lease.search_id)
+    refuse_cancelled(record)
+    return record
+
+
+def refuse_cancelled(record: SearchRecord) -> None:
+    """Raises CancelledError if a search was cancelled, which is for good."""
+    if record.status == "cancelled":
+        raise CancelledError(
+            f"search {record.name} was cancelled: what it evaluated is in the store; launch another one"
+        )
 
 
 def _run(

@@ -9,12 +9,11 @@ from moevolve.search.config.files import changed_config, parse_stored_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.loop.standings import Standings
-from moevolve.search.service.execute import execute
+from moevolve.search.service.execute import execute, refuse_cancelled
 from moevolve.search.service.observer import Observer
 from moevolve.search.service.set_up import set_up
 from moevolve.search.service.steer import unpaused
 from moevolve.search.service.weights import check_checkpoint
-from moevolve.store.errors import CancelledError
 from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
 
@@ -71,10 +70,7 @@ def set_up_stored(
     stored = parse_stored_config(record.config)
     if not isinstance(stored, RunConfig):
         raise UserError(f"search {record.name} was imported: there is nothing to resume")
-    if record.status == "cancelled":
-        raise CancelledError(
-            f"search {record.name} was cancelled: what it evaluated is in the store; launch another one"
-        )
+    refuse_cancelled(record)
     config = adjust(stored)
     if (config.config_hash, config.name) != (stored.config_hash, stored.name):
         raise UserError("resume: only `workers` and `final` settings may change; others would make it another search")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.loop.standings import Standings
 from moevolve.search.service.driving import held
-from moevolve.search.service.execute import execute
+from moevolve.search.service.execute import check_goes_on, execute
 from moevolve.search.service.observer import Observer
 from moevolve.search.service.resume import changed_setup
 from moevolve.store.repository import Store
@@ -39,14 +39,18 @@ def take_back_failures(setup: SearchSetup, store: Store) -> tuple[int, int]:
 
     Returns:
         How many failures were taken back, and how many later individuals are made again.
+
+    Raises:
+        UserError: it was cancelled.
+        LeaseHeldError: a driver runs it.
     """
-    history = store.history(setup.search_id)
-    blameless = [row.index for row in history if row.status == "failed" and row.failure_kind != "candidate"]
-    if not blameless:
-        return 0, 0
-    schedule = setup.schedule
-    first = next((index for index in range(schedule.total) if schedule.visible(index) > blameless[0]), schedule.total)
     with held(store, setup.search_id) as lease:
+        check_goes_on(store, lease)
+        history = store.history(setup.search_id)
+        blameless = [row.index for row in history if row.status == "failed" and row.failure_kind != "candidate"]
+        if not blameless:
+            return 0, 0
+        schedule, span = setup.schedule, range(setup.schedule.total)
+        first = next((index for index in span if schedule.visible(index) > blameless[0]), schedule.total)
         store.retry(lease, first)
-        store.set_status(lease, "interrupted", "to be retried")
     return len(blameless), sum(row.index >= first for row in history)

@@ -36,11 +36,7 @@ def prune(store: Store, searches: Sequence[str], dry_run: bool) -> Pruned:
     Raises:
         StoreError: no such search, or it is being run. Nothing was deleted.
     """
-    gone = {store.search(name).id for name in searches}
-    stay = [summary.search for summary in store.searches() if summary.search.id not in gone]
-    used = {fingerprint for search in stay for fingerprint in _calibrations(store, search)}
-    idle = [fingerprint for fingerprint in store.calibrations() if fingerprint not in used]
-    return pruning.prune(store, searches, idle, is_gone, dry_run)
+    return pruning.prune(store, searches, lambda search: _calibrations(store, search), is_gone, dry_run)
 
 
 def copy(source: StoreReader, target: Store, searches: Sequence[str]) -> Copied:

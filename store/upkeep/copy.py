@@ -18,7 +18,7 @@ from moevolve.store.lineage import find_search
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL, SearchRecord
 from moevolve.store.repository import Store
-from moevolve.store.session import chunks, insert_all
+from moevolve.store.session import chunks, hold_content, insert_all
 from moevolve.store.tables import (
     calibrations,
     contexts,
@@ -82,7 +82,8 @@ def copy(
     """
     fingerprints = {name: needed(source.search(name)) for name in dict.fromkeys(names)}
     # The source is left first: if it turns out to have changed under the reader's eyes, nothing is committed.
-    with target.write_transaction() as there, source.transaction() as here:
+    with target.write_transaction(bounded=False) as there, source.transaction() as here:
+        hold_content(there)
         copies = [_Copy(here, there, name) for name in fingerprints]
         for each, wanted in zip(copies, fingerprints.values(), strict=True):
             each.run(wanted, dead)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Table, and_, delete, exists, func, or_, select
 
-from moevolve.store.leases import Dead, fence, running
+from moevolve.store.leases import Dead, fence, running, shut_out
 from moevolve.store.lineage import find_search
-from moevolve.store.records import FULL_MODEL
+from moevolve.store.queries import read_searches
+from moevolve.store.records import FULL_MODEL, SearchRecord
 from moevolve.store.repository import Store
-from moevolve.store.session import chunks
+from moevolve.store.session import chunks, hold_content
 from moevolve.store.tables import (
     calibrations,
     contexts,
@@ -46,16 +47,20 @@ class Pruned:
     vacuumed: bool = False
 
 
-def prune(store: Store, names: Sequence[str], idle: Collection[str], dead: Dead, dry_run: bool = False) -> Pruned:
+Needed = Callable[[SearchRecord], Collection[str]]
+"""Fingerprints of the calibrations that a search starts from."""
+
+
+def prune(store: Store, names: Sequence[str], needed: Needed, dead: Dead, dry_run: bool = False) -> Pruned:
     """Deletes searches, and evaluations and calibrations that no search has any use for then.
 
     Evaluations of a model, on an engine, that a search is being run on stay for now: its driver may be about to use
-    them.
+    them. None begins meanwhile, nor is any search added; and a driver that didn't renew its lease in time has lost it.
 
     Args:
         store: the store.
         names: of the searches, or their ids.
-        idle: fingerprints of the calibrations that no other search starts from.
+        needed: fingerprints of the calibrations that a search starts from; asked of all that stay.
         dead: as `Store.acquire` has it.
         dry_run: only say what would be deleted.
 
@@ -63,9 +68,9 @@ def prune(store: Store, names: Sequence[str], idle: Collection[str], dead: Dead,
         LeaseHeldError: one of the searches is being run. Nothing was deleted.
         StoreError: no such search. Nothing was deleted.
     """
-    with store.write_transaction() as connection:
+    with store.write_transaction(bounded=False) as connection:
         inner = connection.begin_nested()
-        found = _prune(connection, names, idle, dead)
+        found = _prune(connection, names, needed, dead)
         if dry_run:
             inner.rollback()
             return found
@@ -76,11 +81,12 @@ def prune(store: Store, names: Sequence[str], idle: Collection[str], dead: Dead,
     return replace(found, vacuumed=store.vacuum())
 
 
-def _prune(connection: Connection, names: Sequence[str], idle: Collection[str], dead: Dead) -> Pruned:
+def _prune(connection: Connection, names: Sequence[str], needed: Needed, dead: Dead) -> Pruned:
+    hold_content(connection, alone=True)
     ids = [find_search(connection, name).id for name in dict.fromkeys(names)]
     counted = [_drop_search(connection, fence(connection, search_id, dead)) for search_id in dict.fromkeys(ids)]
-    spare = _unused(connection, running(connection, dead))
-    evaluated, calibrated = _drop_evaluations(connection, spare), _drop_calibrations(connection, idle)
+    evaluated = _drop_evaluations(connection, _unused(connection, shut_out(connection, dead)))
+    calibrated = _drop_calibrations(connection, _idle(connection, needed))
     size = sum(size for _, size in counted) + evaluated[1] + calibrated[1]
     return Pruned(len(counted), sum(rows for rows, _ in counted), evaluated[0], calibrated[0], size)
 
@@ -128,6 +134,12 @@ def _drop_evaluations(connection: Connection, spare: Sequence[Any]) -> tuple[int
         empty = ~exists().where(e.context_id == context.id)
         connection.execute(delete(contexts).where(contexts.c.id == context.id, empty))
     return total, size
+
+
+def _idle(connection: Connection, needed: Needed) -> set[str]:
+    """Calibrations that no search starts from."""
+    there = set(connection.execute(select(calibrations.c.fingerprint)).scalars())
+    return there.difference(*(needed(summary.search) for summary in read_searches(connection)))
 
 
 def _drop_calibrations(connection: Connection, idle: Collection[str]) -> tuple[int, int]:

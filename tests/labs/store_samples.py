@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from moevolve.store.records import (
@@ -100,3 +103,14 @@ def scored(store: Store, search_id: str, index: int, score: float | None, **othe
     if score is not None:
         found = evaluation(index, score, phenotype_hash=one.phenotype_hash, gold_logprob=gold, **shape)
     store.record(search_id, [decided(one, score, gold)], [found])
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """A SQLite store that somebody else writes to all the while."""
+    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        finally:
+            other.execute("ROLLBACK")

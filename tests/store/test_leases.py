@@ -117,6 +117,19 @@ def test_what_is_asked_is_heard_until_the_next_driver(store: Store, alpha: str) 
     assert (store.control(alpha).wanted, store.control(alpha).workers) == ("running", None)
 
 
+def test_that_it_is_to_be_cancelled_is_left_to_the_next_driver(store: Store, alpha: str) -> None:
+    lease = store.acquire(alpha, "driver", 60)
+    store.ask(alpha, "cancelled", workers=3)
+    store.release(lease)
+    lease = store.acquire(alpha, "next", 60)
+    assert (store.control(alpha).wanted, store.control(alpha).workers) == ("cancelled", None)
+    # It came to its end before it was heard.
+    store.set_status(lease, "finished")
+    store.release(lease)
+    store.acquire(alpha, "last", 60)
+    assert store.control(alpha).wanted == "running"
+
+
 def test_of_many_that_ask_at_once_one_gets_it(store: Store, alpha: str) -> None:
     def attempt(number: int) -> Lease | None:
         try:

@@ -89,6 +89,19 @@ def test_status_changes_and_counts(store: Store) -> None:
         store.set_status("id-gamma", "running")
 
 
+def test_texts_may_hold_what_databases_cannot_keep(store: Store) -> None:
+    store.create_search(search(), [split()])
+    bad, kept = "ValueError: \x00 in \udcff", "ValueError: \ufffd in ?"
+    failed = replace(individual(0), status="failed", failure=bad, failure_kind="candidate")
+    store.record("id-alpha", [failed], [evaluation(0, None, failure=bad)])
+    store.set_status("id-alpha", "failed", bad)
+    assert store.history("id-alpha")[0].failure == kept
+    found = store.evaluations(failed.phenotype_hash, MODEL, ENGINE, [digest("rte", "search")])
+    assert [row.failure for row in found] == [kept]
+    assert store.search("alpha").status_reason == kept
+    assert store.latest_events("id-alpha")[0].text == f"failed: {kept}"
+
+
 def test_history_gives_back_bytes_parents_gaps_and_pending(store: Store) -> None:
     store.create_search(search(), [split()])
     batch = [individual(0), individual(1), individual(3, [1, 0, 1], depth=1)]

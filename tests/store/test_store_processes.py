@@ -5,14 +5,22 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
-from sqlalchemy import text
-from store_samples import digest, individual, search, split
+import pytest
+from sqlalchemy import Insert, insert, text
+from store_samples import digest, individual, locked, search, split
 
+from moevolve.store.errors import NameTakenError, StoreError
 from moevolve.store.repository import Store
 from moevolve.store.session import transaction
+from moevolve.store.tables import calibrations, searches
+from moevolve.store.writes import utc_now
 
 # Writes batches of twenty for ever: individuals with parents, evaluations and fitness in one transaction each.
 WRITER = f"""
@@ -111,3 +119,71 @@ def test_a_waiting_writer_gets_its_turn(store: Store, url: str) -> None:
         assert process.stdout.readline().strip() == "20"
         kill(process)
     store.record("id-alpha", [individual(0, genome=bytes(2000))])
+
+
+def while_another_does(url: str, statement: Insert, write: Callable[[], object]) -> None:
+    """Writes something after another process has, and before that one commits."""
+    with Store.open(url) as other, ThreadPoolExecutor(1) as thread:
+        with transaction(other._engine, write=True) as connection:
+            connection.execute(statement)
+            done = thread.submit(write)
+            time.sleep(0.3)
+            assert not done.done()
+        done.result(30)
+
+
+def test_of_two_that_make_one_calibration_the_first_stays(store: Store, url: str) -> None:
+    first = insert(calibrations).values(fingerprint="a" * 64, content=b"first", created_at=utc_now())
+    while_another_does(url, first, lambda: store.add_calibration("a" * 64, b"second"))
+    assert store.calibration("a" * 64) == b"first"
+
+
+def test_of_two_searches_of_one_name_the_second_is_refused(store: Store, url: str) -> None:
+    first = insert(searches).values(**asdict(search()) | {"created_at": utc_now(), "updated_at": utc_now()})
+
+    def create() -> None:
+        with pytest.raises(NameTakenError, match=r"'alpha' \(id id-alpha\) already"):
+            store.create_search(search(id="id-2"), [split()])
+
+    while_another_does(url, first, create)
+    assert [row.search.id for row in store.searches()] == ["id-alpha"]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A SQLite store with a search."""
+    path = tmp_path / "store.db"
+    with Store.open(f"sqlite:///{path}") as store:
+        store.create_search(search(), [split()])
+    return path
+
+
+def test_a_locked_file_is_waited_for_as_long_as_is_said(file: Path) -> None:
+    with Store.open(f"sqlite:///{file}") as store, ThreadPoolExecutor(1) as thread:
+        with locked(file):
+            done = thread.submit(store.record, "id-alpha", [individual(0)])
+            time.sleep(1.2)
+            assert not done.done()
+        done.result(30)
+        store.patience_s = 600
+        with locked(file):
+            done = thread.submit(store.record, "id-alpha", [individual(1)])
+            time.sleep(0.2)
+            store.patience_s = 0.5
+            with pytest.raises(StoreError, match=r"store\.db: database is locked: another process writes to it for"):
+                done.result(30)
+        assert len(store.history("id-alpha")) == 1
+
+
+def test_ctrl_c_is_heard_while_a_file_is_locked(file: Path) -> None:
+    with Store.open(f"sqlite:///{file}") as store:
+        store.patience_s = 600
+        main = threading.main_thread().ident
+        assert main is not None
+        press = threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT))
+        with locked(file):
+            press.start()
+            with pytest.raises(KeyboardInterrupt):
+                store.record("id-alpha", [individual(0)])
+        store.record("id-alpha", [individual(1)])
+        assert [row.index for row in store.history("id-alpha")] == [1]

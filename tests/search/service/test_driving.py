@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from store_samples import search
+from store_samples import locked, search
 
 from moevolve.search.service.driving import Driving, held, is_gone, this_process
 from moevolve.store.errors import LeaseHeldError, LeaseLostError, StoreError
@@ -113,7 +113,22 @@ def test_a_sqlite_store_is_one_machines(store: Store) -> None:
         pass
 
 
-def test_the_store_is_patient_for_as_long_as_it_is_driven(store: Store) -> None:
-    with Driving(store, "id-alpha", 0.3):
-        assert store.patience_s == 0.3
-    assert store.patience_s == 0
+def test_a_locked_file_is_waited_for_longer_than_the_lease_lasts(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has it locked keeps everybody from the lease, too; but not for ever."""
+    store.patience_s = 0.1
+    with Driving(store, "id-alpha", 0.3) as driving:
+        with locked(tmp_path / "store.db"):
+            time.sleep(1.5)
+        store.set_status(driving.lease, "running")
+        until(lambda: store.control("id-alpha").alive)
+        assert driving.control.alive
+    assert store.patience_s == 0.1 and store.control("id-alpha").epoch == 1
+    monkeypatch.setattr("moevolve.search.service.driving._LOCKED_S", 0.6)
+    with (
+        Driving(store, "id-alpha", 0.3) as driving,
+        locked(tmp_path / "store.db"),
+        pytest.raises(StoreError, match="database is locked"),
+    ):
+        until(lambda: not driving.control)

@@ -1,0 +1,135 @@
+"""Running a recorded search: one that is cancelled stays so, and other processes at its store don't end it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from disturbed_lab import CheapWorker, local_pool, setup_of
+from store_samples import locked
+
+from moevolve.evaluators.types import PreparedSplit
+from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.pools.local import LocalPool
+from moevolve.search.service.execute import execute
+from moevolve.search.service.launch import register
+from moevolve.search.service.observer import Observer
+from moevolve.search.service.retry import take_back_failures
+from moevolve.search.service.steer import steer
+from moevolve.store.errors import CancelledError, StoreError
+from moevolve.store.repository import Store
+from moevolve.workers.messages import EvaluationReply, EvaluationRequest
+
+Start = Callable[[SearchSetup, Store], object]
+
+
+def run(setup: SearchSetup, store: Store) -> None:
+    execute(setup, store, Observer(), local_pool)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as opened:
+        yield opened
+
+
+@pytest.fixture
+def setup(store: Store) -> SearchSetup:
+    """Of a recorded search, with a shorter lease than anybody may ask for."""
+    recorded = setup_of(store.url)
+    register(recorded, store)
+    workers = recorded.config.workers.model_copy(update={"lease_s": 0.3})
+    return replace(recorded, config=recorded.config.model_copy(update={"workers": workers}))
+
+
+@pytest.mark.parametrize("start", [run, take_back_failures], ids=["execute", "retry"])
+def test_what_is_cancelled_while_it_is_prepared_is_not_run(start: Start, setup: SearchSetup, store: Store) -> None:
+    assert not steer(store, "lab", "cancelled").alive
+    check_cancelled(start, setup, store)
+
+
+@pytest.mark.parametrize("start", [run, take_back_failures], ids=["execute", "retry"])
+def test_a_cancel_that_the_last_driver_did_not_hear_is_kept(start: Start, setup: SearchSetup, store: Store) -> None:
+    died = store.acquire("id-lab", "driver", 60)
+    store.set_status(died, "running")
+    assert steer(store, "lab", "cancelled").alive
+    store.release(died)
+    check_cancelled(start, setup, store)
+
+
+def check_cancelled(start: Start, setup: SearchSetup, store: Store) -> None:
+    for _ in range(2):
+        with pytest.raises(CancelledError, match="search lab was cancelled"):
+            start(setup, store)
+        assert store.search("lab").status == "cancelled" and not store.control("id-lab").alive
+    assert store.history("id-lab") == []
+    with pytest.raises(CancelledError, match="cancelled already"):
+        steer(store, "lab", "cancelled")
+
+
+def test_a_retry_that_dies_leaves_a_search_that_can_be_resumed(setup: SearchSetup, store: Store) -> None:
+    run(setup, store)
+    expected = store.history("id-lab")
+    assert (len(expected), store.search("lab").status) == (60, "finished")
+    store.retry("id-lab", 40)  # and no more comes of it
+    assert (len(store.history("id-lab")), store.search("lab").status) == (40, "interrupted")
+    run(setup, store)
+    assert [row.content_hash for row in store.history("id-lab")] == [row.content_hash for row in expected]
+    assert store.search("lab").status == "finished"
+
+
+def locking_pool(setup: SearchSetup, lock: Callable[[], None]) -> LocalPool:
+    """Has the store locked as the tenth candidate is evaluated."""
+
+    class Locking(CheapWorker):
+        count = 0
+
+        def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
+            self.count += 1
+            if self.count == 10:
+                lock()
+            return super().evaluate(request, splits)
+
+    return LocalPool(Locking, setup.all_prepared)
+
+
+def test_a_search_outlives_a_store_that_is_locked_longer_than_its_lease_lasts(
+    setup: SearchSetup, store: Store, tmp_path: Path
+) -> None:
+    store.patience_s = 0.1
+    with ExitStack() as stack:
+
+        def lock() -> None:
+            held = stack.enter_context(ExitStack())
+            held.enter_context(locked(tmp_path / "store.db"))
+            threading.Timer(1.5, held.close).start()
+
+        execute(setup, store, Observer(), lambda setup: locking_pool(setup, lock))
+    assert (store.search("lab").status, store.control("id-lab").epoch) == ("finished", 1)
+    assert len(store.history("id-lab")) == 60
+
+
+def test_ctrl_c_ends_a_search_whose_store_is_locked(
+    setup: SearchSetup, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moevolve.store.session.INTERRUPTED_S", 0.5)
+    monkeypatch.setattr("moevolve.search.service.driving.INTERRUPTED_S", 0.5)
+    main = threading.main_thread().ident
+    assert main is not None
+    with ExitStack() as stack:
+
+        def lock() -> None:
+            stack.enter_context(locked(tmp_path / "store.db"))
+            threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGINT)).start()
+
+        with pytest.raises(StoreError, match="database is locked") as ended:
+            execute(setup, store, Observer(), lambda setup: locking_pool(setup, lock))
+        assert isinstance(ended.value.__context__, StoreError), "to say that it ended"
+        assert isinstance(ended.value.__context__.__context__, KeyboardInterrupt), "to write down what it had"
+    run(setup, store)
+    assert store.search("lab").status == "finished"
