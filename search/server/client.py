@@ -161,15 +161,17 @@ class Client:
     def resume(self, search: str, observer: Observer) -> Standings | None:
         """Continue a search on the server's machine and follow it; None if it was paused, and goes on where it runs.
 
-        One that is finished needs no more than its table.
+        Of one that is finished it is the table, as it stands.
         """
-        if self.search(search).status == "finished":
+        record = self.search(search)
+        if record.status == "finished":
+            observer.on_begin(self._here(record))
             return self.standings(search)
         before = self.control(search).epoch
         kind: Any = Launch | None
         if self._post(kind, _path("searches", search, "resume")) is None:
             return None
-        return self.follow(self.search(search).name, before, observer)
+        return self.follow(record.name, before, observer)
 
     def follow(self, name: str, epoch: int, observer: Observer) -> Standings:
         """Follow a search until its driver, of a later epoch than that, has come to its end.
@@ -216,7 +218,8 @@ class Client:
     def _here(self, record: SearchRecord) -> RunConfig:
         """A search's configuration, with the server in the place of its store."""
         config = parse_stored_config(record.config)
-        assert isinstance(config, RunConfig)
+        if not isinstance(config, RunConfig):
+            raise UserError(f"search {record.name} was imported: there is nothing to resume")
         return config.model_copy(update={"store": self.url})
 
     def _save(self, path: Path, route: str, **asked: Any) -> None:

@@ -82,5 +82,7 @@ def test_resuming_what_is_finished_gives_its_table(
 ) -> None:
     lab_store.set_status(reranked_search(lab_store).id, "finished")
     monkeypatch.setenv("MOEVOLVE_TOKEN", WRITE)
-    found = connected().resume("reranked", moevolve.Observer())
+    begun = []
+    found = connected().resume("reranked", moevolve.Observer(on_begin=begun.append))
     assert found is not None and found.winner == "reranked:1"
+    assert [(config.name, config.store) for config in begun] == [("reranked", URL)]

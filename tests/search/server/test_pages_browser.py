@@ -336,6 +336,19 @@ def test_an_export_is_followed_to_its_end(browse: Open, store: Store) -> None:
     page.locator("#exports small").filter(has_text="error:").wait_for()
 
 
+@pytest.mark.parametrize("path", ["/best", "/searches/eep"])
+def test_rows_on_a_phone_are_as_high_as_what_is_seen_of_them(browse: Open, path: str) -> None:
+    page = browse(path, viewport={"width": 375, "height": 800})
+    settled(page)
+    heights = "[...document.querySelectorAll('tr:has(td.summary)')].map(each => each.offsetHeight)"
+    page.evaluate(
+        "document.querySelectorAll('td.summary').forEach(each => (each.textContent += ', repaired'.repeat(20)))"
+    )
+    before = page.evaluate(heights)
+    page.evaluate("document.querySelectorAll('td.summary').forEach(each => (each.textContent = ''))")
+    assert before and page.evaluate(heights) == before
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_pages_have_their_landmarks_and_fit_a_phone_in_the_dark(browse: Open, path: str) -> None:
     page = browse(path)

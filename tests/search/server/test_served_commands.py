@@ -108,6 +108,8 @@ def test_what_reads_says_the_same_of_a_server_as_of_its_store(
         assert in_process(*command, written, "--store", kinds.store).returncode == 0
         assert len((tmp_path / f"there-{written}").read_bytes()) == len((tmp_path / written).read_bytes())
     monkeypatch.setenv("MOEVOLVE_SERVER", kinds.url)
+    ended = in_process("resume", "eep")
+    assert ended.returncode == 0 and "best found" in ended.stdout, ended.stderr
     assert in_process("show", "eep:1").returncode == 0
     for command, said in {
         ("show", "eep:999"): "no individual 'eep:999'; nearest: eep:",

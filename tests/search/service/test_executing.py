@@ -13,6 +13,7 @@ import pytest
 from disturbed_lab import CheapWorker, local_pool, setup_of
 from store_samples import locked
 
+from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.local import LocalPool
@@ -68,7 +69,7 @@ def check_cancelled(start: Start, setup: SearchSetup, store: Store) -> None:
             start(setup, store)
         assert store.search("lab").status == "cancelled" and not store.control("id-lab").alive
     assert store.history("id-lab") == []
-    with pytest.raises(CancelledError, match="cancelled already"):
+    with pytest.raises(UserError, match="cancelled already"):
         steer(store, "lab", "cancelled")
 
 
