@@ -122,7 +122,7 @@ class Guard:
         """Whether a browser says that one of this server's own pages asks, or it is no browser."""
         origin = headers.get("origin")
         if origin is not None:
-            return urlsplit(origin).netloc == headers.get("host", "")
+            return _site(origin) == headers.get("host", "")
         return headers.get("sec-fetch-site", "same-origin") in ("same-origin", "none")
 
     def _signed_in(self, headers: Headers, body: bytes) -> Response:
@@ -140,13 +140,13 @@ _TOO_LARGE = f"a request's body may have {LARGEST_BODY:,} bytes"
 
 
 async def _read(receive: Receive) -> bytes | None:
-    """The body of a request; None if it is too long, whatever its head says."""
+    """The body of a request; None if it is too long, whatever its head says, or who sent it has gone before its end."""
     body, more = b"", True
     while more:
         message = await receive()
         body += message.get("body", b"")
         more = message.get("more_body", False)
-        if len(body) > LARGEST_BODY:
+        if message["type"] != "http.request" or len(body) > LARGEST_BODY:
             return None
     return body
 
@@ -197,6 +197,14 @@ def hostname(host: str) -> str:
     """The name in a `Host` header, lower case, without port and brackets; empty if there is none."""
     try:
         return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _site(origin: str) -> str:
+    """Name and port in an `Origin` header; empty if there are none."""
+    try:
+        return urlsplit(origin).netloc
     except ValueError:
         return ""
 

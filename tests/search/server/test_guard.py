@@ -87,6 +87,8 @@ def test_who_may_read_changes_nothing(stranger: TestClient, lab_store: Store, se
         ({"host": "[::1]:8080"}, 409),
         ({"origin": "http://evil.example"}, 403),
         ({"origin": "null"}, 403),
+        ({"origin": "http://["}, 403),
+        ({"origin": "//localhost:8080]"}, 403),
         ({"origin": "http://localhost:9999"}, 403),
         ({"origin": "http://localhost:8080"}, 409),
         ({"sec-fetch-site": "cross-site"}, 403),
