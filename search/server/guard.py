@@ -4,9 +4,10 @@ It refuses by default. What a request needs:
 
 * a `Host` that the server goes by, so that no page elsewhere can lead a browser here under a name of its own (DNS
   rebinding), also on loopback;
+* to come from no other site's page, other than as a visit of a person who follows a link;
 * a token, if the server has any: `Authorization: Bearer TOKEN`, or the cookie that signing in leaves in a browser;
-* to change something: a token of scope `write`, the header `X-Moevolve`, which a form of another site can't send, and
-  no `Origin` but the server's own;
+* if it has none, to come straight from this machine, through no proxy: others may be behind one;
+* to change something: a token of scope `write`, and the header `X-Moevolve`, which a form of another site can't send;
 * a body of bounded size.
 """
 
@@ -34,6 +35,7 @@ OPEN_PATHS = ("/healthz", "/login")
 """What needs no token, besides what is under /static/."""
 DOCUMENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; sandbox"
 """Content security policy of whole documents that we make: they have styles within, no scripts, and reach nothing."""
+_BY_PROXIES = ("forwarded", "via", "x-real-ip")
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _ADDED = {
     "content-security-policy": (
@@ -82,13 +84,14 @@ class Guard:
         await (answer or self._app)(scope, receive, sender)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
-        host = hostname(headers.get("host", ""))
-        if host not in self._hosts:
+        if hostname(headers.get("host", "")) not in self._hosts:
             return problem(HTTPStatus.BAD_REQUEST, "this server doesn't go by that name; see `hosts` in its settings")
+        if not self._tokens and _is_passed_on(headers):
+            return problem(HTTPStatus.FORBIDDEN, "this server has no tokens, which it needs behind a proxy")
         if headers.get("content-length", "0").isdigit() and int(headers.get("content-length", "0")) > LARGEST_BODY:
             return problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _TOO_LARGE)
         path, writes = scope["path"], scope["method"] not in _SAFE
-        if writes and not self._from_here(headers):
+        if not _is_from_here(headers) and (writes or not _is_visit(headers)):
             return problem(HTTPStatus.FORBIDDEN, "the request comes from another site")
         if path in OPEN_PATHS or path.startswith("/static/"):
             return None
@@ -117,14 +120,6 @@ class Guard:
             return _found(self._tokens, token.strip())
         return _found(self._sessions, _cookie(headers))
 
-    @staticmethod
-    def _from_here(headers: Headers) -> bool:
-        """Whether a browser says that one of this server's own pages asks, or it is no browser."""
-        origin = headers.get("origin")
-        if origin is not None:
-            return _site(origin) == headers.get("host", "")
-        return headers.get("sec-fetch-site", "same-origin") in ("same-origin", "none")
-
     def _signed_in(self, headers: Headers, body: bytes) -> Response:
         """Take the token of the form on the page for signing in."""
         given = parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0].strip()
@@ -137,6 +132,24 @@ class Guard:
 
 
 _TOO_LARGE = f"a request's body may have {LARGEST_BODY:,} bytes"
+
+
+def _is_from_here(headers: Headers) -> bool:
+    """Whether a browser says that one of this server's own pages asks, or it is no browser."""
+    origin = headers.get("origin")
+    if origin is not None:
+        return _site(origin) == headers.get("host", "")
+    return headers.get("sec-fetch-site", "same-origin") in ("same-origin", "none")
+
+
+def _is_visit(headers: Headers) -> bool:
+    """Whether a browser opens what it asks for as a page of its own, which no other page sees, or is part of."""
+    return headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+
+
+def _is_passed_on(headers: Headers) -> bool:
+    """Whether a proxy says that somebody else asks."""
+    return any(name in _BY_PROXIES or name.startswith("x-forwarded-") for name in headers)
 
 
 async def _read(receive: Receive) -> bytes | None:

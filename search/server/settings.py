@@ -87,8 +87,8 @@ class ServerSettings(Section):
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine reaches it."""
-        return self.host in LOOPBACK
+        """Whether only this machine reaches it, by names of its own."""
+        return {self.host, *self.hosts} <= set(LOOPBACK)
 
     @property
     def allowed_hosts(self) -> frozenset[str]:
@@ -103,17 +103,20 @@ class ServerSettings(Section):
         """The tokens with their scopes.
 
         Raises:
-            UserError: the file can't be read, others may read it, or a line of it is wrong; or there is none where the
-                server can be reached from other machines.
+            UserError: the file can't be read, others may read it, or a line of it is wrong, or it has none; or there is
+                none where the server can be reached from other machines.
         """
         found = _tokens_of(self.tokens) if self.tokens is not None else _tokens_of_environment(os.environ)
         for token in found:
             if len(token) < _SHORTEST:
                 raise UserError(f"a token of {len(token)} characters can be guessed; use {_SHORTEST} or more")
+        if not found and self.tokens is not None:
+            raise UserError(f"tokens: {self.tokens} has none: write lines `read TOKEN` or `write TOKEN` into it")
         if not found and not self.is_loopback:
+            names = ", ".join(name for name in (self.host, *self.hosts) if name not in LOOPBACK)
             raise UserError(
-                f"host {self.host} can be reached from other machines, so tokens are needed: give --tokens FILE, or "
-                "set MOEVOLVE_READ_TOKEN and MOEVOLVE_WRITE_TOKEN"
+                f"{names} can be reached from other machines, so tokens are needed: give --tokens FILE, or set "
+                "MOEVOLVE_READ_TOKEN and MOEVOLVE_WRITE_TOKEN"
             )
         return found
 

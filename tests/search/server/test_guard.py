@@ -119,10 +119,39 @@ def test_without_tokens_only_this_machine_is_served(
         assert anybody.get("/api/searches", headers={"host": "rebound.example"}).status_code == 400
         assert anybody.post("/api/searches/lab/pause").status_code == 403
         assert anybody.post("/api/searches/lab/pause", headers={"x-moevolve": "1"}).status_code == 409
+        for name in ("X-Forwarded-For", "X-Forwarded-Proto", "Forwarded", "Via", "X-Real-IP"):
+            answer = anybody.get("/api/searches", headers={name: "192.0.2.7"})
+            assert answer.status_code == 403 and "behind a proxy" in answer.text, name
+    with pytest.raises(UserError, match=r"search\.example can be reached from other machines, so tokens are needed"):
+        make_app(lab_store, settings(tokens=None, hosts=["localhost", "search.example"]))
+    make_app(lab_store, settings(tokens=None, hosts=["localhost"]))
     monkeypatch.setenv("MOEVOLVE_READ_TOKEN", READ)
     with TestClient(make_app(lab_store, settings(tokens=None, host="0.0.0.0")), "http://0.0.0.0") as stranger:
         assert stranger.get("/api/searches").status_code == 401
-        assert stranger.get("/api/searches", headers={"authorization": f"Bearer {READ}"}).status_code == 200
+        headers = {"authorization": f"Bearer {READ}", "x-forwarded-for": "192.0.2.7"}
+        assert stranger.get("/api/searches", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("has_tokens", [True, False])
+def test_pages_of_other_sites_make_it_work_for_nothing(
+    has_tokens: bool, lab_store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MOEVOLVE_WRITE_TOKEN", raising=False)
+    app = make_app(lab_store, settings() if has_tokens else settings(tokens=None))
+    visitor = TestClient(app, "http://localhost:8080", headers={"authorization": f"Bearer {READ}"})
+    visit = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+    for changes, status in (
+        ({}, 200),
+        ({"sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"}, 403),
+        ({"sec-fetch-mode": "cors", "sec-fetch-dest": "empty"}, 403),
+        ({"sec-fetch-mode": "cors", "sec-fetch-dest": "empty", "origin": "https://evil.example"}, 403),
+        ({"sec-fetch-dest": "iframe"}, 403),
+        ({"sec-fetch-site": "same-site", "sec-fetch-mode": "cors", "sec-fetch-dest": "empty"}, 403),
+        ({"sec-fetch-site": "same-origin", "sec-fetch-mode": "cors", "sec-fetch-dest": "empty"}, 200),
+        ({"sec-fetch-site": "none"}, 200),
+    ):
+        for path in ("/api/searches/lab/control", "/healthz"):
+            assert visitor.get(path, headers=visit | changes).status_code == status, changes
 
 
 def test_a_browser_signs_in_and_never_sees_the_token_again(stranger: TestClient) -> None:
@@ -164,6 +193,9 @@ def test_a_token_file_is_its_owners_alone(tmp_path: Path) -> None:
         read_settings(None, given).read_tokens()
     path.chmod(0o600)
     assert read_settings(None, given).read_tokens() == {READ: "read"}
+    path.write_text("# none yet\n")
+    with pytest.raises(UserError, match="tokens has none: write lines"):
+        read_settings(None, given).read_tokens()
     path.write_text(f"read {READ}\nadmin {WRITE}\n")
     with pytest.raises(UserError, match="line 2: expected `read TOKEN`"):
         read_settings(None, given).read_tokens()
