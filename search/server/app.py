@@ -14,7 +14,7 @@ from moevolve.search.server.api import drawings, events, individuals, launching,
 from moevolve.search.server.courses import Courses
 from moevolve.search.server.drivers import Drivers
 from moevolve.search.server.feed import Feed
-from moevolve.search.server.guard import Guard
+from moevolve.search.server.guard import HEALTH, Guard
 from moevolve.search.server.metrics import exposition
 from moevolve.search.server.pages.rendering import problem_page, sign_in
 from moevolve.search.server.pages.routes import add_pages
@@ -69,7 +69,8 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
         app.include_router(module.routes, prefix="/api")
     add_pages(app, store)
 
-    @app.get("/healthz", responses=READS, response_class=PlainTextResponse)
+    @app.head(HEALTH, include_in_schema=False)
+    @app.get(HEALTH, responses=READS, response_class=PlainTextResponse)
     def healthz() -> str:
         """Whether the server answers and reaches its store."""
         store.controls()

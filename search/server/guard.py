@@ -3,7 +3,7 @@
 It refuses by default. What a request needs:
 
 * a `Host` that the server goes by, so that no page elsewhere can lead a browser here under a name of its own (DNS
-  rebinding), also on loopback;
+  rebinding), also on loopback; whether it is well it tells under any name;
 * to come from no other site's page, other than as a visit of a person who follows a link;
 * a token, if the server has any: `Authorization: Bearer TOKEN`, or the cookie that signing in leaves in a browser;
 * if it has none, to come straight from this machine, through no proxy: others may be behind one;
@@ -31,7 +31,9 @@ LARGEST_BODY = 1 << 16
 """Bytes of a request's body."""
 HEADER = "x-moevolve"
 COOKIE = "moevolve"
-OPEN_PATHS = ("/healthz", "/login")
+HEALTH = "/healthz"
+"""What tells load balancers, by whatever name they ask, that the server is well."""
+OPEN_PATHS = (HEALTH, "/login")
 """What needs no token, besides what is under /static/."""
 DOCUMENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; sandbox"
 """Content security policy of whole documents that we make: they have styles within, no scripts, and reach nothing."""
@@ -84,9 +86,9 @@ class Guard:
         await (answer or self._app)(scope, receive, sender)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
-        if hostname(headers.get("host", "")) not in self._hosts:
-            return problem(HTTPStatus.BAD_REQUEST, "this server doesn't go by that name; see `hosts` in its settings")
-        if not self._tokens and _is_passed_on(headers):
+        if scope["path"] != HEALTH and hostname(headers.get("host", "")) not in self._hosts:
+            return problem(HTTPStatus.BAD_REQUEST, "this server doesn't go by that name; see `moevolve serve --hosts`")
+        if scope["path"] != HEALTH and not self._tokens and _is_passed_on(headers):
             return problem(HTTPStatus.FORBIDDEN, "this server has no tokens, which it needs behind a proxy")
         if headers.get("content-length", "0").isdigit() and int(headers.get("content-length", "0")) > LARGEST_BODY:
             return problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _TOO_LARGE)

@@ -15,12 +15,12 @@ _GOODBYE_S = 3
 """Seconds that requests under way get when the server stops."""
 
 
-def serve(settings: ServerSettings, on_ready: Callable[[str], None]) -> None:
+def serve(settings: ServerSettings, on_ready: Callable[[tuple[str, ...]], None]) -> None:
     """Serve until SIGINT or SIGTERM.
 
     Args:
         settings: of the server.
-        on_ready: told where it can be reached, once it can.
+        on_ready: told the URLs that it can be reached at, once it can.
 
     Raises:
         UserError: the address can't be listened at, or tokens are missing or can't be read.
@@ -33,8 +33,8 @@ def serve(settings: ServerSettings, on_ready: Callable[[str], None]) -> None:
 
     with Store.open(settings.store) as store, _listening(settings) as listening:
         app = make_app(store, settings)
-        host, port = listening.getsockname()[:2]
-        on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+        port = listening.getsockname()[1]
+        on_ready(tuple(f"http://{f'[{name}]' if ':' in name else name}:{port}" for name in settings.names))
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=_GOODBYE_S
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -126,10 +127,26 @@ def test_without_tokens_only_this_machine_is_served(
         make_app(lab_store, settings(tokens=None, hosts=["localhost", "search.example"]))
     make_app(lab_store, settings(tokens=None, hosts=["localhost"]))
     monkeypatch.setenv("MOEVOLVE_READ_TOKEN", READ)
-    with TestClient(make_app(lab_store, settings(tokens=None, host="0.0.0.0")), "http://0.0.0.0") as stranger:
+    with TestClient(make_app(lab_store, settings(tokens=None, host="0.0.0.0")), "http://localhost") as stranger:
         assert stranger.get("/api/searches").status_code == 401
         headers = {"authorization": f"Bearer {READ}", "x-forwarded-for": "192.0.2.7"}
         assert stranger.get("/api/searches", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_who_listens_everywhere_goes_by_all_names_of_the_machine(
+    host: str, lab_store: Store, settings: Settings
+) -> None:
+    served = settings(host=host, hosts=["search.example"])
+    assert served.names[0] == socket.gethostname() and host not in served.allowed_hosts
+    headers = {"authorization": f"Bearer {READ}"}
+    with TestClient(make_app(lab_store, served), "http://localhost", headers=headers) as client:
+        for name in (*served.names, socket.gethostname().upper(), "search.example", "127.0.0.1"):
+            at = f"[{name}]:8080" if ":" in name else f"{name}:8080"
+            assert client.get("/api/searches", headers={"host": at}).status_code == 200, name
+        for name in ("0.0.0.0", "rebound.example"):
+            refused = client.get("/api/searches", headers={"host": name})
+            assert refused.status_code == 400 and "--hosts" in refused.text
 
 
 @pytest.mark.parametrize("has_tokens", [True, False])
