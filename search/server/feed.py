@@ -53,19 +53,20 @@ class Feed:
     def __init__(self, store: StoreReader, every: float = _EVERY_S) -> None:
         self._store, self._every = store, every
         self._now: dict[str, Cursor] = {}
-        self._changed = asyncio.Condition()
+        self._looked, self._changed = asyncio.Event(), asyncio.Condition()
         self._watchers = 0
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
     async def watch(self) -> AsyncIterator[str]:
         """Server-sent events `cursors`: a JSON object by search id, at first of all searches, then of changed ones."""
-        self._watchers += 1
-        if self._task is None or self._task.done():
-            await self._look()
-            self._task = asyncio.create_task(self._run())
         sent: dict[str, Cursor] = {}
+        self._watchers += 1
         try:
+            if self._task is None or self._task.done():
+                self._looked.clear()
+                self._task = asyncio.create_task(self._run())
+            await self._looked.wait()
             while not self._closed:
                 news = {key: cursor for key, cursor in self._now.items() if sent.get(key) != cursor}
                 if news or not sent:
@@ -83,6 +84,7 @@ class Feed:
     async def close(self) -> None:
         """Let all watchers go."""
         self._closed = True
+        self._looked.set()
         if self._task is not None:
             self._task.cancel()
         async with self._changed:
@@ -91,8 +93,11 @@ class Feed:
     async def _run(self) -> None:
         pause = self._every
         while self._watchers:
+            try:
+                pause = self._every if await self._look() else min(2 * pause, _SLOWEST_S)
+            finally:
+                self._looked.set()
             await asyncio.sleep(pause)
-            pause = self._every if await self._look() else min(2 * pause, _SLOWEST_S)
 
     async def _look(self) -> bool:
         try:
