@@ -12,6 +12,7 @@ from starlette.middleware.gzip import GZipMiddleware
 
 from moevolve.search.server.api import drawings, events, individuals, launching, rankings, searches, steering
 from moevolve.search.server.courses import Courses
+from moevolve.search.server.drawing_queue import DrawingQueue
 from moevolve.search.server.drivers import Drivers
 from moevolve.search.server.feed import Feed
 from moevolve.search.server.guard import HEALTH, Guard
@@ -43,8 +44,8 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
     Raises:
         UserError: the key of a webhook isn't in the environment.
     """
-    service = Service(store, settings, Courses(store), Feed(store), Drivers(settings.store, settings.logs.resolve()))
-
+    drivers = Drivers(settings.store, settings.logs.resolve())
+    service = Service(store, settings, Courses(store), DrawingQueue(), Feed(store), drivers)
     webhooks = Webhooks(store, settings.webhooks)
 
     @asynccontextmanager
