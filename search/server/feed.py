@@ -20,6 +20,8 @@ from moevolve.store.reader import StoreReader
 
 log = logging.getLogger(__name__)
 
+MOST_WATCHERS = 200
+"""Each holds a connection for as long as it looks at a page."""
 _EVERY_S = 1.0
 _SILENCE_S = 15.0
 """A line is sent after so long without news, so that nobody in between gives the connection up."""
@@ -57,6 +59,11 @@ class Feed:
         self._watchers = 0
         self._task: asyncio.Task[None] | None = None
         self._closed = False
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many watch as may."""
+        return self._watchers >= MOST_WATCHERS
 
     async def watch(self) -> AsyncIterator[str]:
         """Server-sent events `cursors`: a JSON object by search id, at first of all searches, then of changed ones."""

@@ -30,13 +30,22 @@ def serve(settings: ServerSettings, on_ready: Callable[[tuple[str, ...]], None])
     import uvicorn
 
     from moevolve.search.server.app import make_app
+    from moevolve.search.server.connections import BACKLOG, BoundedProtocol, allow_files
 
+    allow_files()
     with Store.open(settings.store) as store, _listening(settings) as listening:
         app = make_app(store, settings)
         port = listening.getsockname()[1]
         on_ready(tuple(f"http://{f'[{name}]' if ':' in name else name}:{port}" for name in settings.names))
         config = uvicorn.Config(
-            app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=_GOODBYE_S
+            app,
+            http=BoundedProtocol,
+            ws="none",
+            backlog=BACKLOG,
+            log_level="error",  # less than that is what strangers send, who could fill a disk with it
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=_GOODBYE_S,
         )
         with _ends_quietly():
             uvicorn.Server(config).run([listening])
@@ -59,6 +68,7 @@ def _listening(settings: ServerSettings) -> socket.socket:
         listening = socket.socket(found[0], socket.SOCK_STREAM)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(found[4])
+        listening.listen()
     except OSError as error:
         raise UserError(f"host {settings.host}, port {settings.port}: {error.strerror or error}") from None
     return listening

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
 from store_samples import search, split
 
+from moevolve.search.server import feed as feed_module
 from moevolve.search.server.feed import Feed
 from moevolve.store.repository import Store
 
@@ -86,6 +88,27 @@ def test_those_who_wait_for_the_first_look_go_when_the_server_does(
         may_end.set()
 
     asyncio.run(stop())
+
+
+def test_no_more_watch_than_may(client: TestClient, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "MOST_WATCHERS", 2)
+
+    async def watch() -> list[bool]:
+        feed, found, watchers = Feed(store), [], []
+        for _ in range(2):
+            found.append(feed.is_full)
+            watchers.append(feed.watch())
+            await anext(watchers[-1])
+        found.append(feed.is_full)
+        await watchers[0].aclose()
+        found.append(feed.is_full)
+        await feed.close()
+        return found
+
+    assert asyncio.run(watch()) == [False, False, True, False]
+    monkeypatch.setattr(Feed, "is_full", True)
+    refused = client.get("/api/news")
+    assert refused.status_code == 503 and "watch already" in refused.json()["detail"]
 
 
 def counted(store: Store, monkeypatch: pytest.MonkeyPatch, before: Callable[[], object] = lambda: None) -> list[int]:
