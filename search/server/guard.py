@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
-from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
@@ -38,6 +38,8 @@ OPEN_PATHS = (HEALTH, "/login")
 DOCUMENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; sandbox"
 """Content security policy of whole documents that we make: they have styles within, no scripts, and reach nothing."""
 _BY_PROXIES = ("forwarded", "via", "x-real-ip")
+_LOCAL = re.compile(r"/(?![/\\]|log(in|out)\b)[!-\[\]-~]*")
+"""Visible characters of ASCII but the backslash: browsers leave out others, and then see what stood apart together."""
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _ADDED = {
     "content-security-policy": (
@@ -45,7 +47,7 @@ _ADDED = {
         "font-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     ),
     "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
+    "referrer-policy": "same-origin",  # with less, browsers don't say of our own forms where they come from either
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
@@ -58,10 +60,17 @@ class Guard:
         app: what is guarded.
         hosts: names that the server goes by.
         tokens: with their scopes; without any, everybody who reaches the server may do everything.
-        sign_in: the page that a browser without a token gets, by whether a token was given that isn't one.
+        sign_in: the page that a browser without a token gets, by whether a token was given that isn't one, and by the
+            path that it leads to.
     """
 
-    def __init__(self, app: ASGIApp, hosts: frozenset[str], tokens: Mapping[str, TokenScope], sign_in: Any) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        hosts: frozenset[str],
+        tokens: Mapping[str, TokenScope],
+        sign_in: Callable[[bool, str], str],
+    ) -> None:
         self._app, self._hosts, self._tokens, self._sign_in = app, hosts, tokens, sign_in
         # What a browser keeps tells nobody the token itself.
         self._sessions = {session_of(token): scope for token, scope in tokens.items()}
@@ -99,7 +108,7 @@ class Guard:
             return None
         has = self._scope(headers)
         if has is None:
-            return self._unknown(path, headers)
+            return self._unknown(scope, headers)
         if writes and has != "write":
             return problem(HTTPStatus.FORBIDDEN, "this token may read only")
         if writes and HEADER not in headers:
@@ -107,9 +116,13 @@ class Guard:
         scope.setdefault("state", {})["may_write"] = has == "write"
         return None
 
-    def _unknown(self, path: str, headers: Headers) -> Response:
-        if not path.startswith("/api") and "text/html" in headers.get("accept", ""):
-            return HTMLResponse(self._sign_in(False), HTTPStatus.UNAUTHORIZED)
+    def _unknown(self, scope: Scope, headers: Headers) -> Response:
+        path, query = scope["path"], scope["query_string"].decode("latin-1")
+        # A part of a page has no place for another one.
+        whole = not path.startswith("/api") and "part" not in parse_qs(query, keep_blank_values=True)
+        if whole and "text/html" in headers.get("accept", ""):
+            asked = f"{quote(path)}?{query}" if query else quote(path)
+            return HTMLResponse(self._sign_in(False, local_path(asked)), HTTPStatus.UNAUTHORIZED)
         refused = problem(HTTPStatus.UNAUTHORIZED, "a token is needed: Authorization: Bearer TOKEN")
         refused.headers["www-authenticate"] = "Bearer"
         return refused
@@ -124,10 +137,12 @@ class Guard:
 
     def _signed_in(self, headers: Headers, body: bytes) -> Response:
         """Take the token of the form on the page for signing in."""
-        given = parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0].strip()
+        form = parse_qs(body.decode("utf-8", "replace"))
+        given = form.get("token", [""])[0].strip()
+        asked = local_path(form.get("next", ["/"])[0])
         if _found(self._tokens, given) is None:
-            return HTMLResponse(self._sign_in(True), HTTPStatus.UNAUTHORIZED)
-        response = RedirectResponse("/", HTTPStatus.SEE_OTHER)
+            return HTMLResponse(self._sign_in(True, asked), HTTPStatus.UNAUTHORIZED)
+        response = RedirectResponse(asked, HTTPStatus.SEE_OTHER)
         secure = headers.get("x-forwarded-proto") == "https"
         response.set_cookie(COOKIE, session_of(given), httponly=True, samesite="strict", secure=secure)
         return response
@@ -222,6 +237,11 @@ def _site(origin: str) -> str:
         return urlsplit(origin).netloc
     except ValueError:
         return ""
+
+
+def local_path(asked: str) -> str:
+    """Where to go after signing in: a path of this server with its query, or `/` for what could be something else."""
+    return asked if _LOCAL.fullmatch(asked) else "/"
 
 
 def problem(status: int, detail: str) -> JSONResponse:

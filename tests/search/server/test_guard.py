@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -183,6 +184,49 @@ def test_a_browser_signs_in_and_never_sees_the_token_again(stranger: TestClient)
     assert READ not in cookie and "HttpOnly" in cookie and "samesite=strict" in cookie.lower()
     assert stranger.get("/api/searches").status_code == 200
     assert stranger.post("/api/searches/lab/pause", headers={"x-moevolve": "1"}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("asked", "reached"),
+    [
+        ("/searches/lab?order=best&after=3", "/searches/lab?order=best&after=3"),
+        ("/searches/a%20b%2Fc", "/searches/a%20b%2Fc"),
+        ("", "/"),
+        ("/logout", "/"),
+        ("/login?next=x", "/"),
+        ("//evil.example", "/"),
+        ("/\\evil.example", "/"),
+        ("/\t/evil.example", "/"),
+        ("/\n/evil.example", "/"),
+        ("\\evil.example", "/"),
+        (" //evil.example", "/"),
+        ("https://evil.example", "/"),
+        ("javascript:alert(1)", "/"),
+        ("searches/lab", "/"),
+        ("/a\r\nset-cookie: moevolve=x", "/"),
+    ],
+)
+def test_signing_in_leads_to_what_was_asked_for_and_nowhere_else(
+    stranger: TestClient, asked: str, reached: str
+) -> None:
+    wrong = stranger.post("/login", data={"token": "guess", "next": asked})
+    assert f'name="next" value="{html.escape(reached)}"' in wrong.text
+    assert stranger.post("/login", data={"token": READ, "next": asked}).headers["location"] == reached
+
+
+def test_a_page_asks_to_sign_in_and_a_part_of_one_says_a_line(stranger: TestClient) -> None:
+    browser = {"accept": "text/html"}
+    for asked, reached in {
+        "/searches/lab?order=best&after=3": "/searches/lab?order=best&amp;after=3",
+        "/searches/a%22%3Eb": "/searches/a%22%3Eb",
+        "//evil.example/": "/",
+        "/logout": "/",
+    }.items():
+        page = stranger.get(f"http://localhost:8080{asked}", headers=browser)
+        assert page.status_code == 401 and f'name="next" value="{reached}"' in page.text, asked
+    for asked in ("/searches/lab/now?part=1", "/searches/lab/individuals?order=best&part="):
+        part = stranger.get(asked, headers=browser)
+        assert part.status_code == 401 and part.json() == {"detail": "a token is needed: Authorization: Bearer TOKEN"}
 
 
 def test_long_bodies_are_refused_however_they_come(client: TestClient) -> None:
