@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -10,6 +11,8 @@ from contextlib import contextmanager
 from moevolve.evaluators.errors import UserError
 from moevolve.search.server.settings import ServerSettings
 from moevolve.store.repository import Store
+
+log = logging.getLogger(__name__)
 
 _GOODBYE_S = 3
 """Seconds that requests under way get when the server stops."""
@@ -36,7 +39,10 @@ def serve(settings: ServerSettings, on_ready: Callable[[tuple[str, ...]], None])
     with Store.open(settings.store) as store, _listening(settings) as listening:
         app = make_app(store, settings)
         port = listening.getsockname()[1]
-        on_ready(tuple(f"http://{f'[{name}]' if ':' in name else name}:{port}" for name in settings.names))
+        urls = tuple(f"http://{f'[{name}]' if ':' in name else name}:{port}" for name in settings.names)
+        on_ready(urls)
+        if store.is_new:
+            log.warning("made a new store at %s: there was none", store.place)
         config = uvicorn.Config(
             app,
             http=BoundedProtocol,
