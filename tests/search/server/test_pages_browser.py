@@ -216,7 +216,7 @@ def test_a_way_through_all_pages(browse: Open, store: Store) -> None:
     page.get_by_role("link", name="Pareto").click()
     page.wait_for_selector("figure[data-pareto] canvas")
     page.get_by_role("link", name="Health").click()
-    page.get_by_text("SQLite, schema version").wait_for()
+    page.get_by_text("SQLite store.db, schema version").wait_for()
     page.get_by_role("link", name="Searches", exact=True).click()
     page.get_by_role("heading", name="What happened last").wait_for()
 
