@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any, Literal
@@ -11,6 +12,9 @@ from sqlalchemy import CTE, BigInteger, Connection, Row, cast, func, literal, se
 from moevolve.store.errors import NotFoundError, StoreError
 from moevolve.store.records import LineageGraph, LineageNode, SearchRecord
 from moevolve.store.tables import individuals, parents, searches
+
+_INDEX = re.compile(r"[0-9]{1,18}")
+"""What a column of 64 bits can hold."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -46,7 +50,7 @@ def find_individual(connection: Connection, ref: str) -> tuple[SearchRecord, Row
         NotFoundError: the reference isn't of that form, or names nothing.
     """
     name, colon, number = ref.rpartition(":")
-    if not colon or not name or not number.isdecimal():
+    if not colon or not name or not _INDEX.fullmatch(number):
         raise NotFoundError(f"{ref!r} names no individual: write SEARCH:INDEX, such as rte-8x7b:41")
     search = find_search(connection, name)
     idx = int(number)

@@ -38,7 +38,7 @@ from moevolve.store.records import (
     SearchTaskRecord,
     Split,
 )
-from moevolve.store.schema import prepare
+from moevolve.store.schema import place, prepare
 from moevolve.store.session import make_engine, transaction
 
 P = ParamSpec("P")
@@ -90,6 +90,7 @@ class StoreReader:
 
     Attributes:
         url: of the database.
+        is_new: whether there was none, and opening it made it.
         patience_s: how long in all a database is waited for that is away (`patient`), or a file that another process
             writes to; who drives a search sets it.
     """
@@ -98,6 +99,7 @@ class StoreReader:
         """For `open`."""
         self._engine = engine
         self.url = url
+        self.is_new = False
         self.patience_s = _READERS_S if self.is_file else 0.0
         self._silent_since: float | None = None
 
@@ -126,7 +128,12 @@ class StoreReader:
 
     @patient
     def _prepare(self, create: bool) -> None:
-        prepare(self._engine, create)
+        self.is_new = prepare(self._engine, create)
+
+    @property
+    def place(self) -> str:
+        """The file of SQLite's, the URL of others, without its password."""
+        return place(self._engine)
 
     @property
     def is_file(self) -> bool:

@@ -53,20 +53,24 @@ VERSION_TABLE = "alembic_version"
 _LOCK = 7_026_112_437
 
 
-def prepare(engine: Engine, create: bool) -> None:
+def prepare(engine: Engine, create: bool) -> bool:
     """Sees to it that the database behind `engine` has the schema that this software writes; builds it in an empty one.
 
     Args:
         engine: of the database.
         create: whether an empty database may become a store.
 
+    Returns:
+        Whether one did.
+
     Raises:
         StoreError: it isn't a store and may not become one, or its schema is older or unknown; nothing was changed.
     """
     with transaction(engine) as connection:
         revision = _revision(connection)
+    built = False
     if revision is None and not create:
-        raise StoreError(f"{_where(engine)} is an empty database, not a store of moevolve")
+        raise StoreError(f"{place(engine)} is an empty database, not a store of moevolve")
     if revision is None:
         use_wal(engine)
         with transaction(engine, write=True) as connection:
@@ -74,13 +78,14 @@ def prepare(engine: Engine, create: bool) -> None:
             # Somebody else may have built it between the two transactions.
             revision = _revision(connection)
             if revision is None:
-                revision = _migrate(connection)
+                revision, built = _migrate(connection), True
     if revision != newest_revision():
         url = shlex.quote(without_password(engine.url.set(drivername=engine.dialect.name)))
         raise StoreError(
-            f"{_where(engine)} has schema {revision}, older than this moevolve's {newest_revision()}: upgrade it with "
+            f"{place(engine)} has schema {revision}, older than this moevolve's {newest_revision()}: upgrade it with "
             f"`moevolve db upgrade --store {url}`"
         )
+    return built
 
 
 def upgrade(url: str, dead: Dead) -> Upgrade:
@@ -106,7 +111,7 @@ def _upgrade(engine: Engine, dead: Dead) -> Upgrade:
         _lock(connection)
         before = _revision(connection)
         if before is None:
-            raise StoreError(f"{_where(engine)} is an empty database, not a store of moevolve")
+            raise StoreError(f"{place(engine)} is an empty database, not a store of moevolve")
         if before == newest_revision():
             return Upgrade(before, before)
         if inspect(connection).has_table("leases"):
@@ -117,7 +122,7 @@ def _upgrade(engine: Engine, dead: Dead) -> Upgrade:
                 s = searches.c
                 names = connection.execute(select(s.id, s.name).where(s.id.in_(running)).order_by(s.name))
                 named = ", ".join(f"{name} by {running[search_id].owner}" for search_id, name in names)
-                raise LeaseHeldError(f"{_where(engine)} has searches that are being run ({named}): stop them first")
+                raise LeaseHeldError(f"{place(engine)} has searches that are being run ({named}): stop them first")
         return Upgrade(before, _migrate(connection))
 
 
@@ -150,7 +155,8 @@ def alembic_config(connection: Connection | None = None) -> Config:
     return config
 
 
-def _where(engine: Engine) -> str:
+def place(engine: Engine) -> str:
+    """Where a database is: the file of SQLite's, the URL of others, without its password."""
     return str(file_of(engine.url) or without_password(engine.url))
 
 
@@ -160,7 +166,7 @@ def _revision(connection: Connection) -> str | None:
     Raises:
         StoreError: another program's database, or a revision that this software doesn't know.
     """
-    where, tables = _where(connection.engine), set(inspect(connection).get_table_names())
+    where, tables = place(connection.engine), set(inspect(connection).get_table_names())
     if not tables:
         return None
     if VERSION_TABLE not in tables:

@@ -16,6 +16,10 @@ def serve(
         str | None, typer.Option("--host", help="Address to listen at; default: 127.0.0.1, for this machine only.")
     ] = None,
     port: Annotated[int | None, typer.Option("--port", help="Port to listen at; default: 8080.")] = None,
+    hosts: Annotated[
+        list[str] | None,
+        typer.Option("--hosts", metavar="NAME", help="A further name that it is reached under; can be repeated."),
+    ] = None,
     store: Annotated[
         str | None,
         typer.Option(
@@ -30,7 +34,7 @@ def serve(
 ) -> None:
     """Serve a store: its searches in the browser, and an HTTP API for them."""
 
-    def on_ready(url: str) -> None:
-        output.print(f"serving at {url}; Ctrl-C stops it", markup=False, highlight=False, soft_wrap=True)
+    def on_ready(urls: tuple[str, ...]) -> None:
+        output.print(f"serving at {', '.join(urls)}; Ctrl-C stops it", markup=False, highlight=False, soft_wrap=True)
 
-    moevolve.serve(settings, store=store, host=host, port=port, tokens=tokens, on_ready=on_ready)
+    moevolve.serve(settings, store=store, host=host, port=port, hosts=hosts or None, tokens=tokens, on_ready=on_ready)

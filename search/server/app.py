@@ -12,9 +12,10 @@ from starlette.middleware.gzip import GZipMiddleware
 
 from moevolve.search.server.api import drawings, events, individuals, launching, rankings, searches, steering
 from moevolve.search.server.courses import Courses
+from moevolve.search.server.drawing_queue import DrawingQueue
 from moevolve.search.server.drivers import Drivers
 from moevolve.search.server.feed import Feed
-from moevolve.search.server.guard import Guard
+from moevolve.search.server.guard import HEALTH, Guard
 from moevolve.search.server.metrics import exposition
 from moevolve.search.server.pages.rendering import problem_page, sign_in
 from moevolve.search.server.pages.routes import add_pages
@@ -43,8 +44,8 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
     Raises:
         UserError: the key of a webhook isn't in the environment.
     """
-    service = Service(store, settings, Courses(store), Feed(store), Drivers(settings.store, settings.logs.resolve()))
-
+    drivers = Drivers(settings.store, settings.logs.resolve())
+    service = Service(store, settings, Courses(store), DrawingQueue(), Feed(store), drivers)
     webhooks = Webhooks(store, settings.webhooks)
 
     @asynccontextmanager
@@ -69,7 +70,8 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
         app.include_router(module.routes, prefix="/api")
     add_pages(app, store)
 
-    @app.get("/healthz", responses=READS, response_class=PlainTextResponse)
+    @app.head(HEALTH, include_in_schema=False)
+    @app.get(HEALTH, responses=READS, response_class=PlainTextResponse)
     def healthz() -> str:
         """Whether the server answers and reaches its store."""
         store.controls()

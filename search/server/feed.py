@@ -20,6 +20,8 @@ from moevolve.store.reader import StoreReader
 
 log = logging.getLogger(__name__)
 
+MOST_WATCHERS = 200
+"""Each holds a connection for as long as it looks at a page."""
 _EVERY_S = 1.0
 _SILENCE_S = 15.0
 """A line is sent after so long without news, so that nobody in between gives the connection up."""
@@ -53,19 +55,25 @@ class Feed:
     def __init__(self, store: StoreReader, every: float = _EVERY_S) -> None:
         self._store, self._every = store, every
         self._now: dict[str, Cursor] = {}
-        self._changed = asyncio.Condition()
+        self._looked, self._changed = asyncio.Event(), asyncio.Condition()
         self._watchers = 0
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
+    @property
+    def is_full(self) -> bool:
+        """Whether as many watch as may."""
+        return self._watchers >= MOST_WATCHERS
+
     async def watch(self) -> AsyncIterator[str]:
         """Server-sent events `cursors`: a JSON object by search id, at first of all searches, then of changed ones."""
-        self._watchers += 1
-        if self._task is None or self._task.done():
-            await self._look()
-            self._task = asyncio.create_task(self._run())
         sent: dict[str, Cursor] = {}
+        self._watchers += 1
         try:
+            if self._task is None or self._task.done():
+                self._looked.clear()
+                self._task = asyncio.create_task(self._run())
+            await self._looked.wait()
             while not self._closed:
                 news = {key: cursor for key, cursor in self._now.items() if sent.get(key) != cursor}
                 if news or not sent:
@@ -83,6 +91,7 @@ class Feed:
     async def close(self) -> None:
         """Let all watchers go."""
         self._closed = True
+        self._looked.set()
         if self._task is not None:
             self._task.cancel()
         async with self._changed:
@@ -91,8 +100,11 @@ class Feed:
     async def _run(self) -> None:
         pause = self._every
         while self._watchers:
+            try:
+                pause = self._every if await self._look() else min(2 * pause, _SLOWEST_S)
+            finally:
+                self._looked.set()
             await asyncio.sleep(pause)
-            pause = self._every if await self._look() else min(2 * pause, _SLOWEST_S)
 
     async def _look(self) -> bool:
         try:

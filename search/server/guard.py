@@ -3,10 +3,11 @@
 It refuses by default. What a request needs:
 
 * a `Host` that the server goes by, so that no page elsewhere can lead a browser here under a name of its own (DNS
-  rebinding), also on loopback;
+  rebinding), also on loopback; whether it is well it tells under any name;
+* to come from no other site's page, other than as a visit of a person who follows a link;
 * a token, if the server has any: `Authorization: Bearer TOKEN`, or the cookie that signing in leaves in a browser;
-* to change something: a token of scope `write`, the header `X-Moevolve`, which a form of another site can't send, and
-  no `Origin` but the server's own;
+* if it has none, to come straight from this machine, through no proxy: others may be behind one;
+* to change something: a token of scope `write`, and the header `X-Moevolve`, which a form of another site can't send;
 * a body of bounded size.
 """
 
@@ -14,11 +15,11 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
-from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
@@ -30,10 +31,15 @@ LARGEST_BODY = 1 << 16
 """Bytes of a request's body."""
 HEADER = "x-moevolve"
 COOKIE = "moevolve"
-OPEN_PATHS = ("/healthz", "/login")
+HEALTH = "/healthz"
+"""What tells load balancers, by whatever name they ask, that the server is well."""
+OPEN_PATHS = (HEALTH, "/login")
 """What needs no token, besides what is under /static/."""
 DOCUMENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; sandbox"
 """Content security policy of whole documents that we make: they have styles within, no scripts, and reach nothing."""
+_BY_PROXIES = ("forwarded", "via", "x-real-ip")
+_LOCAL = re.compile(r"/(?![/\\]|log(in|out)\b)[!-\[\]-~]*")
+"""Visible characters of ASCII but the backslash: browsers leave out others, and then see what stood apart together."""
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _ADDED = {
     "content-security-policy": (
@@ -41,7 +47,7 @@ _ADDED = {
         "font-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     ),
     "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
+    "referrer-policy": "same-origin",  # with less, browsers don't say of our own forms where they come from either
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
@@ -54,10 +60,17 @@ class Guard:
         app: what is guarded.
         hosts: names that the server goes by.
         tokens: with their scopes; without any, everybody who reaches the server may do everything.
-        sign_in: the page that a browser without a token gets, by whether a token was given that isn't one.
+        sign_in: the page that a browser without a token gets, by whether a token was given that isn't one, and by the
+            path that it leads to.
     """
 
-    def __init__(self, app: ASGIApp, hosts: frozenset[str], tokens: Mapping[str, TokenScope], sign_in: Any) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        hosts: frozenset[str],
+        tokens: Mapping[str, TokenScope],
+        sign_in: Callable[[bool, str], str],
+    ) -> None:
         self._app, self._hosts, self._tokens, self._sign_in = app, hosts, tokens, sign_in
         # What a browser keeps tells nobody the token itself.
         self._sessions = {session_of(token): scope for token, scope in tokens.items()}
@@ -82,19 +95,20 @@ class Guard:
         await (answer or self._app)(scope, receive, sender)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
-        host = hostname(headers.get("host", ""))
-        if host not in self._hosts:
-            return problem(HTTPStatus.BAD_REQUEST, "this server doesn't go by that name; see `hosts` in its settings")
+        if scope["path"] != HEALTH and hostname(headers.get("host", "")) not in self._hosts:
+            return problem(HTTPStatus.BAD_REQUEST, "this server doesn't go by that name; see `moevolve serve --hosts`")
+        if scope["path"] != HEALTH and not self._tokens and _is_passed_on(headers):
+            return problem(HTTPStatus.FORBIDDEN, "this server has no tokens, which it needs behind a proxy")
         if headers.get("content-length", "0").isdigit() and int(headers.get("content-length", "0")) > LARGEST_BODY:
             return problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _TOO_LARGE)
         path, writes = scope["path"], scope["method"] not in _SAFE
-        if writes and not self._from_here(headers):
+        if not _is_from_here(headers) and (writes or not _is_visit(headers)):
             return problem(HTTPStatus.FORBIDDEN, "the request comes from another site")
         if path in OPEN_PATHS or path.startswith("/static/"):
             return None
         has = self._scope(headers)
         if has is None:
-            return self._unknown(path, headers)
+            return self._unknown(scope, headers)
         if writes and has != "write":
             return problem(HTTPStatus.FORBIDDEN, "this token may read only")
         if writes and HEADER not in headers:
@@ -102,9 +116,13 @@ class Guard:
         scope.setdefault("state", {})["may_write"] = has == "write"
         return None
 
-    def _unknown(self, path: str, headers: Headers) -> Response:
-        if not path.startswith("/api") and "text/html" in headers.get("accept", ""):
-            return HTMLResponse(self._sign_in(False), HTTPStatus.UNAUTHORIZED)
+    def _unknown(self, scope: Scope, headers: Headers) -> Response:
+        path, query = scope["path"], scope["query_string"].decode("latin-1")
+        # A part of a page has no place for another one.
+        whole = not path.startswith("/api") and "part" not in parse_qs(query, keep_blank_values=True)
+        if whole and "text/html" in headers.get("accept", ""):
+            asked = f"{quote(path)}?{query}" if query else quote(path)
+            return HTMLResponse(self._sign_in(False, local_path(asked)), HTTPStatus.UNAUTHORIZED)
         refused = problem(HTTPStatus.UNAUTHORIZED, "a token is needed: Authorization: Bearer TOKEN")
         refused.headers["www-authenticate"] = "Bearer"
         return refused
@@ -117,20 +135,14 @@ class Guard:
             return _found(self._tokens, token.strip())
         return _found(self._sessions, _cookie(headers))
 
-    @staticmethod
-    def _from_here(headers: Headers) -> bool:
-        """Whether a browser says that one of this server's own pages asks, or it is no browser."""
-        origin = headers.get("origin")
-        if origin is not None:
-            return urlsplit(origin).netloc == headers.get("host", "")
-        return headers.get("sec-fetch-site", "same-origin") in ("same-origin", "none")
-
     def _signed_in(self, headers: Headers, body: bytes) -> Response:
         """Take the token of the form on the page for signing in."""
-        given = parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0].strip()
+        form = parse_qs(body.decode("utf-8", "replace"))
+        given = form.get("token", [""])[0].strip()
+        asked = local_path(form.get("next", ["/"])[0])
         if _found(self._tokens, given) is None:
-            return HTMLResponse(self._sign_in(True), HTTPStatus.UNAUTHORIZED)
-        response = RedirectResponse("/", HTTPStatus.SEE_OTHER)
+            return HTMLResponse(self._sign_in(True, asked), HTTPStatus.UNAUTHORIZED)
+        response = RedirectResponse(asked, HTTPStatus.SEE_OTHER)
         secure = headers.get("x-forwarded-proto") == "https"
         response.set_cookie(COOKIE, session_of(given), httponly=True, samesite="strict", secure=secure)
         return response
@@ -139,14 +151,32 @@ class Guard:
 _TOO_LARGE = f"a request's body may have {LARGEST_BODY:,} bytes"
 
 
+def _is_from_here(headers: Headers) -> bool:
+    """Whether a browser says that one of this server's own pages asks, or it is no browser."""
+    origin = headers.get("origin")
+    if origin is not None:
+        return _site(origin) == headers.get("host", "")
+    return headers.get("sec-fetch-site", "same-origin") in ("same-origin", "none")
+
+
+def _is_visit(headers: Headers) -> bool:
+    """Whether a browser opens what it asks for as a page of its own, which no other page sees, or is part of."""
+    return headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+
+
+def _is_passed_on(headers: Headers) -> bool:
+    """Whether a proxy says that somebody else asks."""
+    return any(name in _BY_PROXIES or name.startswith("x-forwarded-") for name in headers)
+
+
 async def _read(receive: Receive) -> bytes | None:
-    """The body of a request; None if it is too long, whatever its head says."""
+    """The body of a request; None if it is too long, whatever its head says, or who sent it has gone before its end."""
     body, more = b"", True
     while more:
         message = await receive()
         body += message.get("body", b"")
         more = message.get("more_body", False)
-        if len(body) > LARGEST_BODY:
+        if message["type"] != "http.request" or len(body) > LARGEST_BODY:
             return None
     return body
 
@@ -199,6 +229,19 @@ def hostname(host: str) -> str:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""
+
+
+def _site(origin: str) -> str:
+    """Name and port in an `Origin` header; empty if there are none."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return ""
+
+
+def local_path(asked: str) -> str:
+    """Where to go after signing in: a path of this server with its query, or `/` for what could be something else."""
+    return asked if _LOCAL.fullmatch(asked) else "/"
 
 
 def problem(status: int, detail: str) -> JSONResponse:

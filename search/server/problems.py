@@ -75,7 +75,11 @@ def answer_errors(app: FastAPI, page: Page) -> None:
 
     def known(request: Request, error: Exception) -> Response:
         status = next(status for kind, status in _STATUS if isinstance(error, kind))
-        return answered(request, status, str(error))
+        if status != HTTPStatus.SERVICE_UNAVAILABLE:
+            return answered(request, status, str(error))
+        # What a database says names its place, and what was asked of it.
+        log.error("%s %s: %s", request.method, request.url.path, error)
+        return answered(request, status, "the store can't be read now; the server's log says why")
 
     def malformed(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -11,16 +12,18 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.server.settings import ServerSettings
 from moevolve.store.repository import Store
 
+log = logging.getLogger(__name__)
+
 _GOODBYE_S = 3
 """Seconds that requests under way get when the server stops."""
 
 
-def serve(settings: ServerSettings, on_ready: Callable[[str], None]) -> None:
+def serve(settings: ServerSettings, on_ready: Callable[[tuple[str, ...]], None]) -> None:
     """Serve until SIGINT or SIGTERM.
 
     Args:
         settings: of the server.
-        on_ready: told where it can be reached, once it can.
+        on_ready: told the URLs that it can be reached at, once it can.
 
     Raises:
         UserError: the address can't be listened at, or tokens are missing or can't be read.
@@ -30,13 +33,25 @@ def serve(settings: ServerSettings, on_ready: Callable[[str], None]) -> None:
     import uvicorn
 
     from moevolve.search.server.app import make_app
+    from moevolve.search.server.connections import BACKLOG, BoundedProtocol, allow_files
 
+    allow_files()
     with Store.open(settings.store) as store, _listening(settings) as listening:
         app = make_app(store, settings)
-        host, port = listening.getsockname()[:2]
-        on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+        port = listening.getsockname()[1]
+        urls = tuple(f"http://{f'[{name}]' if ':' in name else name}:{port}" for name in settings.names)
+        on_ready(urls)
+        if store.is_new:
+            log.warning("made a new store at %s: there was none", store.place)
         config = uvicorn.Config(
-            app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=_GOODBYE_S
+            app,
+            http=BoundedProtocol,
+            ws="none",
+            backlog=BACKLOG,
+            log_level="error",  # less than that is what strangers send, who could fill a disk with it
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=_GOODBYE_S,
         )
         with _ends_quietly():
             uvicorn.Server(config).run([listening])
@@ -59,6 +74,7 @@ def _listening(settings: ServerSettings) -> socket.socket:
         listening = socket.socket(found[0], socket.SOCK_STREAM)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(found[4])
+        listening.listen()
     except OSError as error:
         raise UserError(f"host {settings.host}, port {settings.port}: {error.strerror or error}") from None
     return listening

@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from moevolve.search.server.courses import Courses
+from moevolve.search.server.drawing_queue import DrawingQueue
 from moevolve.search.server.drivers import Drivers
 from moevolve.search.server.feed import Feed
 from moevolve.search.server.settings import ServerSettings
@@ -23,6 +24,7 @@ class Service:
         writer: what it serves, for routes that change something.
         settings: what it was started with.
         courses: plots' points.
+        drawings: pictures and reports, in turn.
         feed: news.
         drivers: what it started.
     """
@@ -30,6 +32,7 @@ class Service:
     writer: Store
     settings: ServerSettings
     courses: Courses
+    drawings: DrawingQueue
     feed: Feed
     drivers: Drivers
 

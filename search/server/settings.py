@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import cached_property
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal, Self
 
@@ -18,6 +22,8 @@ from moevolve.search.config.section import Section
 Scope = Literal["read", "write"]
 SCOPES: tuple[Scope, ...] = ("read", "write")
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+EVERYWHERE = ("0.0.0.0", "::")
+"""Stand for all addresses of a machine."""
 _SHORTEST = 16
 """Characters of a token; shorter ones can be guessed."""
 
@@ -55,7 +61,8 @@ class ServerSettings(Section):
         store: URL of its store.
         host: address that it listens at.
         port: 0 takes a free one.
-        hosts: names that it is reached under, besides `host` and those of this machine's loopback.
+        hosts: names that it is reached under, without ports, besides `host`, those of this machine's loopback and, if
+            `host` stands for all of its addresses, those that it has in its network.
         tokens: file of tokens, which nobody but its owner may read; lines are `read TOKEN` or `write TOKEN`. Without
             it they are taken from MOEVOLVE_READ_TOKEN and MOEVOLVE_WRITE_TOKEN.
         configurations: folders whose run files can be launched, by their names without `.yaml`.
@@ -87,13 +94,18 @@ class ServerSettings(Section):
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine reaches it."""
-        return self.host in LOOPBACK
+        """Whether only this machine reaches it, by names of its own."""
+        return {self.host, *self.hosts} <= set(LOOPBACK)
 
     @property
     def allowed_hosts(self) -> frozenset[str]:
         """Host names, lower case and without ports, that requests may be addressed to."""
-        return frozenset(name.lower() for name in (*LOOPBACK, *self.hosts, self.host))
+        return frozenset(name.lower() for name in (*LOOPBACK, *self.hosts, *self.names))
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """What clients can reach it at: `host`, or the machine's names and addresses where that stands for all."""
+        return _own_names() if self.host in EVERYWHERE else (self.host,)
 
     def run_files(self) -> dict[str, Path]:
         """The run files that can be launched, by name."""
@@ -103,17 +115,20 @@ class ServerSettings(Section):
         """The tokens with their scopes.
 
         Raises:
-            UserError: the file can't be read, others may read it, or a line of it is wrong; or there is none where the
-                server can be reached from other machines.
+            UserError: the file can't be read, others may read it, or a line of it is wrong, or it has none; or there is
+                none where the server can be reached from other machines.
         """
         found = _tokens_of(self.tokens) if self.tokens is not None else _tokens_of_environment(os.environ)
         for token in found:
             if len(token) < _SHORTEST:
                 raise UserError(f"a token of {len(token)} characters can be guessed; use {_SHORTEST} or more")
+        if not found and self.tokens is not None:
+            raise UserError(f"tokens: {self.tokens} has none: write lines `read TOKEN` or `write TOKEN` into it")
         if not found and not self.is_loopback:
+            names = ", ".join(name for name in (self.host, *self.hosts) if name not in LOOPBACK)
             raise UserError(
-                f"host {self.host} can be reached from other machines, so tokens are needed: give --tokens FILE, or "
-                "set MOEVOLVE_READ_TOKEN and MOEVOLVE_WRITE_TOKEN"
+                f"{names} can be reached from other machines, so tokens are needed: give --tokens FILE, or set "
+                "MOEVOLVE_READ_TOKEN and MOEVOLVE_WRITE_TOKEN"
             )
         return found
 
@@ -138,6 +153,23 @@ def read_settings(path: Path | None, changes: Mapping[str, object]) -> ServerSet
         return ServerSettings.model_validate(data)
     except ValidationError as error:
         raise UserError(f"{path or 'serve'}: {describe_validation(error, data)}") from None
+
+
+def _own_names() -> tuple[str, ...]:
+    """This machine's name, also with its domain, and its addresses as names lead to them and as it sends from."""
+    name = socket.gethostname()
+    found, addresses = [name], []
+    with suppress(OSError):
+        answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM, flags=socket.AI_CANONNAME)
+        found.append(answers[0][3])
+        addresses += [str(answer[4][0]) for answer in answers]
+    # From where it would send to the outside (these are addresses for documentation); that sends nothing.
+    for family, outside in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as asking:
+            asking.connect((outside, 9))
+            addresses.append(str(asking.getsockname()[0]))
+    found += [one for one in addresses if not (ip_address(one).is_loopback or ip_address(one).is_link_local)]
+    return tuple(dict.fromkeys(filter(None, found)))
 
 
 def _tokens_of(path: Path) -> dict[str, Scope]:

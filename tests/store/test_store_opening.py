@@ -41,9 +41,10 @@ def test_the_migrations_have_one_head() -> None:
 def test_a_store_at_head_is_not_migrated(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with Store.open(url) as store:
         store.create_search(search(), [split()])
+        assert store.is_new
     monkeypatch.setattr(schema.command, "upgrade", lambda *_: pytest.fail("ran a migration"))
     with Store.open(url, create=False) as store:
-        assert store.search("alpha").name == "alpha"
+        assert store.search("alpha").name == "alpha" and not store.is_new
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Literal
@@ -15,13 +14,12 @@ from moevolve.search.server.courses import MOST_POINTS, Course
 from moevolve.search.server.guard import DOCUMENT_POLICY
 from moevolve.search.server.problems import READS
 from moevolve.search.server.service import ServiceDep
+from moevolve.store.reader import StoreReader
 
 PictureForm = Literal["svg", "png", "pdf"]
 IndividualQuery = Annotated[str | None, Query(max_length=220, description="Whose genome; default: the best's.")]
 _PICTURES: dict[PictureForm, str] = {"svg": "image/svg+xml", "png": "image/png", "pdf": "application/pdf"}
 _HEADERS = {"content-security-policy": DOCUMENT_POLICY}
-DRAWING = threading.Lock()
-"""What draws has settings for its whole process."""
 
 routes = APIRouter(tags=["drawings"], responses=READS)
 
@@ -37,15 +35,9 @@ def read_course(
 
 
 @routes.get("/searches/{search}/report", response_class=HTMLResponse)
-def read_report(service: ServiceDep, search: SearchPath, limit: LimitQuery = 5) -> HTMLResponse:
+async def read_report(service: ServiceDep, search: SearchPath, limit: LimitQuery = 5) -> HTMLResponse:
     """The page that `moevolve report` writes."""
-    # Not sooner: it loads what draws.
-    from moevolve.search.report.contents import gather
-    from moevolve.search.report.page import render_page
-
-    with DRAWING:
-        text = render_page(gather(service.store, search, limit))
-    return HTMLResponse(text, headers=_HEADERS)
+    return HTMLResponse(await service.drawings.run(_report, service.store, search, limit), headers=_HEADERS)
 
 
 @routes.get(
@@ -53,13 +45,26 @@ def read_report(service: ServiceDep, search: SearchPath, limit: LimitQuery = 5) 
     response_class=Response,
     responses={200: {"content": {kind: {} for kind in _PICTURES.values()}, "description": "The picture."}},
 )
-def draw(
+async def draw(
     service: ServiceDep, search: SearchPath, form: PictureForm = "svg", individual: IndividualQuery = None
 ) -> Response:
     """The picture that `moevolve plot` draws."""
+    picture = await service.drawings.run(_picture, service.store, search, form, individual)
+    return Response(picture, media_type=_PICTURES[form], headers=_HEADERS)
+
+
+def _report(store: StoreReader, search: str, limit: int) -> str:
+    # Not sooner: it loads what draws.
+    from moevolve.search.report.contents import gather
+    from moevolve.search.report.page import render_page
+
+    return render_page(gather(store, search, limit))
+
+
+def _picture(store: StoreReader, search: str, form: PictureForm, individual: str | None) -> bytes:
     from moevolve.search.service.plot import plot_stored
 
-    with DRAWING, TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder:
         path = Path(folder) / f"plot.{form}"
-        plot_stored(service.store, search, path, individual)
-        return Response(path.read_bytes(), media_type=_PICTURES[form], headers=_HEADERS)
+        plot_stored(store, search, path, individual)
+        return path.read_bytes()

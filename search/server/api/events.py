@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, HTTPException, Query
 from fastapi.responses import StreamingResponse
 
 from moevolve.search.server.api.parameters import LimitQuery, SearchPath
+from moevolve.search.server.feed import MOST_WATCHERS
 from moevolve.search.server.problems import READS
 from moevolve.search.server.service import ServiceDep
 from moevolve.store.records import Event
@@ -39,4 +41,6 @@ def list_events(
 )
 async def read_news(service: ServiceDep) -> StreamingResponse:
     """Server-sent events `cursors`: by search id, how many events and complete individuals it has."""
+    if service.feed.is_full:
+        raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, f"{MOST_WATCHERS} watch already", {"retry-after": "60"})
     return StreamingResponse(service.feed.watch(), media_type="text/event-stream")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
@@ -35,6 +36,7 @@ def show_health(request: Request, service: ServiceDep, listings: ListingsDep) ->
         request,
         "health.jinja",
         kind=service.store.url.partition(":")[0].partition("+")[0],
+        file=Path(service.store.place).name if service.store.is_file else None,
         revision=newest_revision(),
         milliseconds=1000 * seconds,
         count=len(views),

@@ -5,7 +5,6 @@ Figures are documents of their own, which pages show as images: drawn when they 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request, Response
@@ -20,7 +19,6 @@ from moevolve.search.genomes.base import Genome
 from moevolve.search.genomes.registry import counted, figures_for, parts_of
 from moevolve.search.genomes.repaired import bare
 from moevolve.search.loop.standings import score_of
-from moevolve.search.server.api.drawings import DRAWING
 from moevolve.search.server.api.parameters import RefPath
 from moevolve.search.server.drivers import Launch
 from moevolve.search.server.guard import DOCUMENT_POLICY
@@ -85,13 +83,9 @@ def show_genome(request: Request, service: ServiceDep, ref: RefPath) -> HTMLResp
 
 
 @routes.get("/individuals/{ref}/genome.svg")
-def draw_genome(service: ServiceDep, ref: RefPath) -> Response:
+async def draw_genome(service: ServiceDep, ref: RefPath) -> Response:
     """The picture of what was searched."""
-    genome, start = _drawn(service.store, ref)
-    figures = figures_for(genome)
-    if not figures.draws(genome, start):
-        raise NotFoundError(f"there is nothing to draw of {ref}")
-    return _svg_document(lambda: figures.page(genome, start)[0], f"{figures.subject} of {ref}")
+    return await service.drawings.run(_genome_picture, service.store, ref)
 
 
 @routes.get("/individuals/{ref}/lineage")
@@ -117,12 +111,9 @@ def show_lineage(request: Request, service: ServiceDep, ref: RefPath) -> HTMLRes
 
 
 @routes.get("/individuals/{ref}/lineage.svg")
-def draw_lineage(service: ServiceDep, ref: RefPath) -> Response:
+async def draw_lineage(service: ServiceDep, ref: RefPath) -> Response:
     """The picture of its ancestors."""
-    graph = service.store.ancestors(ref)
-    if not _has_picture(graph):
-        raise NotFoundError(f"{ref} has no ancestors to draw")
-    return _svg_document(lambda: lineage_figure(graph, ref), f"{ref} and its {len(graph.nodes) - 1} ancestors by score")
+    return await service.drawings.run(_lineage_picture, service.store, ref)
 
 
 def described(detail: IndividualDetail) -> dict[str, str]:
@@ -165,15 +156,29 @@ def _starts(store: StoreReader, subject: Subject) -> list[IndividualRecord]:
         return []
 
 
-def _svg_document(draw: Callable[[], Figure], description: str) -> Response:
+def _genome_picture(store: StoreReader, ref: str) -> Response:
+    genome, start = _drawn(store, ref)
+    figures = figures_for(genome)
+    if not figures.draws(genome, start):
+        raise NotFoundError(f"there is nothing to draw of {ref}")
+    return _svg_document(figures.page(genome, start)[0], f"{figures.subject} of {ref}")
+
+
+def _lineage_picture(store: StoreReader, ref: str) -> Response:
+    graph = store.ancestors(ref)
+    if not _has_picture(graph):
+        raise NotFoundError(f"{ref} has no ancestors to draw")
+    return _svg_document(lineage_figure(graph, ref), f"{ref} and its {len(graph.nodes) - 1} ancestors by score")
+
+
+def _svg_document(figure: Figure, description: str) -> Response:
     """A figure as a document that takes the colours of the reader's light or dark screen.
 
     Args:
-        draw: makes it.
+        figure: to show.
         description: what is to be seen, for those who can't see it.
     """
-    with DRAWING:
-        text = to_svg(draw(), "figure", description)
+    text = to_svg(figure, "figure", description)
     opening, rest = text.split(">", 1)
     return Response(
         f"{opening}>{_COLOURS}{rest}",

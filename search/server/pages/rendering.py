@@ -74,12 +74,12 @@ def render(request: Request, template: str, status: int = 200, **context: Any) -
     return HTMLResponse(text, status)
 
 
-def sign_in(wrong: bool) -> str:
-    """The page that asks for a token; `wrong` if one was given that isn't one."""
+def sign_in(wrong: bool, asked: str) -> str:
+    """The page that asks for a token; `wrong` if one was given that isn't one. It leads to the path `asked`."""
     return (
         _environment()
         .get_template("sign_in.jinja")
-        .render(layout="page.jinja", path="/login", may_write=False, signed_in=False, wrong=wrong)
+        .render(layout="page.jinja", path="/login", may_write=False, signed_in=False, wrong=wrong, next=asked)
     )
 
 

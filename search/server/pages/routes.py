@@ -43,7 +43,7 @@ def add_pages(app: FastAPI, store: StoreReader) -> None:
 @routes.get("/login")
 def ask_for_token() -> HTMLResponse:
     """The page for signing in; the guard takes the token."""
-    return HTMLResponse(sign_in(False))
+    return HTMLResponse(sign_in(False, "/"))
 
 
 @routes.get("/logout")

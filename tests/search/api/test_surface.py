@@ -51,7 +51,7 @@ SIGNATURES = {
     "resume": "(search, *, store, address=None, overrides=(), observer=None)",
     "retry": "(search, *, store, address=None, overrides=(), observer=None)",
     "scale": "(search, workers=None, *, store, priority=None)",
-    "serve": "(settings=None, *, store=None, host=None, port=None, tokens=None, on_ready=...)",
+    "serve": "(settings=None, *, store=None, host=None, port=None, hosts=None, tokens=None, on_ready=...)",
     "searches": "(store)",
     "show": "(individual, *, store)",
     "stop": "(search, *, store)",

@@ -16,6 +16,7 @@ from starlette.testclient import TestClient
 from moevolve.search.loop.standings import Standings, standings
 from moevolve.search.server.courses import Courses, down_sampled
 from moevolve.store.costs import SearchCosts
+from moevolve.store.errors import UnreachableError
 from moevolve.store.records import BestRow, Control, Event, IndividualDetail, LineageGraph, SearchSummary
 from moevolve.store.repository import Store
 
@@ -71,6 +72,9 @@ def test_pages_of_individuals_make_the_whole(client: TestClient, lab_store: Stor
         ("/api/searches/labb", 404, "no search 'labb': did you mean lab?"),
         ("/api/individuals/lab:60", 404, "no individual 'lab:60'; nearest: lab:59"),
         ("/api/individuals/lab", 404, "names no individual"),
+        ("/api/individuals/lab:\N{ARABIC-INDIC DIGIT THREE}", 404, "names no individual"),
+        ("/api/individuals/lab:99999999999999999999", 404, "names no individual"),
+        ("/api/individuals/lab:999999999999999999", 404, "no individual 'lab:999999999999999999'; nearest: lab:59"),
         ("/api/searches/lab/individuals?after=99", 404, "no individual 99"),
         ("/api/best?task=two", 404, "no task 'two'"),
         ("/api/best?by=training", 422, "by: Input should be"),
@@ -84,6 +88,20 @@ def test_what_is_wrong_is_said_in_a_line(client: TestClient, path: str, status: 
     answer = client.get(path)
     assert answer.status_code == status and detail in answer.json()["detail"]
     assert list(answer.json()) == ["detail"]
+
+
+def test_a_store_that_fails_is_named_in_the_log_alone(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def away(*_: object) -> None:
+        raise UnreachableError("postgresql://me@inside.example/lab: connection refused")
+
+    monkeypatch.setattr(Store, "search", away)
+    for path, accept in {"/api/searches/lab": "*/*", "/searches/lab": "text/html"}.items():
+        answer = client.get(path, headers={"accept": accept})
+        assert answer.status_code == 503 and "be read now; the server" in answer.text
+        assert "inside" not in answer.text
+    assert caplog.text.count("inside.example") == 2
 
 
 def test_a_fault_shows_nothing_of_the_inside(

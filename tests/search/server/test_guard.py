@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -87,6 +89,8 @@ def test_who_may_read_changes_nothing(stranger: TestClient, lab_store: Store, se
         ({"host": "[::1]:8080"}, 409),
         ({"origin": "http://evil.example"}, 403),
         ({"origin": "null"}, 403),
+        ({"origin": "http://["}, 403),
+        ({"origin": "//localhost:8080]"}, 403),
         ({"origin": "http://localhost:9999"}, 403),
         ({"origin": "http://localhost:8080"}, 409),
         ({"sec-fetch-site": "cross-site"}, 403),
@@ -117,10 +121,55 @@ def test_without_tokens_only_this_machine_is_served(
         assert anybody.get("/api/searches", headers={"host": "rebound.example"}).status_code == 400
         assert anybody.post("/api/searches/lab/pause").status_code == 403
         assert anybody.post("/api/searches/lab/pause", headers={"x-moevolve": "1"}).status_code == 409
+        for name in ("X-Forwarded-For", "X-Forwarded-Proto", "Forwarded", "Via", "X-Real-IP"):
+            answer = anybody.get("/api/searches", headers={name: "192.0.2.7"})
+            assert answer.status_code == 403 and "behind a proxy" in answer.text, name
+    with pytest.raises(UserError, match=r"search\.example can be reached from other machines, so tokens are needed"):
+        make_app(lab_store, settings(tokens=None, hosts=["localhost", "search.example"]))
+    make_app(lab_store, settings(tokens=None, hosts=["localhost"]))
     monkeypatch.setenv("MOEVOLVE_READ_TOKEN", READ)
-    with TestClient(make_app(lab_store, settings(tokens=None, host="0.0.0.0")), "http://0.0.0.0") as stranger:
+    with TestClient(make_app(lab_store, settings(tokens=None, host="0.0.0.0")), "http://localhost") as stranger:
         assert stranger.get("/api/searches").status_code == 401
-        assert stranger.get("/api/searches", headers={"authorization": f"Bearer {READ}"}).status_code == 200
+        headers = {"authorization": f"Bearer {READ}", "x-forwarded-for": "192.0.2.7"}
+        assert stranger.get("/api/searches", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_who_listens_everywhere_goes_by_all_names_of_the_machine(
+    host: str, lab_store: Store, settings: Settings
+) -> None:
+    served = settings(host=host, hosts=["search.example"])
+    assert served.names[0] == socket.gethostname() and host not in served.allowed_hosts
+    headers = {"authorization": f"Bearer {READ}"}
+    with TestClient(make_app(lab_store, served), "http://localhost", headers=headers) as client:
+        for name in (*served.names, socket.gethostname().upper(), "search.example", "127.0.0.1"):
+            at = f"[{name}]:8080" if ":" in name else f"{name}:8080"
+            assert client.get("/api/searches", headers={"host": at}).status_code == 200, name
+        for name in ("0.0.0.0", "rebound.example"):
+            refused = client.get("/api/searches", headers={"host": name})
+            assert refused.status_code == 400 and "--hosts" in refused.text
+
+
+@pytest.mark.parametrize("has_tokens", [True, False])
+def test_pages_of_other_sites_make_it_work_for_nothing(
+    has_tokens: bool, lab_store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MOEVOLVE_WRITE_TOKEN", raising=False)
+    app = make_app(lab_store, settings() if has_tokens else settings(tokens=None))
+    visitor = TestClient(app, "http://localhost:8080", headers={"authorization": f"Bearer {READ}"})
+    visit = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+    for changes, status in (
+        ({}, 200),
+        ({"sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"}, 403),
+        ({"sec-fetch-mode": "cors", "sec-fetch-dest": "empty"}, 403),
+        ({"sec-fetch-mode": "cors", "sec-fetch-dest": "empty", "origin": "https://evil.example"}, 403),
+        ({"sec-fetch-dest": "iframe"}, 403),
+        ({"sec-fetch-site": "same-site", "sec-fetch-mode": "cors", "sec-fetch-dest": "empty"}, 403),
+        ({"sec-fetch-site": "same-origin", "sec-fetch-mode": "cors", "sec-fetch-dest": "empty"}, 200),
+        ({"sec-fetch-site": "none"}, 200),
+    ):
+        for path in ("/api/searches/lab/control", "/healthz"):
+            assert visitor.get(path, headers=visit | changes).status_code == status, changes
 
 
 def test_a_browser_signs_in_and_never_sees_the_token_again(stranger: TestClient) -> None:
@@ -135,6 +184,49 @@ def test_a_browser_signs_in_and_never_sees_the_token_again(stranger: TestClient)
     assert READ not in cookie and "HttpOnly" in cookie and "samesite=strict" in cookie.lower()
     assert stranger.get("/api/searches").status_code == 200
     assert stranger.post("/api/searches/lab/pause", headers={"x-moevolve": "1"}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("asked", "reached"),
+    [
+        ("/searches/lab?order=best&after=3", "/searches/lab?order=best&after=3"),
+        ("/searches/a%20b%2Fc", "/searches/a%20b%2Fc"),
+        ("", "/"),
+        ("/logout", "/"),
+        ("/login?next=x", "/"),
+        ("//evil.example", "/"),
+        ("/\\evil.example", "/"),
+        ("/\t/evil.example", "/"),
+        ("/\n/evil.example", "/"),
+        ("\\evil.example", "/"),
+        (" //evil.example", "/"),
+        ("https://evil.example", "/"),
+        ("javascript:alert(1)", "/"),
+        ("searches/lab", "/"),
+        ("/a\r\nset-cookie: moevolve=x", "/"),
+    ],
+)
+def test_signing_in_leads_to_what_was_asked_for_and_nowhere_else(
+    stranger: TestClient, asked: str, reached: str
+) -> None:
+    wrong = stranger.post("/login", data={"token": "guess", "next": asked})
+    assert f'name="next" value="{html.escape(reached)}"' in wrong.text
+    assert stranger.post("/login", data={"token": READ, "next": asked}).headers["location"] == reached
+
+
+def test_a_page_asks_to_sign_in_and_a_part_of_one_says_a_line(stranger: TestClient) -> None:
+    browser = {"accept": "text/html"}
+    for asked, reached in {
+        "/searches/lab?order=best&after=3": "/searches/lab?order=best&amp;after=3",
+        "/searches/a%22%3Eb": "/searches/a%22%3Eb",
+        "//evil.example/": "/",
+        "/logout": "/",
+    }.items():
+        page = stranger.get(f"http://localhost:8080{asked}", headers=browser)
+        assert page.status_code == 401 and f'name="next" value="{reached}"' in page.text, asked
+    for asked in ("/searches/lab/now?part=1", "/searches/lab/individuals?order=best&part="):
+        part = stranger.get(asked, headers=browser)
+        assert part.status_code == 401 and part.json() == {"detail": "a token is needed: Authorization: Bearer TOKEN"}
 
 
 def test_long_bodies_are_refused_however_they_come(client: TestClient) -> None:
@@ -162,6 +254,9 @@ def test_a_token_file_is_its_owners_alone(tmp_path: Path) -> None:
         read_settings(None, given).read_tokens()
     path.chmod(0o600)
     assert read_settings(None, given).read_tokens() == {READ: "read"}
+    path.write_text("# none yet\n")
+    with pytest.raises(UserError, match="tokens has none: write lines"):
+        read_settings(None, given).read_tokens()
     path.write_text(f"read {READ}\nadmin {WRITE}\n")
     with pytest.raises(UserError, match="line 2: expected `read TOKEN`"):
         read_settings(None, given).read_tokens()

@@ -46,6 +46,11 @@ def test_metrics_say_what_the_store_says(client: TestClient, lab_store: Store) -
 def test_health_needs_no_token_and_tells_nothing(client: TestClient, lab_store: Store) -> None:
     client.headers.clear()
     assert (client.get("/healthz").text, client.get("/metrics").status_code) == ("ok\n", 401)
+    probe = {"host": "10.1.2.3:8080", "x-forwarded-for": "10.1.2.4"}
+    assert client.get("/healthz", headers=probe).text == "ok\n"
+    head = client.head("/healthz", headers=probe)
+    assert (head.status_code, head.text) == (200, "")
+    assert client.get("/metrics", headers=probe).status_code == 400
 
 
 def test_a_log_line_says_which_search_and_individual(monkeypatch: pytest.MonkeyPatch) -> None:

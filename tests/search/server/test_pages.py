@@ -326,6 +326,18 @@ def test_signing_in_and_out(store: Store, tmp_path: Path) -> None:
     page_of(browser, "/", 401)
 
 
+def test_health_names_the_file_to_who_may_write(store: Store, client: TestClient, tmp_path: Path) -> None:
+    page = page_of(client, "/health")
+    assert "SQLite store.db" in page.text and str(Path(store.place).parent) not in page.text
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"read {READ}\n")
+    tokens.chmod(0o600)
+    app = make_app(store, ServerSettings(store=store.url, logs=tmp_path, tokens=tokens))
+    headers = {"accept": "text/html", "authorization": f"Bearer {READ}"}
+    reader = page_of(TestClient(app, base_url="http://localhost", headers=headers), "/health")
+    assert "SQLite, schema version" in reader.text and "store.db" not in reader.text
+
+
 def test_pages_of_an_empty_store(tmp_path: Path) -> None:
     with Store.open(f"sqlite:///{tmp_path / 'empty.db'}") as empty:
         app = make_app(empty, ServerSettings(store=empty.url, logs=tmp_path))

@@ -10,12 +10,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
 import pytest
 import store_samples as samples
 from report_lab import finished
+from server_tokens import READ
 
 from moevolve.search.config.files import load_run_config, parse_stored_config
 from moevolve.search.config.run import RunConfig
@@ -97,14 +99,23 @@ def url(store: Store, tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> It
     tiny.write_run(folder / "runs" / "small.yaml", "small")
     settings = folder / "server.yaml"
     settings.write_text("configurations: [runs]\nlogs: logs\nexports: exports\nmodels: {gone: /nowhere/model}\n")
-    flags = ["--store", store.url, "--port", "0", "--settings", str(settings)]
-    command = [sys.executable, "-c", SERVE, "serve", *flags]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder, env=dict(os.environ)) as server:
+    with serving(store, folder, "--settings", str(settings)) as found:
+        yield found
+
+
+@contextmanager
+def serving(store: Store, folder: Path, *flags: str, **environment: str) -> Iterator[str]:
+    """The URL of a server of a store, in a process of its own."""
+    command = [sys.executable, "-c", SERVE, "serve", "--store", store.url, "--port", "0", *flags]
+    variables = dict(os.environ) | environment
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder, env=variables) as server:
         assert server.stdout is not None
         found = re.search(r"http://\S+(?=;)", server.stdout.readline())
-        assert found is not None
-        yield found[0]
-        server.terminate()
+        try:
+            assert found is not None
+            yield found[0]
+        finally:
+            server.terminate()
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +157,7 @@ def browse(chromium: Any, url: str) -> Iterator[Open]:
         contexts.append(context)
         page = context.new_page()
         watch(page, refusals)
-        page.goto(url + path)
+        page.goto(path if path.startswith("http") else url + path)
         return page
 
     yield run
@@ -206,7 +217,7 @@ def test_a_way_through_all_pages(browse: Open, store: Store) -> None:
     page.get_by_role("link", name="Pareto").click()
     page.wait_for_selector("figure[data-pareto] canvas")
     page.get_by_role("link", name="Health").click()
-    page.get_by_text("SQLite, schema version").wait_for()
+    page.get_by_text("SQLite store.db, schema version").wait_for()
     page.get_by_role("link", name="Searches", exact=True).click()
     page.get_by_role("heading", name="What happened last").wait_for()
 
@@ -347,6 +358,24 @@ def test_rows_on_a_phone_are_as_high_as_what_is_seen_of_them(browse: Open, path:
     before = page.evaluate(heights)
     page.evaluate("document.querySelectorAll('td.summary').forEach(each => (each.textContent = ''))")
     assert before and page.evaluate(heights) == before
+
+
+def test_signing_in_leads_to_the_page_that_was_asked_for_and_back_to_it(
+    browse: Open, store: Store, tmp_path: Path
+) -> None:
+    with serving(store, tmp_path, MOEVOLVE_READ_TOKEN=READ) as guarded:
+        page = browse(f"{guarded}/searches/eep?order=newest", refusals=(401,))
+        for _ in range(2):
+            page.get_by_label("Token").fill(READ)
+            page.get_by_role("button", name="Sign in").click()
+            page.get_by_role("heading", level=1, name="eep").wait_for()
+            assert page.url == f"{guarded}/searches/eep?order=newest"
+            settled(page)
+            page.context.clear_cookies()
+            with page.expect_navigation():
+                page.evaluate("import('/static/parts.js').then(parts => parts.fetched('/searches/eep/now?part=1'))")
+            page.get_by_role("heading", level=1, name="Sign in").wait_for()
+            assert page.get_by_role("heading").count() == 1
 
 
 @pytest.mark.parametrize("path", PATHS)

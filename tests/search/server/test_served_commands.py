@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 import store_samples as samples
 import yaml
@@ -56,8 +58,8 @@ def serve(folder: Path, store: str, *flags: str) -> Served:
     )
     assert process.stdout is not None
     line = process.stdout.readline()
-    assert line.startswith("serving at http://127.0.0.1:"), line + process.stdout.read()
-    return Served(line.split()[2].rstrip(";"), store, process, folder)
+    assert line.startswith("serving at http://"), line + process.stdout.read()
+    return Served(line.split()[2].rstrip(",;"), store, process, folder)
 
 
 @pytest.fixture
@@ -75,6 +77,26 @@ def kinds(all_kinds: str, tokens: Path, tmp_path: Path) -> Iterator[Served]:
     yield found
     found.process.send_signal(signal.SIGTERM)
     assert found.process.wait(20) == 0
+
+
+def test_a_server_for_others_is_reached_at_what_it_says(
+    all_kinds: str, in_process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOEVOLVE_WRITE_TOKEN", WRITE)
+    served = serve(tmp_path, all_kinds, "--host", "0.0.0.0", "--hosts", "one.example", "--hosts", "localhost.example")
+    try:
+        name, port = served.url.removeprefix("http://").split(":")
+        assert name == socket.gethostname()
+        monkeypatch.setenv("MOEVOLVE_TOKEN", WRITE)
+        for url in (served.url, f"http://127.0.0.1:{port}"):
+            done = in_process("best", "--limit", "1", "--server", url)
+            assert done.returncode == 0, done.stderr
+        for host, status in {"one.example": 200, "localhost.example": 200, "two.example": 400}.items():
+            headers = {"host": host, "authorization": f"Bearer {WRITE}"}
+            assert httpx2.get(f"http://127.0.0.1:{port}/api/searches", headers=headers).status_code == status
+    finally:
+        served.process.terminate()
+        assert served.process.wait(20) == 0
 
 
 READING = (

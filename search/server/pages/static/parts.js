@@ -6,6 +6,10 @@ const AT_MOST_EVERY_MS = 1500;
 export async function fetched(url, { refusals = false } = {}) {
   try {
     const answer = await fetch(url, { headers: { accept: "text/html" } });
+    if (answer.status === 401) {
+      location.reload(); // The page that comes asks to sign in, and leads back here.
+      return null;
+    }
     return answer.ok || (refusals && answer.status < 500) ? await answer.text() : null;
   } catch {
     return null; // The server is away; the next news brings another try.

@@ -1,0 +1,125 @@
+"""News: one look at the store serves all who watch, and none happens for nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+from store_samples import search, split
+
+from moevolve.search.server import feed as feed_module
+from moevolve.search.server.feed import Feed
+from moevolve.store.repository import Store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(f"sqlite:///{tmp_path / 'news.db'}") as opened:
+        opened.create_search(search("alpha"), [split()])
+        yield opened
+
+
+def pollers() -> list[asyncio.Task[Any]]:
+    """Tasks that look at a store."""
+    return [task for task in asyncio.all_tasks() if getattr(task.get_coro(), "__name__", "") == "_run"]
+
+
+def test_watchers_that_arrive_together_share_one_look(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = counted(store, monkeypatch)
+
+    async def watch() -> None:
+        feed = Feed(store, every=3600)
+        for _ in range(2):
+            watchers = [feed.watch() for _ in range(10)]
+            told = await asyncio.gather(*map(anext, watchers))
+            assert all('"id-alpha"' in news for news in told)
+            assert len(pollers()) == 1 and len(looks) == 1
+            for watcher in watchers:
+                await watcher.aclose()
+        await feed.close()
+
+    asyncio.run(watch())
+
+
+def test_who_leaves_before_the_first_look_is_over_is_not_waited_for(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def slow() -> None:
+        begun.set()
+        may_end.wait(60)
+
+    counted(store, monkeypatch, slow)
+
+    async def leave() -> None:
+        feed = Feed(store, every=0.01)
+        watching = asyncio.ensure_future(anext(feed.watch()))
+        await asyncio.to_thread(begun.wait, 60)
+        watching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await watching
+        may_end.set()
+        other = feed.watch()
+        assert '"id-alpha"' in await anext(other)
+        await other.aclose()
+        await asyncio.wait_for(asyncio.gather(*pollers()), 20)  # nobody watches, so nobody looks
+
+    asyncio.run(leave())
+
+
+def test_those_who_wait_for_the_first_look_go_when_the_server_does(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end = threading.Event()
+    counted(store, monkeypatch, lambda: may_end.wait(60))
+
+    async def stop() -> None:
+        feed = Feed(store)
+        watching = asyncio.ensure_future(anext(feed.watch(), None))
+        await asyncio.sleep(0)
+        await feed.close()
+        assert await asyncio.wait_for(watching, 60) is None
+        may_end.set()
+
+    asyncio.run(stop())
+
+
+def test_no_more_watch_than_may(client: TestClient, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "MOST_WATCHERS", 2)
+
+    async def watch() -> list[bool]:
+        feed, found, watchers = Feed(store), [], []
+        for _ in range(2):
+            found.append(feed.is_full)
+            watchers.append(feed.watch())
+            await anext(watchers[-1])
+        found.append(feed.is_full)
+        await watchers[0].aclose()
+        found.append(feed.is_full)
+        await feed.close()
+        return found
+
+    assert asyncio.run(watch()) == [False, False, True, False]
+    monkeypatch.setattr(Feed, "is_full", True)
+    refused = client.get("/api/news")
+    assert refused.status_code == 503 and "watch already" in refused.json()["detail"]
+
+
+def counted(store: Store, monkeypatch: pytest.MonkeyPatch, before: Callable[[], object] = lambda: None) -> list[int]:
+    """Gets an entry for each look at the store."""
+    looks: list[int] = []
+    read = store.controls
+
+    def look(*given: Any) -> Any:
+        looks.append(1)
+        before()
+        return read(*given)
+
+    monkeypatch.setattr(store, "controls", look)
+    return looks
