@@ -27,7 +27,7 @@ MAY_IMPORT = {
 ROOMS = {
     "search": (
         *("figures", "config.section", "config.phases", "genomes", "config", "loop.schedule", "loop.history"),
-        *("strategies", "pools", "loop", "estimate", "service", "compare", "report", "server", "api", "cli"),
+        *("strategies", "pools", "loop", "estimate", "running", "service", "compare", "report", "server", "api", "cli"),
     ),
     "workers": (
         *("config", "facts", "families", "export.card", "export.mixtral_form", "export.native", "export.state"),

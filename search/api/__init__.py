@@ -84,11 +84,11 @@ if TYPE_CHECKING:
     from moevolve.search.loop.standings import Score as Score
     from moevolve.search.loop.standings import Standings as Standings
     from moevolve.search.pools.base import PoolError as PoolError
+    from moevolve.search.running.observer import Observer as Observer
     from moevolve.search.service.analyse import Analysis as Analysis
     from moevolve.search.service.answers import Answers as Answers
     from moevolve.search.service.evaluate import Evaluation as Evaluation
     from moevolve.search.service.import_eep import Imported as Imported
-    from moevolve.search.service.observer import Observer as Observer
     from moevolve.search.service.submit import Submitted as Submitted
     from moevolve.store.errors import StoreError as StoreError
     from moevolve.store.reader import StoreReader as StoreReader
@@ -116,7 +116,7 @@ _HOMES = {
     "Imported": "search.service.import_eep",
     "IndividualDetail": "store.records",
     "LineageGraph": "store.records",
-    "Observer": "search.service.observer",
+    "Observer": "search.running.observer",
     "Estimate": "search.estimate.estimate",
     "PoolError": "search.pools.base",
     "ProfileError": "workers.profiling.run",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from moevolve.search.estimate.estimate import Estimate
     from moevolve.search.estimate.measured import MeasuredEstimate
     from moevolve.search.loop.standings import Standings
-    from moevolve.search.service.observer import Observer
+    from moevolve.search.running.observer import Observer
     from moevolve.search.service.submit import Submitted
     from moevolve.store.reader import StoreReader
     from moevolve.store.repository import Store
@@ -86,8 +86,8 @@ def launch(
     settings = as_run_config(config, (*override_lines(overrides), *changes))
 
     # Not sooner: what is wrong in a configuration is said at once, without waiting for torch and Ray.
+    from moevolve.search.running.observer import Observer
     from moevolve.search.service import launch as service
-    from moevolve.search.service.observer import Observer
 
     setup = service.set_up_new(settings, search_id)
     source = "this configuration" if not isinstance(config, str | Path) else str(config)
@@ -165,8 +165,8 @@ def _launched_there(
     """`launch` on a server's machine, of one of its configurations by name; what is asked besides is refused."""
     from moevolve.evaluators.errors import UserError
     from moevolve.search.config.files import settings_of
+    from moevolve.search.running.observer import Observer
     from moevolve.search.server.client import Client
-    from moevolve.search.service.observer import Observer
 
     if not isinstance(config, str | Path) or inapplicable:
         besides = f": without {' and '.join(inapplicable)}" if inapplicable else ""
@@ -207,8 +207,8 @@ def resume(
         StoreError: no such store or search, another process runs it, or it was cancelled.
         PoolError: no worker can be had; try again.
     """
+    from moevolve.search.running.observer import Observer
     from moevolve.search.service import resume as service
-    from moevolve.search.service.observer import Observer
     from moevolve.store.repository import Store
 
     with steered_by(store) as opened:
@@ -234,8 +234,8 @@ def retry(
     Returns:
         How the search ended; None if there is nothing to retry.
     """
+    from moevolve.search.running.observer import Observer
     from moevolve.search.service import retry as service
-    from moevolve.search.service.observer import Observer
 
     with store_of(store) as opened:
         changes = _resumed(opened, overrides, address)
@@ -281,7 +281,7 @@ def compare(
     """
     from moevolve.search.compare.rows import comparison_rows
     from moevolve.search.compare.run import run_comparison
-    from moevolve.search.service.observer import Observer
+    from moevolve.search.running.observer import Observer
 
     read = load_comparison(comparison) if isinstance(comparison, str | Path) else comparison
     with store_of(read.store, create=True) as opened:

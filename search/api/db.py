@@ -24,7 +24,7 @@ def upgrade(store: str) -> Upgrade:
     Raises:
         StoreError: no such store, or a search of it is being run: the message says which, and by whom.
     """
-    from moevolve.search.service.driving import is_gone
+    from moevolve.search.running.driving import is_gone
     from moevolve.store import schema
 
     return schema.upgrade(store, is_gone)

@@ -7,7 +7,7 @@ import logging
 import os
 from datetime import UTC, datetime
 
-from moevolve.search.service.observer import SEARCH
+from moevolve.search.running.observer import SEARCH
 
 VARIABLE = "MOEVOLVE_LOG"
 

@@ -22,7 +22,7 @@ from moevolve.search.loop.standings import (
     Scorer,
     Standings,
 )
-from moevolve.search.service.calibration import stored_calibration
+from moevolve.search.running.calibration import stored_calibration
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import EvaluationRecord
 

@@ -14,10 +14,10 @@ from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.loop.standings import Standings
 from moevolve.search.pools.base import Pool
 from moevolve.search.pools.ray_pool import calibrate_on_ray
-from moevolve.search.service.calibration import Calibrate
-from moevolve.search.service.execute import execute, ray_pool
+from moevolve.search.running.calibration import Calibrate
+from moevolve.search.running.execute import execute, ray_pool
+from moevolve.search.running.observer import Observer
 from moevolve.search.service.launch import register, set_up_new
-from moevolve.search.service.observer import Observer
 from moevolve.search.service.resume import set_up_stored
 from moevolve.store.errors import StoreError
 from moevolve.store.reader import StoreReader

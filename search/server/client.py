@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import httpx2
 
     from moevolve.search.loop.standings import Standings
-    from moevolve.search.service.observer import Observer
+    from moevolve.search.running.observer import Observer
 
 TOKEN = "MOEVOLVE_TOKEN"
 _TIMEOUT_S = 60.0

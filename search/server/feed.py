@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from starlette.concurrency import run_in_threadpool
 
-from moevolve.search.service.driving import is_gone
+from moevolve.search.running.driving import is_gone
 from moevolve.store.errors import StoreError
 from moevolve.store.reader import StoreReader
 

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from moevolve.search.service.driving import is_gone
+from moevolve.search.running.driving import is_gone
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import SEARCH_STATUSES
 

@@ -17,8 +17,8 @@ from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.eep.section import EepSection
 from moevolve.search.genomes.eep.space import EepSpace
 from moevolve.search.loop.driver import individual_record
+from moevolve.search.running.set_up import pinned
 from moevolve.search.service.launch import search_record
-from moevolve.search.service.set_up import pinned
 from moevolve.search.service.weights import facts_with_or_without, where_model
 from moevolve.store.records import new_search_id
 from moevolve.store.repository import Store

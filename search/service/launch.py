@@ -11,10 +11,10 @@ from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig, StoredConfig
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.loop.standings import Standings
-from moevolve.search.service.execute import execute
-from moevolve.search.service.observer import Observer
+from moevolve.search.running.execute import execute
+from moevolve.search.running.observer import Observer
+from moevolve.search.running.set_up import set_up, splits_beside
 from moevolve.search.service.resume import set_up_stored
-from moevolve.search.service.set_up import set_up, splits_beside
 from moevolve.store.errors import NameTakenError
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import SearchRecord, SearchTaskRecord, new_search_id

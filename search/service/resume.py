@@ -9,9 +9,9 @@ from moevolve.search.config.files import changed_config, parse_stored_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.loop.standings import Standings
-from moevolve.search.service.execute import execute, refuse_cancelled
-from moevolve.search.service.observer import Observer
-from moevolve.search.service.set_up import set_up
+from moevolve.search.running.execute import execute, refuse_cancelled
+from moevolve.search.running.observer import Observer
+from moevolve.search.running.set_up import set_up
 from moevolve.search.service.steer import unpaused
 from moevolve.search.service.weights import check_checkpoint
 from moevolve.store.reader import StoreReader

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.loop.standings import Standings
-from moevolve.search.service.driving import held
-from moevolve.search.service.execute import check_goes_on, execute
-from moevolve.search.service.observer import Observer
+from moevolve.search.running.driving import held
+from moevolve.search.running.execute import check_goes_on, execute
+from moevolve.search.running.observer import Observer
 from moevolve.search.service.resume import changed_setup
 from moevolve.store.repository import Store
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.service.driving import held, is_gone
+from moevolve.search.running.driving import held, is_gone
 from moevolve.store.records import Control, Wanted
 from moevolve.store.repository import Store
 

@@ -14,7 +14,7 @@ from moevolve.search.genomes.base import Genome, GenomeSpace
 from moevolve.search.genomes.registry import make_space
 from moevolve.search.genomes.repaired import bare
 from moevolve.search.loop.scores import FULL
-from moevolve.search.service.calibration import calibrated_space
+from moevolve.search.running.calibration import calibrated_space
 from moevolve.search.service.weights import facts_for, shapes, where_model
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualDetail, IndividualRecord, SearchRecord

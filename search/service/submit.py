@@ -13,7 +13,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.pools.ray_jobs import LIMIT_BYTES, Job, JobServer, Label, is_loopback
-from moevolve.search.service.driving import is_gone
+from moevolve.search.running.driving import is_gone
 from moevolve.search.service.shipping import RUN, pack
 from moevolve.store.errors import StoreError
 from moevolve.store.reader import StoreReader

@@ -9,8 +9,8 @@ from typing import Any
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.genomes.base import GenomeSpace
-from moevolve.search.service.calibration import calibrated_space, stored_fingerprint
-from moevolve.search.service.driving import is_gone
+from moevolve.search.running.calibration import calibrated_space, stored_fingerprint
+from moevolve.search.running.driving import is_gone
 from moevolve.search.service.subject import uncalibrated_space
 from moevolve.search.service.weights import shapes
 from moevolve.store.reader import StoreReader

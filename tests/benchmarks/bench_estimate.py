@@ -19,7 +19,7 @@ from timed_search import unrepaired
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.estimate.estimate import EstimateRequest, estimate
-from moevolve.search.service.set_up import set_up
+from moevolve.search.running.set_up import set_up
 from moevolve.workers.messages import EvaluationRequest
 from moevolve.workers.worker import EvaluationWorker
 

@@ -14,7 +14,7 @@ from moevolve.search.loop.driver import Driver
 from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.ray_pool import RayPool, calibrate_on_ray
-from moevolve.search.service.calibration import calibrated_setup, stored_calibration
+from moevolve.search.running.calibration import calibrated_setup, stored_calibration
 from moevolve.search.service.launch import register, set_up_new
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.records import IndividualRecord, Progress

@@ -17,10 +17,10 @@ from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.final import Finaliser
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.loop.standings import Standings, standings
-from moevolve.search.service.calibration import calibrated_setup
-from moevolve.search.service.driving import held
+from moevolve.search.running.calibration import calibrated_setup
+from moevolve.search.running.driving import held
+from moevolve.search.running.set_up import set_up
 from moevolve.search.service.launch import register
-from moevolve.search.service.set_up import set_up
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.records import Lease
 from moevolve.store.repository import Store
@@ -107,7 +107,7 @@ def check_repeated_and_resumed(run: RunConfig, folder: Path) -> None:
 
 
 def complete(setup: SearchSetup, store: Store) -> Standings:
-    """All of `service.execute` but Ray: the search and its final scores."""
+    """All of `running.execute` but Ray: the search and its final scores."""
     if setup.space.recipe is not None:
         setup = calibrated_setup(setup, store, calibrate)
     with held(store, setup.search_id) as lease:

@@ -10,10 +10,10 @@ from local_workers import calibrate, local_pool
 
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import RunConfig
-from moevolve.search.service.calibration import calibrated_setup
-from moevolve.search.service.execute import execute
+from moevolve.search.running.calibration import calibrated_setup
+from moevolve.search.running.execute import execute
+from moevolve.search.running.observer import Observer
 from moevolve.search.service.launch import register, set_up_new
-from moevolve.search.service.observer import Observer
 from moevolve.store.repository import Store
 
 DENSE: dict[str, dict[str, Any]] = {

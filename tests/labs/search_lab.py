@@ -175,7 +175,7 @@ def start(store: Store, config: RunConfig, search_id: str = "lab-1") -> SearchSe
 
 
 def drive(store: Store, setup: SearchSetup, pool: UnrulyPool) -> list[Progress]:
-    """One driver, as `service.execute` would set it up; returns what it reported."""
+    """One driver, as `running.execute` would set it up; returns what it reported."""
     reports: list[Progress] = []
     cache = EvaluationCache(store, pool, setup.search_id, setup.facts.fingerprint, "engine")
     strategy = make_strategy(

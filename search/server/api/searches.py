@@ -6,10 +6,10 @@ from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
 
 from moevolve.search.loop.standings import Standings, standings
+from moevolve.search.running.driving import is_gone
 from moevolve.search.server.api.parameters import AfterQuery, LimitQuery, SearchPath
 from moevolve.search.server.problems import READS
 from moevolve.search.server.service import ServiceDep
-from moevolve.search.service.driving import is_gone
 from moevolve.store.costs import SearchCosts
 from moevolve.store.records import Control, IndividualRecord, Order, SearchRecord, SearchSummary
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 
-from moevolve.search.service.driving import is_gone
+from moevolve.search.running.driving import is_gone
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import BestRow, Control, SearchSummary, Split
 

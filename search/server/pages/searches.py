@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
 from moevolve.search.config.run import RunConfig
+from moevolve.search.running.driving import is_gone
 from moevolve.search.server.api.parameters import AfterQuery, SearchPath
 from moevolve.search.server.pages.listings import ListingsDep
 from moevolve.search.server.pages.rendering import render
@@ -18,7 +19,6 @@ from moevolve.search.server.pages.views import (
     view_of_summary,
 )
 from moevolve.search.server.service import ServiceDep
-from moevolve.search.service.driving import is_gone
 from moevolve.store.records import Order
 
 _SEARCHES, _ROWS, _EVENTS, _MANY_EVENTS = 50, 25, 10, 500

@@ -24,9 +24,9 @@ from moevolve.search.cli.app import app
 from moevolve.search.cli.output.final_table import print_standings
 from moevolve.search.config.files import load_run_config
 from moevolve.search.loop.standings import Standings
+from moevolve.search.running.set_up import set_up
 from moevolve.search.service.launch import register
 from moevolve.search.service.resume import set_up_stored
-from moevolve.search.service.set_up import set_up
 from moevolve.store.repository import Store
 
 pytestmark = pytest.mark.slow

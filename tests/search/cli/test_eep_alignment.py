@@ -17,12 +17,12 @@ from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.final import Finaliser
 from moevolve.search.loop.standings import standings
-from moevolve.search.service.calibration import calibrated_setup
+from moevolve.search.running.calibration import calibrated_setup
+from moevolve.search.running.set_up import set_up
 from moevolve.search.service.evaluate import evaluate_subject
 from moevolve.search.service.export import export_coefficients, export_individual
 from moevolve.search.service.launch import register
 from moevolve.search.service.resume import set_up_stored
-from moevolve.search.service.set_up import set_up
 from moevolve.search.service.subject import find_subject
 from moevolve.store.repository import Store
 from moevolve.workers.messages import EvaluationRequest

@@ -10,9 +10,9 @@ from dense_lab import check_repeated_and_resumed, dense_run, search
 from local_workers import calibrate
 
 from moevolve.search.config.run import RunConfig
-from moevolve.search.service.calibration import calibrated_setup
+from moevolve.search.running.calibration import calibrated_setup
+from moevolve.search.running.set_up import set_up
 from moevolve.search.service.launch import register
-from moevolve.search.service.set_up import set_up
 from moevolve.search.service.subject import find_subject
 from moevolve.store.repository import Store
 

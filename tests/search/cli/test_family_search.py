@@ -18,10 +18,10 @@ from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.eep.space import EepSpace
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.service.calibration import calibrated_setup
+from moevolve.search.running.calibration import calibrated_setup
+from moevolve.search.running.set_up import set_up
 from moevolve.search.service.export import export_individual
 from moevolve.search.service.launch import register
-from moevolve.search.service.set_up import set_up
 from moevolve.store.repository import Store
 from moevolve.workers.config import ModelConfig
 from moevolve.workers.messages import EvaluationRequest

@@ -13,8 +13,8 @@ import pytest
 from killing import Driver, Forked, count, kill_at, last_worker, start, wait_for
 from local_workers import local_pool
 
-from moevolve.search.service.execute import execute
-from moevolve.search.service.observer import Observer
+from moevolve.search.running.execute import execute
+from moevolve.search.running.observer import Observer
 from moevolve.search.service.resume import set_up_stored
 from moevolve.store.repository import Store
 

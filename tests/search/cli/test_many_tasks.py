@@ -19,9 +19,9 @@ from moevolve.search.cli.output.final_table import print_standings
 from moevolve.search.config.files import load_run_config, parse_run_config
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.loop.standings import Standings
-from moevolve.search.service.execute import execute
+from moevolve.search.running.execute import execute
+from moevolve.search.running.observer import Observer
 from moevolve.search.service.launch import register, set_up_new
-from moevolve.search.service.observer import Observer
 from moevolve.search.service.resume import set_up_stored
 from moevolve.store.repository import Store
 

@@ -24,9 +24,9 @@ from moevolve.evaluators.tasks.prepare import prepare_split
 from moevolve.evaluators.tasks.registry import load_task
 from moevolve.search.cli.app import app
 from moevolve.search.config.files import load_run_config
-from moevolve.search.service.calibration import calibrated_setup
+from moevolve.search.running.calibration import calibrated_setup
+from moevolve.search.running.set_up import set_up
 from moevolve.search.service.launch import register
-from moevolve.search.service.set_up import set_up
 from moevolve.store.errors import StoreError
 from moevolve.store.repository import Store
 

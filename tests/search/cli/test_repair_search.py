@@ -21,10 +21,10 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.repaired import RepairedGenome, bare
-from moevolve.search.service.calibration import calibrated_setup
+from moevolve.search.running.calibration import calibrated_setup
+from moevolve.search.running.set_up import set_up
 from moevolve.search.service.launch import register
 from moevolve.search.service.resume import set_up_stored
-from moevolve.search.service.set_up import set_up
 from moevolve.search.service.subject import find_subject
 from moevolve.store.repository import Store
 from moevolve.workers.methods.repair import apply as repair_apply

@@ -17,8 +17,8 @@ from moevolve.search.compare.run import run_comparison
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import TaskSection
 from moevolve.search.loop.setup import set_aside_note
-from moevolve.search.service.observer import Observer
-from moevolve.search.service.set_up import set_up
+from moevolve.search.running.observer import Observer
+from moevolve.search.running.set_up import set_up
 from moevolve.search.service.subject import find_subject
 from moevolve.store.repository import Store
 

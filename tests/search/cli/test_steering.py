@@ -14,8 +14,8 @@ from killing import Forked, count, wait_for
 from local_workers import local_pool
 from store_samples import search
 
-from moevolve.search.service.execute import execute
-from moevolve.search.service.observer import Observer
+from moevolve.search.running.execute import execute
+from moevolve.search.running.observer import Observer
 from moevolve.search.service.resume import set_up_stored
 from moevolve.store.repository import Store
 

@@ -11,9 +11,9 @@ from local_workers import calibrate
 
 from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.scores import weighted_means
-from moevolve.search.service.calibration import calibrated_setup
+from moevolve.search.running.calibration import calibrated_setup
+from moevolve.search.running.set_up import set_up
 from moevolve.search.service.launch import register
-from moevolve.search.service.set_up import set_up
 from moevolve.search.service.subject import find_subject
 from moevolve.store.repository import Store
 

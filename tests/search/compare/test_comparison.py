@@ -25,7 +25,7 @@ from moevolve.search.compare.significance import Outcomes
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.loop.standings import BEST_LABEL, FULL_LABEL, Score
 from moevolve.search.pools.local import Evaluator, LocalPool
-from moevolve.search.service.observer import Observer
+from moevolve.search.running.observer import Observer
 from moevolve.store.repository import Store
 from moevolve.workers.messages import EvaluationReply, EvaluationRequest
 from moevolve.workers.methods.base import IdentityEdit

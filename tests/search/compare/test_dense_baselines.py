@@ -15,7 +15,7 @@ from moevolve.search.compare.config import load_comparison
 from moevolve.search.compare.rows import ComparisonRow, comparison_rows
 from moevolve.search.compare.run import run_comparison
 from moevolve.search.genomes.registry import KINDS
-from moevolve.search.service.observer import Observer
+from moevolve.search.running.observer import Observer
 from moevolve.store.repository import Store
 
 GENOMES = {

@@ -20,8 +20,8 @@ from moevolve.search.compare.run import run_comparison
 from moevolve.search.genomes.eep.section import EepSection
 from moevolve.search.genomes.registry import check_baselines, make_space
 from moevolve.search.loop.schedule import make_schedule
-from moevolve.search.service.observer import Observer
-from moevolve.search.service.set_up import set_up
+from moevolve.search.running.observer import Observer
+from moevolve.search.running.set_up import set_up
 from moevolve.search.service.weights import shapes
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.repository import Store

@@ -21,7 +21,7 @@ from moevolve.search.estimate.estimate import EstimateRequest, estimate
 from moevolve.search.estimate.repairs import RepairWork, repair_works
 from moevolve.search.estimate.workload import Prompts
 from moevolve.search.genomes.registry import costs_of, make_space
-from moevolve.search.service.set_up import set_up
+from moevolve.search.running.set_up import set_up
 from moevolve.store.repository import Store
 from moevolve.workers.methods.eep.elimination import candidates_of, elimination_flops
 from moevolve.workers.methods.fitting import NeuronRecipe

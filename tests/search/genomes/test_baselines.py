@@ -21,9 +21,9 @@ from moevolve.search.config.files import load_run_config
 from moevolve.search.genomes.eep.baselines.hc_smoe import average_linkage
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.repaired import RepairedGenome
-from moevolve.search.service.calibration import calibrated_setup, stored_calibration
+from moevolve.search.running.calibration import calibrated_setup, stored_calibration
+from moevolve.search.running.set_up import set_up
 from moevolve.search.service.launch import register
-from moevolve.search.service.set_up import set_up
 from moevolve.search.service.subject import find_subject
 from moevolve.store.repository import Store
 from moevolve.workers.engine.engine import GenerationEngine

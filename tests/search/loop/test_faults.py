@@ -20,9 +20,9 @@ from moevolve.search.config.files import load_run_config
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.base import Pool
 from moevolve.search.pools.ray_pool import RayPool
-from moevolve.search.service.execute import execute
+from moevolve.search.running.execute import execute
+from moevolve.search.running.observer import Observer
 from moevolve.search.service.launch import register, set_up_new
-from moevolve.search.service.observer import Observer
 from moevolve.store.repository import Store
 from moevolve.workers.messages import EvaluationReply, EvaluationRequest
 from moevolve.workers.worker import EvaluationWorker

@@ -11,9 +11,9 @@ from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.files import load_run_config, parse_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.pools.local import Evaluator, LocalPool
-from moevolve.search.service.execute import execute
+from moevolve.search.running.execute import execute
+from moevolve.search.running.observer import Observer
 from moevolve.search.service.launch import register, set_up_new
-from moevolve.search.service.observer import Observer
 from moevolve.store.repository import Store
 from moevolve.workers.config import ALL_SHORTCUTS, Shortcuts
 from moevolve.workers.messages import EvaluationReply, EvaluationRequest

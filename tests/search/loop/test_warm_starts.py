@@ -19,10 +19,10 @@ from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.eep.section import EepSection
 from moevolve.search.genomes.factorllm.section import FactorLlmSection
 from moevolve.search.genomes.registry import check_baselines, make_space
-from moevolve.search.service.calibration import calibrated_setup
+from moevolve.search.running.calibration import calibrated_setup
+from moevolve.search.running.set_up import set_up
 from moevolve.search.service.launch import register
 from moevolve.search.service.resume import set_up_stored
-from moevolve.search.service.set_up import set_up
 from moevolve.search.service.subject import find_subject
 from moevolve.store.repository import Store
 from moevolve.workers.methods.fitting import RowsRecipe

@@ -25,12 +25,12 @@ from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.report.contents import Contents, failures_of, gather
 from moevolve.search.report.page import render_page
+from moevolve.search.running.execute import execute
+from moevolve.search.running.observer import Observer
 from moevolve.search.service.analyse import analyse_individual
 from moevolve.search.service.data import as_data
 from moevolve.search.service.evaluate import evaluate_subject
-from moevolve.search.service.execute import execute
 from moevolve.search.service.launch import register, set_up_new
-from moevolve.search.service.observer import Observer
 from moevolve.search.service.resume import set_up_stored
 from moevolve.search.service.subject import find_subject
 from moevolve.search.strategies.phased import make_strategy

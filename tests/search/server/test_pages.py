@@ -15,13 +15,13 @@ from served_pages import check, page_of
 from starlette.testclient import TestClient
 
 from moevolve.search.loop.scores import interval
+from moevolve.search.running.driving import this_process
 from moevolve.search.server.app import make_app
 from moevolve.search.server.courses import Course
 from moevolve.search.server.pages.listings import Listings
 from moevolve.search.server.pages.rendering import clock, handle
 from moevolve.search.server.pages.views import improvements, phase_at
 from moevolve.search.server.settings import ServerSettings
-from moevolve.search.service.driving import this_process
 from moevolve.store.records import Progress
 from moevolve.store.repository import Store
 

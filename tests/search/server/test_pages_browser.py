@@ -21,7 +21,7 @@ from server_tokens import READ
 
 from moevolve.search.config.files import load_run_config, parse_stored_config
 from moevolve.search.config.run import RunConfig
-from moevolve.search.service.driving import this_process
+from moevolve.search.running.driving import this_process
 from moevolve.store.records import Progress
 from moevolve.store.repository import Store
 

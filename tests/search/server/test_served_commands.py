@@ -23,8 +23,8 @@ from server_tokens import READ, WRITE
 
 import moevolve as api
 from moevolve.evaluators.errors import UserError
+from moevolve.search.running.observer import Observer
 from moevolve.search.server.client import Client
-from moevolve.search.service.observer import Observer
 from moevolve.store.repository import Store
 
 pytestmark = pytest.mark.slow

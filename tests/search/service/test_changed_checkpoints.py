@@ -14,9 +14,9 @@ from local_workers import local_pool
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import parse_run_config, parse_stored_config
-from moevolve.search.service.execute import execute
+from moevolve.search.running.execute import execute
+from moevolve.search.running.observer import Observer
 from moevolve.search.service.launch import register, set_up_new
-from moevolve.search.service.observer import Observer
 from moevolve.search.service.resume import set_up_stored
 from moevolve.store.repository import Store
 

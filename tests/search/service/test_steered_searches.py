@@ -14,9 +14,9 @@ from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.base import Pool
 from moevolve.search.pools.local import LocalPool
 from moevolve.search.pools.steered import StopAsked
-from moevolve.search.service.execute import execute
+from moevolve.search.running.execute import execute
+from moevolve.search.running.observer import Observer
 from moevolve.search.service.launch import register, set_up_new
-from moevolve.search.service.observer import Observer
 from moevolve.store.records import Wanted
 from moevolve.store.repository import Store
 

@@ -15,10 +15,10 @@ import moevolve
 from moevolve.search.config.files import load_run_config
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.local import LocalPool
-from moevolve.search.service.calibration import calibrated_setup
-from moevolve.search.service.execute import execute
+from moevolve.search.running.calibration import calibrated_setup
+from moevolve.search.running.execute import execute
+from moevolve.search.running.observer import Observer
 from moevolve.search.service.launch import register, set_up_new
-from moevolve.search.service.observer import Observer
 from moevolve.search.service.resume import set_up_stored
 from moevolve.store.repository import Store
 

@@ -16,11 +16,11 @@ from moevolve.search.loop.standings import Standings, standings
 from moevolve.search.pools.base import Pool
 from moevolve.search.pools.ray_pool import RayPool, calibrate_on_ray
 from moevolve.search.pools.steered import SteeredPool, StopAsked, unless_ended
-from moevolve.search.service.calibration import Calibrate, calibrated_setup
-from moevolve.search.service.driving import Driving
-from moevolve.search.service.observer import Observer, logged_as
-from moevolve.search.service.set_up import splits_beside
-from moevolve.search.service.sharing import Share
+from moevolve.search.running.calibration import Calibrate, calibrated_setup
+from moevolve.search.running.driving import Driving
+from moevolve.search.running.observer import Observer, logged_as
+from moevolve.search.running.set_up import splits_beside
+from moevolve.search.running.sharing import Share
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.errors import CancelledError, LeaseLostError
 from moevolve.store.records import Lease, Progress, SearchRecord

@@ -17,9 +17,9 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.local import LocalPool
-from moevolve.search.service.execute import execute
+from moevolve.search.running.execute import execute
+from moevolve.search.running.observer import Observer
 from moevolve.search.service.launch import register
-from moevolve.search.service.observer import Observer
 from moevolve.search.service.retry import take_back_failures
 from moevolve.search.service.steer import steer
 from moevolve.store.errors import CancelledError, StoreError
@@ -119,7 +119,7 @@ def test_ctrl_c_ends_a_search_whose_store_is_locked(
     setup: SearchSetup, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("moevolve.store.session.INTERRUPTED_S", 0.5)
-    monkeypatch.setattr("moevolve.search.service.driving.INTERRUPTED_S", 0.5)
+    monkeypatch.setattr("moevolve.search.running.driving.INTERRUPTED_S", 0.5)
     main = threading.main_thread().ident
     assert main is not None
     with ExitStack() as stack:

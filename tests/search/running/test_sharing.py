@@ -12,9 +12,9 @@ from store_samples import search
 
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.pools.shares import Node
-from moevolve.search.service import sharing
-from moevolve.search.service.driving import Driving
-from moevolve.search.service.sharing import Share
+from moevolve.search.running import sharing
+from moevolve.search.running.driving import Driving
+from moevolve.search.running.sharing import Share
 from moevolve.store.repository import Store
 
 BEAT_S = 0.3

@@ -7,7 +7,7 @@ import time
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.pools.ray_cluster import cluster_name, cluster_nodes
 from moevolve.search.pools.shares import contender, shares
-from moevolve.search.service.driving import Driving
+from moevolve.search.running.driving import Driving
 from moevolve.store.records import Claim, Control
 
 _LOOK_S = 1.0

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from store_samples import locked, search
 
-from moevolve.search.service.driving import Driving, held, is_gone, this_process
+from moevolve.search.running.driving import Driving, held, is_gone, this_process
 from moevolve.store.errors import LeaseHeldError, LeaseLostError, StoreError
 from moevolve.store.repository import Store
 
@@ -92,7 +92,7 @@ def test_processes_of_this_machine_are_known_to_be_gone() -> None:
 
 
 def test_who_drives_in_a_container_is_not_taken_for_gone() -> None:
-    code = "import sys, moevolve.search.service.driving as d; print(d.is_gone(sys.argv[1]))"
+    code = "import sys, moevolve.search.running.driving as d; print(d.is_gone(sys.argv[1]))"
     asked = [sys.executable, "-c", code, this_process()]
     done = subprocess.run(["unshare", "--pid", "--fork", *asked], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -125,7 +125,7 @@ def test_a_locked_file_is_waited_for_longer_than_the_lease_lasts(
         until(lambda: store.control("id-alpha").alive)
         assert driving.control.alive
     assert store.patience_s == 0.1 and store.control("id-alpha").epoch == 1
-    monkeypatch.setattr("moevolve.search.service.driving._LOCKED_S", 0.6)
+    monkeypatch.setattr("moevolve.search.running.driving._LOCKED_S", 0.6)
     with (
         Driving(store, "id-alpha", 0.3) as driving,
         locked(tmp_path / "store.db"),
