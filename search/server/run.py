@@ -29,14 +29,14 @@ def serve(settings: ServerSettings, on_ready: Callable[[tuple[str, ...]], None])
         UserError: the address can't be listened at, or tokens are missing or can't be read.
         StoreError: the store can't be opened.
     """
-    # Not sooner: what is wrong in the settings is said at once.
-    import uvicorn
+    with _listening(settings) as listening, Store.open(settings.store) as store:
+        # Not sooner: what is wrong in the settings is said at once.
+        import uvicorn
 
-    from moevolve.search.server.app import make_app
-    from moevolve.search.server.connections import BACKLOG, BoundedProtocol, allow_files
+        from moevolve.search.server.app import make_app
+        from moevolve.search.server.connections import BACKLOG, BoundedProtocol, allow_files
 
-    allow_files()
-    with Store.open(settings.store) as store, _listening(settings) as listening:
+        allow_files()
         app = make_app(store, settings)
         port = listening.getsockname()[1]
         urls = tuple(f"http://{f'[{name}]' if ':' in name else name}:{port}" for name in settings.names)

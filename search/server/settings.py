@@ -50,7 +50,7 @@ class WebhookSection(Section):
         """
         value = os.environ.get(self.secret_env)
         if not value:
-            raise UserError(f"webhooks: {self.url} is signed with the environment variable {self.secret_env}: set it")
+            raise UserError(f"webhooks: what is sent is signed with the environment variable {self.secret_env}: set it")
         return value.encode()
 
 
