@@ -84,6 +84,7 @@ def millions(parameters: int) -> str:
     return f"{parameters / 1e9:.2f} B" if parameters >= 1e9 else f"{parameters / 1e6:.2f} M"
 
 
+_CANCELLED = "cancelled from elsewhere, for good; everything evaluated so far is in the store"
 _INTERRUPTED = 130
 STOPPED = 3
 """Exit code where a search was stopped or cancelled by who isn't at its terminal: not done, and not to be repeated."""
@@ -104,15 +105,19 @@ def told_in_a_line(
         failure: the error that the user can do something about; the code is 1.
         hint: what, if the error doesn't say so itself.
         signals: taken for Ctrl-C from now on: a cluster manager stops a driver with SIGTERM.
-        stopped: the code where who asks for the end isn't at the terminal; the error is a class of its own then.
+        stopped: the code where who asks for the end isn't at the terminal.
     """
     for each in signals:
         signal.signal(each, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt as error:
-        errors.print(interrupted, soft_wrap=True)
-        raise typer.Exit(_INTERRUPTED if type(error) is KeyboardInterrupt else stopped) from None
+        from moevolve.search.pools.steered import StopAsked
+
+        asked = error if isinstance(error, StopAsked) else None
+        told = _CANCELLED if asked is not None and asked.status == "cancelled" else interrupted
+        errors.print(told, soft_wrap=True)
+        raise typer.Exit(_INTERRUPTED if asked is None else stopped) from None
     except failure as error:
         errors.print(f"error: {error}{hint and f'; {hint}'}", soft_wrap=True)
         raise typer.Exit(1) from None

@@ -104,8 +104,9 @@ def test_a_cancelled_search_is_over(tiny: Any, in_process: Any, ray_address: str
     driver = Forked(repeated, tmp_path)
     wait_for(tmp_path / "moevolve.db", 1, driver)
     assert in_process("cancel", "calm").returncode == 0
-    driver.communicate(timeout=300)
+    told, _ = driver.communicate(timeout=300)
     assert driver.poll() == 0, "a cluster manager would begin it again"
+    assert "cancelled from elsewhere, for good" in told and "moevolve resume" not in told
     again = in_process(*repeated)
     assert again.returncode == 0 and "calm was cancelled" in again.stderr
     for command in (["resume", "calm"], ["cancel", "calm"], ["scale", "calm", "0"], ["scale", "calm", "3"]):
