@@ -54,6 +54,10 @@ _COMPARED = 10
 """Searches that are run once more undisturbed, and compared."""
 
 
+_PROCESSES = threading.Lock()
+"""Starting a process asks how all others ended, which one thread at a time may: the second one finds nothing to read."""
+
+
 class Readers:
     """What was asked, and how it was answered."""
 
@@ -84,16 +88,25 @@ class Readers:
                 self.errors.append(f"{route}: {answer.status_code} {answer.text[:200]}")
 
 
-def keep_driving(url: str, folder: Path, driver: int, names: list[str], ended: threading.Event) -> None:
+def _runs(driver: Drive) -> bool:
+    with _PROCESSES:
+        return driver.running
+
+
+def keep_driving(url: str, folder: Path, lane: int, names: list[str], ended: threading.Event) -> None:
     """Launch one search after the other."""
     number = 0
     while not ended.is_set():
-        name = f"lab-{driver}-{number}"
+        name = f"lab-{lane}-{number}"
         names.append(name)
-        code = Drive(url, folder, name).end()
+        with _PROCESSES:
+            driver = Drive(url, folder, name)
+        while _runs(driver):
+            time.sleep(0.01)
+        code = driver.end()
         if code:
             names.remove(name)
-            print(f"{name}: its driver ended with {code}", flush=True)
+            print(f"{name}: its driver ended with {code}: {driver.said}", flush=True)
         number += 1
 
 

@@ -49,8 +49,9 @@ class CheapWorker(EvaluationWorker):
         time.sleep(self._seconds)
         outcome = smooth(request.edit)
         if outcome is None:
-            return failure(request)
-        reply = answers(request, dict.fromkeys(request.fingerprints, result(*outcome)))
+            reply = failure(request)
+        else:
+            reply = answers(request, dict.fromkeys(request.fingerprints, result(*outcome)))
         return replace(reply, worker=self.info().name)
 
 
