@@ -55,7 +55,7 @@ _COMPARED = 10
 
 
 _PROCESSES = threading.Lock()
-"""Starting a process asks how all others ended, which one thread at a time may: the second one finds nothing to read."""
+"""Starting a process asks how all others ended, which one thread at a time may: a second finds nothing to read."""
 
 
 class Readers:
