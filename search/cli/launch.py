@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import moevolve
-from moevolve.search.cli._console import errors, output, print_json
+from moevolve.search.cli._console import STOPPED, errors, output, print_json
 from moevolve.search.cli._following import follow
 from moevolve.search.cli._options import AddressOption, ConfigArgument, InsecureOption, JsonOption, SetOption
 from moevolve.store.errors import CancelledError
@@ -81,14 +81,14 @@ def launch(
             observer=observer,
         )
 
-    if not or_resume and search_id is None:
-        follow(run, as_json)
-        return
     # Who repeats the command until it succeeds, as cluster managers do, is not to begin again what somebody has ended.
+    repeated = or_resume or search_id is not None
     try:
-        follow(run, as_json, stopped=0)
+        follow(run, as_json, stopped=0 if repeated else STOPPED)
     except CancelledError as error:
-        errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
+        if not repeated:
+            raise
+        errors.print(str(error), soft_wrap=True)
 
 
 def _tell(sent: Submitted, as_json: bool) -> None:

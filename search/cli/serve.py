@@ -35,6 +35,6 @@ def serve(
     """Serve a store: its searches in the browser, and an HTTP API for them."""
 
     def on_ready(urls: tuple[str, ...]) -> None:
-        output.print(f"serving at {', '.join(urls)}; Ctrl-C stops it", markup=False, highlight=False, soft_wrap=True)
+        output.print(f"serving at {', '.join(urls)}; Ctrl-C stops it", soft_wrap=True)
 
     moevolve.serve(settings, store=store, host=host, port=port, hosts=hosts or None, tokens=tokens, on_ready=on_ready)
