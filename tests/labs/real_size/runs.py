@@ -1,0 +1,79 @@
+"""Searches on models of the lab: a task of a few questions, and a run's configuration for every verb."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from real_size.published import Spec
+
+from moevolve.search.config.run import RunConfig
+
+_MONTHS = ("January", "March", "May", "July", "August", "October", "November", "December")
+_PROMPT = "{{ passage }}\\nQuestion: {{ question }}\\nAnswer:"
+_EXPERTS_PHASES: dict[str, list[dict[str, Any]]] = {
+    "prune": [{"kind": "prune"}],
+    "merge": [{"kind": "prune"}, {"kind": "merge"}],
+    "repair": [{"kind": "prune", "repair": {"tokens": 256, "strengths": [0.01]}}],
+    "tune": [{"kind": "tune", "init": ["start", "random"]}],
+}
+
+
+def write_task(directory: Path, rows: int = 8) -> Path:
+    """A task of as many questions per split, with its data; returns its file."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for position, split in enumerate(("calibration", "search", "test")):
+        lines = []
+        for row in range(rows):
+            name = _MONTHS[(row + 3 * position) % len(_MONTHS)]
+            passage = f"{name} is when the {row + position} of them came back, {'later ' * (row % 4)}than was expected."
+            lines.append({"passage": passage, "question": f"When did the {row} come back?", "answer": name})
+        (directory / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    files = "".join(f"    {split}: {split}.jsonl\n" for split in ("calibration", "search", "test"))
+    splits = "".join(f"  {split}: {{from: {split}}}\n" for split in ("calibration", "search", "test"))
+    text = f"description: questions of the lab\nsource:\n  files:\n{files}splits:\n{splits}"
+    text += f'prompt: "{_PROMPT}"\nanswer: "{{{{ answer }}}}"\nmatching: {{kind: exact}}\nmax_new_tokens: 4\n'
+    path = directory / "lab.yaml"
+    path.write_text(text)
+    return path
+
+
+def run_config(
+    spec: Spec,
+    model: Path,
+    task: Path,
+    phases: str = "prune",
+    init: tuple[str, ...] = (),
+    originals: str = "device",
+    genome: dict[str, Any] | None = None,
+    **changes: Any,
+) -> RunConfig:
+    """A search on a model of the lab.
+
+    Args:
+        spec: which.
+        model: its folder.
+        task: from `write_task`.
+        phases: `prune`, `merge` (after pruning), `repair` or `tune`.
+        init: baselines that the last phase begins with.
+        originals: where original experts stay.
+        genome: of the section; None retains the spec's number of experts in one group of layers.
+        changes: of top-level settings.
+    """
+    made = [{"evaluations": 2, "initial": 0, **phase} for phase in _EXPERTS_PHASES[phases]]
+    if init:
+        made[-1] |= {"init": [*init], "initial": len(init)}
+        made[-1]["evaluations"] = max(2, len(init))
+    settings: dict[str, Any] = {
+        "name": "lab",
+        "model": {"path": str(model), "dtype": spec.published["dtype"], "device": "cuda", "originals": originals},
+        "tasks": [{"name": str(task)}],
+        "genome": genome or {"kind": "eep", "experts": spec.retained, "groups": 1, "calibration_tokens": 256},
+        "phases": made,
+        "window": 1,
+        "workers": {"num_gpus": 1},
+        "engine": {"threads": 1, "batch_tokens": 2048},
+        "final": {"rerank": 0, "test": False},
+    }
+    return RunConfig.model_validate(settings | changes)
