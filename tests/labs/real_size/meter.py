@@ -23,6 +23,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
@@ -346,6 +347,8 @@ class MeteredDevice:
     @contextmanager
     def installed(self) -> Iterator[MeteredDevice]:
         """For the length of a `with` block, let this be the process's one CUDA device."""
+        # Torch remembers by identity which functions make tensors, from when it first needs to know.
+        _device_constructors()
         ends = threading.Event()
         watcher = threading.Thread(target=self._watch, args=(ends,), daemon=True)
         with ExitStack() as stack:
