@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from moevolve.search.cli._console import millions, output, print_table
+from moevolve.search.loop.schedule import rounds_notes
 from moevolve.search.service.estimate import bytes_text, notes
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ def print_summary(reports: Sequence[Estimate]) -> None:
         name = f"{estimate.placement.workers:g} x {estimate.placement.device.name}"
         columns.append((f"{name}\nevaluations/s, hours", True))
     print_table(f"{first.config.name}: one worker's memory, and estimates", columns, [_row(each) for each in reports])
-    for note in notes(first)[: 2 + len(first.devices)]:
+    for note in (*notes(first)[: 2 + len(first.devices)], *rounds_notes(first.config)):
         output.print(f"- {note}", soft_wrap=True)
 
 
