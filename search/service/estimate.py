@@ -168,7 +168,7 @@ def _(report: Estimate) -> dict[str, Any]:
         "name": report.config.name,
         "model": report.config.model.path,
         "family": facts.family,
-        "dtype": report.config.model.dtype,
+        "dtype": facts.dtype,
         "sizes": as_data(report.sizes),
         "memory": {
             where: {

@@ -43,7 +43,7 @@ def print_plan(report: Estimate, comparisons: Sequence[MeasuredEstimate]) -> Non
     """Tables of sizes, memory, work and time, what was measured, and what all of it rests on."""
     config, facts = report.config, report.outline.facts
     print_table(
-        f"{config.name}: {config.model.path} ({facts.family}, {config.model.dtype}), one worker of "
+        f"{config.name}: {config.model.path} ({facts.family}, {facts.dtype}), one worker of "
         f"{config.workers.count}; nothing was loaded",
         [("model", False), ("experts", True), ("parameters", True), ("active", True), ("FLOPs/token", True)],
         [
