@@ -12,6 +12,8 @@ from annotated_types import Ge, MinLen
 _STRICT = {"extra": "forbid"}
 """For configurations that are read with pydantic: unknown keys are refused."""
 
+Dtype = Literal["float32", "bfloat16", "float16"]
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
@@ -20,7 +22,8 @@ class ModelConfig:
     Attributes:
         path: local directory or hub id of a `transformers` checkpoint.
         revision: hub revision, if any.
-        dtype: parameter dtype on the worker, `float32`, `bfloat16` or `float16`.
+        dtype: parameter dtype on the worker: `auto` for the checkpoint's own (of a quantised one, `bfloat16`),
+            `float32`, `bfloat16` or `float16`.
         device: `auto` (CUDA when the worker was given a GPU, else CPU), `cpu` or `cuda`.
         device_map: `transformers` device map (`auto`, `balanced` ...) to spread one model over several GPUs.
         originals: where the original experts stay for merging: on the `device`, or in pinned `host` memory when the
@@ -29,6 +32,8 @@ class ModelConfig:
         attn_implementation: `transformers` attention backend (`sdpa`, `eager` ...); a family whose attention has no
             sdpa form runs `eager` in its place.
         trust_remote_code: whether modelling code in the checkpoint may run.
+        own_dtype: what `dtype: auto` stands for. Setting up a search fills it in for tables that are made without the
+            checkpoint, like `revision`; whatever loads the model asks the checkpoint.
 
     Raises:
         ValueError: settings exclude each other.
@@ -38,13 +43,19 @@ class ModelConfig:
 
     path: str
     revision: str | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     device_map: str | None = None
     originals: Literal["device", "host"] = "device"
     experts_implementation: Literal["grouped_mm", "batched_mm", "eager"] = "grouped_mm"
     attn_implementation: str = "sdpa"
     trust_remote_code: bool = False
+    own_dtype: Dtype | None = None
+
+    @property
+    def parameter_dtype(self) -> str:
+        """What parameters are held in; `auto` as long as nobody has asked the checkpoint."""
+        return self.own_dtype or "auto" if self.dtype == "auto" else self.dtype
 
     def __post_init__(self) -> None:
         if self.originals == "host" and self.device_map is not None:
@@ -109,6 +120,6 @@ ALL_SHORTCUTS = Shortcuts()
 def engine_fingerprint(model: ModelConfig, engine: EngineConfig) -> str:
     """SHA-256 (hex) of the settings that can change the last digits of a score, the checkpoint itself excepted."""
     settings = asdict(model) | asdict(engine)
-    for where in ("path", "revision"):
+    for where in ("path", "revision", "own_dtype"):
         del settings[where]
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()

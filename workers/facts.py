@@ -59,7 +59,7 @@ class ModelFacts:
         parameters: all parameters of the model.
         expert_parameters: parameters of one expert of one layer.
         router_parameters_per_expert: router parameters per expert of one layer.
-        dtype_bytes: bytes per parameter as loaded.
+        dtype: of its parameters as loaded, `float32`, `bfloat16` or `float16`.
         notes: particularities, for people.
         dense: its dense feed-forward networks; None for a family where they aren't known.
         linears: its linear layers within decoder layers, in order of depth.
@@ -75,11 +75,16 @@ class ModelFacts:
     parameters: int
     expert_parameters: int
     router_parameters_per_expert: int
-    dtype_bytes: int
+    dtype: str
     notes: tuple[str, ...] = field(default=())
     dense: DenseFacts | None = None
     linears: tuple[LinearFacts, ...] = field(default=(), repr=False)
     routing: RoutingRule | None = None
+
+    @property
+    def dtype_bytes(self) -> int:
+        """Bytes per parameter as loaded."""
+        return DTYPE_BYTES[self.dtype]
 
     @property
     def rule(self) -> RoutingRule:

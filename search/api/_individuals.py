@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from moevolve._arguments import asked_of, reader_of, store_of
+from moevolve._arguments import Overrides, asked_of, override_lines, reader_of, store_of
 
 if TYPE_CHECKING:
     from moevolve.evaluators.tasks.config import TaskConfig
@@ -111,6 +111,7 @@ def evaluate(
     split: Literal["search", "dev", "test"] = "test",
     search: str | None = None,
     model: str | None = None,
+    overrides: Overrides = (),
 ) -> Evaluation:
     """Score an individual, or a full model, on one split of a task, in this process. The result is stored.
 
@@ -121,9 +122,11 @@ def evaluate(
         split: which split.
         search: whose full model, with `full`.
         model: the search's checkpoint (folder or hub id), if it isn't where the store says.
+        overrides: of the search's settings of the model and the engine, `KEY=VALUE` or a mapping, for this once. Under
+            other settings the store has another evaluation.
 
     Raises:
-        UserError: no such task or split, or the model can't be had.
+        UserError: no such task or split, a bad override, or the model can't be had.
         StoreError: no such store, search or individual.
 
     Example:
@@ -133,7 +136,7 @@ def evaluate(
     from moevolve.search.service import evaluate as service
 
     with store_of(store) as opened:
-        return service.evaluate(opened, individual, task, split, search, model)
+        return service.evaluate(opened, individual, task, split, search, model, override_lines(overrides))
 
 
 def answers(
@@ -334,7 +337,7 @@ def import_eep(
     store: str | Store,
     active: int | None = None,
     router_space: Literal["probs", "logits"] = "probs",
-    chat_template: str | None = None,
+    overrides: Overrides = (),
 ) -> list[Imported]:
     """Store the EEP authors' coefficient files as individuals, one search per file. A bad file leaves the store alone.
 
@@ -344,8 +347,9 @@ def import_eep(
         store: where to, made if need be.
         active: experts per token; None keeps the model's.
         router_space: whether the router mappings are meant for probabilities or logits.
-        chat_template: what prompts are wrapped in where they are evaluated (`auto`, `none`, a name); None for the run
-            configuration's choice, or `auto`.
+        overrides: of settings of the model and the engine that the individuals are evaluated with, `KEY=VALUE` or a
+            mapping. Without a run configuration the originals stay on the host, in the checkpoint's dtype, and prompts
+            for a Mixtral are wrapped as the authors do it.
 
     Raises:
         UserError: a file can't be read or doesn't fit the model.
@@ -353,7 +357,7 @@ def import_eep(
     """
     from moevolve.search.service.import_eep import read_files, store_files
 
-    read = read_files([Path(file) for file in files], experts_of, active, router_space, chat_template)
+    read = read_files([Path(file) for file in files], experts_of, active, router_space, override_lines(overrides))
     with store_of(store, create=True) as opened:
         return store_files(opened, read)
 

@@ -25,6 +25,10 @@ ModelOption = Annotated[
         "--model", metavar="PATH", help="The search's checkpoint (folder or hub id), if it isn't where the store says."
     ),
 ]
+LoadingOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a setting of `model.*` or `engine.*` of the search."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 IndividualArgument = Annotated[str, typer.Argument(metavar="INDIVIDUAL", help="SEARCH:INDEX, for example demo:137.")]
 

@@ -8,7 +8,7 @@ import typer
 
 import moevolve
 from moevolve.search.cli._console import output, percent, print_json, print_table
-from moevolve.search.cli._options import DEFAULT_STORE, JsonOption, ModelOption, StoreOption
+from moevolve.search.cli._options import DEFAULT_STORE, JsonOption, LoadingOption, ModelOption, StoreOption
 
 
 def evaluate(
@@ -19,11 +19,14 @@ def evaluate(
     split: Annotated[Literal["search", "dev", "test"], typer.Option("--split", help="Which split.")] = "test",
     search: Annotated[str | None, typer.Option("--search", help="Whose full model (with `full`).")] = None,
     model: ModelOption = None,
+    overrides: LoadingOption = None,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
     """Score an individual, or the full model, on one split of a task, in this process. The result is stored."""
-    found = moevolve.evaluate(individual, task, split=split, search=search, model=model, store=store)
+    found = moevolve.evaluate(
+        individual, task, split=split, search=search, model=model, overrides=overrides or (), store=store
+    )
     record, bounds = found.record, found.interval
     if as_json:
         print_json(found)

@@ -9,7 +9,7 @@ import typer
 
 import moevolve
 from moevolve.search.cli._console import print_json, print_table
-from moevolve.search.cli._options import DEFAULT_STORE, JsonOption, StoreOption
+from moevolve.search.cli._options import DEFAULT_STORE, JsonOption, LoadingOption, StoreOption
 
 
 def import_eep(
@@ -26,25 +26,21 @@ def import_eep(
         int | None, typer.Option("--active", min=1, help="Experts per token; default: the model's.")
     ] = None,
     router_space: Annotated[Literal["probs", "logits"], typer.Option("--router-space")] = "probs",
-    chat_template: Annotated[
-        str | None,
-        typer.Option(
-            "--chat-template", metavar="auto|none|NAME", help="Of prompts; default: the run configuration's, or auto."
-        ),
-    ] = None,
+    overrides: LoadingOption = None,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
     """Store coefficient files as individuals, one search per file, ready to be shown, evaluated and exported.
 
-    No weights are needed before an individual is run: name them then, with --model.
+    No weights are needed before an individual is run: name them then, with --model. Without a run configuration its
+    originals stay on the host, in the checkpoint's dtype, and prompts for a Mixtral are wrapped as the authors do it.
     """
     imported = moevolve.import_eep(
         *files,
         experts_of=experts_of,
         active=active,
         router_space=router_space,
-        chat_template=chat_template,
+        overrides=overrides or (),
         store=store,
     )
     if as_json:

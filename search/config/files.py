@@ -16,6 +16,8 @@ from moevolve.evaluators.tasks.registry import split_fitness
 from moevolve.evaluators.yaml_files import read_yaml
 from moevolve.search.config.presets import PRESET, with_preset
 from moevolve.search.config.run import RunConfig, StoredConfig
+from moevolve.search.config.section import Section
+from moevolve.workers.config import EngineConfig, ModelConfig
 
 
 def load_run_config(path: Path, overrides: tuple[str, ...] = ()) -> RunConfig:
@@ -88,6 +90,30 @@ def changed_config(config: RunConfig, overrides: Sequence[str], where: str) -> R
     for override in overrides:
         apply_override(data, override)
     return parse_run_config(data, where)
+
+
+class Loading(Section):
+    """What a stored search says of how its model is loaded and run."""
+
+    model: ModelConfig
+    engine: EngineConfig
+
+
+def changed_loading(model: ModelConfig, engine: EngineConfig, overrides: Sequence[str]) -> Loading:
+    """Settings of the model and the engine with `a.b=c` overrides applied.
+
+    Raises:
+        UserError: an override isn't `KEY=VALUE`, is of neither, or gives an unknown key or a bad value.
+    """
+    data = Loading(model=model, engine=engine).model_dump(mode="json")
+    for override in overrides:
+        if override.partition(".")[0] not in data:
+            raise UserError(f"--set {override}: only `model.*` and `engine.*` settings may be given here")
+        apply_override(data, override)
+    try:
+        return Loading.model_validate(data)
+    except ValidationError as error:
+        raise UserError(f"--set {' '.join(overrides)}: {describe_validation(error, data)}") from None
 
 
 def as_override(key: str, value: Any) -> str:

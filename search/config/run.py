@@ -190,11 +190,12 @@ class StoredConfig(Section):
     def config_hash(self) -> str:
         """SHA-256 (hex) of what determines the population: execution settings, name and store are left out.
 
-        So are the model's revision, and the folders that model and tasks are in: which checkpoint and which task they
-        are, their fingerprints tell, from whatever machine a search is launched or resumed.
+        So are the model's revision and own dtype, and the folders that model and tasks are in: which checkpoint and
+        which task they are, their fingerprints tell, from whatever machine a search is launched or resumed.
         """
         content = self.model_dump(mode="json", exclude={"name", "workers", "store", "final"})
-        del content["model"]["revision"]
+        for found in ("revision", "own_dtype"):
+            del content["model"][found]
         content["model"]["path"] = _without_folder(self.model.path)
         for task in content.get("tasks", ()):
             task["name"] = _without_folder(task["name"])

@@ -33,7 +33,7 @@ class Device:
     layer_seconds: float
 
     def flops(self, dtype: str) -> float:
-        """Operations/s at best in a dtype of `model.dtype`."""
+        """Operations/s at best in a dtype of a model."""
         return self.single_flops if dtype == "float32" else self.half_flops
 
 

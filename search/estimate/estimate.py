@@ -235,13 +235,13 @@ class _Estimator:
         count = workers.num_gpus or 1.0
         share = min(count, 1.0)
         memory = int(gpu.memory * count)
-        return Placement(gpu, self._request.utilisation, share, memory, self._busy, self._config.model.dtype)
+        return Placement(gpu, self._request.utilisation, share, memory, self._busy, self._outline.facts.dtype)
 
     def _on_cpu(self) -> Placement:
         from moevolve.workers.profiling.machine_rates import measure_machine
 
         config = self._config
-        rates = measure_machine(self._outline, config.model.dtype, config.engine)
+        rates = measure_machine(self._outline, config.engine)
         cores = os.cpu_count() or 1
         workers = min(self._busy, max(1.0, cores / rates.threads))
         device = Device(
@@ -249,7 +249,7 @@ class _Estimator:
             f"this CPU, {rates.threads} thread{'s' if rates.threads > 1 else ''} per worker",
             *(rates.flops, rates.flops, rates.bandwidth, 0, 0.0, rates.layer_seconds),
         )
-        return Placement(device, CPU_UTILISATION, 1.0, 0, workers, config.model.dtype)
+        return Placement(device, CPU_UTILISATION, 1.0, 0, workers, self._outline.facts.dtype)
 
     def _check_positions(self) -> None:
         for split in self.splits:

@@ -87,3 +87,32 @@ def make_schedule(config: RunConfig) -> Schedule:
     if isinstance(section, EvolutionSection) and section.mode == "generations":
         return Schedule.of(phases, config.window, section.generation)
     return Schedule.of(phases, config.window)
+
+
+FEWEST_ROUNDS = 8
+"""A phase with fewer rounds has hardly anybody to learn from; see the README's table of windows."""
+
+
+def rounds_notes(config: RunConfig) -> tuple[str, ...]:
+    """For people: a warning for each phase that is over after a few rounds.
+
+    A round is as many individuals as are made before the first of them can be a parent: a window, or a generation. A
+    phase that breeds nothing has none to count, and a `repair` phase has little use for them, since it starts from
+    candidates that are good already and varies how they are repaired.
+    """
+    schedule = make_schedule(config)
+    waits = schedule.generation is not None
+    size, setting = schedule.generation or schedule.window, "strategy.generation" if waits else "window"
+    found = []
+    for span in schedule.spans:
+        evaluations = span.stop - span.start
+        most = evaluations // FEWEST_ROUNDS
+        if span.kind == "repair" or span.initial == evaluations or not 0 < most < size:
+            continue
+        found.append(
+            f"warning: phases.{span.position} ({span.kind}) has {evaluations / size:.1f} rounds: {evaluations} "
+            f"evaluations, and {setting} makes {size} individuals before the first of them can be a parent; with "
+            f"{setting}: {most} or less it has {FEWEST_ROUNDS} or more"
+        )
+    return tuple(found)
+

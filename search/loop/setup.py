@@ -9,7 +9,7 @@ from typing import Any
 from moevolve.evaluators.types import PreparedSplit, Split, SplitRef
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.base import Description, Genome, GenomeSpace
-from moevolve.search.loop.schedule import Schedule
+from moevolve.search.loop.schedule import Schedule, rounds_notes
 from moevolve.workers.facts import ModelFacts
 from moevolve.workers.messages import EvaluationRequest
 from moevolve.workers.methods.base import Edit, IdentityEdit
@@ -71,9 +71,10 @@ class SearchSetup:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What people should know of its rows: a line for each task that has none of its own to measure on."""
+        """What people should know: of each task without rows to measure on, and of each phase of few rounds, a line."""
         pairs = zip(self.config.tasks, self.prepared.get("calibration", ()), strict=False)
-        return tuple(set_aside_note(split.task, len(split.examples)) for section, split in pairs if section.sets_aside)
+        aside = [set_aside_note(split.task, len(split.examples)) for section, split in pairs if section.sets_aside]
+        return (*aside, *rounds_notes(self.config))
 
     def splits(self, split: Split) -> tuple[SplitRef, ...]:
         """The tasks' splits of one name, in order."""

@@ -110,7 +110,7 @@ class Standings:
         reranked: whether `dev` picked it.
         gaps: what isn't measured.
         parameters_full: parameters of the unedited model; None as long as there is no individual.
-        dtype_bytes: bytes per parameter, for memory.
+        dtype_bytes: bytes per parameter, for memory; None where nobody asked the checkpoint what `auto` stands for.
     """
 
     search: str
@@ -121,7 +121,7 @@ class Standings:
     reranked: bool
     gaps: tuple[Gap, ...]
     parameters_full: int | None
-    dtype_bytes: int
+    dtype_bytes: int | None
 
     @property
     def full(self) -> Contestant:
@@ -139,7 +139,7 @@ class Standings:
 
     def memory(self, parameters: int | None) -> str:
         """A table's cell: memory of so many weights."""
-        if parameters is None:
+        if parameters is None or self.dtype_bytes is None:
             return "-"
         mebibytes = parameters * self.dtype_bytes / 2**20
         return f"{mebibytes:,.0f} MiB" if mebibytes < _MANY_MEBIBYTES else f"{mebibytes / 2**10:,.1f} GiB"
@@ -307,7 +307,7 @@ def standings(
         reranked=reranked,
         gaps=tuple(_gaps(search, config, scorer, contestants)),
         parameters_full=whole,
-        dtype_bytes=DTYPE_BYTES[config.model.dtype],
+        dtype_bytes=DTYPE_BYTES.get(config.model.parameter_dtype),
     )
 
 

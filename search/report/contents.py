@@ -181,7 +181,7 @@ def _set_aside(store: StoreReader, search: SearchRecord, config: StoredConfig) -
 
 def _facts(store: StoreReader, search: SearchRecord, config: StoredConfig) -> list[tuple[str, str]]:
     model, engine = config.model, config.engine
-    facts = [("model", f"{model.path} ({model.dtype})")]
+    facts = [("model", f"{model.path} ({model.parameter_dtype})")]
     tasks = [task for task in store.search_tasks(search.id) if task.split == "search"]
     weighs = len({task.weight for task in tasks}) > 1
     names = [f"{task.task} (weight {task.weight:g})" if weighs else task.task for task in tasks]

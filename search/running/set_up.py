@@ -20,7 +20,7 @@ from moevolve.workers.engine.chat import chat_template
 from moevolve.workers.methods.repair.edit import RepairRecipe
 from moevolve.workers.model.describe import describe_model
 from moevolve.workers.model.fingerprint import pinned_revision
-from moevolve.workers.model.loading import load_tokenizer
+from moevolve.workers.model.loading import load_tokenizer, own_dtype
 from moevolve.workers.profiling.outline import outline_model
 from moevolve.workers.profiling.passes import PromptMeter
 
@@ -55,8 +55,15 @@ def set_up(config: RunConfig, search_id: str) -> SearchSetup:
 
 
 def pinned(model: ModelConfig) -> ModelConfig:
-    """The same model at the commit that its revision stands for now, so that every worker loads what was described."""
-    return replace(model, revision=pinned_revision(model))
+    """The same model at the commit that its revision stands for now, so that every worker loads what was described.
+
+    With it goes the dtype that `auto` stands for there.
+
+    Raises:
+        UserError: the checkpoint or its config can't be found.
+    """
+    model = replace(model, revision=pinned_revision(model))
+    return replace(model, own_dtype=own_dtype(model))
 
 
 def splits_beside(setup: SearchSetup) -> list[SearchTaskRecord]:

@@ -204,7 +204,7 @@ def request_like(search: SearchRecord, settings: ServerSettings) -> LaunchReques
     return min(found, key=lambda asked: len(asked.overrides), default=None)
 
 
-_NOT_COMPARED = ("name", "store", "workers.address", "model.revision")
+_NOT_COMPARED = ("name", "store", "workers.address", "model.revision", "model.own_dtype")
 
 
 def _difference(name: str, given: RunConfig, stored: StoredConfig, settings: ServerSettings) -> LaunchRequest:

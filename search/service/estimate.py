@@ -15,6 +15,7 @@ from moevolve.search.estimate.devices import GPU_UTILISATION, Device, Utilisatio
 from moevolve.search.estimate.estimate import DeviceEstimate, Estimate, EstimateRequest, estimate
 from moevolve.search.estimate.measured import MeasuredEstimate
 from moevolve.search.estimate.workload import Prompts
+from moevolve.search.loop.schedule import rounds_notes
 from moevolve.search.service.data import as_data
 from moevolve.search.service.weights import where_model
 from moevolve.workers.profiling.outline import outline_model
@@ -124,6 +125,7 @@ def notes(report: Estimate) -> list[str]:
                 f"assumed to get {used.compute:.0%} of the first"
             )
     found += report.set_aside
+    found += rounds_notes(report.config)
     if report.repairs:
         found.append(
             "repairs: as their phases say (a repair phase's candidates vary it), with none of a candidate's layers "
@@ -166,7 +168,7 @@ def _(report: Estimate) -> dict[str, Any]:
         "name": report.config.name,
         "model": report.config.model.path,
         "family": facts.family,
-        "dtype": report.config.model.dtype,
+        "dtype": facts.dtype,
         "sizes": as_data(report.sizes),
         "memory": {
             where: {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,17 +60,23 @@ def _(found: Evaluation) -> dict[str, Any]:
 
 
 def evaluate(
-    store: Store, reference: str, task: str, split: Split, search: str | None = None, model: str | None = None
+    store: Store,
+    reference: str,
+    task: str,
+    split: Split,
+    search: str | None = None,
+    model: str | None = None,
+    overrides: Sequence[str] = (),
 ) -> Evaluation:
     """Score an individual, or the full model, on one split of a task in this process; the result is stored.
 
-    `reference`, `search` and `model` are as `bound_subject` has them.
+    `reference`, `search`, `model` and `overrides` are as `bound_subject` has them.
 
     Raises:
         StoreError: no such individual or search.
         UserError: unknown task, or it has no such split; as `bound_subject`.
     """
-    subject = bound_subject(store, reference, search, model)
+    subject = bound_subject(store, reference, search, model, overrides)
     return Evaluation(reference, evaluate_subject(store, subject, task, split))
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.config.files import load_run_config
+from moevolve.search.config.files import changed_loading, load_run_config
 from moevolve.search.config.models import find_model
 from moevolve.search.config.run import LONGEST_NAME, StoredConfig
 from moevolve.search.genomes.base import Offspring
@@ -25,6 +25,10 @@ from moevolve.store.repository import Store
 from moevolve.workers.config import EngineConfig, ModelConfig
 from moevolve.workers.facts import ModelFacts
 from moevolve.workers.methods.eep.edit import RouterSpace
+from moevolve.workers.model.loading import load_config
+
+_AUTHORS_TEMPLATES = {"mixtral": "mixtral"}
+"""What the authors wrap prompts in, by model type; see `moevolve.workers.engine.chat.PACKAGED`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ def read_files(
     experts_of: str,
     active: int | None,
     router_space: RouterSpace,
-    chat_template: str | None = None,
+    overrides: Sequence[str] = (),
 ) -> list[ReadFile]:
     """Read every file, before there need be a store: a bad one leaves it untouched.
 
@@ -62,18 +66,15 @@ def read_files(
             or run configuration that names the model.
         active: experts per token; None keeps the model's, at most n'.
         router_space: how the router mappings are meant; the authors' are of the probabilities.
-        chat_template: what prompts are wrapped in where the individuals are evaluated; None for the run configuration's
-            choice, or `auto`.
+        overrides: of settings of the model and the engine that the individuals are evaluated with, `KEY=VALUE`.
 
     Weights aren't needed; whatever needs them later says which they are (`weights`).
 
     Raises:
         UserError: a file can't be read or doesn't fit the model.
     """
-    model, engine = _model_of(experts_of)
-    model = pinned(model)
-    if chat_template is not None:
-        engine = replace(engine, chat_template=chat_template)
+    loading = changed_loading(*_model_of(experts_of), overrides)
+    model, engine = pinned(loading.model), loading.engine
     facts = facts_with_or_without(model)
     return [_read(path, model, engine, facts, active, router_space) for path in files]
 
@@ -96,7 +97,9 @@ def _model_of(experts_of: str) -> tuple[ModelConfig, EngineConfig]:
     if experts_of.endswith((".yaml", ".yml")):
         config = load_run_config(Path(experts_of))
         return config.model, config.engine
-    return ModelConfig(path=where_model(find_model(experts_of, "--experts-of"))), EngineConfig()
+    # A device has room for the retained experts of a large model, hardly ever for its originals beside them.
+    model = ModelConfig(path=where_model(find_model(experts_of, "--experts-of")), originals="host")
+    return model, EngineConfig(chat_template=_AUTHORS_TEMPLATES.get(load_config(model).model_type, "auto"))
 
 
 def _read(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.config.files import parse_stored_config
+from moevolve.search.config.files import changed_loading, parse_stored_config
 from moevolve.search.config.phases import START
 from moevolve.search.config.run import RunConfig, StoredConfig
 from moevolve.search.genomes.base import Genome, GenomeSpace
@@ -49,7 +49,12 @@ class Subject:
 
 
 def find_subject(
-    store: StoreReader, reference: str, search: str | None = None, model: str | None = None, weights: bool = True
+    store: StoreReader,
+    reference: str,
+    search: str | None = None,
+    model: str | None = None,
+    weights: bool = True,
+    overrides: Sequence[str] = (),
 ) -> Subject:
     """Look up `SEARCH:INDEX`, or `full` (of `search`, or of the store's only search).
 
@@ -60,14 +65,19 @@ def find_subject(
         model: where the weights are now (folder or hub id), if not where the store says.
         weights: whether they are needed. Then they must be the search's; if it was imported without any, the subject's
             search is about these, and the stored one as before. If not, the model's config is all that is read.
+        overrides: of the search's `model.*` and `engine.*` settings, `KEY=VALUE`.
 
     Raises:
         StoreError: no such individual or search.
-        UserError: `full` without saying of which search; the model isn't there any more, or isn't the same.
+        UserError: `full` without saying of which search; the model isn't there any more, or isn't the same; as
+            `changed_loading`.
     """
     detail = None if reference == FULL else store.individual(reference)
     record = _search_of_full(store, search) if detail is None else detail.search
     config = _at(parse_stored_config(record.config), record.model_path if model is None else where_model(model))
+    if overrides:
+        changed = changed_loading(config.model, config.engine, overrides)
+        config = config.model_copy(update={"model": changed.model, "engine": changed.engine})
     if weights:
         facts = facts_for(record, config.model)
         if not record.is_bound:
@@ -80,13 +90,19 @@ def find_subject(
     return Subject(record, config, facts, space, detail, genome)
 
 
-def bound_subject(store: Store, reference: str, search: str | None = None, model: str | None = None) -> Subject:
+def bound_subject(
+    store: Store,
+    reference: str,
+    search: str | None = None,
+    model: str | None = None,
+    overrides: Sequence[str] = (),
+) -> Subject:
     """`find_subject`; a search that was imported without weights is about these from now on.
 
     Raises:
         StoreError, UserError: as `find_subject`; or the search is about other weights meanwhile.
     """
-    subject = find_subject(store, reference, search, model)
+    subject = find_subject(store, reference, search, model, overrides=overrides)
     found = subject.search
     if not store.search(found.id).is_bound:
         store.bind_model(found.id, found.model_fingerprint, found.model_path)
@@ -108,7 +124,7 @@ def _at(config: StoredConfig, path: str) -> StoredConfig:
     """The configuration with its model elsewhere."""
     if path == config.model.path:
         return config
-    return config.model_copy(update={"model": replace(config.model, path=path, revision=None)})
+    return config.model_copy(update={"model": replace(config.model, path=path, revision=None, own_dtype=None)})
 
 
 def _search_of_full(store: StoreReader, search: str | None) -> SearchRecord:

@@ -102,7 +102,7 @@ def check_checkpoint(path: str, facts: ModelFacts, search: SearchRecord) -> None
 
 def _unbound(facts: ModelFacts) -> str:
     """Stands for whatever weights are of these shapes."""
-    content = asdict(replace(facts, fingerprint="", notes=()))
+    content = asdict(replace(facts, fingerprint="", dtype="", notes=()))
     return UNBOUND + hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

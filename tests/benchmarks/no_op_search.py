@@ -23,7 +23,7 @@ FACTS = ModelFacts(
     parameters=46_702_792_704,
     expert_parameters=176_160_768,
     router_parameters_per_expert=4096,
-    dtype_bytes=2,
+    dtype="bfloat16",
 )
 SPLIT = PreparedSplit("task", "search", "rank", "mean", Matching(), 1, " ", (Example("?", ("a",), ("a", "b")),))
 OUTCOMES = np.ones(100, dtype=np.float32)

@@ -15,7 +15,7 @@ from moevolve.workers.messages import EvaluationRequest
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.worker import EvaluationWorker
 
-MODEL = ModelConfig(path=str(Path(__file__).parents[2] / "configs" / "demo" / "model"), device="cpu")
+MODEL = ModelConfig(path=str(Path(__file__).parents[2] / "configs" / "demo" / "model"), dtype="float32", device="cpu")
 
 
 def edits() -> list[EepEdit]:

@@ -39,7 +39,7 @@ def mixtral(layers: int = 32, experts: int = 8, active: int = 2) -> ModelFacts:
         parameters=1_604_587_520 + layers * experts * (expert + hidden),
         expert_parameters=expert,
         router_parameters_per_expert=hidden,
-        dtype_bytes=2,
+        dtype="bfloat16",
     )
 
 
@@ -86,7 +86,7 @@ def dense_model(
         parameters=2 * vocabulary * hidden + norms + sum(linear.outputs * (linear.inputs + bias) for linear in linears),
         expert_parameters=0,
         router_parameters_per_expert=0,
-        dtype_bytes=4,
+        dtype="float32",
         dense=DenseFacts(layers, hidden, width, gated, bias, heads, kept, head_dim, head_dim if gated else 0),
         linears=linears,
     )

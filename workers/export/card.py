@@ -96,21 +96,46 @@ class CardFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
-    """How far a reloaded export is from the edited resident model.
+class Disagreement:
+    """How far a part of a checkpoint is from the same part of the edited resident model, on the same hidden states.
 
     Attributes:
-        max_difference: largest absolute difference of a logit over all positions.
-        accepted_difference: the same over the positions that had to agree (all of them in float32, 90 % in 16-bit
-            dtypes, where two experts can tie and the order of a sum decide between them).
-        tolerance: bound on `accepted_difference`.
+        largest: largest difference at any position, as a share of the largest value that the part adds there.
+        accepted: the same over the positions that have to agree (all of them in float32, 90 % in 16-bit dtypes, where
+            two experts can tie and the order of a sum decide between them).
+        tolerance: bound on `accepted`.
         positions: how many positions were compared.
+    """
+
+    largest: float
+    accepted: float
+    tolerance: float
+    positions: int
+
+    @property
+    def holds(self) -> bool:
+        return self.accepted <= self.tolerance
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How far an export is from the edited resident model, part by part; see `Disagreement`.
+
+    Attributes:
+        max_difference: of all parts, at any position.
+        accepted_difference: of the part that differs most, over the positions that have to agree.
+        tolerance: bound on `accepted_difference`.
+        positions: how many positions every part was compared at.
+        parts: how many parts were compared: the embeddings, every decoder layer, the final norm and the output head.
+        worst_part: the one that differs most.
     """
 
     max_difference: float
     accepted_difference: float
     tolerance: float
     positions: int
+    parts: int
+    worst_part: str
 
     @property
     def holds(self) -> bool:
@@ -128,7 +153,7 @@ class ExportReport:
         active: of these, per token.
         parameters: all parameters of the exported model.
         size_bytes: bytes of all its files.
-        agreement: the comparison that was made after reloading it.
+        agreement: the comparison of its files with the edited model.
     """
 
     directory: Path

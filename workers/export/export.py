@@ -2,31 +2,55 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import uuid
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.config import ModelConfig
 from moevolve.workers.export.card import CardFacts, CheckpointForm, ExportCard, ExportReport
 from moevolve.workers.export.native import render
-from moevolve.workers.export.verify import compare, logits_of, probe_tokens, reload
+from moevolve.workers.export.shards import ShardWriter
+from moevolve.workers.export.state import SavedNames, frame_state, layers_prefix
+from moevolve.workers.export.verify import VerificationError, passages, verify
+from moevolve.workers.families.decoder import decoder_layers
 from moevolve.workers.methods.base import Edit, underlying
-from moevolve.workers.methods.contract import Exporter
+from moevolve.workers.methods.contract import Blueprint, Exporter
 from moevolve.workers.methods.registry import exporter_of
 from moevolve.workers.model.loading import load_tokenizer
 from moevolve.workers.model.resident import ResidentModel
 
-MAX_SHARD_SIZE = "5GB"
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_UNVERIFIED = ".unverified"
 
 
 class ExportError(RuntimeError):
-    """An export whose reloaded logits differ from the edited model's. Its directory has been removed."""
+    """An export that failed its verification.
+
+    Attributes:
+        reason: what differs, and by how much.
+    """
+
+    def __init__(self, reason: str, kept: Path) -> None:
+        """Say what failed.
+
+        Args:
+            reason: what differs, and by how much.
+            kept: where the files are, for whoever wants to look at them.
+        """
+        super().__init__(f"{reason}; the files are kept in {kept}, don't use them")
+        self.reason = reason
 
 
 def export_model(
@@ -36,22 +60,26 @@ def export_model(
     card: ExportCard,
     form: CheckpointForm | None = None,
 ) -> ExportReport:
-    """Write an edited model as a checkpoint, reload it, and compare its logits before calling it done.
+    """Write an edited model as a checkpoint, and compare its files with the model before calling it done.
 
-    The directory appears whole or not at all.
+    Tensors are written one by one and compared one decoder layer at a time: beside the resident model there is never
+    more than a layer and a half (or the embeddings, where these are larger), on its device.
+
+    The directory appears whole or not at all. Files that fail the comparison are kept beside it, as
+    `DIRECTORY.unverified`.
 
     Args:
         model: a resident model, which is left unedited, or how to load one.
         edit: what to export.
         directory: where to; must not exist yet or be empty.
         card: provenance for the model card.
-        form: of the checkpoint; None takes `stock` where that is exact (see `Exporter.form`), else `native`.
+        form: of the checkpoint; None takes `stock` where that is exact (see `Exporter.obstacle`), else `native`.
 
     Raises:
         UserError: the target is taken or has no room, the model can't be loaded, the edit doesn't fit it, or the form
             can't express it.
         CandidateError: the edit's values are at fault.
-        ExportError: the reloaded export computes something else.
+        ExportError: the files aren't what they should be, or compute something else.
     """
     target = directory.expanduser().absolute()
     _check_target(target)
@@ -60,35 +88,35 @@ def export_model(
     part = _part_directory(target)
     try:
         with resident.edited(edit):
-            exact = exporter.form(resident, underlying(edit))
-            if form == "stock" and exact != "stock":
-                raise UserError("--form stock: no model class of transformers computes the same; export it as native")
+            obstacle = exporter.obstacle(resident, underlying(edit))
+            if form == "stock" and obstacle is not None:
+                raise UserError(f"--form stock: {obstacle}; export it as native")
+            exact: CheckpointForm = "stock" if obstacle is None else "native"
             report = _export(resident, exporter, form or exact, part, card)
         if target.exists():
             target.rmdir()
         part.rename(target)
+    except VerificationError as error:
+        reason = f"the {form or exact} checkpoint of {card.title} failed its verification: {error}"
+        raise ExportError(reason, _set_aside(part, target)) from error
     except OSError as error:
         raise UserError(f"export directory {target} can't be written: {error}; choose another place") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
-    return ExportReport(target, report.form, report.experts, report.active, report.parameters, size, report.agreement)
+    return replace(report, directory=target, size_bytes=size)
 
 
 def _export(
     resident: ResidentModel, exporter: Exporter, form: CheckpointForm, part: Path, card: ExportCard
 ) -> ExportReport:
-    """Write, reload and compare in `part`, with the edit applied."""
-    tokens = probe_tokens(resident)
-    expected = logits_of(resident.model, tokens)
+    """Write and compare in `part`, with the edit applied."""
     base = underlying(resident.applied)
     summary = exporter.summary(resident, base, form)
-    exported = exporter.build(resident, base, form, part)
-    parameters = sum(parameter.numel() for parameter in exported.parameters())
-    _check_room(part, sum(parameter.nbytes for parameter in exported.parameters()))
-    exported.save_pretrained(part, max_shard_size=MAX_SHARD_SIZE)
-    del exported
-    load_tokenizer(resident.config).save_pretrained(part)
+    blueprint = exporter.build(resident, base, form, part)
+    parameters = sum(parameter.numel() for parameter in blueprint.model.parameters())
+    _write_settings(resident, blueprint.model, form, part)
+    checksums = _write_weights(resident, blueprint, part)
     arrays = resident.arrays()
     if arrays:
         # Which neuron of which expert a slot's are: [slots, neurons], neuron j of expert e as e * (neurons) + j.
@@ -103,17 +131,65 @@ def _export(
     )
     readme = part / "README.md"
     readme.write_text(render("export/model_card.md.jinja", card=card, facts=facts), encoding="utf-8")
-    for file in part.iterdir():
-        # Weights come out readable by their owner alone; let the umask decide, as for any other file.
-        file.chmod(readme.stat().st_mode)
-    reloaded = reload(part, form, resident)
-    agreement = compare(expected, logits_of(reloaded, tokens), resident.model.dtype)
-    if not agreement.holds:
-        raise ExportError(
-            f"the {form} checkpoint of {card.title} computes other logits than the edited model (difference "
-            f"{agreement.accepted_difference:.3g}, allowed {agreement.tolerance:.3g}); nothing was written"
-        )
+    agreement = verify(part, form, resident, passages(resident), checksums)
     return ExportReport(part, form, summary.experts, summary.active, parameters, 0, agreement)
+
+
+def _write_settings(resident: ResidentModel, model: PreTrainedModel, form: CheckpointForm, part: Path) -> None:
+    """Write the config, how the model generates, and the tokenizer."""
+    config: Any = model.config
+    config.architectures = [type(model).__name__]
+    # The weights are plain numbers, whatever they were loaded from. Code that a stock model's checkpoint brought is
+    # neither in the folder nor what computed this model.
+    for setting in ("quantization_config", "auto_map") if form == "stock" else ("quantization_config",):
+        if hasattr(config, setting):
+            delattr(config, setting)
+    config.save_pretrained(part)
+    if resident.model.generation_config is not None:
+        copy.deepcopy(resident.model.generation_config).save_pretrained(part)
+    tokenizer = load_tokenizer(resident.config)
+    if type(tokenizer).__module__.startswith("transformers."):
+        tokenizer.init_kwargs.pop("auto_map", None)
+    tokenizer.save_pretrained(part)
+
+
+def _write_weights(resident: ResidentModel, blueprint: Blueprint, part: Path) -> dict[str, int]:
+    """Write all tensors; returns their checksums by name.
+
+    Raises:
+        UserError: there is no room for them.
+    """
+    names = SavedNames(blueprint.model)
+    planned = {name: tensor.nbytes for saved in names.tensors.values() for name, tensor in saved.items()}
+    _check_room(part, sum(planned.values()))
+    with ShardWriter(part, planned) as writer:
+        for name, tensor in _tensors(resident, blueprint):
+            wanted = blueprint.model.get_parameter_or_buffer(name).shape
+            if tensor.shape != wanted:
+                raise ValueError(f"tensor {name} is of shape {list(tensor.shape)}, the model has {list(wanted)}")
+            for saved, values in names.saved(name, tensor).items():
+                writer.write(saved, values)
+        writer.finish()
+    return writer.checksums
+
+
+def _tensors(resident: ResidentModel, blueprint: Blueprint) -> Iterator[tuple[str, Tensor]]:
+    """All tensors of the exported model by name, each made when it is asked for."""
+    yield from frame_state(resident.model).items()
+    prefix = layers_prefix(blueprint.model)
+    for index in range(len(decoder_layers(blueprint.model))):
+        for name, tensor in blueprint.layer(index):
+            yield f"{prefix}{index}.{name}", tensor
+
+
+def _set_aside(part: Path, target: Path) -> Path:
+    """Keep what was written, under a name that is free."""
+    kept, count = target.with_name(target.name + _UNVERIFIED), 1
+    while kept.exists():
+        count += 1
+        kept = target.with_name(f"{target.name}{_UNVERIFIED}-{count}")
+    part.rename(kept)
+    return kept
 
 
 def _check_target(target: Path) -> None:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING
 
-import torch
-
+from moevolve.workers.export.state import empty_model
 from moevolve.workers.methods.contract import Resident
 
 if TYPE_CHECKING:
-    from transformers import MixtralForCausalLM
+    from transformers import PreTrainedModel
 
 _SHARED_SETTINGS = (
     "vocab_size",
@@ -40,15 +39,26 @@ _SHARED_SETTINGS = (
 """Settings of families that become Mixtrals that mean the same in one."""
 
 
-def fits_mixtral(resident: Resident) -> bool:
-    """Whether the model, with top-1 experts in the place of its networks and routers in float32, can be a Mixtral."""
+def mixtral_obstacle(resident: Resident) -> str | None:
+    """Why a model with top-1 experts in the place of its networks, and routers in float32, is no Mixtral; None if it is
+    one.
+    """
     config, family = resident.model.config, resident.dense_layers[0].family
-    plain = not (getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False))
-    # Routers are float32; a Mixtral's has the dtype of the model.
-    return family.becomes_mixtral and plain and resident.model.dtype == torch.float32
+    if not family.becomes_mixtral:
+        return f"a {family.title} with experts isn't a Mixtral"
+    if getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False):
+        return "its layers have biases, and a Mixtral's have none"
+    dtype = str(resident.model.dtype).removeprefix("torch.")
+    if dtype != "float32":
+        # Its router is a linear layer without a dtype of its own: scores that differ in float32 tie once rounded.
+        return (
+            f"a Mixtral routes in the model's dtype, {dtype}, and this model in float32: rounded scores send tokens to "
+            "other experts. As float32 it is exact (--dtype float32)"
+        )
+    return None
 
 
-def empty_mixtral(resident: Resident, experts: int, width: int) -> MixtralForCausalLM:
+def empty_mixtral(resident: Resident, experts: int, width: int) -> PreTrainedModel:
     """A Mixtral on the meta device, for a model that fits one.
 
     Args:
@@ -61,6 +71,4 @@ def empty_mixtral(resident: Resident, experts: int, width: int) -> MixtralForCau
     source = resident.model.config
     settings = {name: copy.deepcopy(getattr(source, name)) for name in _SHARED_SETTINGS if hasattr(source, name)}
     config = MixtralConfig(**settings, intermediate_size=width, num_local_experts=experts, num_experts_per_tok=1)
-    config.architectures = ["MixtralForCausalLM"]
-    with torch.device("meta"):
-        return MixtralForCausalLM(config)
+    return empty_model(MixtralForCausalLM, config, resident.model.dtype)

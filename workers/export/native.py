@@ -67,7 +67,8 @@ def native_config(source: PreTrainedModel, model_class: type[PreTrainedModel]) -
         model_class: its native class, see `import_native`.
     """
     assert model_class.config_class is not None
-    settings = {k: v for k, v in source.config.to_dict().items() if k not in ("model_type", "architectures")}
+    own = ("model_type", "architectures", "auto_map", "quantization_config")
+    settings = {name: value for name, value in source.config.to_dict().items() if name not in own}
     config = model_class.config_class(**copy.deepcopy(settings))
     config_name, class_name, _ = native_names(source.config, source)
     config.auto_map = {"AutoConfig": f"{MODULE}.{config_name}", "AutoModelForCausalLM": f"{MODULE}.{class_name}"}

@@ -6,7 +6,7 @@ who call it: a resident model is to it what `Resident` says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -135,14 +135,30 @@ Calibrator = Callable[[Resident, Sequence[Tokens], Any], Calibration]
 """Measures an unedited resident model on token sequences, as a recipe says."""
 
 
+@dataclass(frozen=True)
+class Blueprint:
+    """An exported model that isn't in memory.
+
+    Attributes:
+        model: on the meta device, with the config that is to be written, its tensors shared that are.
+        layer: the tensors of one of its decoder layers, by their names within it, each made when it is asked for: none
+            is kept while the next one is made. Experts are fused, as the model has them. Outside the decoder layers it
+            has the resident model's tensors.
+    """
+
+    model: PreTrainedModel = field(repr=False)
+    layer: Callable[[int], Iterator[tuple[str, Tensor]]] = field(repr=False)
+
+
 class Exporter(Protocol):
     """Makes checkpoints of one kind of edit."""
 
-    def form(self, resident: Resident, edit: Edit) -> CheckpointForm:
-        """Which form expresses `edit` exactly on this model, to which it is applied, and maybe what follows it up.
+    def obstacle(self, resident: Resident, edit: Edit) -> str | None:
+        """Why no class of `transformers` computes the same as the model, to which the edit is applied, and maybe what
+        follows it up; None where a stock checkpoint is exact.
 
         Raises:
-            UserError: none does.
+            UserError: the edit has no checkpoint of any form.
         """
         ...
 
@@ -150,8 +166,8 @@ class Exporter(Protocol):
         """What is to be said of the resident model with `edit` applied."""
         ...
 
-    def build(self, resident: Resident, edit: Edit, form: CheckpointForm, directory: Path) -> PreTrainedModel:
-        """The model to save, fit for `save_pretrained`.
+    def build(self, resident: Resident, edit: Edit, form: CheckpointForm, directory: Path) -> Blueprint:
+        """The model to write.
 
         Args:
             resident: with `edit` applied, and maybe what follows it up (`moevolve.workers.methods.base.FollowUpEdit`),

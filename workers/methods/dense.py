@@ -99,13 +99,6 @@ def write_native_dense(resident: Resident, directory: Path, template: str, **set
     )
 
 
-def placed_layers(resident: Resident) -> list[tuple[str, DenseLayer]]:
-    """Every layer with the prefix of its tensors' names."""
-    source = resident.model
-    decoder = next(name for name, module in source.named_modules() if module is source.get_decoder())
-    return [(f"{decoder}.layers.{layer.index}.", layer) for layer in resident.dense_layers]
-
-
 def native_family(config: PretrainedConfig) -> DenseFamily:
     """The family that the modelling code of a native checkpoint builds on."""
     family = dense_family(config.model_type.removeprefix(NATIVE_PREFIX))

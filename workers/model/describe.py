@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.config import ModelConfig
-from moevolve.workers.facts import DTYPE_BYTES, DenseFacts, LinearFacts, ModelFacts
+from moevolve.workers.facts import DenseFacts, LinearFacts, ModelFacts
 from moevolve.workers.model.fingerprint import model_fingerprint
 
 if TYPE_CHECKING:
@@ -41,13 +41,13 @@ def meta_model(config: ModelConfig) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
 
     from moevolve.workers.families.registry import family_of
-    from moevolve.workers.model.loading import DTYPES, load_config, packed_format
+    from moevolve.workers.model.loading import DTYPES, dtype_of, load_config, packed_format
 
     settings = load_config(config)
     family_of(settings, config.path)
     packed_format(settings, config.path)
     with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(settings, dtype=DTYPES[config.dtype])
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(settings, dtype=DTYPES[dtype_of(config, settings)])
     model.tie_weights()
     return model
 
@@ -61,7 +61,7 @@ def describe_config(model: PreTrainedModel, config: ModelConfig) -> ModelFacts:
     """
     from moevolve.workers.families.layers import find_linears, find_moe_layers
     from moevolve.workers.families.registry import family_of
-    from moevolve.workers.model.loading import packed_format
+    from moevolve.workers.model.loading import dtype_of, packed_format
 
     settings = model.config
     family = family_of(settings, config.path)
@@ -79,7 +79,7 @@ def describe_config(model: PreTrainedModel, config: ModelConfig) -> ModelFacts:
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         expert_parameters=sum(tensor[0].numel() for tensor in first.expert_tensors().values()) if first else 0,
         router_parameters_per_expert=_router_parameters_per_expert(first) if first else 0,
-        dtype_bytes=DTYPE_BYTES[config.dtype],
+        dtype=dtype_of(config, settings),
         notes=_notes(model, layers) + ((f"unpacked from {packed} while it loads",) if packed else ()),
         dense=_dense_facts(model, settings),
         linears=tuple(

@@ -11,13 +11,17 @@ import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.config import ModelConfig
+from moevolve.workers.config import Dtype, ModelConfig
 from moevolve.workers.families.registry import FAMILIES, dense_family
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES: dict[Dtype, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 UNPACKED = {"mxfp4": "Mxfp4Config", "fp8": "FineGrainedFP8Config"}
 """Formats of quantised checkpoints that `transformers` turns into plain numbers while it loads (GPT-OSS, DeepSeek-V3),
@@ -106,6 +110,38 @@ def packed_format(settings: PretrainedConfig, name: str) -> str | None:
     return method
 
 
+def dtype_of(config: ModelConfig, settings: PretrainedConfig) -> Dtype:
+    """The dtype that a model's parameters are held in: what `config.dtype` says, or the checkpoint's own for `auto`.
+
+    Quantised checkpoints are unpacked to bfloat16, the dtype in which the published ones compute.
+
+    Args:
+        config: the checkpoint and how to hold it.
+        settings: the checkpoint's config.
+
+    Raises:
+        UserError: `auto`, and the checkpoint's config says no dtype, or one that models aren't run in here.
+    """
+    if config.dtype != "auto":
+        return config.dtype
+    if getattr(settings, "quantization_config", None) is not None:
+        return "bfloat16"
+    for name, dtype in DTYPES.items():
+        if dtype == settings.dtype:
+            return name
+    said = "no dtype" if settings.dtype is None else f"dtype {str(settings.dtype).removeprefix('torch.')}"
+    raise UserError(f"model {config.path}: its config.json says {said}; set model.dtype to one of {', '.join(DTYPES)}")
+
+
+def own_dtype(config: ModelConfig) -> Dtype | None:
+    """What `dtype: auto` stands for, for `ModelConfig.own_dtype`; None where another dtype is asked for.
+
+    Raises:
+        UserError: as `load_config` and `dtype_of`.
+    """
+    return dtype_of(config, load_config(config)) if config.dtype == "auto" else None
+
+
 def _unpacking_arguments(settings: PretrainedConfig, name: str) -> dict[str, Any]:
     import transformers
 
@@ -152,7 +188,7 @@ def load_model(
 
     With `originals="host"` the weights are left on the host: `ResidentModel` places them. With a `device_map` they are
     spread over the GPUs (needs `accelerate`). Otherwise they are on `resolve_device(config)`. Quantised checkpoints are
-    unpacked to `config.dtype`, or refused: see `packed_format`.
+    unpacked to that dtype, or refused: see `dtype_of` and `packed_format`.
 
     Args:
         config: the checkpoint and how to hold it.
@@ -171,7 +207,7 @@ def load_model(
     tokenizer = load_tokenizer(config)
     transformers_logging.disable_progress_bar()
     form = {
-        "dtype": DTYPES[config.dtype],
+        "dtype": DTYPES[dtype_of(config, settings)],
         "device_map": config.device_map,
         "attn_implementation": attention(config.attn_implementation, settings.model_type),
         **experts_arguments(config.experts_implementation, settings.model_type),

@@ -33,7 +33,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.workers.config import ModelConfig
 from moevolve.workers.families.registry import expert_family
 from moevolve.workers.model.fingerprint import model_fingerprint
-from moevolve.workers.model.loading import DTYPES, load_config, load_model, resolve_device
+from moevolve.workers.model.loading import DTYPES, dtype_of, load_config, load_model, resolve_device
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -102,7 +102,7 @@ def _gains(config: ModelConfig) -> bool:
     if sys.platform != "linux" or config.trust_remote_code or config.device_map is not None:
         return False
     settings = load_config(config)
-    changed = expert_family(settings.model_type) is not None or settings.dtype != DTYPES[config.dtype]
+    changed = expert_family(settings.model_type) is not None or settings.dtype != DTYPES[dtype_of(config, settings)]
     return changed and resolve_device(config).type == "cpu"
 
 
@@ -111,7 +111,8 @@ def _key(config: ModelConfig) -> str:
     import transformers
 
     versions = (_FORM, transformers.__version__, torch.__version__)
-    return hashlib.sha256(repr((model_fingerprint(config), config.dtype, versions)).encode()).hexdigest()
+    dtype = dtype_of(config, load_config(config))
+    return hashlib.sha256(repr((model_fingerprint(config), dtype, versions)).encode()).hexdigest()
 
 
 @contextmanager

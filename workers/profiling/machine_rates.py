@@ -12,7 +12,6 @@ import torch
 from moevolve.kernels import onednn
 from moevolve.workers.config import EngineConfig
 from moevolve.workers.engine.runtime import configure_runtime, takes_onednn
-from moevolve.workers.model.loading import DTYPES
 from moevolve.workers.profiling.outline import ModelOutline
 
 _COPY_BYTES = 1 << 25
@@ -43,7 +42,7 @@ class MachineRates:
 
 
 @torch.inference_mode()
-def measure_machine(outline: ModelOutline, dtype: str, engine: EngineConfig) -> MachineRates:
+def measure_machine(outline: ModelOutline, engine: EngineConfig) -> MachineRates:
     """Measure this process on the CPU; takes about a second. Its number of torch threads is set to the engine's.
 
     The matrix product is that of a batch's tokens with a network's, or an expert's, input matrix; both are cut down
@@ -51,16 +50,15 @@ def measure_machine(outline: ModelOutline, dtype: str, engine: EngineConfig) -> 
 
     Args:
         outline: the model.
-        dtype: of its parameters, as in `ModelConfig`.
         engine: threads, and how many tokens run together.
     """
     configure_runtime(engine.threads)
-    facts = outline.facts
+    facts, dtype = outline.facts, getattr(torch, outline.facts.dtype)
     tokens = engine.batch_tokens * facts.active // facts.experts if facts.experts else engine.batch_tokens
     inputs, outputs = min(outline.hidden, _MOST_SIDE), min(2 * outline.intermediate, _MOST_SIDE)
     rows = max(1, min(tokens, _MOST_FLOPS // (2 * inputs * outputs)))
-    hidden, weight = (torch.ones(size, inputs, dtype=DTYPES[dtype]) for size in (rows, outputs))
-    by_onednn = dtype == "float32" and takes_onednn(engine.products)
+    hidden, weight = (torch.ones(size, inputs, dtype=dtype) for size in (rows, outputs))
+    by_onednn = dtype == torch.float32 and takes_onednn(engine.products)
     multiply = onednn.linear if by_onednn else torch.nn.functional.linear
     product = _fastest(lambda: multiply(hidden, weight))
     source = torch.ones(_COPY_BYTES, dtype=torch.uint8)

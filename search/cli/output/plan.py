@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from moevolve.search.cli._console import millions, output, print_table
+from moevolve.search.loop.schedule import rounds_notes
 from moevolve.search.service.estimate import bytes_text, notes
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def print_plan(report: Estimate, comparisons: Sequence[MeasuredEstimate]) -> Non
     """Tables of sizes, memory, work and time, what was measured, and what all of it rests on."""
     config, facts = report.config, report.outline.facts
     print_table(
-        f"{config.name}: {config.model.path} ({facts.family}, {config.model.dtype}), one worker of "
+        f"{config.name}: {config.model.path} ({facts.family}, {facts.dtype}), one worker of "
         f"{config.workers.count}; nothing was loaded",
         [("model", False), ("experts", True), ("parameters", True), ("active", True), ("FLOPs/token", True)],
         [
@@ -194,7 +195,7 @@ def print_summary(reports: Sequence[Estimate]) -> None:
         name = f"{estimate.placement.workers:g} x {estimate.placement.device.name}"
         columns.append((f"{name}\nevaluations/s, hours", True))
     print_table(f"{first.config.name}: one worker's memory, and estimates", columns, [_row(each) for each in reports])
-    for note in notes(first)[: 2 + len(first.devices)]:
+    for note in (*notes(first)[: 2 + len(first.devices)], *rounds_notes(first.config)):
         output.print(f"- {note}", soft_wrap=True)
 
 

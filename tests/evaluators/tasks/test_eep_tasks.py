@@ -130,7 +130,7 @@ def _prepared(monkeypatch: pytest.MonkeyPatch, task: TaskConfig, rows: list[dict
         return Table(split, datasets.Dataset.from_list(rows))
 
     monkeypatch.setattr(prepare, "load_table", fake)
-    whole = task.splits["test"].model_copy(update={"offset": 0, "count": None})
+    whole = task.splits["test"].model_copy(update={"offset": 0, "count": None, "indices": None})
     return prepare_split(task.model_copy(update={"splits": {"test": whole}}), "test")
 
 
@@ -141,6 +141,26 @@ def test_all_are_listed_and_set_as_the_authors_set_them() -> None:
         assert (task.name, task.matching.kind, task.max_new_tokens) == (f"eep/{name}", kind, tokens)
         assert "\n" not in task.matching.build().stop or kind == "eep-squad2"
     assert load_task("eep/boolq@rank").name == "eep/boolq@rank"
+
+
+# Rows that the authors test on, of how many in the validation set, or in their range of it.
+TESTED = {"boolq": (500, 3270), "wic": (500, 638), "record": (250, 10_000), "squad2": (500, 1979), "drop": (375, 1529)}
+
+
+@pytest.mark.parametrize("name", TESTED)
+def test_some_are_tested_on_the_authors_rows(name: str) -> None:
+    test = load_task(f"eep/{name}").splits["test"]
+    asked, there = TESTED[name]
+    assert test.indices is not None and (test.source, len(test.indices)) == ("validation", asked)
+    assert list(test.indices) == sorted(test.indices) and test.indices[-1] < there
+    assert test.count in (None, there)
+
+
+# Right answers of the full Mixtral-8x7B in %, the paper's Table 11.
+@pytest.mark.parametrize(("name", "printed"), [("boolq", 77.4), ("wic", 51.8), ("squad2", 53.4)])
+def test_scores_in_the_paper_are_shares_of_these_rows(name: str, printed: float) -> None:
+    right = printed / 100 * len(load_task(f"eep/{name}").splits["test"].indices or ())
+    assert right == pytest.approx(round(right), abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -248,6 +268,12 @@ ANSWERS = {
     "cb": {"contradiction": "A", "entailment": "B", "neutral": "C"},
 }
 TRUTHS = {True: "A", False: "B", "true": "A", "false": "B"}
+
+
+@originals
+def test_wics_rows_are_those_of_the_released_file() -> None:
+    rows = [json.loads(line)["idx"] for line in (FOLDER / "WiC" / "val.jsonl").read_text().splitlines()]
+    assert load_task("eep/wic").splits["test"].indices == tuple(rows)
 
 
 @originals

@@ -27,10 +27,10 @@ SIGNATURES = {
         "(config, *, model=None, keep=None, gpus=None, cpu=False, prompt_tokens=None, new_tokens=None, examples=None, "
         "utilisation=None, overrides=())"
     ),
-    "evaluate": "(individual, task, *, store, split='test', search=None, model=None)",
+    "evaluate": "(individual, task, *, store, split='test', search=None, model=None, overrides=())",
     "export": "(individual, directory, *, store, form=None, model=None)",
     "export_coefficients": "(individual, path, *, store)",
-    "import_eep": "(*files, experts_of, store, active=None, router_space='probs', chat_template=None)",
+    "import_eep": "(*files, experts_of, store, active=None, router_space='probs', overrides=())",
     "launch": (
         "(config, *, store=None, name=None, address=None, overrides=(), or_resume=False, search_id=None, observer=None)"
     ),

@@ -92,7 +92,11 @@ def write_run(folder: Path, kind: str) -> Path:
     data = {
         "name": kind,
         "seed": 5,
-        "model": {"path": str(Path(__file__).parents[3] / "configs" / "demo" / "dense"), "device": "cpu"},
+        "model": {
+            "path": str(Path(__file__).parents[3] / "configs" / "demo" / "dense"),
+            "dtype": "float32",
+            "device": "cpu",
+        },
         "tasks": [{"name": "demo-relation", "counts": {"search": 16, "dev": 8, "test": TEST}}],
         "genome": {"kind": kind, **GENOMES[kind]},
         "phases": [{"kind": "tune", "evaluations": TOTAL, "initial": 6}],

@@ -33,28 +33,47 @@ from moevolve.workers.profiling.costs import model_costs
 from moevolve.workers.profiling.outline import outline_model
 from moevolve.workers.profiling.passes import Pass, PromptMeter, SplitTokens, passes_of
 
-PUBLISHED = {  # billions of parameters: all, per token (Mistral AI's and Qwen's announcements)
-    "mixtral-8x7b": (46.7, 12.9),
-    "mixtral-8x22b": (141, 39),
-    "qwen1.5-moe-a2.7b": (14.3, 2.7),
-    "qwen2-57b-a14b": (57.4, 14),
-    "qwen3-30b-a3b": (30.5, 3.3),
+# Billions of parameters, all and per token, as published: announcements of Mistral AI and Qwen, DeepSeek-V2's and V3's
+# papers, OLMoE's, the model card of GPT-OSS, GLM-4.5's report. The third number says how many of the two matrices of
+# vocabulary x hidden size, of which a token uses one row and the other whole, aren't in the second one.
+PUBLISHED = {
+    "mixtral-8x7b": (46.7, 12.9, 0),
+    "mixtral-8x22b": (141, 39, 0),
+    "qwen1.5-moe-a2.7b": (14.3, 2.7, 0),
+    "qwen2-57b-a14b": (57.4, 14, 0),
+    "qwen3-30b-a3b": (30.5, 3.3, 0),
+    "olmoe-1b-7b": (6.92, 1.3, 0),
+    "deepseek-v2-lite": (15.7, 2.4, 1),
+    "deepseek-v3": (671, 37, 0),
+    "gpt-oss-20b": (20.91, 3.61, 1),
+    "glm-4.5-air": (106, 12, 2),
 }
+PUBLISHED_DENSE = {"llama-3-8b": 8.03, "opt-13b": 12.9}  # Meta's announcements
 
 
 def test_configs_of_all_published_models_are_there() -> None:
-    assert set(shipped_models()) == set(PUBLISHED)
+    assert set(shipped_models()) == {*PUBLISHED, *PUBLISHED_DENSE}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_shipped_configs_have_the_published_parameters(name: str) -> None:
     outline = outline_model(ModelConfig(find_model(name), dtype="bfloat16"))
-    space = make_space(TypeAdapter(AnyGenomeSection).validate_python({"experts": outline.facts.experts}), outline.facts)
+    section = {"experts": outline.facts.experts, "router_space": "logits"}
+    space = make_space(TypeAdapter(AnyGenomeSection).validate_python(section), outline.facts)
     full = model_sizes(outline, costs_of(space, outline), {})[0]
+    total, active, matrices = PUBLISHED[name]
     assert full.parameters is not None
-    assert full.parameters / 1e9 == pytest.approx(PUBLISHED[name][0], rel=0.005)
-    assert full.active_parameters / 1e9 == pytest.approx(PUBLISHED[name][1], rel=0.02)
+    assert full.parameters / 1e9 == pytest.approx(total, rel=0.01)
+    left_out = matrices * outline.vocabulary * outline.hidden
+    assert (full.active_parameters - left_out) / 1e9 == pytest.approx(active, rel=0.025)
     assert outline.weight_bytes == pytest.approx(2 * full.parameters, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", PUBLISHED_DENSE)
+def test_shipped_dense_configs_have_the_published_parameters(name: str) -> None:
+    outline = outline_model(ModelConfig(find_model(name), dtype="bfloat16"))
+    assert outline.facts.dense is not None
+    assert outline.facts.parameters / 1e9 == pytest.approx(PUBLISHED_DENSE[name], rel=0.005)
 
 
 @pytest.fixture(scope="module")

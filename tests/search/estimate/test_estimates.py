@@ -149,7 +149,7 @@ def test_a_worker_on_a_part_of_a_gpu_has_a_part_of_it() -> None:
 def test_a_machine_is_measured_in_a_moment(tiny: Any) -> None:
     before = torch.get_num_threads()
     try:
-        rates = measure_machine(outline_model(ModelConfig(str(tiny.model))), "float32", EngineConfig(threads=1))
+        rates = measure_machine(outline_model(ModelConfig(str(tiny.model))), EngineConfig(threads=1))
     finally:
         torch.set_num_threads(before)
     assert rates.threads == 1

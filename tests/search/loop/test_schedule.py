@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from search_samples import many
 
 from moevolve.search.config.run import RunConfig
-from moevolve.search.loop.schedule import Schedule, make_schedule
+from moevolve.search.loop.schedule import Schedule, make_schedule, rounds_notes
 
 stretches = st.lists(
     st.integers(1, 30).flatmap(lambda size: st.tuples(st.just("prune"), st.just(size), st.integers(0, size))),
@@ -81,3 +84,45 @@ def test_the_schedule_of_a_configuration() -> None:
     strategy = {"kind": "evolution", "mode": "generations", "generation": 10}
     waiting = make_schedule(RunConfig.model_validate(data | {"strategy": strategy}))
     assert (waiting.generation, waiting.in_flight) == (10, 31)
+
+
+def run_of(phases: list[dict[str, Any]], **settings: Any) -> RunConfig:
+    data = {"name": "s", "model": {"path": "m"}, "tasks": [{"name": "t"}], "genome": {"experts": 4}, "phases": phases}
+    return RunConfig.model_validate(data | settings)
+
+
+PAPER: list[dict[str, Any]] = [
+    {"kind": "prune", "evaluations": 71, "initial": 31},
+    {"kind": "merge", "evaluations": 160},
+]
+
+
+def test_a_phase_of_few_rounds_is_warned_of_with_the_setting_that_would_do() -> None:
+    (warned,) = rounds_notes(run_of(PAPER, window=16))
+    assert warned == (
+        "warning: phases.0 (prune) has 4.4 rounds: 71 evaluations, and window makes 16 individuals before the first of "
+        "them can be a parent; with window: 8 or less it has 8 or more"
+    )
+    assert not rounds_notes(run_of(PAPER, window=8))
+    assert [note[:26] for note in rounds_notes(run_of(PAPER, window=21))] == [
+        "warning: phases.0 (prune) ",
+        "warning: phases.1 (merge) ",
+    ]
+
+
+def test_generations_are_rounds_whatever_the_window() -> None:
+    strategy = {"kind": "evolution", "mode": "generations", "generation": 16}
+    (warned,) = rounds_notes(run_of(PAPER, window=1, strategy=strategy))
+    assert "phases.0" in warned and "with strategy.generation: 8 or less" in warned
+
+
+@pytest.mark.parametrize(
+    "phases",
+    [
+        pytest.param([{"kind": "prune", "evaluations": 30, "initial": 30}], id="nothing is bred"),
+        pytest.param([{"kind": "prune", "evaluations": 7, "initial": 2}], id="no window would do"),
+        pytest.param([*PAPER, {"kind": "repair", "evaluations": 24, "initial": 6}], id="repair"),
+    ],
+)
+def test_some_phases_have_no_rounds_to_count(phases: list[dict[str, Any]]) -> None:
+    assert not rounds_notes(run_of(phases, window=8))

@@ -120,9 +120,58 @@ def test_a_long_file_name_is_cut_to_a_name_of_a_search(in_process: Any, tmp_path
 def test_what_prompts_are_wrapped_in_is_kept(
     released: Path, config_only: Path, in_process: Any, tmp_path: Path
 ) -> None:
-    done = in_process("import-eep", released, "--experts-of", config_only, "--chat-template", "mixtral")
+    done = in_process(
+        "import-eep",
+        released,
+        "--experts-of",
+        config_only,
+        "--set",
+        "engine.chat_template=none",
+        "--set",
+        "model.dtype=float16",
+    )
     assert done.returncode == 0, done.stderr
-    assert json.loads(the_search(tmp_path).config)["engine"]["chat_template"] == "mixtral"
+    stored = json.loads(the_search(tmp_path).config)
+    assert (stored["engine"]["chat_template"], stored["model"]["dtype"]) == ("none", "float16")
+    refused = refusal(in_process("import-eep", released, "--experts-of", config_only, "--set", "genome.groups=2"))
+    assert "only `model.*` and `engine.*`" in refused
+    assert "model.dtype" in refusal(
+        in_process("import-eep", released, "--experts-of", config_only, "--set", "model.dtype=int3")
+    )
+
+
+def test_without_a_run_configuration_it_is_stored_as_its_evaluation_needs_it(in_process: Any, tmp_path: Path) -> None:
+    """Mixtral-8x7B at 4 of 8 fits a card of 80 GB in bfloat16 with its originals on the host only."""
+    write_released(tmp_path / "one.pth", experts=8)
+    assert in_process("import-eep", tmp_path / "one.pth", "--experts-of", "mixtral-8x7b").returncode == 0
+    stored = json.loads(the_search(tmp_path).config)
+    model = stored["model"]
+    assert (model["dtype"], model["own_dtype"], model["originals"]) == ("auto", "bfloat16", "host")
+    assert stored["engine"]["chat_template"] == "mixtral"
+
+
+def test_how_the_model_is_held_can_be_said_when_it_is_evaluated(
+    imported: str, tiny: Any, in_process: Any, tmp_path: Path
+) -> None:
+    narrow = tmp_path / "narrow"
+    shutil.copytree(tiny.model, narrow)
+    weights = load_file(narrow / "model.safetensors")
+    save_file({name: each.bfloat16() for name, each in weights.items()}, narrow / "model.safetensors", {"format": "pt"})
+    settings = json.loads((narrow / "config.json").read_text())
+    (narrow / "config.json").write_text(json.dumps(settings | {"dtype": "bfloat16"}))
+
+    def scored(*more: str) -> float:
+        done = in_process("evaluate", imported, "--task", tiny.task, "--model", narrow, "--json", *more)
+        assert done.returncode == 0, done.stderr
+        return float(json.loads(done.stdout)["gold_logprob"])
+
+    own = scored()
+    assert the_search(tmp_path).is_bound, "its dtype needn't be that of the config that it was imported with"
+    wide = scored("--set", "model.dtype=float32", "--set", "model.originals=device")
+    assert wide != own and wide == pytest.approx(own, rel=0.05)
+    assert scored() == own
+    message = refusal(in_process("evaluate", imported, "--task", tiny.task, "--set", "seed=2"))
+    assert "only `model.*` and `engine.*`" in message
 
 
 def test_what_needs_no_weights_asks_for_none(imported: str, in_process: Any, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,7 +146,7 @@ def test_fp8_checkpoints_are_unpacked(
         expected[name] = narrow.float() * scales.repeat_interleave(4, 0).repeat_interleave(4, 1)
     save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
     packed = {"quant_method": "fp8", "weight_block_size": [4, 4], "activation_scheme": "dynamic", "fmt": "e4m3"}
-    config = _change(tmp_path, quantization_config=packed)
+    config = replace(_change(tmp_path, quantization_config=packed), dtype="float32")
     resident = ResidentModel.load(config)
     found = resident.model.state_dict()
     attention = "model.layers.1.self_attn.o_proj.weight"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,10 @@ from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.workers.config import EngineConfig, ModelConfig
 from moevolve.workers.export.card import CheckpointForm, ExportCard, ExportSummary
 from moevolve.workers.export.export import export_model
-from moevolve.workers.export.state import filled
+from moevolve.workers.export.state import empty_model, layer_state
 from moevolve.workers.messages import EvaluationReply, EvaluationRequest
 from moevolve.workers.methods.base import Calibration, Edit, IdentityEdit, Tokens
-from moevolve.workers.methods.contract import Method, ModelParts, ModuleUse, Resident, UsageReaders
+from moevolve.workers.methods.contract import Blueprint, Method, ModelParts, ModuleUse, Resident, UsageReaders
 from moevolve.workers.methods.registry import METHODS
 from moevolve.workers.methods.usage import UsageRequest
 from moevolve.workers.profiling.costs import matrix_flops
@@ -82,24 +82,24 @@ def measure_lengths(resident: Resident, sequences: Sequence[Tokens], recipe: Sca
 class FoldingExporter:
     """Dense models only: the factor goes into the layers that close the networks."""
 
-    def form(self, resident: Resident, edit: Edit) -> CheckpointForm:
+    def obstacle(self, resident: Resident, edit: Edit) -> str | None:
         if not resident.dense_layers:
             raise UserError("scaled experts have no checkpoint form")
-        return "stock"
+        return None
 
     def summary(self, resident: Resident, edit: Edit, form: CheckpointForm) -> ExportSummary:
         parameters = sum(each.numel() for each in resident.model.parameters())
         return ExportSummary(0, 0, parameters, "A scaled model", "a toy", "toy", "A stock checkpoint.")
 
-    def build(self, resident: Resident, edit: Edit, form: CheckpointForm, directory: Path) -> Any:
+    def build(self, resident: Resident, edit: Edit, form: CheckpointForm, directory: Path) -> Blueprint:
         assert isinstance(edit, ScaleEdit)
-        with torch.device("meta"):
-            model: Any = type(resident.model)(resident.model.config)
-        state = dict(resident.model.state_dict())
-        for name, tensor in state.items():
-            if name.endswith("mlp.down_proj.weight"):
-                state[name] = tensor * edit.factor
-        return filled(model, state, resident.model)
+        factor, source = edit.factor, resident.model
+
+        def layer(index: int) -> Iterator[tuple[str, Tensor]]:
+            for name, tensor in layer_state(resident, index).items():
+                yield name, tensor * factor if name == "mlp.down_proj.weight" else tensor
+
+        return Blueprint(empty_model(type(source), source.config, source.dtype), layer)
 
 
 PLAIN = Method(edit=ScaleEdit, applicator=ScaleApplicator)

@@ -22,8 +22,9 @@ from moevolve.workers.families.registry import FAMILIES, expert_family
 from moevolve.workers.model import fingerprint
 from moevolve.workers.model.describe import describe_model
 from moevolve.workers.model.fingerprint import model_fingerprint
-from moevolve.workers.model.loading import load_model
+from moevolve.workers.model.loading import load_model, own_dtype
 from moevolve.workers.model.resident import ResidentModel
+from moevolve.workers.profiling.outline import outline_model
 
 Checkpoints = Callable[[str], Path]
 Configs = Callable[..., ModelConfig]
@@ -173,3 +174,39 @@ def test_fingerprint_is_of_weights_and_architecture(
 def test_importing_the_facts_is_cheap() -> None:
     code = "import moevolve.workers.facts, sys; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"dtype": "float16"}, "float16"),
+        ({"dtype": None, "torch_dtype": "bfloat16"}, "bfloat16"),
+        ({"dtype": "float32", "quantization_config": {"quant_method": "mxfp4"}}, "bfloat16"),
+    ],
+)
+def test_auto_is_the_checkpoints_own_dtype(
+    changes: dict[str, object], expected: str, checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    shutil.copytree(checkpoint("mixtral"), tmp_path / "model")
+    file = tmp_path / "model" / "config.json"
+    settings = {key: value for key, value in (json.loads(file.read_text()) | changes).items() if value is not None}
+    file.write_text(json.dumps(settings))
+    config = ModelConfig(str(tmp_path / "model"), device="cpu")
+    assert own_dtype(config) == describe_model(config).dtype == outline_model(config).facts.dtype == expected
+    assert own_dtype(replace(config, dtype="float32")) is None
+    assert describe_model(replace(config, dtype="float32")).dtype_bytes == 4
+    if "quantization_config" not in changes:
+        assert {parameter.dtype for parameter in load_model(config)[0].parameters()} == {getattr(torch, expected)}
+
+
+def test_a_checkpoint_that_says_no_dtype_asks_for_one(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    shutil.copytree(checkpoint("mixtral"), tmp_path / "model")
+    file = tmp_path / "model" / "config.json"
+    settings = json.loads(file.read_text())
+    config = ModelConfig(str(tmp_path / "model"), device="cpu")
+    for said, message in ((None, "says no dtype"), ("float64", "says dtype float64")):
+        file.write_text(json.dumps({**settings, "dtype": said}))
+        for attempt in (describe_model, load_model):
+            with pytest.raises(UserError, match=rf"{message}; set model\.dtype to one of float32, bfloat16, float16"):
+                attempt(config)
+    assert describe_model(replace(config, dtype="float16")).dtype == "float16"

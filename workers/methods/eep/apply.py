@@ -14,8 +14,9 @@ from moevolve.workers.families.layers import MoELayer
 from moevolve.workers.methods.base import Edit
 from moevolve.workers.methods.contract import ModelParts, host_tensor
 from moevolve.workers.methods.eep.edit import EepEdit
-from moevolve.workers.methods.eep.experts import LayerExperts, OneLayer
+from moevolve.workers.methods.eep.experts import LayerExperts
 from moevolve.workers.methods.eep.outputs import ExpertOutputs
+from moevolve.workers.methods.eep.room import ExpertRoom
 from moevolve.workers.methods.eep.router import EditableRouter, RoutingPlan, fold
 from moevolve.workers.methods.eep.skipping import skipping_thresholds
 
@@ -24,7 +25,8 @@ class EepApplicator:
     """Router mapping and expert merging (EEP, arXiv 2407.00945, Eq. 5 and 6) on a resident model.
 
     A layer whose `W_EM` is one-hot copies no weights: its routing points at the resident originals. Merged layers write
-    into buffers allocated once and reused. With host-resident originals every edited layer is filled from them.
+    into buffers allocated once and reused. With host-resident originals every layer, edited or not, is filled from them:
+    as many as fit on the device keep what they run on, the others are filled whenever a pass comes to them.
 
     An edit that skips experts is followed by a pass over its rows, which measures its thresholds.
 
@@ -43,15 +45,15 @@ class EepApplicator:
             raise UserError("EEP edits need MoE layers, and this model is dense")
         self._model, self._layers = parts.model, layers
         self._edit: EepEdit | None = None
-        lent = OneLayer() if on_host else None
+        room = ExpertRoom(device, len(layers)) if on_host else None
         self.routers = tuple(EditableRouter(layer) for layer in layers)
         self.experts: tuple[LayerExperts, ...] = tuple(
-            LayerExperts(layer, ordinal, device if on_host else layer.router_weight.device, lent)
+            LayerExperts(layer, ordinal, device if on_host else layer.router_weight.device, room)
             for ordinal, layer in enumerate(layers)
         )
         for layer, router, experts in zip(layers, self.routers, self.experts, strict=True):
             setattr(layer.block, layer.family.router, router)
-            router.before_unedited = experts.show_originals
+            router.before = experts.ready
 
     def apply(self, edit: Edit) -> None:
         """See `Applicator.apply`."""

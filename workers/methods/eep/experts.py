@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from moevolve.workers.families.base import EXPERT_TENSORS
 from moevolve.workers.families.layers import MoELayer
 from moevolve.workers.methods.eep.alignment import Alignment, in_place, sources, step
 from moevolve.workers.methods.eep.neurons import ExpertNeurons
+from moevolve.workers.methods.eep.room import Content, ExpertRoom, Fill
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers as wide as a float of so many bytes."""
@@ -56,60 +58,40 @@ def _flip(tensor: Tensor, flipped: Tensor) -> Tensor:
     return tensor
 
 
-class OneLayer:
-    """Device memory for all n experts of one layer; layers whose originals are on the host take turns in it.
-
-    So the unedited model runs where only the retained experts of all layers fit, at the price of copying every layer's
-    experts in every pass.
-
-    Attributes:
-        holder: the layer whose experts are there now.
-    """
-
-    def __init__(self) -> None:
-        self.holder: LayerExperts | None = None
-        self._memory: dict[str, Tensor] = {}
-
-    @torch.inference_mode(False)  # memory taken while the model runs must be writable later
-    def room_for(self, holder: LayerExperts, like: dict[str, Tensor], device: torch.device) -> dict[str, nn.Parameter]:
-        """The memory, which is `holder`'s from now on."""
-        self.holder = holder
-        if {name: there.shape for name, there in self._memory.items()} != {name: t.shape for name, t in like.items()}:
-            self._memory.clear()
-            self._memory = {name: torch.empty_like(tensor, device=device) for name, tensor in like.items()}
-        # Parameters of their own, or a model would count those of all its layers as one layer's.
-        return {name: nn.Parameter(memory, requires_grad=False) for name, memory in self._memory.items()}
-
-
 class LayerExperts:
-    """Swaps a layer's expert parameters between the originals and a preallocated buffer.
+    """Swaps a layer's expert parameters between the originals and a buffer.
 
     What the originals are never changes, but in which order their neurons lie does: they are rearranged in place when
     another alignment is asked for than the last time (none counting as one), and put back bit for bit. That costs as
     much as copying them about five times, and no memory; as long as the alignment stays the same it costs nothing.
 
+    Originals on the device are shown where they are. Originals on the host, or what is selected and merged of them, are
+    copied into device memory that the layers share (`ExpertRoom`): at once where the layer has a part of its own,
+    otherwise whenever a pass comes to it. Until then its parameters have the right shapes and no data (device meta).
+
     Attributes:
+        ordinal: number of the layer among the MoE layers.
         originals: the fused tensors of all n experts, by name, on the device or on the host.
         on_host: whether the originals are kept off the device (or, on a CPU, merely apart from what the model runs on).
     """
 
-    def __init__(self, layer: MoELayer, ordinal: int, device: torch.device, lent: OneLayer | None = None) -> None:
+    def __init__(self, layer: MoELayer, ordinal: int, device: torch.device, room: ExpertRoom | None = None) -> None:
         """Take over a layer's experts.
 
         Args:
             layer: the layer, with its original parameters.
             ordinal: its number among the MoE layers.
             device: where the model runs this layer.
-            lent: move the originals to host memory (pinned when `device` is CUDA); what all layers' originals are then
-                shown in, one after the other.
+            room: move the originals to host memory (pinned when `device` is CUDA), and share this room on the device
+                with the other layers.
         """
         self._module = layer.experts
         self._device = device
         self._index = layer.index
-        self._ordinal = ordinal
+        self.ordinal = ordinal
         self._alignment: Alignment | None = None
-        self.on_host = on_host = lent is not None
-        self._lent = lent
+        self.on_host = on_host = room is not None
+        self._room = room
         self.count = layer.count
         parameters: dict[str, nn.Parameter] = {name: getattr(layer.experts, name) for name in layer.family.tensors}
         self.originals: dict[str, Tensor] = {
@@ -122,8 +104,14 @@ class LayerExperts:
         self._views: dict[int, dict[str, nn.Parameter]] = {}
         self._width = 0
         self._shows_originals = not on_host
+        self._aside = False
+        shapes = {name: tuple(tensor.shape) for name, tensor in self.originals.items()}
+        self._dtype = self.originals["down_proj"].dtype
+        self._original = Content(shapes, self._dtype, partial(self._copy, list(range(self.count)), None))
+        self._content = self._original
         if on_host:
-            self.release()
+            empty = {name: tensor.new_empty((0, *tensor.shape[1:])) for name, tensor in self.originals.items()}
+            self._install(_parameters(empty), 0)
 
     @property
     def device(self) -> torch.device:
@@ -141,7 +129,7 @@ class LayerExperts:
             return False
         gate_up, down = self.originals.values()
         loaded = in_place(self.count, down.shape[2])
-        now, then = (each.codes[self._ordinal] if each else loaded for each in (before, alignment))
+        now, then = (each.codes[self.ordinal] if each else loaded for each in (before, alignment))
         if down.device != self._device and self._device.type == "cuda":
             # Copies to the device may still be reading the host's memory.
             torch.cuda.synchronize(self._device)
@@ -149,36 +137,63 @@ class LayerExperts:
         self._alignment = alignment
         return True
 
-    def show_originals(self, alignment: Alignment | None = None) -> None:
-        """Let this layer run on all n originals.
-
-        Free on the device; from the host they are copied every time, unless this is the only layer.
+    def ready(self, unedited: bool) -> None:
+        """Let what the layer is to run on be there, right before it runs.
 
         Args:
-            alignment: how their neurons are to lie; None as they were loaded.
+            unedited: whether that is all originals as they were loaded, whatever was shown before.
 
         Raises:
-            UserError: the device has no room for all experts.
+            UserError: the device has no room for one layer's experts.
         """
-        moved = self.arrange(alignment)
-        if self._full is not None:
-            if not self._shows_originals or moved:
-                self._install(self._full, self.count)
-            self._shows_originals = True
+        if unedited:
+            self.show_originals()
+        self.materialise()
+
+    def materialise(self) -> None:
+        """Have what is shown on the device, if it isn't: passes do so by themselves, whoever reads weights asks for it.
+
+        It stays there until another layer that has no memory of its own is shown.
+
+        Raises:
+            UserError: the device has no room for one layer's experts.
+        """
+        room, content = self._room, self._content
+        if room is not None and not room.shown(self, content):
+            self._take(room.lend if self._aside else room.place)
+
+    def settle(self) -> None:
+        """Have what is shown in memory of the layer's own, since it is about to be changed there.
+
+        Raises:
+            UserError: the device has no room for it.
+        """
+        if self._room is not None:
+            self._take(self._room.settle)
+
+    def vacate(self) -> None:
+        """See `Tenant`; the next pass brings back what is shown."""
+        self._install(_parameters(self._content.on(torch.device("meta"))), self._content.count)
+
+    def show_originals(self, alignment: Alignment | None = None) -> None:
+        """Let this layer run on all n originals. Free on the device.
+
+        Args:
+            alignment: how their neurons are to lie, on the device; None as they were loaded.
+        """
+        if self._full is None:
+            if self._content is not self._original:
+                self._show(self._original)
             return
-        assert self._lent is not None
-        there = self._lent.holder is self and not moved
-        try:
-            views = self._lent.room_for(self, self.originals, self._device)
-        except torch.cuda.OutOfMemoryError as error:
-            raise self._no_room(self.count) from error
-        if not there:
-            for name, view in views.items():
-                view.data.copy_(self.originals[name], non_blocking=True)
-        self._install(views, self.count)
+        moved = self.arrange(alignment)
+        if not self._shows_originals or moved:
+            self._install(self._full, self.count)
+        self._shows_originals = True
 
     def stand_by(self) -> None:
-        """Give up what is shown, at no cost: the unedited model needs `show_originals` before it runs."""
+        """Give up what is shown, at no cost: the unedited model needs `ready` before it runs."""
+        if self._room is not None:
+            self._room.unsettle(self)
         if self._full is not None:
             self._install(self._full, self.count)
             self._shows_originals = True
@@ -190,27 +205,16 @@ class LayerExperts:
             kept: original index of each new expert, [n'].
             alignment: how their neurons are to lie; None as they were loaded.
         """
-        self.arrange(alignment)
-        views = self._buffer(len(kept))
-        for name, view in views.items():
-            for new, old in enumerate(kept):
-                view.data[new].copy_(self.originals[name][old], non_blocking=True)
-        self._install(views, len(kept))
-        self._shows_originals = False
+        self._show_made(len(kept), partial(self._copy, kept, alignment))
 
     def show_merged(self, coefficients: Tensor, alignment: Alignment | None = None) -> None:
-        """Let the model run on merged experts, written into the preallocated buffer.
+        """Let the model run on merged experts, written into the buffer.
 
         Args:
             coefficients: `W_EM`, float32 [n', n], on the host.
             alignment: how the originals' neurons are to lie; None as they were loaded.
         """
-        self.arrange(alignment)
-        views = self._buffer(coefficients.shape[0])
-        for name, view in views.items():
-            merge_experts(coefficients, self.originals[name], view.data)
-        self._install(views, coefficients.shape[0])
-        self._shows_originals = False
+        self._show_made(coefficients.shape[0], partial(self._merge, coefficients, alignment))
 
     def show_room(self, count: int, width: int) -> None:
         """Let the model run on the buffer, for experts of any width, with the output biases that are shown now.
@@ -221,36 +225,73 @@ class LayerExperts:
             count: experts, as many as are shown.
             width: neurons of each.
         """
-        biases = {name: getattr(self._module, name).data for name in self._neurons.output_biases}
-        views = self._buffer(count, width)
+        biases = {name: getattr(self._module, name).data.clone() for name in self._neurons.output_biases}
+        if self._room is None:
+            views = self._buffer(count, width)
+            self._install(views, count)
+            self._shows_originals = False
+        else:
+            self._content = Content(self._neurons.shapes(count, width), self._dtype, None)
+            self.settle()
         for name, bias in biases.items():
-            views[name].data.copy_(bias)
-        self._install(views, count)
-        self._shows_originals = False
+            getattr(self._module, name).data.copy_(bias)
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
         """Whatever else is shown in a `with` block, what is shown now comes back."""
         shown = {name: getattr(self._module, name) for name in self.originals}
-        count, originals = self._module.num_experts, self._shows_originals
+        count, originals, content = self._module.num_experts, self._shows_originals, self._content
+        self._aside = True
         try:
             yield
         finally:
+            self._aside = False
+            if self._room is not None:
+                self._room.leave(self)
             self._install(shown, int(count))  # type: ignore[arg-type]
-            self._shows_originals = originals
+            self._shows_originals, self._content = originals, content
 
-    def release(self) -> None:
-        """Give the device memory of host-resident experts back until they are next shown."""
-        self._buffers.clear()
-        self._views.clear()
-        empty = {
-            name: nn.Parameter(tensor.new_empty((0, *tensor.shape[1:]), device=self._device), requires_grad=False)
-            for name, tensor in self.originals.items()
-        }
-        self._install(empty, 0)
+    def _show_made(self, count: int, fill: Fill) -> None:
+        if self._room is not None:
+            shapes = {name: (count, *tensor.shape[1:]) for name, tensor in self.originals.items()}
+            self._show(Content(shapes, self._dtype, fill))
+            return
+        views = self._buffer(count)
+        fill({name: view.data for name, view in views.items()})
+        self._install(views, count)
         self._shows_originals = False
 
-    def _install(self, parameters: dict[str, nn.Parameter], count: int) -> None:
+    def _show(self, content: Content) -> None:
+        """Have something else to run on: at once in memory of the layer's own, or else when a pass comes."""
+        assert self._room is not None
+        self._content = content
+        if not self._aside and self._room.keeps(self, content):
+            self.materialise()
+        else:
+            self.vacate()
+
+    def _copy(self, kept: list[int], alignment: Alignment | None, tensors: Mapping[str, Tensor]) -> None:
+        self.arrange(alignment)
+        for name, tensor in tensors.items():
+            if kept == list(range(self.count)):
+                tensor.copy_(self.originals[name], non_blocking=True)
+                continue
+            for new, old in enumerate(kept):
+                tensor[new].copy_(self.originals[name][old], non_blocking=True)
+
+    def _merge(self, coefficients: Tensor, alignment: Alignment | None, tensors: Mapping[str, Tensor]) -> None:
+        self.arrange(alignment)
+        for name, tensor in tensors.items():
+            merge_experts(coefficients, self.originals[name], tensor)
+
+    def _take(self, take: Callable[[LayerExperts, Content], dict[str, Tensor]]) -> None:
+        try:
+            tensors = take(self, self._content)
+        except torch.OutOfMemoryError as error:
+            raise self._no_room(self._content.count) from error
+        self._install(_parameters(tensors), self._content.count)
+
+    def _install(self, parameters: Mapping[str, nn.Parameter], count: int) -> None:
         for name, parameter in parameters.items():
             setattr(self._module, name, parameter)
         self._module.num_experts = count  # type: ignore[assignment]
@@ -273,8 +314,6 @@ class LayerExperts:
         return views
 
     def _grow(self, retained: int, width: int) -> None:
-        if self.on_host:
-            self.release()
         self._buffers.clear()
         self._views.clear()
         self._width = width
@@ -283,7 +322,7 @@ class LayerExperts:
                 name: torch.empty(shape, dtype=self.originals[name].dtype, device=self._device)
                 for name, shape in self._neurons.shapes(retained, width).items()
             }
-        except torch.cuda.OutOfMemoryError as error:
+        except torch.OutOfMemoryError as error:
             raise self._no_room(retained) from error
 
     def _no_room(self, experts: int) -> UserError:
@@ -291,6 +330,10 @@ class LayerExperts:
             f"no room on {self._device} for {experts} experts of layer {self._index}; retain fewer experts, "
             "keep the originals on the host (model.originals: host), or spread the model (model.device_map)"
         )
+
+
+def _parameters(tensors: Mapping[str, Tensor]) -> dict[str, nn.Parameter]:
+    return {name: nn.Parameter(tensor, requires_grad=False) for name, tensor in tensors.items()}
 
 
 def _to_host(tensor: Tensor, pin: bool) -> Tensor:

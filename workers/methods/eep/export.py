@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
@@ -14,12 +14,12 @@ from moevolve.kernels.routing import POSITIVE_EPS, SUM_EPS
 from moevolve.kernels.routing_rule import RoutingRule
 from moevolve.workers.export.card import CheckpointForm, ExportSummary
 from moevolve.workers.export.native import native_config, write_native
-from moevolve.workers.export.state import filled, loaded_parameters, originals_of, unwrapped_state
+from moevolve.workers.export.state import EXPERTS, empty_model, layer_state, loaded_parameters, ordinal_of
 from moevolve.workers.families.base import CORRECTION_BIAS
 from moevolve.workers.families.layers import MoELayer
 from moevolve.workers.families.registry import family_of
 from moevolve.workers.methods.base import Edit, IdentityEdit
-from moevolve.workers.methods.contract import ModuleUse, Resident, host_tensor
+from moevolve.workers.methods.contract import Blueprint, ModuleUse, Resident, host_tensor
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.neurons import ExpertNeurons
 from moevolve.workers.methods.eep.router import EditableRouter
@@ -32,11 +32,12 @@ if TYPE_CHECKING:
 class EepExporter:
     """See `Exporter`; also for models of experts that aren't edited."""
 
-    def form(self, resident: Resident, edit: Edit) -> CheckpointForm:
+    def obstacle(self, resident: Resident, edit: Edit) -> str | None:
         if not resident.layers:
             raise UserError("only an edited dense model can be exported; the full one is a checkpoint already")
-        form = checkpoint_form(edit, resident.layers[0].rule)
-        return "native" if _uneven(resident) else form
+        if _uneven(resident):
+            return "its layers' experts have different numbers of neurons, and all layers of its family have the same"
+        return form_obstacle(edit, resident.layers[0].rule)
 
     def summary(self, resident: Resident, edit: Edit, form: CheckpointForm) -> ExportSummary:
         count = resident.layers[0].count
@@ -71,40 +72,43 @@ class EepExporter:
             rows=tuple(rows),
         )
 
-    def build(self, resident: Resident, edit: Edit, form: CheckpointForm, directory: Path) -> PreTrainedModel:
+    def build(self, resident: Resident, edit: Edit, form: CheckpointForm, directory: Path) -> Blueprint:
         source = resident.model
         model_class = type(source) if form == "stock" else _native_class(resident, edit, directory)
-        with torch.device("meta"):
-            model = model_class(_config(resident, edit, form, model_class))
-        state = {name: tensor for name, tensor in unwrapped_state(source).items() if ".mlp.experts." not in name}
-        for ordinal, layer in enumerate(resident.layers):
-            prefix = f"model.layers.{layer.index}.mlp."
-            router = f"{prefix}{layer.family.router}."
-            for name, tensor in _experts(resident, ordinal).items():
-                state[f"{prefix}experts.{name}"] = tensor
-            if not _maps(resident, edit, form):
-                for name, tensor in _router_tensors(layer).items():
-                    state[router + name] = tensor
-            else:
-                assert isinstance(edit, EepEdit)
-                mapping = host_tensor(edit.router_mapping[ordinal])
-                state[f"{router}router_mapping"] = mapping.to(layer.router_weight.device)
-        return filled(model, state, source)
+        model = empty_model(model_class, _config(resident, edit, form, model_class), source.dtype)
+        maps = _maps(resident, edit, form)
+
+        def layer(index: int) -> Iterator[tuple[str, Tensor]]:
+            state, ordinal = layer_state(resident, index), ordinal_of(resident, index)
+            if ordinal is None:
+                yield from state.items()
+                return
+            moe = resident.layers[ordinal]
+            router = f"mlp.{moe.family.router}."
+            changed = _mapping(edit, ordinal) if maps else _router_tensors(moe)
+            state |= {router + name: tensor for name, tensor in changed.items()}
+            yield from state.items()
+            for name, tensor in _experts(resident, ordinal):
+                yield EXPERTS + name, tensor
+
+        return Blueprint(model, layer)
 
 
-def checkpoint_form(edit: Edit, rule: RoutingRule) -> CheckpointForm:
-    """Which form of checkpoint expresses an edit exactly.
-
-    Where its mapping doesn't fold into a smaller router, or where it skips experts, it needs the native form.
+def form_obstacle(edit: Edit, rule: RoutingRule) -> str | None:
+    """Why an edit isn't the same as a smaller model of the family; None where it is.
 
     Args:
         edit: what was done to the model, if anything.
         rule: how the family chooses and weighs experts.
     """
     if isinstance(edit, IdentityEdit):
-        return "stock"
+        return None
     assert isinstance(edit, EepEdit)
-    return "stock" if edit.skip_rows is None and edit.router_folds(rule) else "native"
+    if edit.skip_rows is not None:
+        return "it leaves out second experts, which no class of transformers does"
+    if not edit.router_folds(rule):
+        return "its router mapping acts on the family's routing weights, and doesn't fold into a smaller router"
+    return None
 
 
 def _shape(resident: Resident, edit: Edit) -> tuple[int, int]:
@@ -189,16 +193,20 @@ def _config(
     return config
 
 
-def _experts(resident: Resident, ordinal: int) -> dict[str, Tensor]:
+def _experts(resident: Resident, ordinal: int) -> Iterator[tuple[str, Tensor]]:
     """A MoE layer's n' experts as the edit has them now, in the edit's order."""
     layer = resident.layers[ordinal]
     plan = _router(layer).plan
     if plan is None:
-        return originals_of(resident, ordinal)
-    tensors = {name: tensor.data for name, tensor in layer.expert_tensors().items()}
-    if plan.slots is None:
-        return tensors
-    return {name: tensor.index_select(0, plan.slots) for name, tensor in tensors.items()}
+        yield from resident.original_experts(ordinal).items()
+        return
+    for name, tensor in layer.expert_tensors().items():
+        yield name, tensor.data if plan.slots is None else tensor.data.index_select(0, plan.slots)
+
+
+def _mapping(edit: Edit, ordinal: int) -> dict[str, Tensor]:
+    assert isinstance(edit, EepEdit)
+    return {"router_mapping": host_tensor(edit.router_mapping[ordinal])}
 
 
 def _router_tensors(layer: MoELayer) -> dict[str, Tensor]:

@@ -51,6 +51,7 @@ class ExpertOutputs:
             # The routing points at resident originals, which must stay as they are.
             experts.show_selected(edit.expert_merging[ordinal].argmax(axis=1).tolist(), edit.alignment)
             router.plan = replace(router.plan, slots=None)
+        experts.settle()
 
     next_part = None
 

@@ -48,7 +48,7 @@ class EditableRouter(nn.Module):
     Attributes:
         inner: the family's router.
         plan: how to route instead, or None.
-        before_unedited: called before the family's router runs (originals that are elsewhere come back then).
+        before: called before tokens are routed, with whether there is no plan: experts that are elsewhere come then.
     """
 
     def __init__(self, layer: MoELayer) -> None:
@@ -58,7 +58,7 @@ class EditableRouter(nn.Module):
         self.casts_weights = layer.family.casts_weights
         self.float32 = layer.family.float32_router
         self.plan: RoutingPlan | None = None
-        self.before_unedited: Callable[[], None] | None = None
+        self.before: Callable[[bool], None] | None = None
 
     def forward(self, hidden_states: Tensor) -> Routing:
         """Route tokens.
@@ -69,10 +69,10 @@ class EditableRouter(nn.Module):
         Returns:
             The router's logits, routing weights, and for each the index of its expert in the layer's expert tensors.
         """
+        if self.before is not None:
+            self.before(self.plan is None)
         if self.plan is not None:
             return self.follow(self.plan, hidden_states)
-        if self.before_unedited is not None:
-            self.before_unedited()
         routed: Routing = self.inner(hidden_states)
         return routed
 

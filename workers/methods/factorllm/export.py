@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,13 +10,13 @@ import torch
 from torch import Tensor
 
 from moevolve.workers.export.card import CheckpointForm, ExportSummary
-from moevolve.workers.export.mixtral_form import empty_mixtral, fits_mixtral
+from moevolve.workers.export.mixtral_form import empty_mixtral, mixtral_obstacle
 from moevolve.workers.export.native import native_config
-from moevolve.workers.export.state import filled
+from moevolve.workers.export.state import empty_model, layer_state
 from moevolve.workers.families.layers import DenseLayer
 from moevolve.workers.methods.base import Edit
-from moevolve.workers.methods.contract import ModuleUse, Resident, host_tensor
-from moevolve.workers.methods.dense import network_use, placed_layers, write_native_dense
+from moevolve.workers.methods.contract import Blueprint, ModuleUse, Resident, host_tensor
+from moevolve.workers.methods.dense import network_use, write_native_dense
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
 
 if TYPE_CHECKING:
@@ -25,10 +26,11 @@ if TYPE_CHECKING:
 class FactorLlmExporter:
     """See `Exporter`."""
 
-    def form(self, resident: Resident, edit: Edit) -> CheckpointForm:
+    def obstacle(self, resident: Resident, edit: Edit) -> str | None:
         assert isinstance(edit, FactorLlmEdit)
-        same = edit.active == 1 and edit.routers == 1 and edit.output_scale == 1 and not edit.router_bias.any()
-        return "stock" if same and fits_mixtral(resident) else "native"
+        if edit.active == 1 and edit.routers == 1 and edit.output_scale == 1 and not edit.router_bias.any():
+            return mixtral_obstacle(resident)
+        return "outputs of several experts are summed without weights, are scaled, or routers have biases: no Mixtral's"
 
     def summary(self, resident: Resident, edit: Edit, form: CheckpointForm) -> ExportSummary:
         assert isinstance(edit, FactorLlmEdit)
@@ -53,29 +55,42 @@ class FactorLlmExporter:
             rows=(("division", name), ("factor on outputs", f"{edit.output_scale:g}")),
         )
 
-    def build(self, resident: Resident, edit: Edit, form: CheckpointForm, directory: Path) -> PreTrainedModel:
+    def build(self, resident: Resident, edit: Edit, form: CheckpointForm, directory: Path) -> Blueprint:
         assert isinstance(edit, FactorLlmEdit)
-        model, state = _stock(resident, edit) if form == "stock" else _native(resident, edit, directory)
-        shared = {name: tensor for name, tensor in resident.model.state_dict().items() if name not in state}
-        return filled(model, shared | state, resident.model)
+        if form == "stock":
+            model = empty_mixtral(resident, edit.experts, edit.width // edit.experts)
+        else:
+            model = _native(resident, edit, directory)
+        networks = _stock_network if form == "stock" else _native_network
+
+        def layer(index: int) -> Iterator[tuple[str, Tensor]]:
+            # The network is replaced: none of its tensors is in the layer's state.
+            yield from layer_state(resident, index).items()
+            yield from networks(resident.dense_layers[index], edit, index)
+
+        return Blueprint(model, layer)
 
 
-def _stock(resident: Resident, edit: FactorLlmEdit) -> tuple[PreTrainedModel, dict[str, Tensor]]:
-    """A Mixtral on the meta device, and the tensors of its networks."""
-    state: dict[str, Tensor] = {}
-    for i, layer in enumerate(resident.dense_layers):
-        assert layer.gate is not None
-        gate, up = (each.weight.data.view(edit.experts, -1, layer.hidden) for each in (layer.gate, layer.up))
-        down = layer.down.weight.data.view(layer.hidden, edit.experts, -1)
-        prefix = f"model.layers.{i}.mlp."
-        state[f"{prefix}gate.weight"] = host_tensor(edit.router_weight[i, 0]).to(down.device)
-        state[f"{prefix}experts.gate_up_proj"] = torch.cat([gate, up], dim=1)
-        state[f"{prefix}experts.down_proj"] = down.transpose(0, 1).contiguous()
-    return empty_mixtral(resident, edit.experts, edit.width // edit.experts), state
+def _stock_network(layer: DenseLayer, edit: FactorLlmEdit, i: int) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of a Mixtral's experts and their router."""
+    assert layer.gate is not None
+    yield "mlp.gate.weight", host_tensor(edit.router_weight[i, 0])
+    halves = [each.weight.data.view(edit.experts, -1, layer.hidden) for each in (layer.gate, layer.up)]
+    yield "mlp.experts.gate_up_proj", torch.cat(halves, dim=1)
+    yield "mlp.experts.down_proj", layer.down.weight.data.view(layer.hidden, edit.experts, -1).transpose(0, 1)
 
 
-def _native(resident: Resident, edit: FactorLlmEdit, directory: Path) -> tuple[PreTrainedModel, dict[str, Tensor]]:
-    """The native model on the meta device, its code written, and the tensors of its networks."""
+def _native_network(layer: DenseLayer, edit: FactorLlmEdit, i: int) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of a `FactorizedNetwork` in `native.py.jinja`."""
+    place = layer.family.up if layer.family.inline else "mlp"
+    for name, tensor in _tensors(layer).items():
+        yield f"{place}.{name}", tensor
+    for name, array in (("router_weight", edit.router_weight), ("router_bias", edit.router_bias)):
+        yield f"{place}.{name}", host_tensor(array[i])
+
+
+def _native(resident: Resident, edit: FactorLlmEdit, directory: Path) -> PreTrainedModel:
+    """The native model on the meta device, its code written."""
     source = resident.model
     model_class = write_native_dense(
         resident,
@@ -87,14 +102,7 @@ def _native(resident: Resident, edit: FactorLlmEdit, directory: Path) -> tuple[P
         routers=edit.routers,
         scale=repr(float(edit.output_scale)),
     )
-    state: dict[str, Tensor] = {}
-    for i, (place, layer) in enumerate(placed_layers(resident)):
-        prefix = f"{place}{layer.family.up if layer.family.inline else 'mlp'}."
-        state |= {prefix + name: tensor for name, tensor in _tensors(layer).items()}
-        for name, array in (("router_weight", edit.router_weight), ("router_bias", edit.router_bias)):
-            state[prefix + name] = host_tensor(array[i]).to(layer.up.weight.device)
-    with torch.device("meta"):
-        return model_class(_config(source, model_class, edit)), state
+    return empty_model(model_class, _config(source, model_class, edit), source.dtype)
 
 
 def _config(source: PreTrainedModel, model_class: type[PreTrainedModel], edit: FactorLlmEdit) -> PretrainedConfig:

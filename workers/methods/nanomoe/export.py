@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
+from torch import Tensor
 
 from moevolve.workers.export.card import CheckpointForm, ExportSummary
 from moevolve.workers.export.native import native_config, write_native
-from moevolve.workers.export.state import filled, loaded_parameters, originals_of, unwrapped_state
+from moevolve.workers.export.state import EXPERTS, empty_model, layer_state, loaded_parameters, ordinal_of
 from moevolve.workers.families.registry import family_of
 from moevolve.workers.methods.base import Edit
-from moevolve.workers.methods.contract import ModuleUse, Resident
+from moevolve.workers.methods.contract import Blueprint, ModuleUse, Resident
 from moevolve.workers.methods.nanomoe.apply import BlockMixedLinear
 from moevolve.workers.methods.nanomoe.edit import NanoMoeEdit
 
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 class NanoMoeExporter:
     """See `Exporter`."""
 
-    def form(self, resident: Resident, edit: Edit) -> CheckpointForm:
-        return "native"
+    def obstacle(self, resident: Resident, edit: Edit) -> str | None:
+        return "no family has block-mixed linear layers"
 
     def summary(self, resident: Resident, edit: Edit, form: CheckpointForm) -> ExportSummary:
         assert isinstance(edit, NanoMoeEdit)
@@ -47,7 +48,7 @@ class NanoMoeExporter:
             ),
         )
 
-    def build(self, resident: Resident, edit: Edit, form: CheckpointForm, directory: Path) -> PreTrainedModel:
+    def build(self, resident: Resident, edit: Edit, form: CheckpointForm, directory: Path) -> Blueprint:
         assert isinstance(edit, NanoMoeEdit)
         source = resident.model
         model_class = write_native(
@@ -59,13 +60,15 @@ class NanoMoeExporter:
             blocks=edit.form.blocks,
             rank=edit.form.rank,
         )
-        with torch.device("meta"):
-            model = model_class(_config(source, model_class, edit))
-        state = unwrapped_state(source)
-        for ordinal, layer in enumerate(resident.layers):
-            prefix = f"model.layers.{layer.index}.mlp.experts."
-            state |= {prefix + name: tensor for name, tensor in originals_of(resident, ordinal).items()}
-        return filled(model, state, source)
+
+        def layer(index: int) -> Iterator[tuple[str, Tensor]]:
+            yield from layer_state(resident, index).items()
+            ordinal = ordinal_of(resident, index)
+            if ordinal is not None:
+                for name, tensor in resident.original_experts(ordinal).items():
+                    yield EXPERTS + name, tensor
+
+        return Blueprint(empty_model(model_class, _config(source, model_class, edit), source.dtype), layer)
 
 
 def _parameters_before(resident: Resident, edit: NanoMoeEdit) -> int:

@@ -6,6 +6,7 @@ all layers' the same number: shared neurons are repeated, and narrower experts g
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +16,13 @@ from torch import Tensor, nn
 
 from moevolve.kernels.neuron_mask import top_dimensions
 from moevolve.workers.export.card import CheckpointForm, ExportSummary
-from moevolve.workers.export.mixtral_form import empty_mixtral, fits_mixtral
+from moevolve.workers.export.mixtral_form import empty_mixtral, mixtral_obstacle
 from moevolve.workers.export.native import native_config
-from moevolve.workers.export.state import filled
+from moevolve.workers.export.state import empty_model, layer_state, layers_prefix
 from moevolve.workers.families.layers import DenseLayer
 from moevolve.workers.methods.base import Edit
-from moevolve.workers.methods.contract import ModuleUse, Resident, host_tensor
-from moevolve.workers.methods.dense import native_family, network_use, placed_layers, write_native_dense
+from moevolve.workers.methods.contract import Blueprint, ModuleUse, Resident, host_tensor
+from moevolve.workers.methods.dense import native_family, network_use, write_native_dense
 from moevolve.workers.methods.tomoe.apply import fold
 from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
 
@@ -36,12 +37,14 @@ _ALIGNMENT = 8
 class ToMoeExporter:
     """See `Exporter`."""
 
-    def form(self, resident: Resident, edit: Edit) -> CheckpointForm:
+    def obstacle(self, resident: Resident, edit: Edit) -> str | None:
         assert isinstance(edit, ToMoeEdit)
-        whole_heads = edit.heads is None or (
-            bool(edit.heads.pairs.all()) and bool((edit.heads.active == edit.heads.head_dim).all())
-        )
-        return "stock" if whole_heads and not _ties(edit) and fits_mixtral(resident) else "native"
+        heads = edit.heads
+        if heads is not None and not (heads.pairs.all() and (heads.active == heads.head_dim).all()):
+            return "dimensions of its heads are masked, and a Mixtral's aren't"
+        if _ties(edit):
+            return "where experts tie a token falls to the first of them, which a Mixtral doesn't promise"
+        return mixtral_obstacle(resident)
 
     def summary(self, resident: Resident, edit: Edit, form: CheckpointForm) -> ExportSummary:
         assert isinstance(edit, ToMoeEdit)
@@ -72,12 +75,25 @@ class ToMoeExporter:
             rows=tuple(rows),
         )
 
-    def build(self, resident: Resident, edit: Edit, form: CheckpointForm, directory: Path) -> PreTrainedModel:
+    def build(self, resident: Resident, edit: Edit, form: CheckpointForm, directory: Path) -> Blueprint:
         assert isinstance(edit, ToMoeEdit)
-        model, state = _stock(resident, edit) if form == "stock" else _native(resident, edit, directory)
-        wanted = set(model.state_dict())
-        shared = {name: tensor for name, tensor in _dense_state(resident).items() if name in wanted}
-        return filled(model, shared | state, resident.model)
+        if form == "stock":
+            model = empty_mixtral(resident, edit.experts, _stock_width(edit))
+        else:
+            model = _native(resident, edit, directory)
+        masked = _stock_layer if form == "stock" else _native_layer
+        expected, prefix = set(model.state_dict()), layers_prefix(model)
+
+        def layer(index: int) -> Iterator[tuple[str, Tensor]]:
+            dense, made = resident.dense_layers[index], set()
+            for name, tensor in masked(dense, edit, index):
+                made.add(name)
+                yield name, tensor
+            for name, tensor in _dense_state(resident, dense).items():
+                if name not in made and f"{prefix}{index}.{name}" in expected:
+                    yield name, tensor
+
+        return Blueprint(model, layer)
 
 
 def _ties(edit: ToMoeEdit) -> bool:
@@ -89,25 +105,28 @@ def _ties(edit: ToMoeEdit) -> bool:
     return False
 
 
-def _stock(resident: Resident, edit: ToMoeEdit) -> tuple[PreTrainedModel, dict[str, Tensor]]:
-    """A Mixtral on the meta device, and the tensors of its networks."""
-    width = -(-int(edit.widths.max()) // _ALIGNMENT) * _ALIGNMENT
-    state: dict[str, Tensor] = {}
-    for i, layer in enumerate(resident.dense_layers):
-        assert layer.gate is not None
-        neurons = host_tensor(edit.kept[i]).to(layer.up.weight.device).nonzero()[:, 1].view(edit.experts, -1)
-        missing = width - neurons.shape[1]
-        gate, up = (nn.functional.pad(part.weight.data[neurons], (0, 0, 0, missing)) for part in (layer.gate, layer.up))
-        down = nn.functional.pad(layer.down.weight.data[:, neurons].transpose(0, 1), (0, missing))
-        prefix = f"model.layers.{i}.mlp."
-        state[f"{prefix}gate.weight"] = fold(edit.router[i], edit.directions[i]).to(down.device)
-        state[f"{prefix}experts.gate_up_proj"] = torch.cat([gate, up], dim=1)
-        state[f"{prefix}experts.down_proj"] = down.contiguous()
-    return empty_mixtral(resident, edit.experts, width), state
+def _stock_width(edit: ToMoeEdit) -> int:
+    """Neurons of a Mixtral's expert."""
+    return -(-int(edit.widths.max()) // _ALIGNMENT) * _ALIGNMENT
 
 
-def _native(resident: Resident, edit: ToMoeEdit, directory: Path) -> tuple[PreTrainedModel, dict[str, Tensor]]:
-    """The native model on the meta device, its code written, and the tensors of its masked parts."""
+def _stock_layer(layer: DenseLayer, edit: ToMoeEdit, i: int) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of a Mixtral's experts and their router."""
+    assert layer.gate is not None
+    yield "mlp.gate.weight", fold(edit.router[i], edit.directions[i])
+    neurons = host_tensor(edit.kept[i]).to(layer.up.weight.device).nonzero()[:, 1].view(edit.experts, -1)
+    missing = _stock_width(edit) - neurons.shape[1]
+    yield "mlp.experts.gate_up_proj", torch.cat([_rows(part, neurons, missing) for part in (layer.gate, layer.up)], dim=1)
+    yield "mlp.experts.down_proj", nn.functional.pad(layer.down.weight.data[:, neurons].transpose(0, 1), (0, missing))
+
+
+def _rows(part: nn.Linear, neurons: Tensor, missing: int) -> Tensor:
+    """Experts' rows of a layer, and rows of zeros for neurons that they lack."""
+    return nn.functional.pad(part.weight.data[neurons], (0, 0, 0, missing))
+
+
+def _native(resident: Resident, edit: ToMoeEdit, directory: Path) -> PreTrainedModel:
+    """The native model on the meta device, its code written."""
     source = resident.model
     model_class = write_native_dense(
         resident,
@@ -117,15 +136,18 @@ def _native(resident: Resident, edit: ToMoeEdit, directory: Path) -> tuple[PreTr
         components=0 if edit.heads is None else edit.heads.value_router.shape[2],
         heads=edit.heads is not None,
     )
-    state: dict[str, Tensor] = {}
-    for i, (prefix, layer) in enumerate(placed_layers(resident)):
-        if edit.widths[i] < edit.width:
-            place = layer.family.up if layer.family.inline else "mlp"
-            state |= {f"{prefix}{place}.{name}": tensor for name, tensor in _network(layer, edit, i).items()}
-        if edit.heads is not None:
-            state |= {f"{prefix}self_attn.{name}": t for name, t in _attention(layer, edit.heads, i).items()}
-    with torch.device("meta"):
-        return model_class(_config(source, model_class, edit)), state
+    return empty_model(model_class, _config(source, model_class, edit), source.dtype)
+
+
+def _native_layer(layer: DenseLayer, edit: ToMoeEdit, i: int) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of a layer's masked parts."""
+    if edit.widths[i] < edit.width:
+        place = layer.family.up if layer.family.inline else "mlp"
+        for name, tensor in _network(layer, edit, i).items():
+            yield f"{place}.{name}", tensor
+    if edit.heads is not None:
+        for name, tensor in _attention(layer, edit.heads, i).items():
+            yield f"self_attn.{name}", tensor
 
 
 def _network(layer: DenseLayer, edit: ToMoeEdit, i: int) -> dict[str, Tensor]:
@@ -201,15 +223,13 @@ def _config(source: PreTrainedModel, model_class: type[PreTrainedModel], edit: T
     return config
 
 
-def _dense_state(resident: Resident) -> dict[str, Tensor]:
-    """The tensors of the unedited model by name: stand-ins hold none."""
-    state: dict[str, Tensor] = dict(resident.model.state_dict())
-    for prefix, layer in placed_layers(resident):
-        family = layer.family
-        place = prefix if family.inline else f"{prefix}mlp."
-        for name, part in ((family.up, layer.up), (family.gate, layer.gate), (family.down, layer.down)):
-            if part is not None:
-                state |= {f"{place}{name}.{kind}": tensor for kind, tensor in part.state_dict().items()}
+def _dense_state(resident: Resident, layer: DenseLayer) -> dict[str, Tensor]:
+    """The tensors of an unedited decoder layer by name: stand-ins hold none."""
+    family, state = layer.family, layer_state(resident, layer.index)
+    place = "" if family.inline else "mlp."
+    for name, part in ((family.up, layer.up), (family.gate, layer.gate), (family.down, layer.down)):
+        if part is not None:
+            state |= {f"{place}{name}.{kind}": tensor for kind, tensor in part.state_dict().items()}
     return state
 
 

@@ -162,10 +162,7 @@ def test_host_originals_give_the_same_logits(
         with host.edited(edit):
             assert all(layer.experts.gate_up_proj.shape[0] == edit.retained for layer in host.layers)
     assert_close(logits(host, IdentityEdit(), tokens), logits(device, IdentityEdit(), tokens))
-    # Room for retained experts everywhere, and for all originals of one layer, which layers take turns in.
-    shown = [layer.experts.gate_up_proj for layer in host.layers]
-    assert all(tensor.shape[0] == host.layers[0].count for tensor in shown)
-    assert len({tensor.data_ptr() for tensor in shown}) == 1
+    assert all(layer.experts.gate_up_proj.shape[0] == layer.count for layer in host.layers)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

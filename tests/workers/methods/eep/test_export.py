@@ -24,7 +24,7 @@ from moevolve.workers.export.export import export_model
 from moevolve.workers.facts import parameters_after
 from moevolve.workers.methods.base import IdentityEdit
 from moevolve.workers.methods.eep.edit import EepEdit
-from moevolve.workers.methods.eep.export import checkpoint_form
+from moevolve.workers.methods.eep.export import form_obstacle
 from moevolve.workers.methods.fitting import NeuronRecipe
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
 from moevolve.workers.model.describe import describe_model
@@ -114,18 +114,11 @@ def test_forms() -> None:
     eye = np.eye(4, dtype=np.float32)[None, :2]
     prune, mapped, merged = EepEdit(eye, eye, 1), EepEdit(eye * 0.5, eye, 1), EepEdit(eye, eye * 0.5, 1)
     folded = EepEdit(eye * 0.5, eye * 0.5, 1, "logits")
-    assert [checkpoint_form(edit, RoutingRule(True)) for edit in (prune, mapped, merged, folded)] == [
-        "stock",
-        "native",
-        "stock",
-        "stock",
-    ]
-    assert [checkpoint_form(edit, RoutingRule(False)) for edit in (prune, mapped, merged, folded)] == [
-        "native",
-        "native",
-        "native",
-        "stock",
-    ]
+    edits = (prune, mapped, merged, folded)
+    assert [form_obstacle(edit, RoutingRule(True)) is None for edit in edits] == [True, False, True, True]
+    assert [form_obstacle(edit, RoutingRule(False)) is None for edit in edits] == [False, False, False, True]
+    skips = form_obstacle(replace(prune, active=2, skip_rows=sample_rows()), RoutingRule(True))
+    assert skips is not None and "leaves out second experts" in skips
 
 
 FEW = ("mixtral", "qwen2_moe", "deepseek_v2-grouped", "deepseek_v3-grouped", "gpt_oss")

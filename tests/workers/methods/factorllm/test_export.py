@@ -78,8 +78,11 @@ def test_the_stock_form_is_a_mixtral_of_narrow_experts(model_config: Any, tmp_pa
 
 
 def test_sixteen_bits_keep_their_routers_whole(model_config: Any, tmp_path: Path) -> None:
-    """A Mixtral's router would be rounded, so the form is native."""
-    report = export_model(model_config("llama", dtype="bfloat16"), CASES["llama-top1-stock"], tmp_path / "out", CARD)
+    """A Mixtral's scores would be rounded, so the form is native; who wants a stock one is told of float32."""
+    config = model_config("llama", dtype="bfloat16")
+    with pytest.raises(UserError, match=r"routes in the model's dtype, bfloat16.*--dtype float32"):
+        export_model(config, CASES["llama-top1-stock"], tmp_path / "stock", CARD, "stock")
+    report = export_model(config, CASES["llama-top1-stock"], tmp_path / "out", CARD)
     assert report.form == "native" and report.agreement.holds
     with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
         for name in file.keys():  # noqa: SIM118
@@ -106,10 +109,10 @@ def test_forms(model_config: Any) -> None:
 
     resident = ResidentModel.load(model_config("llama"))
     stock = CASES["llama-top1-stock"]
-    assert FactorLlmExporter().form(resident, stock) == "stock"
+    assert FactorLlmExporter().obstacle(resident, stock) is None
     tiny = stock.router_bias.copy()
     tiny[2, 0, 5] = 1e-30
     for other in (replace(stock, router_bias=tiny), replace(stock, active=2), replace(stock, output_scale=6.0)):
-        assert FactorLlmExporter().form(resident, other) == "native"
+        assert "no Mixtral's" in str(FactorLlmExporter().obstacle(resident, other))
     resident.model.config.attention_bias = True
-    assert FactorLlmExporter().form(resident, stock) == "native"
+    assert "biases" in str(FactorLlmExporter().obstacle(resident, stock))

@@ -1,0 +1,195 @@
+"""Originals on the host: how often they are copied, what that takes of the device, and that no result tells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from edit_checks import Residents, logits
+from family_samples import edit_of_kind
+from repair_samples import rows_of, sequences_of
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from moevolve.evaluators.errors import UserError
+from moevolve.workers.config import ModelConfig
+from moevolve.workers.methods.base import Edit, IdentityEdit
+from moevolve.workers.methods.eep import room
+from moevolve.workers.methods.eep.edit import EepEdit
+from moevolve.workers.methods.eep.room import kept_layers
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
+from moevolve.workers.model.resident import ResidentModel
+
+Configs = Callable[..., ModelConfig]
+LAYER = 6 * 3 * 32 * 24 * 4
+"""Bytes of all experts of one of three layers."""
+
+
+class CountingReads(TorchDispatchMode):
+    """Counts by MoE layer how often a copy of something of its originals is begun."""
+
+    def __init__(self, model: ResidentModel) -> None:
+        super().__init__()
+        self.copies = [0] * len(model.layers)
+        self._layers = {
+            model.original_experts(place)["down_proj"].untyped_storage().data_ptr(): place
+            for place in range(len(model.layers))
+        }
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.copy_.default:
+            place = self._layers.get(args[1].untyped_storage().data_ptr())
+            if place is not None:
+                self.copies[place] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def counting(model: ResidentModel) -> Iterator[list[int]]:
+    mode = CountingReads(model)
+    with mode:
+        yield mode.copies
+
+
+def hosted(model_config: Configs, monkeypatch: pytest.MonkeyPatch, layers: float, **settings: str) -> ResidentModel:
+    """A model on whose device there is room for all experts of so many layers."""
+    monkeypatch.setattr(room, "experts_room", lambda device: int(layers * LAYER))
+    return ResidentModel.load(model_config("mixtral", originals="host", **settings))
+
+
+def taken(model: ResidentModel) -> int:
+    """Bytes that the shown experts have."""
+    shown = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for layer in model.layers
+        for tensor in layer.expert_tensors().values()
+        if tensor.device.type != "meta"
+    }
+    return sum(shown.values())
+
+
+@pytest.mark.parametrize(("fitting", "copies"), [(3.0, [1, 1, 1]), (2.5, [1, 4, 4]), (2.0, [1, 4, 4]), (1.0, [4, 4, 4])])
+def test_a_full_model_copies_what_does_not_fit_once_a_pass_and_the_rest_once(
+    fitting: float,
+    copies: list[int],
+    model_config: Configs,
+    monkeypatch: pytest.MonkeyPatch,
+    resident: Residents,
+    tokens: Tensor,
+) -> None:
+    model, expected = hosted(model_config, monkeypatch, fitting), logits(resident("mixtral"), IdentityEdit(), tokens)
+    with counting(model) as counted:
+        for _ in range(4):
+            assert torch.equal(logits(model, IdentityEdit(), tokens), expected)
+    assert counted == copies
+    assert taken(model) <= fitting * LAYER
+
+
+@pytest.mark.parametrize("kind", ["prune", "merged", "both", "mixed"])
+@pytest.mark.parametrize(("retained", "fitting"), [(6, 3.0), (6, 2.0), (5, 2.0), (6, 1.0), (4, 1.0), (3, 0.5)])
+def test_candidates_of_any_size_run_where_they_do_not_all_fit(
+    kind: str,
+    retained: int,
+    fitting: float,
+    model_config: Configs,
+    monkeypatch: pytest.MonkeyPatch,
+    resident: Residents,
+    tokens: Tensor,
+) -> None:
+    """n' = n and little less, whatever ran before, are the same bits as where originals are on the device."""
+    model, other = hosted(model_config, monkeypatch, fitting), resident("mixtral")
+    edits: list[Edit] = [
+        edit_of_kind(3, 6, kind, retained),
+        IdentityEdit(),
+        edit_of_kind(3, 6, kind, retained, active=1, seed=4),
+        edit_of_kind(3, 6, kind, 2, seed=1),
+        edit_of_kind(3, 6, kind, retained),
+        IdentityEdit(),
+    ]
+    for edit in edits:
+        for _ in range(2):
+            assert torch.equal(logits(model, edit, tokens), logits(other, edit, tokens))
+
+
+def test_fewer_active_experts_of_all_are_streamed_like_the_full_model(
+    model_config: Configs, monkeypatch: pytest.MonkeyPatch, tokens: Tensor
+) -> None:
+    model = hosted(model_config, monkeypatch, 2.0)
+    eye = np.repeat(np.eye(6, dtype=np.float32)[None], 3, axis=0)
+    with model.edited(EepEdit(eye, eye, 1)), counting(model) as counted, torch.inference_mode():
+        assert taken(model) == LAYER, "the first layer has its experts, the others wait for a pass"
+        for _ in range(3):
+            model.model(tokens)
+        assert taken(model) == 2 * LAYER
+    assert counted == [0, 3, 3]
+
+
+def test_room_follows_what_a_layer_runs_on(
+    model_config: Configs, monkeypatch: pytest.MonkeyPatch, tokens: Tensor
+) -> None:
+    """Room for all halves is room for two whole layers: nothing is copied twice within what fits."""
+    model, half = hosted(model_config, monkeypatch, 2.0), edit_of_kind(3, 6, "prune", 3)
+    for _ in range(2):
+        with counting(model) as counted:
+            logits(model, IdentityEdit(), tokens)
+        assert counted == [1, 1, 1]
+        with counting(model) as counted, model.edited(half), torch.inference_mode():
+            assert taken(model) <= 2 * LAYER
+            for _ in range(3):
+                model.model(tokens)
+        assert counted == [3, 3, 3], "three experts of each layer, once"
+
+
+@pytest.mark.parametrize("fitting", [3.0, 1.0])
+@pytest.mark.parametrize("kind", ["prune", "both"])
+def test_a_repair_changes_what_stays(
+    kind: str,
+    fitting: float,
+    model_config: Configs,
+    monkeypatch: pytest.MonkeyPatch,
+    resident: Residents,
+    tokens: Tensor,
+) -> None:
+    """Repaired layers have memory of their own, whatever the room: copied again, they would be as before."""
+    model, other = hosted(model_config, monkeypatch, fitting), ResidentModel.load(model_config("mixtral"))
+    fitted = RepairedEdit(edit_of_kind(3, 6, kind), RepairRecipe((0.1, 1.0)), rows_of(sequences_of([9, 14, 11, 17])))
+    for edit in (fitted, edit_of_kind(3, 6, kind, 6), IdentityEdit()):
+        assert float((logits(model, edit, tokens) - logits(other, edit, tokens)).abs().max()) < 1e-4
+        assert torch.equal(logits(model, edit, tokens), logits(model, edit, tokens))
+
+
+def test_what_was_free_and_is_not_makes_layers_take_turns(
+    model_config: Configs, monkeypatch: pytest.MonkeyPatch, resident: Residents, tokens: Tensor
+) -> None:
+    model, expected = hosted(model_config, monkeypatch, 3.0), logits(resident("mixtral"), IdentityEdit(), tokens)
+    take, left = room.Content.on, [2]
+
+    def short(content: room.Content, device: torch.device) -> dict[str, Tensor]:
+        if device.type != "meta":
+            left[0] -= 1
+            if left[0] == 0:
+                raise torch.OutOfMemoryError("there is no more")
+        return take(content, device)
+
+    monkeypatch.setattr(room.Content, "on", short)
+    for _ in range(3):
+        assert torch.equal(logits(model, IdentityEdit(), tokens), expected)
+
+
+def test_no_room_for_one_layer(model_config: Configs, monkeypatch: pytest.MonkeyPatch, tokens: Tensor) -> None:
+    model = hosted(model_config, monkeypatch, 3.0)
+
+    def none(content: room.Content, device: torch.device) -> dict[str, Tensor]:
+        raise torch.OutOfMemoryError("there is none")
+
+    monkeypatch.setattr(room.Content, "on", none)
+    with pytest.raises(UserError, match="no room on cpu for 6 experts of layer 0"):
+        logits(model, IdentityEdit(), tokens)
+
+
+def test_how_many_layers_keep_theirs() -> None:
+    assert [kept_layers(32, 3, allowed) for allowed in (96, 95, 94, 93, 6, 5, 3, 0)] == [32, 30, 30, 30, 1, 0, 0, 0]

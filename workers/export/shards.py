@@ -1,0 +1,208 @@
+"""Safetensors files that are written tensor by tensor, and read a few tensors at a time.
+
+A model's files are never in memory: a tensor comes to the host when it is written, and goes.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+MAX_SHARD_BYTES = 5_000_000_000
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+
+_ALIGNMENT = 8
+"""Bytes of the largest element: a tensor must begin at a multiple of its element's size, and no gaps are allowed."""
+
+_ENTRY = 128
+"""Bytes that a tensor's entry in a header takes at most, besides its name, with up to four dimensions."""
+
+_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""What safetensors calls the dtypes of models' tensors."""
+
+
+def checksum(tensor: Tensor) -> int:
+    """CRC-32 of a host tensor's bytes."""
+    return zlib.crc32(_bytes(tensor))
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+
+
+class ShardWriter:
+    """Writes tensors into `model.safetensors`, or into several files with an index, in any order.
+
+    Attributes:
+        checksums: of what was written, by name.
+    """
+
+    def __init__(self, directory: Path, planned: Mapping[str, int]) -> None:
+        """Lay the files out.
+
+        Args:
+            directory: where they go.
+            planned: names of all tensors in about the order in which they come, with about the bytes that each takes.
+        """
+        self.checksums: dict[str, int] = {}
+        self._directory = directory
+        groups: list[list[str]] = [[]]
+        filled = 0
+        for name, size in planned.items():
+            if groups[-1] and filled + size > MAX_SHARD_BYTES:
+                groups.append([])
+                filled = 0
+            groups[-1].append(name)
+            filled += size
+        count = len(groups)
+        names = [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)] if count > 1 else [_SINGLE]
+        self._shards = [_Shard(directory / name, group) for name, group in zip(names, groups, strict=True)]
+        self._shard_of = {name: shard for shard in self._shards for name in shard.planned}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for shard in self._shards:
+            shard.close()
+
+    def write(self, name: str, tensor: Tensor) -> None:
+        """Write a tensor, from whatever device it is on.
+
+        Raises:
+            ValueError: it isn't planned, or was written before.
+        """
+        if name not in self._shard_of or name in self.checksums:
+            raise ValueError(f"tensor {name} is {'written twice' if name in self.checksums else 'no part of the model'}")
+        host = tensor.detach().cpu().contiguous()
+        self.checksums[name] = checksum(host)
+        self._shard_of[name].write(name, host)
+
+    def finish(self) -> None:
+        """Write the index, if there are several files.
+
+        Raises:
+            ValueError: a planned tensor is missing.
+        """
+        missing = sorted(self._shard_of.keys() - self.checksums.keys())
+        if missing:
+            raise ValueError(f"{len(missing)} tensors of the model weren't written, such as {missing[0]}")
+        if len(self._shards) > 1:
+            total = sum(shard.nbytes for shard in self._shards)
+            places = {name: shard.path.name for name, shard in self._shard_of.items()}
+            index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
+            (self._directory / _INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+class _Shard:
+    """One file. Room is left for its header, which is written last: a header may end with spaces.
+
+    Attributes:
+        path: the file.
+        planned: names of its tensors.
+        nbytes: of the tensors that are in it.
+    """
+
+    def __init__(self, path: Path, planned: list[str]) -> None:
+        self.path = path
+        self.planned = planned
+        self.nbytes = 0
+        room = 64 + sum(len(json.dumps(name)) + _ENTRY for name in planned)
+        self._room = -(-room // 64) * 64 - 8  # data begins at a whole cache line
+        self._entries: dict[str, dict[str, object]] = {}
+        self._late: list[tuple[str, Tensor]] = []
+        self._stream: IO[bytes] | None = None
+
+    def write(self, name: str, tensor: Tensor) -> None:
+        if tensor.nbytes % _ALIGNMENT:
+            # Behind it the next tensor could begin between two elements; such tensors are small, and go to the end.
+            self._late.append((name, tensor.clone()))
+        else:
+            self._append(name, tensor)
+        if len(self._entries) + len(self._late) == len(self.planned):
+            self._finish()
+
+    def _finish(self) -> None:
+        """Write what was left for the end, and the header."""
+        for name, tensor in sorted(self._late, key=lambda each: -each[1].element_size()):
+            self._append(name, tensor)
+        header = json.dumps({"__metadata__": {"format": "pt"}, **self._entries}, separators=(",", ":")).encode()
+        if len(header) > self._room:
+            raise ValueError(f"{self.path.name}: its header takes {len(header)} bytes, {self._room} were left for it")
+        stream = self._opened()
+        stream.seek(0)
+        stream.write(self._room.to_bytes(8, "little") + header.ljust(self._room))
+        self.close()
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def _append(self, name: str, tensor: Tensor) -> None:
+        stream = self._opened()
+        stream.seek(8 + self._room + self.nbytes)
+        stream.write(_bytes(tensor))
+        where = [self.nbytes, self.nbytes + tensor.nbytes]
+        self.nbytes += tensor.nbytes
+        self._entries[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": where}
+
+    def _opened(self) -> IO[bytes]:
+        if self._stream is None:
+            self._stream = self.path.open("wb")
+        return self._stream
+
+
+class ShardReader:
+    """The tensors of a checkpoint's files by name."""
+
+    def __init__(self, directory: Path) -> None:
+        """Read which file has what."""
+        self._directory = directory
+        index = directory / _INDEX
+        if index.is_file():
+            self._files: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        else:
+            with safe_open(directory / _SINGLE, "pt") as file:
+                self._files = dict.fromkeys(file.keys(), _SINGLE)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of all tensors."""
+        return frozenset(self._files)
+
+    def read(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Tensors, mapped from their files for as long as they live."""
+        found = {}
+        with ExitStack() as stack:
+            opened = {}
+            for name in names:
+                file = self._files[name]
+                if file not in opened:
+                    opened[file] = stack.enter_context(safe_open(self._directory / file, "pt"))
+                found[name] = opened[file].get_tensor(name)
+        return found
