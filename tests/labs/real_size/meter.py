@@ -10,6 +10,7 @@ apart from a process's private memory, so `RLIMIT_DATA` and `RssAnon` speak of t
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import threading
 import weakref
@@ -185,10 +186,12 @@ class MeteredDevice:
         self._private = 0  # of live, what lies in the process's private memory
         self._blocks: weakref.WeakValueDictionary[int, Block] = weakref.WeakValueDictionary()
         self._lock = threading.RLock()
+        _give_back()
         self._host_base, self._host_peak = private_bytes(), 0
 
     def reset(self) -> None:
-        """Begin a measurement: peaks are those of what is held now."""
+        """Begin a measurement: peaks are those of what is held now, and what was freed goes back to the kernel."""
+        _give_back()
         with self._lock:
             self.peak, self.at_peak = self.live, dict(self.by_tag)
             self._host_peak = 0
@@ -248,6 +251,7 @@ class MeteredDevice:
         """A contiguous block in a shared mapping; a fresh one is of zeros."""
         size = shape.numel() * dtype.itemsize
         self._check_room(size)
+        self.look()
         inner = torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8).view(dtype).view(shape)
         return self.adopt(inner, mapped=True)
 
@@ -452,6 +456,11 @@ def _check_sides(func: Any, leaves: list[Any]) -> None:
         raise RuntimeError(
             f"Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! ({func})"
         )
+
+
+def _give_back() -> None:
+    """Return freed host memory to the kernel."""
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 def private_bytes() -> int:

@@ -14,7 +14,7 @@ _MONTHS = ("January", "March", "May", "July", "August", "October", "November", "
 _PROMPT = "{{ passage }}\\nQuestion: {{ question }}\\nAnswer:"
 _EXPERTS_PHASES: dict[str, list[dict[str, Any]]] = {
     "prune": [{"kind": "prune"}],
-    "merge": [{"kind": "prune"}, {"kind": "merge"}],
+    "merge": [{"kind": "prune"}, {"kind": "merge", "group_rate": 1, "entry_rate": 0.5, "matrices": "together"}],
     "repair": [{"kind": "prune", "repair": {"tokens": 256, "strengths": [0.01]}}],
     "tune": [{"kind": "tune", "init": ["start", "random"]}],
 }

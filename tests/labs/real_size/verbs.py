@@ -198,7 +198,7 @@ class Session:
 
     def _export(self) -> str:
         """As the command does it: in a process that holds no model before; pruned, for a stock checkpoint."""
-        setup = set_up(self._config(), "lab-1")
+        setup = set_up(self._config(router_space="logits"), "lab-1")
         edit = sampled(setup).express()
         resident = self._held().resident
         with resident.edited(edit):

@@ -1,0 +1,142 @@
+"""The metered device itself: what it counts, and when it runs out."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from real_size.children import in_child
+from real_size.meter import MeteredDevice, MeteredTensor
+from torch import nn
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def device() -> Iterator[MeteredDevice]:
+    with MeteredDevice(capacity=64 * MIB).installed() as device:
+        yield device
+
+
+def test_a_known_sequence_of_allocations_is_counted_byte_by_byte(device: MeteredDevice) -> None:
+    first = torch.empty(MIB, dtype=torch.float32, device="cuda")
+    assert device.live == 4 * MIB
+    second = first.to(torch.bfloat16)
+    assert device.live == 6 * MIB
+    third = first + 1
+    assert (device.live, device.peak) == (10 * MIB, 10 * MIB)
+    del first, third
+    assert (device.live, device.peak) == (2 * MIB, 10 * MIB)
+    device.reset()
+    assert device.peak == 2 * MIB
+    small = torch.ones(3, device="cuda")  # torch's allocator has blocks of 512 bytes
+    assert device.live == 2 * MIB + 512
+    del second, small
+    assert device.live == 0
+
+
+def test_views_of_a_storage_count_once_and_keep_it(device: MeteredDevice) -> None:
+    whole = torch.empty(4, MIB, dtype=torch.uint8, device="cuda")
+    row, turned, parameter = whole[1], whole.t(), nn.Parameter(whole[2:].float(), requires_grad=False)
+    assert device.live == 4 * MIB + 8 * MIB
+    again = parameter.data[:1]
+    row.copy_(torch.ones(MIB, dtype=torch.uint8))
+    assert device.live == 12 * MIB
+    assert int(whole.sum()) == MIB + int(whole[0].sum() + whole[2:].sum())
+    del whole, turned
+    assert device.live == 12 * MIB
+    del row
+    assert device.live == 8 * MIB
+    del parameter
+    gc.collect()
+    assert device.live == 8 * MIB
+    del again
+    assert device.live == 0
+
+
+def test_memory_runs_out_as_on_a_gpu(device: MeteredDevice) -> None:
+    held = torch.empty(40 * MIB, dtype=torch.uint8, device="cuda")
+    with pytest.raises(torch.cuda.OutOfMemoryError, match="Tried to allocate 0.03 GiB"):
+        torch.zeros(30 * MIB, dtype=torch.uint8).to("cuda")
+    with pytest.raises(torch.OutOfMemoryError):
+        held + 1
+    assert device.live == 40 * MIB
+    del held
+    assert torch.zeros(30 * MIB, dtype=torch.uint8).to("cuda").sum() == 0
+
+
+def test_the_hosts_tensors_count_apart_and_do_not_mix_with_the_devices(device: MeteredDevice) -> None:
+    host, there = torch.ones(4, 4), torch.ones(4, 4).to("cuda")
+    assert (host.device.type, there.device.type, there.cpu().device.type) == ("cpu", "cuda", "cpu")
+    assert not isinstance(there.to("cpu"), MeteredTensor)
+    with pytest.raises(RuntimeError, match="same device"):
+        host + there
+    assert (there * torch.tensor(2.0)).sum().item() == 32  # a number without dimensions may
+    before = device.live
+    pinned = host.pin_memory()
+    assert pinned.is_pinned() and device.live == before
+
+
+def test_products_and_attention_are_what_the_cpu_computes(device: MeteredDevice) -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs, weight = torch.randn(5, 48, generator=generator), torch.randn(32, 48, generator=generator)
+    heads = torch.randn(1, 2, 7, 16, generator=generator)
+    with torch.inference_mode():
+        found = nn.functional.linear(inputs.to("cuda"), weight.to("cuda")).cpu()
+        there = heads.to("cuda")
+        attended = nn.functional.scaled_dot_product_attention(there, there, there, is_causal=True).cpu()
+    torch.testing.assert_close(found, inputs @ weight.t())
+    torch.testing.assert_close(attended, nn.functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True))
+    half, wide = inputs.bfloat16(), weight.bfloat16()
+    product = nn.functional.linear(half.to("cuda"), wide.to("cuda")).cpu()
+    torch.testing.assert_close(product, (half.double() @ wide.double().t()).bfloat16())
+
+
+def test_groups_of_rows_are_multiplied_with_their_own_matrices(device: MeteredDevice) -> None:
+    inputs, weights = torch.randn(6, 16).bfloat16(), torch.randn(3, 16, 8).bfloat16()
+    ends = torch.tensor([2, 2, 6], dtype=torch.int32)
+    found = nn.functional.grouped_mm(inputs.to("cuda"), weights.to("cuda"), offs=ends.to("cuda")).cpu()
+    wanted = torch.cat([inputs[:2].double() @ weights[0].double(), inputs[2:].double() @ weights[2].double()])
+    torch.testing.assert_close(found, wanted.bfloat16())
+
+
+def test_tied_parameters_stay_one_when_a_model_moves(device: MeteredDevice) -> None:
+    model = nn.ModuleDict({"embed": nn.Embedding(64, 32), "head": nn.Linear(32, 64, bias=False)})
+    model["head"].weight = model["embed"].weight
+    model.to("cuda")
+    assert model["head"].weight is model["embed"].weight
+    assert device.live == 64 * 32 * 4
+
+
+def test_allocations_are_booked_under_the_tag_of_their_time(device: MeteredDevice) -> None:
+    with device.tagged("weights"):
+        weights = torch.empty(2 * MIB, dtype=torch.uint8, device="cuda")
+    with device.tagged("passes"):
+        torch.empty(3 * MIB, dtype=torch.uint8, device="cuda")
+    assert device.at_peak == {"weights": 2 * MIB, "passes": 3 * MIB}
+    assert device.by_tag == {"weights": 2 * MIB, "passes": 0}
+    del weights
+
+
+def test_what_the_host_holds_is_read_without_the_devices_blocks(device: MeteredDevice) -> None:
+    device.reset()
+    before = device.read().host
+    there = (passing := torch.ones(32 * MIB, dtype=torch.uint8)).to("cuda")
+    assert 28 * MIB < device.read().host - before < 44 * MIB
+    del passing
+    device.reset()
+    assert device.read().host - before < 12 * MIB
+    held = torch.ones(24 * MIB, dtype=torch.uint8)
+    assert 20 * MIB < device.read().host - before < 36 * MIB
+    assert int(there.sum()) == 32 * MIB and held.numel() == 24 * MIB
+
+
+def test_a_child_runs_out_of_host_memory_at_its_limit(tmp_path: Path) -> None:
+    within = in_child("real_size.children:hold", {"mib": 64}, data_limit=1 << 30)
+    assert within.failure is None and within.result == 64
+    assert within.peak > 64 * MIB
+    beyond = in_child("real_size.children:hold", {"mib": 2048}, data_limit=1 << 30)
+    assert beyond.failure is not None and "MemoryError" in beyond.failure
