@@ -20,7 +20,8 @@ _MERGED_VALUES = 1 << 17
 _SCRATCH_VALUES = 1 << 18
 """Values of all experts per step where they are widened to float32 first: those stay in the second-level cache."""
 
-_STAGED_COLUMNS = 1 << 22
+_STAGED_VALUES = 1 << 25
+"""Values of all experts per step on other devices: with their float32 copies 200 MB, however many experts there are."""
 
 _BAG_COLUMNS = 256
 """Columns per bag: their sums fit into registers, and all experts' values of them into the first-level cache."""
@@ -123,9 +124,14 @@ def _merge_dense(coefficients: Tensor, source: Tensor, target: Tensor) -> None:
     if source.dtype == torch.float32:
         torch.mm(coefficients, source, out=target)
         return
-    for start in range(0, source.shape[1], _STAGED_COLUMNS):
-        piece = slice(start, start + _STAGED_COLUMNS)
+    step = _staged_columns(len(source))
+    for start in range(0, source.shape[1], step):
+        piece = slice(start, start + step)
         _product(coefficients, source[:, piece].float(), target[:, piece])
+
+
+def _staged_columns(experts: int) -> int:
+    return max(1, _STAGED_VALUES // experts)
 
 
 def _merge_streamed(coefficients: Tensor, source: Tensor, target: Tensor) -> None:
@@ -135,7 +141,7 @@ def _merge_streamed(coefficients: Tensor, source: Tensor, target: Tensor) -> Non
         target.zero_()
         return
     weights = coefficients[:, used].to(target.device)
-    step = min(_STAGED_COLUMNS, source.shape[1])
+    step = min(_staged_columns(len(used)), source.shape[1])
     staged = torch.empty((len(used), step), dtype=source.dtype, device=target.device)
     for start in range(0, source.shape[1], step):
         width = min(step, source.shape[1] - start)

@@ -70,7 +70,7 @@ def test_sparse_merging_skips_what_is_not_used(rows: int) -> None:
 
 
 def test_streaming_between_devices_matches_the_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expert_merge, "_STAGED_COLUMNS", 16)
+    monkeypatch.setattr(expert_merge, "_STAGED_VALUES", 128)
     generator = torch.Generator().manual_seed(0)
     experts, coefficients = torch.randn((6, 50), generator=generator), torch.randn((3, 6), generator=generator)
     coefficients[:, 2] = 0

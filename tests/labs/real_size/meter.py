@@ -227,6 +227,8 @@ class MeteredDevice:
             return self._place(func, args, kwargs, leaves)
         if name in ("aten::is_pinned", "aten::_pin_memory", "aten::pin_memory"):
             return self._pin(name, args[0])
+        if name == "aten::_has_compatible_shallow_copy_type":
+            return isinstance(args[0], MeteredTensor) == isinstance(args[1], MeteredTensor)
         named = next((leaf for leaf in leaves if isinstance(leaf, torch.device)), None)
         here = bool(ours) if named is None else named.type == "cuda"
         if kwargs.get("pin_memory"):

@@ -25,7 +25,9 @@ class Spec:
         dense: how many of them are dense, in a model of experts.
         changes: settings that aren't the published ones, beside the number of layers.
         retained: experts that candidates keep in the lab's searches, about half.
+        placements: where original experts stay, one run each.
         card: bytes of the accelerator that the model is run on by the project's files.
+        scales: whether, with originals on the host, the accelerator is as much smaller as the model has fewer layers.
     """
 
     name: str
@@ -33,7 +35,9 @@ class Spec:
     dense: int = 0
     retained: int = 0
     changes: dict[str, Any] = field(default_factory=dict)
+    placements: tuple[str, ...] = ("device",)
     card: int = 80 * 10**9
+    scales: bool = False
 
     @property
     def published(self) -> dict[str, Any]:
@@ -57,12 +61,12 @@ class Spec:
 SPECS = {
     spec.name: spec
     for spec in (
-        Spec("mixtral-8x7b", 2, retained=4),
+        Spec("mixtral-8x7b", 2, retained=4, placements=("host",), scales=True),
         Spec("mixtral-8x22b", 1, retained=4),
         Spec("qwen1.5-moe-a2.7b", 2, retained=30),
         Spec("qwen2-57b-a14b", 1, retained=32),
         Spec("qwen3-30b-a3b", 2, retained=64),
-        Spec("olmoe-1b-7b", 2, retained=32),
+        Spec("olmoe-1b-7b", 2, retained=32, placements=("device", "host")),
         Spec("deepseek-v2-lite", 2, dense=1, retained=32),
         # One layer of 256 experts is 11 GB in FP8 and 23 GB unpacked.
         Spec("deepseek-v3", 2, dense=1, retained=16, changes={"n_routed_experts": 32}),

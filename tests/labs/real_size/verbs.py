@@ -237,7 +237,7 @@ class Session:
         profilee = Profilee()
         profilee.load(LoadRequest(str(self._exported), None, None, False, "cuda", "auto", 1, 64))
         reply = profilee.measure(MeasureRequest(1, 32, 2, ()))
-        return f"peak {(reply.peak_memory or 0) / 2**30:.2f} GiB"
+        return f"peak {(reply.peak_bytes or 0) / 2**30:.2f} GiB"
 
     # -- what is planned
 

@@ -1,0 +1,120 @@
+"""Asks everything of published models in few layers, under a metered device, and sets memory beside what `plan` says.
+
+    python tests/benchmarks/bench_real.py [--models mixtral-8x7b ...] [--verbs load full ...] [--rows FILE] [--readme]
+
+Every model is written with random weights under its published names and dtypes (`tests/labs/real_size`), asked in a
+process of its own for one verb after another, and removed. Device memory is counted storage by storage; host memory is
+what the kernel says of the process's private memory, under a limit of 10 GiB. Takes up to 15 GB of disk in --folder.
+
+With --rows every row is added to a file as it comes. With --readme the table goes into README.md beside this file: of all
+rows in that file, the last one of every kind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from real_size.checkpoint import stored_bytes, write_checkpoint
+from real_size.matrix import rows_of, scaled_card
+from real_size.published import SPECS, Spec, stored_tensors
+from real_size.runs import write_task
+from real_size.verbs import DENSE_VERBS, EXPERT_VERBS, Row, verbs_of
+
+README = Path(__file__).parent / "README.md"
+BEGIN, END = "<!-- bench_real: begin -->", "<!-- bench_real: end -->"
+CARD = 80 * 10**9
+AGREES = 0.1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=list(SPECS), default=list(SPECS))
+    parser.add_argument("--verbs", nargs="+", choices=sorted({*EXPERT_VERBS, *DENSE_VERBS}))
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--rows", type=Path)
+    parser.add_argument("--readme", action="store_true")
+    options = parser.parse_args()
+    rows = read_rows(options.rows)
+    for name in options.models:
+        for row in measured(SPECS[name], options.folder, options.verbs):
+            rows.append(row)
+            print(line(row), flush=True)
+            if options.rows is not None:
+                with options.rows.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(asdict(row)) + "\n")
+    if options.readme:
+        write_readme(rows)
+
+
+def read_rows(path: Path | None) -> list[Row]:
+    """Rows of runs before."""
+    if path is None or not path.exists():
+        return []
+    return [Row(**json.loads(text)) for text in path.read_text(encoding="utf-8").splitlines()]
+
+
+def measured(spec: Spec, folder: Path, verbs: Sequence[str] | None) -> Iterator[Row]:
+    """One model, on every placement of its originals that it is used with."""
+    asked = tuple(verb for verb in verbs_of(spec.name) if verbs is None or verb in verbs)
+    with tempfile.TemporaryDirectory(prefix="moevolve-real-", dir=folder) as scratch:
+        model = write_checkpoint(spec, Path(scratch, "model"))
+        task = write_task(Path(scratch, "task"))
+        for originals in spec.placements:
+            told = Path(scratch, f"rows-{originals}.jsonl")
+            yield from rows_of(spec.name, model, task, originals, asked, capacity(spec, originals), told)
+        shutil.rmtree(model)
+
+
+def capacity(spec: Spec, originals: str) -> int:
+    """A card; in proportion to the layers where a model is known not to fit one whole."""
+    if originals == "device":
+        return CARD
+    frame = sum(stored_bytes(each) for each in stored_tensors(spec.config) if ".layers." not in each.name)
+    return scaled_card(spec, frame) if spec.scales else CARD
+
+
+def line(row: Row) -> str:
+    """A row of the table, in Markdown."""
+    state = row.failure.replace("|", "/") if row.failure else row.note
+    return (
+        f"| {row.model} | {row.originals} | {row.verb} | {beside(row.device, row.planned)} | "
+        f"{beside(row.host, row.planned_host)} | {state[:160]} |"
+    )
+
+
+def beside(found: int, planned: int | None) -> str:
+    """What was measured, what was planned, and by how much they differ."""
+    text = f"{found / 1e9:.2f}"
+    if planned is None:
+        return text
+    text += f" / {planned / 1e9:.2f}"
+    if planned and found > planned * (1 + AGREES):
+        text += f" (**{found / planned - 1:+.0%}**)"
+    return text
+
+
+def table(rows: Sequence[Row]) -> str:
+    """All rows, in Markdown."""
+    head = "| model | originals | verb | device GB / plan | host GB / plan | |\n|---|---|---|---|---|---|\n"
+    return head + "\n".join(map(line, rows)) + "\n"
+
+
+def write_readme(rows: Sequence[Row]) -> None:
+    """Put the table between its marks, in order of models and verbs."""
+    names, verbs = list(SPECS), [*EXPERT_VERBS, *DENSE_VERBS]
+    last = {(names.index(row.model), row.originals, verbs.index(row.verb)): row for row in rows}
+    rows = [last[key] for key in sorted(last)]
+    text = README.read_text(encoding="utf-8")
+    made = f"{BEGIN}\n{table(rows)}{END}"
+    README.write_text(re.sub(f"{BEGIN}.*{END}", lambda _: made, text, flags=re.DOTALL), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
