@@ -51,7 +51,7 @@ def test_a_model_that_is_not_there_is_planned_from_its_config(
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     run = RUNS / "mixtral-boolq.yaml"
     asked = ("--model", "mixtral-8x7b", "--gpu", "h100,h200", *GIVEN)
-    done = in_process("plan", run, *asked, "--json", "--set", "workers.count=8")
+    done = in_process("plan", run, *asked, "--json", "--set", "workers.count=8", "--set", "window=8")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert [size["title"] for size in found["sizes"]] == ["full model", "prune", "merge"]
