@@ -136,6 +136,41 @@ def test_long_conversations_keep_head_and_tail(bytewise: PreTrainedTokenizerFast
     assert cut.golds == whole.golds
 
 
+def mmlu(limit: int) -> tuple[PreparedSplit, EngineConfig]:
+    """A question of MMLU after five long ones, and the settings of the EEP paper's Table 4 with another limit."""
+    asked = (
+        "There is a single choice question about professional law. Answer the question by replying A, B, C or D.\n"
+        "Question: {}\nA. guilty\nB. liable\nC. both\nD. neither\nAnswer: "
+    )
+    shots = tuple((asked.format(f"Case {number}. " + "The defendant denies it. " * 20), "C") for number in range(5))
+    example = Example(asked.format("Is a tenant who leaves bound?"), ("B",), ("A", "B", "C", "D"), shots)
+    split = PreparedSplit(*("mmlu", "test", "generate", "accuracy", Matching(), 4, ""), (example,))
+    return split, EngineConfig(chat_template="mixtral", max_prompt_tokens=limit, tail_tokens=limit - 1)
+
+
+@pytest.mark.parametrize("limit", [300, 1948])
+def test_a_long_prompt_that_loses_its_beginning_is_what_the_authors_tokenizer_makes_of_it(
+    bytewise: PreTrainedTokenizerFast, limit: int
+) -> None:
+    """They truncate on the left (`truncation_side`), with a text that begins with another `<s>`."""
+    split, config = mmlu(limit)
+    (prompt,) = tokenize_split(talking(bytewise, CHATML), split, config, bos=1).prompts
+    question = split.examples[0].prompt
+    assert len(prompt) == limit and bytewise.decode(prompt).endswith(f"{question}[/INST]")
+    assert question.endswith("Answer: ") and prompt.count(1) == 1 and prompt[0] == 1
+    written = "".join(f"[INST]{shot}[/INST]{answer}</s>" for shot, answer in split.examples[0].shots)
+    theirs = talking(bytewise, None)
+    theirs.truncation_side = "left"
+    made = theirs(f"<s>{written}[INST]{question}[/INST]", truncation=True, max_length=limit)["input_ids"]
+    assert prompt == tuple(made)
+
+
+def test_a_long_prompt_cut_in_the_middle_may_lose_its_question(bytewise: PreTrainedTokenizerFast) -> None:
+    split, config = mmlu(1948)
+    (prompt,) = tokenize_split(talking(bytewise, CHATML), split, replace(config, tail_tokens=64), bos=1).prompts
+    assert "Is a tenant who leaves bound?" not in bytewise.decode(prompt)
+
+
 def test_templates_by_name(bytewise: PreTrainedTokenizerFast) -> None:
     named = talking(bytewise, {"default": CHATML, "terse": DROPPING})
     turns = (("user", "Hi"),)
