@@ -13,6 +13,10 @@ _STRICT = {"extra": "forbid"}
 """For configurations that are read with pydantic: unknown keys are refused."""
 
 
+Device = Literal["auto", "cpu", "cuda"]
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Which checkpoint is searched and how a worker holds it.
@@ -38,8 +42,8 @@ class ModelConfig:
 
     path: str
     revision: str | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Dtype = "float32"
+    device: Device = "auto"
     device_map: str | None = None
     originals: Literal["device", "host"] = "device"
     experts_implementation: Literal["grouped_mm", "batched_mm", "eager"] = "grouped_mm"
