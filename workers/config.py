@@ -12,6 +12,7 @@ from annotated_types import Ge, MinLen
 _STRICT = {"extra": "forbid"}
 """For configurations that are read with pydantic: unknown keys are refused."""
 
+Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
@@ -43,8 +44,8 @@ class ModelConfig:
 
     path: str
     revision: str | None = None
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto"] | Dtype = "auto"
+    device: Device = "auto"
     device_map: str | None = None
     originals: Literal["device", "host"] = "device"
     experts_implementation: Literal["grouped_mm", "batched_mm", "eager"] = "grouped_mm"

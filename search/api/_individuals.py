@@ -148,6 +148,8 @@ def answers(
     only: Literal["differing", "wrong", "lost", "gained"] | None = None,
     search: str | None = None,
     model: str | None = None,
+    device: Literal["auto", "cpu", "cuda"] | None = None,
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None,
 ) -> Answers:
     """What individuals and their full model answer to a task's prompts, whole and side by side. Nothing is stored.
 
@@ -161,6 +163,8 @@ def answers(
             (`wrong`), or is worth less (`lost`) or more (`gained`) than the full model.
         search: whose full model, with `full`.
         model: the search's checkpoint, if it isn't where the store says.
+        device: where to run; None takes the search's, or the CPU if that was a GPU and there is none.
+        dtype: of the parameters; None takes the search's.
 
     Raises:
         UserError: no such task or split, individuals of different models, or one that can't be run.
@@ -174,7 +178,7 @@ def answers(
     from moevolve.search.service import answers as service
 
     with reader_of(store) as opened:
-        return service.answers(opened, individuals, task, split, limit, only, search, model)
+        return service.answers(opened, individuals, task, split, limit, only, search, model, device, dtype)
 
 
 def analyse(
@@ -231,7 +235,8 @@ def profile(
     search: str | None = None,
     model: str | None = None,
     trust_remote_code: bool = False,
-    apart: bool = False,
+    apart: bool | None = None,
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None,
     on_stage: Callable[[str], None] = lambda _: None,
 ) -> ProfileReport:
     """Measure size, memory and speed of models as plain `transformers` runs them, beside the full model.
@@ -252,7 +257,8 @@ def profile(
         search: whose full model, with `full`.
         model: the search's checkpoint, if it isn't where the store says.
         trust_remote_code: let modelling code in a checkpoint's folder run.
-        apart: one model in memory at a time; then drift isn't shared.
+        apart: one model in memory at a time; then drift isn't shared. None does so unless there is ample room for all.
+        dtype: of the parameters; None takes the search's, or that of each folder where there are no others.
         on_stage: told what happens meanwhile.
 
     Raises:
@@ -276,6 +282,7 @@ def profile(
         trust_remote_code,
         apart,
         model,
+        dtype,
     )
     if not request.stored:
         return service.profile(request, None, on_stage)
@@ -294,8 +301,10 @@ def export(
     store: str | Store,
     form: Literal["stock", "native"] | None = None,
     model: str | None = None,
+    device: Literal["auto", "cpu", "cuda"] | None = None,
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None,
 ) -> ExportReport:
-    """Write an individual as a checkpoint that `transformers` loads; verified by loading it again.
+    """Write an individual as a checkpoint that `transformers` loads; verified layer by layer, from its files.
 
     Args:
         individual: `SEARCH:INDEX`.
@@ -303,8 +312,12 @@ def export(
         store: where the individual is; the export is recorded there.
         form: plain transformers, or with its own code; None takes `stock` where that is exact.
         model: the search's checkpoint, if it isn't where the store says.
+        device: where the model is held meanwhile; None takes the search's, or the CPU if that was a GPU and there is
+            none.
+        dtype: of the checkpoint; None takes the search's.
 
     Raises:
+        ExportError: the checkpoint failed its verification; its files are kept as `DIRECTORY.unverified`.
         UserError: the folder is taken, the model can't be had, or the form can't express the individual.
         StoreError: no such store or individual.
 
@@ -315,7 +328,7 @@ def export(
     from moevolve.search.service.export import export_individual
 
     with store_of(store) as opened:
-        return export_individual(opened, individual, Path(directory), form, model)
+        return export_individual(opened, individual, Path(directory), form, model, device, dtype)
 
 
 def export_coefficients(individual: str, path: str | Path, *, store: str | StoreReader) -> None:

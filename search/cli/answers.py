@@ -10,7 +10,14 @@ from rich.text import Text
 
 import moevolve
 from moevolve.search.cli._console import output, percent, print_json, print_table
-from moevolve.search.cli._options import DEFAULT_STORE, JsonOption, ModelOption, StoreOption
+from moevolve.search.cli._options import (
+    DEFAULT_STORE,
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    ModelOption,
+    StoreOption,
+)
 
 if TYPE_CHECKING:
     from moevolve import Answers
@@ -41,12 +48,23 @@ def answers(
     whole: Annotated[bool, typer.Option("--whole", help="Show long prompts from beginning to end.")] = False,
     search: Annotated[str | None, typer.Option("--search", help="Whose full model (with `full`).")] = None,
     model: ModelOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
     """Show prompts, right answers, and what the full model and individuals answer, side by side. Nothing is stored."""
     found = moevolve.answers(
-        *individuals, task=task, store=store, split=split, limit=limit, only=only, search=search, model=model
+        *individuals,
+        task=task,
+        store=store,
+        split=split,
+        limit=limit,
+        only=only,
+        search=search,
+        model=model,
+        device=device,
+        dtype=dtype,
     )
     if as_json:
         print_json(found)

@@ -154,8 +154,11 @@ class Exporter(Protocol):
     """Makes checkpoints of one kind of edit."""
 
     def obstacle(self, resident: Resident, edit: Edit) -> str | None:
-        """Why no class of `transformers` computes the same as the model, to which the edit is applied, and maybe what
-        follows it up; None where a stock checkpoint is exact.
+        """Why no class of `transformers` computes the same as the edited model; None where a stock checkpoint is exact.
+
+        Args:
+            resident: with `edit` applied, and maybe what follows it up.
+            edit: of this kind.
 
         Raises:
             UserError: the edit has no checkpoint of any form.
