@@ -48,11 +48,11 @@ def whole_blocks() -> Iterator[None]:
             dtype = getattr(model.get_submodule(owner), name).dtype
             return {key: _cast(value, dtype) for key, value in found.items()}
 
-    fp8.Fp8Dequantize = Dequantize
+    fp8.Fp8Dequantize = Dequantize  # type: ignore[misc]
     try:
         yield
     finally:
-        fp8.Fp8Dequantize = theirs
+        fp8.Fp8Dequantize = theirs  # type: ignore[misc]
 
 
 def _cast(found: Tensor | list[Tensor], dtype: torch.dtype) -> Tensor | list[Tensor]:
