@@ -53,6 +53,7 @@ from moevolve._individuals import (
     lineage,
     plot,
     profile,
+    prompts,
     report,
     searches,
     show,
@@ -90,6 +91,7 @@ if TYPE_CHECKING:
     from moevolve.search.service.answers import Answers as Answers
     from moevolve.search.service.evaluate import Evaluation as Evaluation
     from moevolve.search.service.import_eep import Imported as Imported
+    from moevolve.search.service.prompts import AskedRow as AskedRow
     from moevolve.search.service.submit import Submitted as Submitted
     from moevolve.store.errors import StoreError as StoreError
     from moevolve.store.reader import StoreReader as StoreReader
@@ -108,6 +110,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Analysis": "search.service.analyse",
     "Answers": "search.service.answers",
+    "AskedRow": "search.service.prompts",
     "BestRow": "store.records",
     "Comparison": "search.compare.config",
     "ComparisonRow": "search.compare.rows",
@@ -141,6 +144,7 @@ _HOMES = {
 __all__ = [
     "Analysis",
     "Answers",
+    "AskedRow",
     "BestRow",
     "Comparison",
     "ComparisonRow",
@@ -191,6 +195,7 @@ __all__ = [
     "pause",
     "plot",
     "profile",
+    "prompts",
     "report",
     "resume",
     "retry",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from moevolve.search.service.answers import Answers
     from moevolve.search.service.evaluate import Evaluation
     from moevolve.search.service.import_eep import Imported
+    from moevolve.search.service.prompts import AskedRow
     from moevolve.store.reader import StoreReader
     from moevolve.store.records import BestRow, IndividualDetail, LineageGraph, SearchSummary
     from moevolve.store.repository import Store
@@ -179,6 +180,43 @@ def answers(
 
     with reader_of(store) as opened:
         return service.answers(opened, individuals, task, split, limit, only, search, model, device, dtype)
+
+
+def prompts(
+    individual: str,
+    task: str,
+    *,
+    store: str | StoreReader,
+    split: Literal["search", "dev", "test"] = "test",
+    limit: int | None = None,
+    search: str | None = None,
+    model: str | None = None,
+) -> list[AskedRow]:
+    """What a model is asked and what is scored of its answers, chat template and special tokens included.
+
+    No weights are needed, and nothing is run.
+
+    Args:
+        individual: `SEARCH:INDEX`, or `full`.
+        task: any task, or `NAME@FITNESS`; also one that the search did not use.
+        store: where the individual is.
+        split: which split.
+        limit: most rows.
+        search: whose full model, with `full`.
+        model: the search's checkpoint, if it isn't where the store says.
+
+    Raises:
+        UserError: no such task or split, or the model's config or tokenizer can't be had.
+        StoreError: no such store or individual.
+
+    Example:
+        >>> moevolve.prompts("demo:1", "demo-calendar", store="sqlite:///demo.db", limit=1)[0].gold
+        ' March'
+    """
+    from moevolve.search.service import prompts as service
+
+    with reader_of(store) as opened:
+        return service.prompts(opened, individual, task, split, limit, search, model)
 
 
 def analyse(

@@ -34,7 +34,7 @@ def set_up(config: RunConfig, search_id: str) -> SearchSetup:
     config = config.model_copy(update={"model": pinned(config.model)})
     facts = describe_model(config.model)
     if config.engine.chat_template not in ("auto", "none"):
-        chat_template(load_tokenizer(config.model), config.engine.chat_template)  # only to see that it is there
+        chat_template(load_tokenizer(config.model), config.engine)  # only to see that it is there
     space = make_space(config.genome, facts, config.phases)
     calibrating = needs_calibration(space)
     wanted = {"calibration": calibrating, "search": True, "dev": config.final.rerank, "test": config.final.test}

@@ -82,7 +82,7 @@ class GenerationEngine:
         self._choices = ChoiceScorer(self._forward)
         self._draft = shortcuts.draft
         self.bos = missing_bos(model, tokenizer)
-        self._ends = end_tokens(model, tokenizer, config.chat_template)
+        self._ends = end_tokens(model, tokenizer, config)
         self._tokenized: dict[str, TokenizedSplit] = {}
         self._greedy: dict[str, tuple[Tokens, ...]] = {}
         self._runs: dict[str, HarnessRun] = {}

@@ -23,6 +23,7 @@ class TokenizedSplit:
         prompts: with system prompt and shots, the beginning-of-sequence token, and under a chat template what that
             writes around them; truncated, never empty.
         golds: tokens of the first reference as it continues the prompt, without end token; empty without references.
+            Under a chat template marks that come before every answer are in the prompt already.
         choices: likewise for every choice.
     """
 
@@ -41,7 +42,8 @@ def tokenize_split(
     Both are settled before truncation.
 
     Under a chat template the prompt is what `apply_chat_template` of the tokenizer makes of the conversation, token by
-    token: the template writes all special tokens, so none are added. The answer follows as the template has it.
+    token, and what the template puts before an answer (see `ChatTemplate`): the template writes all special tokens, so
+    none are added. The answer follows as the template has it.
 
     Args:
         tokenizer: its own special tokens are kept, but for an end token, which would close the prompt.
@@ -52,28 +54,29 @@ def tokenize_split(
     Raises:
         UserError: a prompt has no tokens, or the chat template is unknown or refuses a prompt.
     """
-    template = chat_template(tokenizer, config.chat_template) if split.chat else None
+    template = chat_template(tokenizer, config) if split.chat else None
     special = template is None
     if template is None:
-        texts, prefix = [split.text(example) for example in split.examples], split.answer_prefix
+        texts = [split.text(example) for example in split.examples]
+        prefixes = [split.answer_prefix] * len(texts)
     else:
-        texts, bos = [template.prompt(split.turns(example)) for example in split.examples], None
-        opening = template.opening(split.turns(split.examples[0])) if split.examples else ""
-        prefix = opening + split.answer_prefix.lstrip()
+        bos, asked = None, [template.asked(split.turns(example)) for example in split.examples]
+        texts = [each.prompt for each in asked]
+        prefixes = [each.spaces + split.answer_prefix.lstrip() for each in asked]
     prompts = _encode(tokenizer, texts, special)
     pairs = [
         (i, answer)
         for i, example in enumerate(split.examples)
         for answer in dict.fromkeys((*example.references[:1], *example.choices))
     ]
-    joined = _encode(tokenizer, [texts[i] + prefix + answer for i, answer in pairs], special)
+    joined = _encode(tokenizer, [texts[i] + prefixes[i] + answer for i, answer in pairs], special)
     answers: dict[tuple[int, str], Tokens] = {}
     for (i, answer), whole in zip(pairs, joined, strict=True):
         head = len(prompts[i])
         if whole[:head] == prompts[i] and len(whole) > head:
             answers[i, answer] = whole[head:]
         else:
-            alone = tokenizer(prefix + answer, add_special_tokens=False)["input_ids"]
+            alone = tokenizer(prefixes[i] + answer, add_special_tokens=False)["input_ids"]
             answers[i, answer] = tuple(alone)
     examples = split.examples
     return TokenizedSplit(
@@ -107,7 +110,7 @@ def missing_bos(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> i
     return bos if bos == getattr(model.config, "bos_token_id", None) and bos != tokenizer.eos_token_id else None
 
 
-def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, template: str = "none") -> frozenset[int]:
+def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: EngineConfig) -> frozenset[int]:
     """Tokens that end an answer: those of the generation config, as `generate` has it, else the tokenizer's.
 
     So does the special token that the chat template closes an answer with.
@@ -119,7 +122,7 @@ def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, templ
     if ends is None:
         ends = tokenizer.eos_token_id
     found = {ends} if isinstance(ends, int) else set(ends or ())
-    chat = chat_template(tokenizer, template)
+    chat = chat_template(tokenizer, config)
     closing = None if chat is None else chat.end_token()
     return frozenset(found if closing is None else found | {closing})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from torch import Tensor
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.config import Device, Dtype, ModelConfig
 from moevolve.workers.families.registry import FAMILIES, dense_family
+from moevolve.workers.model.unpacking import whole_blocks
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -236,9 +238,10 @@ def load_model(
     }
     try:
         if weights is None:
-            model = AutoModelForCausalLM.from_pretrained(
-                _source(config), use_safetensors=True, **form, **unpacking, **_hub_arguments(config)
-            )
+            with whole_blocks() if unpacking else nullcontext():
+                model = AutoModelForCausalLM.from_pretrained(
+                    _source(config), use_safetensors=True, **form, **unpacking, **_hub_arguments(config)
+                )
         else:
             if unpacking:
                 del settings.quantization_config

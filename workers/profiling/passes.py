@@ -151,7 +151,7 @@ class PromptMeter:
         Raises:
             UserError: there is no such template.
         """
-        return split.chat and chat_template(self._tokenizer, self._engine.chat_template) is not None
+        return split.chat and chat_template(self._tokenizer, self._engine) is not None
 
     def tokens(self, split: PreparedSplit) -> SplitTokens:
         """The tokens of a split.
@@ -168,6 +168,21 @@ class PromptMeter:
             split.max_new_tokens,
             split.positions,
         )
+
+    def texts(self, split: PreparedSplit) -> list[tuple[str, str, tuple[str, ...]]]:
+        """Every prompt of a split, its right answer and its choices, as their tokens read; special tokens are kept.
+
+        Raises:
+            UserError: a prompt has no tokens.
+        """
+        tokenized = tokenize_split(self._tokenizer, split, self._engine, self._bos)
+        return [
+            (self._text(prompt), self._text(gold), tuple(map(self._text, choices)))
+            for prompt, gold, choices in zip(tokenized.prompts, tokenized.golds, tokenized.choices, strict=True)
+        ]
+
+    def _text(self, tokens: Tokens) -> str:
+        return str(self._tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
 
     def most_tokens(self, split: PreparedSplit) -> int:
         """Of a split's prompts and answers, gold ones or, where there are none, those that the model gives.

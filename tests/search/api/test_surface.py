@@ -50,6 +50,7 @@ SIGNATURES = {
         "repeats=5, device='auto', threads=None, search=None, model=None, trust_remote_code=False, apart=None, "
         "dtype=None, on_stage=...)"
     ),
+    "prompts": "(individual, task, *, store, split='test', limit=None, search=None, model=None)",
     "report": "(search, path, *, store, limit=5, analysis=None)",
     "resume": "(search, *, store, address=None, overrides=(), observer=None)",
     "retry": "(search, *, store, address=None, overrides=(), observer=None)",
@@ -65,7 +66,17 @@ SIGNATURES = {
     "write_analysis": "(analysis, folder)",
 }
 RECORDS = {
-    *("Analysis", "Answers", "BestRow", "Comparison", "ComparisonRow", "Contestant", "Control", "Evaluation"),
+    *(
+        "Analysis",
+        "Answers",
+        "AskedRow",
+        "BestRow",
+        "Comparison",
+        "ComparisonRow",
+        "Contestant",
+        "Control",
+        "Evaluation",
+    ),
     *("Estimate", "ExportReport", "Imported", "IndividualDetail", "LineageGraph", "Observer", "ProfileReport"),
     *("Progress", "RunConfig", "Score", "SearchSummary", "Standings", "Store", "StoreReader", "Submitted"),
     "TaskConfig",
