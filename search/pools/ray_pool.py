@@ -342,11 +342,13 @@ class RayPool:
             raise PoolError(_none_ready(self._workers, any(slot.node for slot in late)))
         for slot in late:
             if slot.node:
-                self._bury(slot, TimeoutError(f"the model took longer to load than start_timeout_s = {limit:g}"))
+                self._bury(
+                    slot, TimeoutError(f"the model took longer to load than workers.start_timeout_s = {limit:g}")
+                )
         limit = self._workers.timeout_s
         for slot in self._slots:
             if slot.request is not None and now - slot.since > limit:
-                self._bury(slot, TimeoutError(f"evaluation took longer than timeout_s = {limit:g}"))
+                self._bury(slot, TimeoutError(f"evaluation took longer than workers.timeout_s = {limit:g}"))
 
 
 def _none_ready(workers: WorkersSection, placed: bool) -> str:
@@ -385,7 +387,10 @@ def calibrate_on_ray(
     limit = workers.start_timeout_s
     try:
         _awaited(actor.place.remote(), limit, check, _none_ready(workers, placed=False))
-        late = f"the calibration took longer than {limit:g} s (workers.start_timeout_s)"
+        late = (
+            f"loading the model and measuring it before the search took longer than {limit:g} s; raise "
+            "workers.start_timeout_s, or measure on fewer tokens (genome.calibration_tokens)"
+        )
         return bytes(_awaited(actor.calibrate.remote(recipe, splits), limit, check, late))
     except RayError as error:
         if isinstance(error, RayTaskError) and isinstance(error.cause, UserError):

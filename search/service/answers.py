@@ -99,6 +99,8 @@ def answers(
     subjects = {name: find_subject(store, name, search, model) for name in names or [FULL]}
     first = _alike(subjects)
     prepared = prepared_split(first, task, split)
+    if prepared.window is not None:
+        raise UserError(f"{prepared.task} is running text, which is read in windows: there are no answers to show")
     if limit is not None and only is None:
         prepared = prepared.head(limit)
     # One model, on which one edit is made after the other.

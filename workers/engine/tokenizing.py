@@ -21,7 +21,7 @@ class TokenizedSplit:
 
     Attributes:
         prompts: with system prompt and shots, the beginning-of-sequence token, and under a chat template what that
-            writes around them; truncated, never empty.
+            writes around them; truncated, never empty. Of running text its windows, however many examples there are.
         golds: tokens of the first reference as it continues the prompt, without end token; empty without references.
             Under a chat template marks that come before every answer are in the prompt already.
         choices: likewise for every choice.
@@ -54,6 +54,9 @@ def tokenize_split(
     Raises:
         UserError: a prompt has no tokens, or the chat template is unknown or refuses a prompt.
     """
+    if split.window is not None:
+        windows = cut_windows(tokenizer, split, split.window, config, bos)
+        return TokenizedSplit(windows, ((),) * len(windows), ((),) * len(windows))
     template = chat_template(tokenizer, config) if split.chat else None
     special = template is None
     if template is None:
@@ -84,6 +87,39 @@ def tokenize_split(
         golds=tuple(answers[i, e.references[0]] if e.references else () for i, e in enumerate(examples)),
         choices=tuple(tuple(answers[i, choice] for choice in e.choices) for i, e in enumerate(examples)),
     )
+
+
+def cut_windows(
+    tokenizer: PreTrainedTokenizerBase, split: PreparedSplit, window: int, config: EngineConfig, bos: int | None
+) -> tuple[Tokens, ...]:
+    """A split's running text in windows of equally many tokens, as GPTQ (arXiv 2210.17323), SparseGPT and ToMoE do.
+
+    The text is tokenised as a whole, so a beginning-of-sequence token stands in the first window only. What is left at
+    the end, shorter than a window, is dropped.
+
+    Args:
+        tokenizer: the model's.
+        split: whose examples.
+        window: tokens of a window.
+        config: truncation.
+        bos: see `tokenize_split`.
+
+    Raises:
+        UserError: the text is shorter than a window, or windows would be truncated.
+    """
+    where = f"task {split.task}, split {split.split}"
+    if config.max_prompt_tokens is not None and window > config.max_prompt_tokens:
+        raise UserError(
+            f"{where}: windows of {window} tokens are longer than engine.max_prompt_tokens, which is "
+            f"{config.max_prompt_tokens}; leave that out, or give the task a smaller window"
+        )
+    tokens = encode_text(tokenizer, split.running_text, bos, special=True)
+    if len(tokens) < window:
+        raise UserError(
+            f"{where}: the text has {len(tokens)} tokens, fewer than a window of {window}; give the split more rows, "
+            "or the task a smaller window"
+        )
+    return tuple(tokens[start : start + window] for start in range(0, len(tokens) - window + 1, window))
 
 
 def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, bos: int | None, special: bool) -> Tokens:

@@ -133,7 +133,7 @@ def test_an_evaluation_past_its_time_fails(tiny: Any, split: PreparedSplit, ray_
         pool.submit(request(split, "hang"))
         pool.submit(request(split, "good"))
         done = collect(pool, 2)
-    assert "longer than timeout_s = 1.5" in (done["hang"].failure or "") and done["hang"].kind == "timeout"
+    assert "longer than workers.timeout_s = 1.5" in (done["hang"].failure or "") and done["hang"].kind == "timeout"
     assert done["good"].failure is None
 
 
@@ -223,7 +223,7 @@ def test_a_worker_that_hangs_while_it_loads_is_replaced(
         pool.resize(2)
         poll_until(pool, (tmp_path / "1").exists)
         limit_start(pool, 1.0)
-        poll_until(pool, lambda: "took longer to load than start_timeout_s = 1" in caplog.text)
+        poll_until(pool, lambda: "took longer to load than workers.start_timeout_s = 1" in caplog.text)
         limit_start(pool, PATIENT_S)
         poll_until(pool, (tmp_path / "2").exists)
 
@@ -261,6 +261,21 @@ def test_who_waits_for_a_calibration_hears_what_is_asked(ray_address: str) -> No
         PoolError, match=r"no worker was ready after 0\.5 s .*: the cluster has no room for num_cpus=64"
     ):
         calibrate(ray_address, lambda: None, num_cpus=64, start_timeout_s=0.5)
+
+
+def test_a_calibration_that_takes_too_long_says_what_to_change(
+    ray_address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def awaited(reference: object, limit: float, check: object, late: str) -> bytes:
+        if "no worker was ready" in late:
+            return b""
+        raise PoolError(late)
+
+    monkeypatch.setattr(ray_pool, "_awaited", awaited)
+    with pytest.raises(
+        PoolError, match=r"longer than 7 s; raise workers\.start_timeout_s, or .* \(genome\.calibration_tokens\)"
+    ):
+        calibrate(ray_address, lambda: None, start_timeout_s=7)
 
 
 def test_what_ray_can_not_do_for_a_calibration_is_no_traceback(
