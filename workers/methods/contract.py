@@ -41,6 +41,7 @@ class ModelParts:
         dense_layers: its dense feed-forward networks, in order of depth.
         device: where the model runs, when it isn't spread over several devices.
         on_host: whether the original experts stay in host memory.
+        beside: bytes on the device that passes need beside weights and experts; None if that isn't known.
         applicator: the applicator of another kind of edits, for one that stands on it.
     """
 
@@ -49,6 +50,7 @@ class ModelParts:
     dense_layers: tuple[DenseLayer, ...] = field(repr=False)
     device: torch.device
     on_host: bool
+    beside: int | None
     applicator: Callable[[type], Applicator] = field(repr=False)
 
 
