@@ -103,6 +103,8 @@ class PreparedSplit:
         harness: for a fitness that lm-evaluation-harness judges, what it needs; else None.
         system: what a model is told before everything else; empty for nothing.
         chat: whether prompts become turns of a conversation where the model has a chat template.
+        window: for texts that are read whole: all of them are one running text (`running_text`), which is cut into
+            windows of so many tokens; outcomes are the windows', not the examples'. None reads each by itself.
     """
 
     task: str
@@ -117,6 +119,13 @@ class PreparedSplit:
     harness: HarnessTask | None = None
     system: str = ""
     chat: bool = True
+    window: int | None = None
+
+    @property
+    def running_text(self) -> str:
+        """All examples' texts, an empty line apart: each its prompt, followed by its gold answer if it has one."""
+        answers = (self.answer_prefix + each.references[0] if each.references else "" for each in self.examples)
+        return "\n\n".join(each.prompt + answer for each, answer in zip(self.examples, answers, strict=True))
 
     def text(self, example: Example) -> str:
         """What a model without a chat template is given: system prompt, shots and prompt, an empty line apart."""
@@ -165,7 +174,7 @@ class SplitResult:
         score: the metric over all examples, in [0, 1].
         gold_logprob: mean over examples, in nats, <= 0: the gold answer's log-probability per token, or what the
             fitness has in its place; see `moevolve.evaluators.fitness.base.Fitness.outcomes`.
-        outcomes: float32 [examples], each example's contribution in [0, 1].
+        outcomes: float32 [examples], or [windows] of running text: each one's contribution in [0, 1].
         seconds: it took on a worker; of several splits, making the edit counts with the first.
         spared: share of the layers' work on prompts, in [0, 1], that earlier candidates' hidden states made needless.
     """

@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from waiting import PATIENT_S
 
 ROOT = Path(__file__).parents[1]
 PARTS = ("configs", "evaluators", "kernels", "search", "store", "workers")
@@ -119,7 +120,7 @@ def built(checkout: Path) -> Path:
     folder = checkout.parent
     command = ["pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-q", "-w", str(folder), "./checkout"]
     done = subprocess.run(
-        [sys.executable, "-m", *command], cwd=folder, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-m", *command], cwd=folder, capture_output=True, text=True, timeout=PATIENT_S, check=False
     )
     assert done.returncode == 0, done.stderr
     (wheel,) = folder.glob("*.whl")
@@ -167,7 +168,7 @@ def editable(checkout: Path) -> Path:
     folder = checkout.parent / "editable"
     folder.mkdir()
     command = [sys.executable, "-W", "ignore", "-c", program, str(folder)]
-    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=PATIENT_S, check=False)
     assert done.returncode == 0, done.stderr
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 import json
 from dataclasses import asdict, dataclass
@@ -12,6 +13,7 @@ from annotated_types import Ge, MinLen
 _STRICT = {"extra": "forbid"}
 """For configurations that are read with pydantic: unknown keys are refused."""
 
+Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
@@ -43,8 +45,8 @@ class ModelConfig:
 
     path: str
     revision: str | None = None
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto"] | Dtype = "auto"
+    device: Device = "auto"
     device_map: str | None = None
     originals: Literal["device", "host"] = "device"
     experts_implementation: Literal["grouped_mm", "batched_mm", "eager"] = "grouped_mm"
@@ -76,6 +78,7 @@ class EngineConfig:
         tail_tokens: how many closing tokens survive the truncation (question and `Answer:` stand at the end).
         chat_template: what prompts are wrapped in: `auto` for the tokenizer's own chat template, if it has one, `none`
             for nothing, or a name (see `moevolve.workers.engine.chat`).
+        date: what chat templates that print today's date are told instead, so that a prompt is the same on every day.
         products: who multiplies float32 matrices on a CPU: `torch` as it does by itself, `onednn`, or `auto`, the one
             that is faster on this make of processor (see `moevolve.workers.engine.runtime`).
     """
@@ -87,6 +90,7 @@ class EngineConfig:
     max_prompt_tokens: Annotated[int, Ge(1)] | None = None
     tail_tokens: Annotated[int, Ge(0)] = 64
     chat_template: Annotated[str, MinLen(1)] = "auto"
+    date: dt.date = dt.date(2025, 1, 1)
     products: Products = "auto"
 
     def __post_init__(self) -> None:
@@ -117,9 +121,26 @@ class Shortcuts:
 ALL_SHORTCUTS = Shortcuts()
 
 
+PACKAGED_TEMPLATES = {
+    "mixtral": (
+        "{{ bos_token }}{% for message in messages %}"
+        "{% if message.role == 'user' %}[INST]{{ message.content }}[/INST]"
+        "{% elif message.role == 'assistant' %}{{ message.content }}{{ eos_token }}"
+        "{% else %}{{ raise_exception('no system prompt') }}{% endif %}{% endfor %}"
+    ),
+}
+"""Chat templates by name, for tokenizers that have none of that name. `mixtral` is what the authors of EEP wrap prompts
+in (their released configurations of Mixtral-8x7B-Instruct): no white space at the marks; Mixtral's own has some."""
+
+
 def engine_fingerprint(model: ModelConfig, engine: EngineConfig) -> str:
-    """SHA-256 (hex) of the settings that can change the last digits of a score, the checkpoint itself excepted."""
+    """SHA-256 (hex) of the settings that can change the last digits of a score, the checkpoint itself excepted.
+
+    With a chat template that comes with the project goes its text; a tokenizer's own is part of the checkpoint, and so
+    is the dtype that `auto` stands for.
+    """
     settings = asdict(model) | asdict(engine)
     for where in ("path", "revision", "own_dtype"):
         del settings[where]
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    settings["packaged"] = PACKAGED_TEMPLATES.get(engine.chat_template)
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()

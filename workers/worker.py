@@ -14,6 +14,7 @@ from moevolve.evaluators.fitness.registry import FITNESSES
 from moevolve.evaluators.fitness.runner import run_split
 from moevolve.evaluators.fitness.transcript import Answer, transcribe
 from moevolve.evaluators.types import PreparedSplit, SplitResult
+from moevolve.workers.capacity import NeededMemory, check_room
 from moevolve.workers.config import ALL_SHORTCUTS, EngineConfig, ModelConfig, Shortcuts
 from moevolve.workers.engine.engine import GenerationEngine, configure_runtime
 from moevolve.workers.engine.measuring import analyse_usage, calibrate, token_sequences
@@ -21,6 +22,7 @@ from moevolve.workers.engine.reuse import LayerReuse
 from moevolve.workers.messages import EvaluationReply, EvaluationRequest
 from moevolve.workers.methods.base import ALL_TOKENS, CalibrationRecipe, Edit
 from moevolve.workers.methods.usage import Usage, UsageRequest
+from moevolve.workers.model.loading import resolve_device
 from moevolve.workers.model.resident import ResidentModel
 
 
@@ -54,8 +56,10 @@ class EvaluationWorker:
             changes no result; 0 runs every layer of every candidate.
         share: have the weights once with other workers of this node (`workers/model/sharing.py`), which changes no
             result either.
+        needed: memory that there must be before anything is loaded; None loads and sees.
 
     Raises:
+        NoRoomError: there isn't that much memory.
         UserError: the checkpoint can't be loaded.
     """
 
@@ -66,9 +70,12 @@ class EvaluationWorker:
         shortcuts: Shortcuts = ALL_SHORTCUTS,
         reuse_bytes: int = 0,
         share: bool = False,
+        needed: NeededMemory | None = None,
     ) -> None:
         configure_runtime(engine.threads)
-        self._resident = ResidentModel.load(model, share)
+        if needed is not None:
+            _reserve(model, needed, share)
+        self._resident = ResidentModel.load(model, share, None if needed is None else needed.memory.beside)
         resident = self._resident
         self._reuse = LayerReuse(resident.model, resident.layer_keys, reuse_bytes) if reuse_bytes else None
         self._engine = GenerationEngine(resident.model, resident.tokenizer, engine, shortcuts, self._reuse)
@@ -170,6 +177,14 @@ class EvaluationWorker:
         result = run_split(self._engine, split)
         spared = 0.0 if self._reuse is None else self._reuse.spared / max(self._reuse.work, 1)
         return replace(result, seconds=time.perf_counter() - begun, spared=spared)
+
+
+def _reserve(model: ModelConfig, needed: NeededMemory, share: bool) -> None:
+    """See that there is room for a model, and keep to the part of a device that is this worker's."""
+    device = resolve_device(model)
+    if device.type == "cuda" and needed.gpus < 1:
+        torch.cuda.set_per_process_memory_fraction(needed.gpus, device)
+    check_room(needed, device, share)
 
 
 _DEVICE_FAULTS = ("CUDA", "CUBLAS", "CUDNN", "CUSPARSE", "CUSOLVER", "NCCL", "HIP error", "device-side assert")

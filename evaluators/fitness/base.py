@@ -53,9 +53,9 @@ class Fitness(ABC):
         """Outcomes of the engine's model, as it is now, on a split.
 
         Returns:
-            Each example's outcome in [0, 1], and what breaks ties between equal scores: the gold answer's mean
-            log-probability per token in nats, or what the fitness has in its place. Both float64 [examples]; the
-            caller refuses tie-breakers that aren't finite.
+            Each example's outcome in [0, 1] (of running text each window's), and what breaks ties between equal scores:
+            the gold answer's mean log-probability per token in nats, or what the fitness has in its place. Both float64
+            [examples]; the caller refuses tie-breakers that aren't finite.
 
         Raises:
             CandidateError: numbers that aren't finite.
@@ -74,12 +74,12 @@ class Fitness(ABC):
 
 
 def require_all(values: Floats, split: PreparedSplit) -> Floats:
-    """Returns one value per example.
+    """Returns one value per example; windows of running text are as many as the tokenizer makes of it.
 
     Raises:
         ValueError: the engine gave fewer or more.
     """
-    if values.shape != (len(split.examples),):
+    if split.window is None and values.shape != (len(split.examples),):
         raise ValueError(
             f"the engine scored {values.shape[0]} of {len(split.examples)} texts of {split.task}/{split.split}"
         )

@@ -48,10 +48,11 @@ class Engine(Protocol):
         ...
 
     def text_logprobs(self, split: PreparedSplit) -> NDArray[np.float64]:
-        """Log-likelihoods of whole texts: float64 [examples], mean log-probability per token (nats).
+        """Log-likelihoods of whole texts: float64 [texts], mean log-probability per token (nats).
 
-        An example's text is its prompt, followed by `answer_prefix` and the first reference if it has one. All of its
-        tokens but the first are predicted.
+        An example's text is its prompt, followed by `answer_prefix` and the first reference if it has one; where the
+        split has a `window`, the texts are the windows of its running text. All of a text's tokens but the first are
+        predicted.
 
         Raises:
             CandidateError: the model's logits are not finite.
@@ -71,7 +72,7 @@ class Engine(Protocol):
         ...
 
     def divergences(self, split: PreparedSplit) -> NDArray[np.float64]:
-        """Divergences from what was remembered: float64 [examples], nats, >= 0.
+        """Divergences from what was remembered: float64 [texts] (see `text_logprobs`), nats, >= 0.
 
         Mean over the positions that predict a token of the text (see `text_logprobs`), or of the answer alone where
         the split's `positions` say so, of KL(remembered || now), over the whole vocabulary.
@@ -83,7 +84,7 @@ class Engine(Protocol):
         ...
 
     def agreements(self, split: PreparedSplit) -> NDArray[np.float64]:
-        """Overlaps with what was remembered: float64 [examples], in [0, 1].
+        """Overlaps with what was remembered: float64 [texts] (see `text_logprobs`), in [0, 1].
 
         Mean over the same positions as in `divergences` of sum_v min(remembered(v), now(v)), over the vocabulary.
 

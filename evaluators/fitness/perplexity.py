@@ -10,9 +10,10 @@ from moevolve.evaluators.types import PreparedSplit
 
 
 class Perplexity(Fitness):
-    """The perplexity of running text, every example counting the same, however long.
+    """The reciprocal of its outcomes' geometric mean.
 
-    It is the reciprocal of its outcomes' geometric mean.
+    Of examples that are read one by one, each counts the same, however long. Of windows, which all predict equally many
+    tokens, it is the perplexity per token as papers report it: exp of the mean negative log-likelihood.
     """
 
     name = "perplexity"

@@ -184,6 +184,9 @@ class TaskConfig(TaskFileSection):
             the conversation under a chat template, and text with empty lines between them without one. Rows of the
             splits whose prompt is a shot's are left out. A fitness that reads whole texts shows none, and no `system`.
         chat: whether the prompts are wrapped in the model's chat template, if it has one.
+        window: for a fitness that reads whole texts: the rows of a split, in their order and an empty line apart, are
+            one text, which the model's tokenizer makes tokens of and which is cut into windows of so many; the rest at
+            its end, shorter than a window, is dropped. None reads each row's text by itself.
     """
 
     name: str = Field(min_length=1)
@@ -205,6 +208,7 @@ class TaskConfig(TaskFileSection):
     system: str = ""
     shots: Selection | tuple[dict[str, Any], ...] = ()
     chat: bool = True
+    window: Annotated[int, Field(ge=2)] | None = None
 
     _origin: str = PrivateAttr(default="")
 
@@ -260,6 +264,10 @@ class TaskConfig(TaskFileSection):
             raise ValueError(f"matching kind `{self.matching.kind}` looks for one of the choices: give `choices`")
         if self.shots and not self.labelled:
             raise ValueError("`shots` show answers: give `answer` or `references`")
+        if self.window is not None and not self.reads_whole:
+            raise ValueError(f"`window` cuts running text, of which fitness `{self.fitness}` with positions "
+                             f"`{self.compared}` reads none: use fitness `perplexity`, or `kl` or `agreement` with "
+                             "positions `text`, or leave `window` out")  # fmt: skip
         self._check_sources()
         return self
 
@@ -333,6 +341,7 @@ class TaskConfig(TaskFileSection):
             harness=harness,
             system="" if self.reads_whole else self.system,
             chat=self.chat and not self.reads_whole,
+            window=self.window,
         )
 
     @classmethod

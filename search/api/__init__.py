@@ -20,8 +20,9 @@ What they have in common:
 * An **individual** is called `SEARCH:INDEX`; where it says so, `full` is the unedited model.
 * **Stores as a whole** are looked after by `moevolve.db`, as by `moevolve db ...`.
 * **Records** are frozen values; `as_data` makes what JSON knows of any of them.
-* **Errors** that you can mend are a `UserError` or a `StoreError` of one line; `PoolError` and `ProfileError` are of
-  workers and of profiled models. Interrupting a function that searches leaves the search resumable.
+* **Errors** that you can mend are a `UserError` or a `StoreError` of one line; `PoolError`, `ExportError` and
+  `ProfileError` are of workers, of checkpoints that fail their verification, and of profiled models. Interrupting a
+  function that searches leaves the search resumable.
 
 Importing it is quick: torch, Ray and transformers are loaded by the functions that need them.
 """
@@ -52,6 +53,7 @@ from moevolve._individuals import (
     lineage,
     plot,
     profile,
+    prompts,
     report,
     searches,
     show,
@@ -89,6 +91,7 @@ if TYPE_CHECKING:
     from moevolve.search.service.answers import Answers as Answers
     from moevolve.search.service.evaluate import Evaluation as Evaluation
     from moevolve.search.service.import_eep import Imported as Imported
+    from moevolve.search.service.prompts import AskedRow as AskedRow
     from moevolve.search.service.submit import Submitted as Submitted
     from moevolve.store.errors import StoreError as StoreError
     from moevolve.store.reader import StoreReader as StoreReader
@@ -99,6 +102,7 @@ if TYPE_CHECKING:
     from moevolve.store.records import Progress as Progress
     from moevolve.store.records import SearchSummary as SearchSummary
     from moevolve.store.repository import Store as Store
+    from moevolve.workers.export.card import ExportError as ExportError
     from moevolve.workers.export.card import ExportReport as ExportReport
     from moevolve.workers.profiling.report import ProfileReport as ProfileReport
     from moevolve.workers.profiling.run import ProfileError as ProfileError
@@ -106,12 +110,14 @@ if TYPE_CHECKING:
 _HOMES = {
     "Analysis": "search.service.analyse",
     "Answers": "search.service.answers",
+    "AskedRow": "search.service.prompts",
     "BestRow": "store.records",
     "Comparison": "search.compare.config",
     "ComparisonRow": "search.compare.rows",
     "Contestant": "search.loop.standings",
     "Control": "store.records",
     "Evaluation": "search.service.evaluate",
+    "ExportError": "workers.export.card",
     "ExportReport": "workers.export.card",
     "Imported": "search.service.import_eep",
     "IndividualDetail": "store.records",
@@ -138,6 +144,7 @@ _HOMES = {
 __all__ = [
     "Analysis",
     "Answers",
+    "AskedRow",
     "BestRow",
     "Comparison",
     "ComparisonRow",
@@ -145,6 +152,7 @@ __all__ = [
     "Control",
     "Estimate",
     "Evaluation",
+    "ExportError",
     "ExportReport",
     "Imported",
     "IndividualDetail",
@@ -187,6 +195,7 @@ __all__ = [
     "pause",
     "plot",
     "profile",
+    "prompts",
     "report",
     "resume",
     "retry",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from moevolve.search.service.answers import Answers
     from moevolve.search.service.evaluate import Evaluation
     from moevolve.search.service.import_eep import Imported
+    from moevolve.search.service.prompts import AskedRow
     from moevolve.store.reader import StoreReader
     from moevolve.store.records import BestRow, IndividualDetail, LineageGraph, SearchSummary
     from moevolve.store.repository import Store
@@ -148,6 +149,8 @@ def answers(
     only: Literal["differing", "wrong", "lost", "gained"] | None = None,
     search: str | None = None,
     model: str | None = None,
+    device: Literal["auto", "cpu", "cuda"] | None = None,
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None,
 ) -> Answers:
     """What individuals and their full model answer to a task's prompts, whole and side by side. Nothing is stored.
 
@@ -161,6 +164,8 @@ def answers(
             (`wrong`), or is worth less (`lost`) or more (`gained`) than the full model.
         search: whose full model, with `full`.
         model: the search's checkpoint, if it isn't where the store says.
+        device: where to run; None takes the search's, or the CPU if that was a GPU and there is none.
+        dtype: of the parameters; None takes the search's.
 
     Raises:
         UserError: no such task or split, individuals of different models, or one that can't be run.
@@ -174,7 +179,44 @@ def answers(
     from moevolve.search.service import answers as service
 
     with reader_of(store) as opened:
-        return service.answers(opened, individuals, task, split, limit, only, search, model)
+        return service.answers(opened, individuals, task, split, limit, only, search, model, device, dtype)
+
+
+def prompts(
+    individual: str,
+    task: str,
+    *,
+    store: str | StoreReader,
+    split: Literal["search", "dev", "test"] = "test",
+    limit: int | None = None,
+    search: str | None = None,
+    model: str | None = None,
+) -> list[AskedRow]:
+    """What a model is asked and what is scored of its answers, chat template and special tokens included.
+
+    No weights are needed, and nothing is run.
+
+    Args:
+        individual: `SEARCH:INDEX`, or `full`.
+        task: any task, or `NAME@FITNESS`; also one that the search did not use.
+        store: where the individual is.
+        split: which split.
+        limit: most rows.
+        search: whose full model, with `full`.
+        model: the search's checkpoint, if it isn't where the store says.
+
+    Raises:
+        UserError: no such task or split, or the model's config or tokenizer can't be had.
+        StoreError: no such store or individual.
+
+    Example:
+        >>> moevolve.prompts("demo:1", "demo-calendar", store="sqlite:///demo.db", limit=1)[0].gold
+        ' March'
+    """
+    from moevolve.search.service import prompts as service
+
+    with reader_of(store) as opened:
+        return service.prompts(opened, individual, task, split, limit, search, model)
 
 
 def analyse(
@@ -231,7 +273,8 @@ def profile(
     search: str | None = None,
     model: str | None = None,
     trust_remote_code: bool = False,
-    apart: bool = False,
+    apart: bool | None = None,
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None,
     on_stage: Callable[[str], None] = lambda _: None,
 ) -> ProfileReport:
     """Measure size, memory and speed of models as plain `transformers` runs them, beside the full model.
@@ -252,7 +295,8 @@ def profile(
         search: whose full model, with `full`.
         model: the search's checkpoint, if it isn't where the store says.
         trust_remote_code: let modelling code in a checkpoint's folder run.
-        apart: one model in memory at a time; then drift isn't shared.
+        apart: one model in memory at a time; then drift isn't shared. None does so unless there is ample room for all.
+        dtype: of the parameters; None takes the search's, or that of each folder where there are no others.
         on_stage: told what happens meanwhile.
 
     Raises:
@@ -276,6 +320,7 @@ def profile(
         trust_remote_code,
         apart,
         model,
+        dtype,
     )
     if not request.stored:
         return service.profile(request, None, on_stage)
@@ -294,8 +339,10 @@ def export(
     store: str | Store,
     form: Literal["stock", "native"] | None = None,
     model: str | None = None,
+    device: Literal["auto", "cpu", "cuda"] | None = None,
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None,
 ) -> ExportReport:
-    """Write an individual as a checkpoint that `transformers` loads; verified by loading it again.
+    """Write an individual as a checkpoint that `transformers` loads; verified layer by layer, from its files.
 
     Args:
         individual: `SEARCH:INDEX`.
@@ -303,8 +350,12 @@ def export(
         store: where the individual is; the export is recorded there.
         form: plain transformers, or with its own code; None takes `stock` where that is exact.
         model: the search's checkpoint, if it isn't where the store says.
+        device: where the model is held meanwhile; None takes the search's, or the CPU if that was a GPU and there is
+            none.
+        dtype: of the checkpoint; None takes the search's.
 
     Raises:
+        ExportError: the checkpoint failed its verification; its files are kept as `DIRECTORY.unverified`.
         UserError: the folder is taken, the model can't be had, or the form can't express the individual.
         StoreError: no such store or individual.
 
@@ -315,7 +366,7 @@ def export(
     from moevolve.search.service.export import export_individual
 
     with store_of(store) as opened:
-        return export_individual(opened, individual, Path(directory), form, model)
+        return export_individual(opened, individual, Path(directory), form, model, device, dtype)
 
 
 def export_coefficients(individual: str, path: str | Path, *, store: str | StoreReader) -> None:

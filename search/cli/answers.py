@@ -10,7 +10,14 @@ from rich.text import Text
 
 import moevolve
 from moevolve.search.cli._console import output, percent, print_json, print_table
-from moevolve.search.cli._options import DEFAULT_STORE, JsonOption, ModelOption, StoreOption
+from moevolve.search.cli._options import (
+    DEFAULT_STORE,
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    ModelOption,
+    StoreOption,
+)
 
 if TYPE_CHECKING:
     from moevolve import Answers
@@ -39,14 +46,34 @@ def answers(
         ),
     ] = None,
     whole: Annotated[bool, typer.Option("--whole", help="Show long prompts from beginning to end.")] = False,
+    prompts: Annotated[
+        bool,
+        typer.Option(
+            "--prompts", help="Show what the model is asked and what is scored, special tokens included; run nothing."
+        ),
+    ] = False,
     search: Annotated[str | None, typer.Option("--search", help="Whose full model (with `full`).")] = None,
     model: ModelOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
     """Show prompts, right answers, and what the full model and individuals answer, side by side. Nothing is stored."""
+    if prompts:
+        _show_prompts(individuals[0], task, split, limit, whole, search, model, store, as_json)
+        return
     found = moevolve.answers(
-        *individuals, task=task, store=store, split=split, limit=limit, only=only, search=search, model=model
+        *individuals,
+        task=task,
+        store=store,
+        split=split,
+        limit=limit,
+        only=only,
+        search=search,
+        model=model,
+        device=device,
+        dtype=dtype,
     )
     if as_json:
         print_json(found)
@@ -60,6 +87,28 @@ def answers(
     ends = [sum(map(len, cells[: place + 1])) - 1 for place in range(len(cells))]
     columns = [("row", True), ("", False), ("", False), ("text", False)]
     print_table(title, columns, [line for lines in cells for line in lines], ends)
+
+
+def _show_prompts(
+    individual: str,
+    task: str,
+    split: Literal["search", "dev", "test"],
+    limit: int,
+    whole: bool,
+    search: str | None,
+    model: str | None,
+    store: str,
+    as_json: bool,
+) -> None:
+    found = moevolve.prompts(individual, task, store=store, split=split, limit=limit, search=search, model=model)
+    if as_json:
+        print_json(found)
+        return
+    rows: list[list[str | Text]] = [
+        [str(row.row), row.prompt if whole else _elided(row.prompt), "\n".join(row.choices) or row.gold or "-"]
+        for row in found
+    ]
+    print_table(f"{task} ({split})", [("row", True), ("asked", False), ("scored", False)], rows, list(range(len(rows))))
 
 
 def _row(row: AnsweredRow, found: Answers, whole: bool) -> Iterator[list[str | Text]]:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 import moevolve
 from moevolve.search.cli._console import errors, plain, print_json, told_in_a_line
-from moevolve.search.cli._options import DEFAULT_STORE, JsonOption, ModelOption, StoreOption
+from moevolve.search.cli._options import DEFAULT_STORE, DtypeOption, JsonOption, ModelOption, StoreOption
 from moevolve.search.cli.output.profile import print_profile
 
 
@@ -44,9 +44,14 @@ def profile(
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Let modelling code in a checkpoint's folder run.")
     ] = False,
+    dtype: DtypeOption = None,
     apart: Annotated[
-        bool, typer.Option("--apart", help="One model in memory at a time; then drift isn't shared.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--apart/--together",
+            help="One model in memory at a time (drift isn't shared), or all; default: all where there is ample room.",
+        ),
+    ] = None,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
@@ -74,6 +79,7 @@ def profile(
             model=model,
             trust_remote_code=trust_remote_code,
             apart=apart,
+            dtype=dtype,
             on_stage=on_stage,
         )
     if as_json:

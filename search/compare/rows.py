@@ -8,6 +8,7 @@ from itertools import groupby
 from statistics import fmean, stdev
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moevolve.evaluators.types import SCORED, Split
 from moevolve.search.compare.run import Outcome
@@ -230,11 +231,17 @@ def _outcomes(held: _Held, found: _Found, split: Split, seeds: tuple[int, ...]) 
     setup = held[0][0].setup
     pieces = []
     for prepared, weight in zip(setup.prepared[split], setup.weights, strict=True):
-        values = np.full((len(seeds), len(prepared.examples)), np.nan)
+        kept_rows: dict[int, NDArray[np.float32]] = {}
+        failed = np.zeros(len(prepared.examples) if prepared.window is None else 1, dtype=np.float32)
         for (outcome, _), evaluations in zip(held, found, strict=True):
             record = evaluations.get((prepared.task, split))
             kept = None if record is None or record.failure is not None else record.outcomes
-            values[seeds.index(outcome.cell.config.seed)] = 0.0 if kept is None else np.frombuffer(kept, dtype="<f4")
+            row = failed if kept is None else np.frombuffer(kept, dtype="<f4")
+            kept_rows[seeds.index(outcome.cell.config.seed)] = row
+        # Windows of running text are as many as the tokenizer makes of it; a failure knows of one.
+        values = np.full((len(seeds), max(map(len, kept_rows.values()), default=len(failed))), np.nan)
+        for place, row in kept_rows.items():
+            values[place] = row
         pieces.append(Outcomes(values, prepared.metric, weight))
     return tuple(pieces)
 

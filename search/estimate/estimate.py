@@ -20,22 +20,25 @@ from moevolve.search.estimate.counts import (
     phase_counts,
 )
 from moevolve.search.estimate.devices import GPU_UTILISATION, Device, Utilisation
-from moevolve.search.estimate.memory import WorkerMemory, worker_memory
+from moevolve.search.estimate.memory import worker_memory
 from moevolve.search.estimate.repairs import RepairWork, repair_works
 from moevolve.search.estimate.timing import (
     NOTHING,
     Placement,
     Range,
+    Streaming,
     edit_seconds,
     evaluation_flops,
     reference_seconds,
     repair_seconds,
+    streaming_of,
 )
 from moevolve.search.estimate.workload import Prompts, SplitWork, WorkloadReader
 from moevolve.search.genomes.costs import ModelWork, full_work
 from moevolve.search.genomes.registry import costs_of, make_space
 from moevolve.search.loop.schedule import make_schedule
 from moevolve.search.loop.setup import needs_calibration
+from moevolve.workers.capacity import WorkerMemory
 from moevolve.workers.profiling.outline import ModelOutline
 
 CPU_UTILISATION = Utilisation(compute=0.4, memory=1.0, link=1.0)
@@ -43,6 +46,7 @@ CPU_UTILISATION = Utilisation(compute=0.4, memory=1.0, link=1.0)
 are narrow; in wider ones they are more of it."""
 
 DEVICE, HOST = "device", "host"
+FULL_MODEL = "full model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,8 @@ class DeviceEstimate:
         scoring: seconds of scoring a candidate of the last phase, per split.
         rate: evaluations per second of all workers, over the search's phases.
         hours: of all evaluations, those at the end included, if none repeats another.
+        streaming: of the full model and a candidate of each phase, where the run keeps original experts on the host of
+            a device that has memory of its own; else empty.
     """
 
     placement: Placement
@@ -105,6 +111,7 @@ class DeviceEstimate:
     scoring: tuple[Range, ...] = field(repr=False)
     rate: Range
     hours: Range
+    streaming: tuple[Streaming, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,36 +206,49 @@ class _Estimator:
         )
 
     def _on_device(self, placement: Placement, memory: Mapping[str, WorkerMemory]) -> DeviceEstimate:
-        phases = tuple(self._phase(placement, position) for position in range(len(self._counts)))
+        streaming = self._streaming(placement, memory)
+        seconds = {each.title: each.seconds for each in streaming}
+        phases = tuple(self._phase(placement, position, seconds) for position in range(len(self._counts)))
         searched, individuals = NOTHING, 0
         for count, phase in zip(self._counts, phases, strict=True):
             searched += _whole(phase).times(count.different)
             individuals += count.different
-        everything = searched + self._ending(placement, phases[-1])
+        everything = searched + self._ending(placement, phases[-1], seconds)
         referred = max((reference_seconds(placement, work) for work in self._repairs), default=0.0)
         everything += Range(referred, referred).times(placement.workers)
         rate = Range(*(placement.workers * individuals / seconds for seconds in (searched.most, searched.least)))
         hours = everything.times(1 / placement.workers / 3600)
         fits = {where: placement.fits(each) for where, each in memory.items()}
         work = self._works[phases[-1].kind]
-        scoring = tuple(placement.evaluation(work, (split,)) for split in self.splits)
-        return DeviceEstimate(placement, fits, phases, scoring, rate, hours)
+        last = seconds.get(phases[-1].kind, 0.0)
+        scoring = tuple(placement.evaluation(work, (split,), last) for split in self.splits)
+        return DeviceEstimate(placement, fits, phases, scoring, rate, hours, streaming)
 
-    def _phase(self, placement: Placement, position: int) -> PhaseEstimate:
+    def _streaming(self, placement: Placement, memory: Mapping[str, WorkerMemory]) -> tuple[Streaming, ...]:
+        outline = self._outline
+        if self._config.model.originals != HOST or HOST not in memory or not placement.memory:
+            return ()
+        models = [(FULL_MODEL, outline.facts.experts, False)]
+        models += [(kind, self._works[kind].retained, like == "merge") for kind, like in self._like.items()]
+        return tuple(streaming_of(placement, memory[HOST], outline, *each) for each in models)
+
+    def _phase(self, placement: Placement, position: int, streaming: Mapping[str, float]) -> PhaseEstimate:
         kind = self._counts[position].kind
         work = next((each for each in self._repairs if each.phase == position), None)
         originals, like = self._config.model.originals, self._like[kind]
         edit = edit_seconds(placement, self._costs, like, originals, work is not None)
         repair = 0.0 if work is None else repair_seconds(placement, work)
-        return PhaseEstimate(kind, edit, repair, placement.evaluation(self._works[kind], self._search))
+        scoring = placement.evaluation(self._works[kind], self._search, streaming.get(kind, 0.0))
+        return PhaseEstimate(kind, edit, repair, scoring)
 
-    def _ending(self, placement: Placement, last: PhaseEstimate) -> Range:
+    def _ending(self, placement: Placement, last: PhaseEstimate, streaming: Mapping[str, float]) -> Range:
         """The full model on `search` and `test`, the best few on `dev`, the others on `test`."""
         ranked, tested = final_evaluations(self._config)
         work, edit = self._works[last.kind], last.making
-        total = placement.evaluation(self._full, (*self._search, *self._test))
-        total += (placement.evaluation(work, self._dev) + Range(edit, edit)).times(ranked)
-        return total + (placement.evaluation(work, self._test) + Range(edit, edit)).times(max(0, tested - 1))
+        whole, each = streaming.get(FULL_MODEL, 0.0), streaming.get(last.kind, 0.0)
+        total = placement.evaluation(self._full, (*self._search, *self._test), whole)
+        total += (placement.evaluation(work, self._dev, each) + Range(edit, edit)).times(ranked)
+        return total + (placement.evaluation(work, self._test, each) + Range(edit, edit)).times(max(0, tested - 1))
 
     def _on_gpu(self, gpu: Device) -> Placement:
         workers = self._config.workers

@@ -3,47 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from moevolve.search.config.run import RunConfig
-from moevolve.search.estimate.repairs import RepairWork
+from moevolve.search.estimate.repairs import RepairWork, repair_works
 from moevolve.search.genomes.costs import GenomeCosts
+from moevolve.workers.capacity import MemoryItem, NeededMemory, Way, WorkerMemory
 from moevolve.workers.profiling.outline import ModelOutline
 from moevolve.workers.profiling.passes import Pass
 
 _LOGITS_AT_ONCE = 1 << 24
-"""Where texts are read, logits are made of so many at once (`workers/engine/texts.py`), with float32 copies of them."""
+"""Where texts are read, logits are made of so many at once (`workers/engine/texts.py`), of two models where they are
+compared, with two float32 copies of each and their difference."""
+_FLOAT_LOGITS = 1 << 22
+"""Where single tokens' logits are read, so many are turned to float32 at once (`workers/engine/forward.py`)."""
 
-
-@dataclass(frozen=True, slots=True)
-class MemoryItem:
-    """One thing that takes memory: bytes on the device and on the host (both the same memory on a CPU)."""
-
-    title: str
-    device: int
-    host: int
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerMemory:
-    """One worker's memory.
-
-    Attributes:
-        items: that add up.
-        loading: bytes of host memory that loading takes before the weights are on the device.
-    """
-
-    items: tuple[MemoryItem, ...]
-    loading: int
-
-    @property
-    def device(self) -> int:
-        return sum(item.device for item in self.items)
-
-    @property
-    def host(self) -> int:
-        return sum(item.host for item in self.items)
+_READ = 32
+"""Before any prompt is known: tokens of a pass for each position whose logits are made."""
+_LEAST_BATCH = 1024
 
 
 def worker_memory(
@@ -57,8 +34,9 @@ def worker_memory(
 ) -> WorkerMemory:
     """Memory of a worker of a search.
 
-    Weights and buffers are exact. Activations are an estimate: of hidden states and of one layer's intermediate
-    results. The CUDA context, the allocator's spare room and the process itself are not counted.
+    Weights and buffers are exact. Activations are counted along the code that runs
+    (`moevolve.workers.profiling.activations`). The CUDA context, the allocator's spare room and the process itself are
+    not counted.
 
     Args:
         config: the run.
@@ -71,19 +49,81 @@ def worker_memory(
     """
     experts, passes = outline.experts_bytes, tuple(passes)
     items = [MemoryItem("weights outside of experts", outline.weight_bytes - experts, 0)]
+    at_once = 0
     if experts:
+        layers = len(outline.facts.moe_layers)
         items.append(_original(outline, host, on_gpu))
         buffers = costs.buffer_bytes([phase.kind for phase in config.phases], host, bool(repairs))
-        items.append(MemoryItem("buffers for candidates' experts", buffers, 0))
-        # The unedited model runs on one layer's originals at a time where they stay on the host.
-        shown = experts // len(outline.facts.moe_layers) if host else 0
-        items.append(MemoryItem("one layer's original experts", shown, 0))
-    cached = max((_cached(outline, one) for one in passes), default=0)
-    items.append(MemoryItem("keys and values of a batch", cached, 0))
-    items.append(MemoryItem("activations and logits of a batch (estimate)", _activations(outline, passes), 0))
-    items += _repairing(config, costs, repairs, bool(experts))
-    loading = outline.weight_bytes if on_gpu and config.model.device_map is None else 0
-    return WorkerMemory(tuple(items), loading)
+        at_once = max(experts, buffers) if host else 0
+        # Layers that don't all fit take turns; those that a repair changes stay.
+        items.append(MemoryItem("buffers for candidates' experts", 0 if host and not repairs else buffers, 0))
+        items.append(MemoryItem("one layer's original experts", experts // layers if host else 0, 0))
+    needed = [
+        MemoryItem("keys and values of a batch", max((_cached(outline, one) for one in passes), default=0), 0),
+        MemoryItem("activations and logits of a batch (estimate)", _activations(outline, passes), 0),
+        *_repairing(config, costs, repairs, bool(experts)),
+    ]
+    beside = sum(item.device for item in needed)
+    return WorkerMemory((*items, *needed), _loading(config, outline, on_gpu, host), beside, at_once)
+
+
+def launch_memory(
+    config: RunConfig, outline: ModelOutline, costs: GenomeCosts[Any], on_gpu: bool = True
+) -> NeededMemory:
+    """What a worker has to find when it starts, without a look at any prompt: passes are as large as they may be.
+
+    Args:
+        config: the run.
+        outline: its model.
+        costs: of its candidates.
+        on_gpu: whether the device has memory of its own; where that isn't known, more host memory is asked for.
+    """
+
+    def taken(host: bool, batch_tokens: int) -> WorkerMemory:
+        return worker_memory(config, outline, costs, _largest(batch_tokens, outline), on_gpu, host, repairs)
+
+    repairs = repair_works(config, costs, outline, 1.0)
+    host, tokens = config.model.originals == "host", config.engine.batch_tokens
+    ways = []
+    halves = [tokens]
+    while halves[-1] // 2 >= _LEAST_BATCH:
+        halves.append(halves[-1] // 2)
+    spread = (config.workers.num_gpus or 0) > 0
+    for place in (host, True) if outline.experts_bytes and not host and spread else (host,):
+        named = ("model.originals=host",) if place != host else ()
+        for size in halves:
+            settings = (*named, *(() if size == tokens else (f"engine.batch_tokens={size}",)))
+            ways += _ways(settings, taken(place, size), config)
+    return NeededMemory(taken(host, tokens), config.workers.num_gpus or 0.0, tuple(sorted(ways, key=_trouble)))
+
+
+def _ways(settings: tuple[str, ...], memory: WorkerMemory, config: RunConfig) -> Iterator[Way]:
+    """One way, in the run's dtype or in half of it, on one GPU or on several."""
+    dtypes = [(settings, 1)]
+    if config.model.dtype == "float32":
+        dtypes.append(((*settings, "model.dtype=bfloat16"), 2))
+    for names, divided in dtypes:
+        device, host = memory.device // divided, memory.host_peak // divided
+        if names:
+            yield Way(" ".join(f"--set {name}" for name in names), device, host)
+        if config.workers.num_gpus and "model.originals=host" not in names and config.model.originals == "device":
+            now = max(1, int(config.workers.num_gpus))
+            for count in (each for each in (2, 4, 8) if each > now):
+                spread = (*names, f"workers.num_gpus={count}", "model.device_map=balanced")
+                yield Way(" ".join(f"--set {name}" for name in spread), device * now // count, host)
+
+
+def _trouble(way: Way) -> int:
+    """How much a way asks for: settings, and more devices before all."""
+    return way.settings.count("--set") + 10 * way.settings.count("num_gpus")
+
+
+def _largest(batch_tokens: int, outline: ModelOutline) -> tuple[Pass, ...]:
+    """Passes as large as a batch of this size can make them."""
+    read = max(1, batch_tokens // _READ)
+    first = Pass(batch_tokens, 0, batch_tokens, read, read, read, 0, outline.caches, 1, batch_tokens)
+    step = Pass(read, 0, read, read, read, read, batch_tokens, outline.caches, 1, batch_tokens, batch_tokens)
+    return first, step
 
 
 def _original(outline: ModelOutline, host: bool, on_gpu: bool) -> MemoryItem:
@@ -91,6 +131,15 @@ def _original(outline: ModelOutline, host: bool, on_gpu: bool) -> MemoryItem:
     if not host:
         return MemoryItem(title, outline.experts_bytes, 0)
     return MemoryItem(title, 0, outline.pinned_bytes if on_gpu else outline.experts_bytes)
+
+
+def _loading(config: RunConfig, outline: ModelOutline, on_gpu: bool, host: bool) -> int:
+    """All weights are on the host first; originals that stay there are pinned layer by layer, each copied for that."""
+    if not on_gpu or config.model.device_map is not None:
+        return 0
+    if not host or not outline.expert_bytes:
+        return outline.weight_bytes
+    return outline.weight_bytes - outline.experts_bytes + outline.pinned_bytes + max(map(sum, outline.expert_bytes))
 
 
 def _repairing(
@@ -108,17 +157,20 @@ def _repairing(
 
 
 def _cached(outline: ModelOutline, one: Pass) -> int:
-    return (one.cached + one.steps * one.tokens) * outline.cache_bytes if one.kept else 0
+    return (one.beside + one.cached + one.steps * one.tokens) * outline.cache_bytes if one.kept else 0
 
 
 def _activations(outline: ModelOutline, passes: Iterable[Pass]) -> int:
-    """Hidden states of four kinds, one layer's network, and logits with a float32 copy of a part of them."""
-    size, facts = outline.facts.dtype_bytes, outline.facts
-    choices = max(facts.active, 1)
+    """One layer's states, or logits beside the states behind the last layer."""
+    size, streams = outline.facts.dtype_bytes, 2 * outline.hidden * outline.facts.dtype_bytes
     most = 0
     for one in passes:
-        states = 4 * one.tokens * outline.hidden * size
-        network = one.real * choices * (outline.hidden + 3 * outline.intermediate) * size
-        logits = _LOGITS_AT_ONCE if one.at_once is None else one.at_once * outline.vocabulary
-        most = max(most, states + network, states + logits * (size + 4))
+        attending = one.tokens * outline.attention_bytes + one.cached * outline.repeated_bytes
+        network = one.tokens * streams + one.real * (outline.network_bytes - streams)
+        if one.at_once is None:
+            logits = _LOGITS_AT_ONCE * (2 * size + 20)
+        else:
+            made = one.at_once * outline.vocabulary
+            logits = made * size + 2 * 4 * min(made, max(_FLOAT_LOGITS, outline.vocabulary))
+        most = max(most, attending, network, one.tokens * streams + logits)
     return most

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from moevolve.search.estimate.devices import Device, Utilisation
-from moevolve.search.estimate.memory import WorkerMemory
 from moevolve.search.estimate.repairs import RepairWork
 from moevolve.search.estimate.workload import SplitWork
 from moevolve.search.genomes.costs import GenomeCosts, ModelWork
+from moevolve.workers.capacity import WorkerMemory, experts_share
+from moevolve.workers.methods.eep.room import kept_layers
+from moevolve.workers.profiling.outline import ModelOutline
 from moevolve.workers.profiling.passes import Pass
 
 
@@ -62,12 +64,22 @@ class Placement:
         least = one.steps * len(work.layers) * self.device.layer_seconds
         return least + max(work.flops(one) / rate, work.traffic(one) / bandwidth)
 
-    def evaluation(self, work: ModelWork, splits: Iterable[SplitWork]) -> Range:
-        """Scoring one candidate on some splits, without its edit."""
+    def evaluation(self, work: ModelWork, splits: Iterable[SplitWork], streaming: float = 0.0) -> Range:
+        """Scoring one candidate on some splits, without its edit.
+
+        Args:
+            work: the candidate's.
+            splits: what it is scored on.
+            streaming: seconds that every pass, or step of decoding, takes to bring over experts (`Streaming`).
+        """
+
+        def seconds(one: Pass) -> float:
+            return self.seconds(work, one) + one.steps * streaming
+
         total = NOTHING
         for split in splits:
-            sure = sum(self.seconds(work, one) for one in split.passes.sure)
-            total += Range(sure, sure + sum(self.seconds(work, one) for one in split.passes.decoding))
+            sure = sum(map(seconds, split.passes.sure))
+            total += Range(sure, sure + sum(map(seconds, split.passes.decoding)))
         return total
 
     def fits(self, memory: WorkerMemory) -> str:
@@ -75,6 +87,45 @@ class Placement:
         if not self.memory:
             return "-"
         return "yes" if memory.device <= self.memory else "no"
+
+
+@dataclass(frozen=True, slots=True)
+class Streaming:
+    """How a model runs whose original experts are on the host (`moevolve.workers.methods.eep.room`).
+
+    Attributes:
+        title: which model: `full model`, or a phase's candidate.
+        kept: MoE layers that keep their experts on the device.
+        layers: MoE layers.
+        seconds: that bringing over the others' takes, in every pass.
+    """
+
+    title: str
+    kept: int
+    layers: int
+    seconds: float
+
+
+def streaming_of(
+    placement: Placement, memory: WorkerMemory, outline: ModelOutline, title: str, retained: int, merged: bool
+) -> Streaming:
+    """How many layers a model's experts stay on the device for, and what the others take.
+
+    Args:
+        placement: where it runs.
+        memory: of a worker with the originals on the host.
+        outline: the model as it is loaded.
+        title: which model.
+        retained: its experts per MoE layer.
+        merged: whether they are made of all originals.
+    """
+    layers, count = len(outline.facts.moe_layers), outline.facts.experts
+    whole = outline.experts_bytes // layers
+    free = placement.memory - (outline.weight_bytes - outline.experts_bytes)
+    kept = kept_layers(layers, whole * retained // count, experts_share(free, memory.beside))
+    read = (layers - kept) * (whole if merged else whole * retained // count)
+    link = placement.device.link * placement.utilisation.link
+    return Streaming(title, kept, layers, read / link if link else 0.0)
 
 
 def evaluation_flops(work: ModelWork, splits: Sequence[SplitWork]) -> Range:

@@ -126,6 +126,10 @@ class WorkloadReader:
             wrapped = ", in the chat template" if meter.wraps(prepared) else ""
             return meter.tokens(prepared), f"data, tokenised{wrapped}"
         limit = self._config.engine.max_prompt_tokens
+        if prepared.window is not None:
+            windows = ceil(len(prepared.running_text) / _CHARACTERS) // prepared.window
+            made = _windows(prepared.fitness, prepared.window, windows, prepared.max_new_tokens)
+            return made, f"data, {_CHARACTERS} characters a token (no tokenizer)"
 
         def tokens(text: str) -> int:
             return max(1, ceil(len(text) / _CHARACTERS))
@@ -160,10 +164,12 @@ def _given(task: TaskConfig, split: Split, given: Prompts) -> SplitTokens:
     if split not in task.splits:
         raise UserError(f"{task.origin}: there is no `{split}` split; it has: {', '.join(task.splits)}")
     rows = task.splits[split]
-    count = given.examples or rows.stated
+    count = given.examples or (rows.stated if task.window is None else None)
     if count is None:
         raise UserError(f"task {task.name}: its file doesn't say how many examples `{split}` has; give --examples")
     new = given.new_tokens or task.max_new_tokens
+    if task.window is not None:
+        return _windows(task.fitness, task.window, count, new)
     answer = 0 if task.kind.reads == "generation" else new
     return SplitTokens.of_lengths(
         task.fitness,
@@ -173,3 +179,9 @@ def _given(task: TaskConfig, split: Split, given: Prompts) -> SplitTokens:
         new,
         task.compared,
     )
+
+
+def _windows(fitness: str, window: int, count: int, new_tokens: int) -> SplitTokens:
+    """Running text in windows, one at least."""
+    count = max(count, 1)
+    return SplitTokens.of_lengths(fitness, (window,) * count, (0,) * count, ((),) * count, new_tokens)

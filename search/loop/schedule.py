@@ -96,9 +96,9 @@ FEWEST_ROUNDS = 8
 def rounds_notes(config: RunConfig) -> tuple[str, ...]:
     """For people: a warning for each phase that is over after a few rounds.
 
-    A round is as many individuals as are made before the first of them can be a parent: a window, or a generation. A
-    phase that breeds nothing has none to count, and a `repair` phase has little use for them, since it starts from
-    candidates that are good already and varies how they are repaired.
+    A round is as many individuals as are made before the first of them can be a parent: a window, or a generation; the
+    last one may be short. A phase that breeds nothing has none to count, and a `repair` phase has little use for them,
+    since it starts from candidates that are good already and varies how they are repaired.
     """
     schedule = make_schedule(config)
     waits = schedule.generation is not None
@@ -106,13 +106,12 @@ def rounds_notes(config: RunConfig) -> tuple[str, ...]:
     found = []
     for span in schedule.spans:
         evaluations = span.stop - span.start
-        most = evaluations // FEWEST_ROUNDS
-        if span.kind == "repair" or span.initial == evaluations or not 0 < most < size:
+        rounds, most = -(-evaluations // size), (evaluations - 1) // (FEWEST_ROUNDS - 1)
+        if span.kind == "repair" or span.initial == evaluations or most == 0 or rounds >= FEWEST_ROUNDS:
             continue
         found.append(
-            f"warning: phases.{span.position} ({span.kind}) has {evaluations / size:.1f} rounds: {evaluations} "
-            f"evaluations, and {setting} makes {size} individuals before the first of them can be a parent; with "
-            f"{setting}: {most} or less it has {FEWEST_ROUNDS} or more"
+            f"warning: phases.{span.position} ({span.kind}) has {rounds} rounds: {evaluations} evaluations, and "
+            f"{setting} makes {size} individuals before the first of them can be a parent; with {setting}: {most} or "
+            f"less it has {FEWEST_ROUNDS} or more"
         )
     return tuple(found)
-

@@ -10,6 +10,7 @@ from moevolve.evaluators.types import PreparedSplit, Split, SplitRef
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.base import Description, Genome, GenomeSpace
 from moevolve.search.loop.schedule import Schedule, rounds_notes
+from moevolve.workers.capacity import NeededMemory
 from moevolve.workers.facts import ModelFacts
 from moevolve.workers.messages import EvaluationRequest
 from moevolve.workers.methods.base import Edit, IdentityEdit
@@ -53,6 +54,7 @@ class SearchSetup:
         tie_breakers: with `tie_break: agreement`, the same splits under the fitness that breaks ties, where candidates
             are ranked; else empty.
         held_out: `test` splits of tasks that the search doesn't know, for the final table.
+        needed: memory that a worker has to find before it loads anything; None if that isn't known.
     """
 
     config: RunConfig
@@ -63,6 +65,7 @@ class SearchSetup:
     prepared: Mapping[Split, tuple[PreparedSplit, ...]] = field(repr=False)
     tie_breakers: Mapping[Split, tuple[PreparedSplit, ...]] = field(default_factory=dict, repr=False)
     held_out: tuple[PreparedSplit, ...] = field(default=(), repr=False)
+    needed: NeededMemory | None = field(default=None, repr=False)
 
     @property
     def weights(self) -> tuple[float, ...]:

@@ -26,6 +26,7 @@ from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.pools.base import PoolError
 from moevolve.search.pools.ray_cluster import leave_ray, start_ray
+from moevolve.workers.capacity import NeededMemory, NoRoomError
 from moevolve.workers.config import ALL_SHORTCUTS, EngineConfig, ModelConfig, Shortcuts
 from moevolve.workers.messages import EvaluationReply, EvaluationRequest, FailureKind
 from moevolve.workers.methods.base import CalibrationRecipe, Edit, LayeredEdit
@@ -102,6 +103,7 @@ class _Slot:
         actor: None until it may be started.
         start_at: when that is, by the monotonic clock.
         failed_starts: of this worker, in a row.
+        no_room: why its last start was refused, if it was for lack of memory.
         pending: the object reference that it is waiting for, if any: its place, its loaded model, or a reply.
         node, host: where Ray has found room for it; empty until then.
         info: of the loaded worker.
@@ -113,6 +115,7 @@ class _Slot:
     actor: Any = None
     start_at: float = 0.0
     failed_starts: int = 0
+    no_room: NoRoomError | None = None
     pending: Any = None
     node: str = ""
     host: str = ""
@@ -144,6 +147,9 @@ class RayPool:
         splits: prepared splits by fingerprint; shipped to each worker once.
         worker: the actor's class (tests inject faults through a subclass).
         shortcuts: which ways to compute less the workers take.
+        needed: memory that each has to find before it loads the model, if that is known.
+
+    `poll` raises NoRoomError where no worker is ready and each that was placed has found too little.
     """
 
     def __init__(
@@ -154,13 +160,14 @@ class RayPool:
         splits: Mapping[str, PreparedSplit],
         worker: type[EvaluationWorker] = EvaluationWorker,
         shortcuts: Shortcuts = ALL_SHORTCUTS,
+        needed: NeededMemory | None = None,
     ) -> None:
         start_ray(workers, self)
         self._workers = workers
         self._splits: dict[str, Any] = {}
         self.add_splits(splits)
         self._actor_class: Any = ray.remote(num_cpus=workers.num_cpus, num_gpus=workers.num_gpus)(actor_class(worker))
-        self._actor_args = (model, engine, shortcuts, workers.reuse_bytes, workers.count != 1)
+        self._actor_args = (model, engine, shortcuts, workers.reuse_bytes, workers.count != 1, needed)
         self._queue: deque[EvaluationRequest] = deque()
         # By ticket: workers that died or were retired under a request, those that nodes took along, and how often
         # later requests went first.
@@ -297,6 +304,9 @@ class RayPool:
         """
         lost = _out_of_reach(error) or (slot.node != "" and not node_alive(slot.node))
         slot.failed_starts += not lost
+        slot.no_room = _no_room(error)
+        if slot.no_room is not None and not self.ready and all(each.no_room for each in self._slots if each.node):
+            raise NoRoomError(str(slot.no_room)) from error
         if not self.ready and all(each.failed_starts >= _FAILED_STARTS for each in self._slots):
             raise PoolError(f"workers can't start: {reason_of(error)}") from error
         pause = min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0 ** min(slot.failed_starts - 1, 16)) if slot.failed_starts else 0.0
@@ -309,7 +319,7 @@ class RayPool:
             pause,
             self.ready,
         )
-        return _Slot(start_at=time.monotonic() + pause, failed_starts=slot.failed_starts)
+        return _Slot(start_at=time.monotonic() + pause, failed_starts=slot.failed_starts, no_room=slot.no_room)
 
     def _charge(self, request: EvaluationRequest, info: WorkerInfo, error: Exception) -> None:
         """Count a worker's end against its candidate or its node, and evaluate the candidate again or let it fail."""
@@ -342,11 +352,13 @@ class RayPool:
             raise PoolError(_none_ready(self._workers, any(slot.node for slot in late)))
         for slot in late:
             if slot.node:
-                self._bury(slot, TimeoutError(f"the model took longer to load than start_timeout_s = {limit:g}"))
+                self._bury(
+                    slot, TimeoutError(f"the model took longer to load than workers.start_timeout_s = {limit:g}")
+                )
         limit = self._workers.timeout_s
         for slot in self._slots:
             if slot.request is not None and now - slot.since > limit:
-                self._bury(slot, TimeoutError(f"evaluation took longer than timeout_s = {limit:g}"))
+                self._bury(slot, TimeoutError(f"evaluation took longer than workers.timeout_s = {limit:g}"))
 
 
 def _none_ready(workers: WorkersSection, placed: bool) -> str:
@@ -363,6 +375,7 @@ def calibrate_on_ray(
     recipe: CalibrationRecipe,
     splits: tuple[PreparedSplit, ...],
     check: Callable[[], object],
+    needed: NeededMemory | None = None,
 ) -> bytes:
     """Make a calibration on a worker of its own; see `EvaluationWorker.calibrate`.
 
@@ -373,21 +386,28 @@ def calibrate_on_ray(
         recipe: what is measured.
         splits: on whose prompts.
         check: called every second; its errors end the calibration.
+        needed: memory that the worker has to find before it loads the model, if that is known.
 
     Raises:
+        NoRoomError: there isn't that much memory.
         UserError: the model can't be loaded, or isn't one that the recipe is for.
         PoolError: no worker could be had, or it died.
     """
     user = object()
     start_ray(workers, user)
     actor_of: Any = ray.remote(num_cpus=workers.num_cpus, num_gpus=workers.num_gpus)(actor_class(EvaluationWorker))
-    actor = actor_of.remote(model, engine)
+    actor = actor_of.remote(model, engine, ALL_SHORTCUTS, 0, False, needed)
     limit = workers.start_timeout_s
     try:
         _awaited(actor.place.remote(), limit, check, _none_ready(workers, placed=False))
-        late = f"the calibration took longer than {limit:g} s (workers.start_timeout_s)"
+        late = (
+            f"loading the model and measuring it before the search took longer than {limit:g} s; raise "
+            "workers.start_timeout_s, or measure on fewer tokens (genome.calibration_tokens)"
+        )
         return bytes(_awaited(actor.calibrate.remote(recipe, splits), limit, check, late))
     except RayError as error:
+        if (refused := _no_room(error)) is not None:
+            raise NoRoomError(str(refused)) from error
         if isinstance(error, RayTaskError) and isinstance(error.cause, UserError):
             raise UserError(str(error.cause)) from error
         raise PoolError(f"the calibration failed: {reason_of(error)}") from error
@@ -446,6 +466,12 @@ def actor_class(worker: type[EvaluationWorker]) -> type:
 def _kill(actor: Any) -> None:
     if actor is not None:
         ray.kill(actor)
+
+
+def _no_room(error: Exception) -> NoRoomError | None:
+    """Of a worker that has found too little memory, what it says."""
+    cause = error.cause if isinstance(error, RayTaskError) else None
+    return cause if isinstance(cause, NoRoomError) else None
 
 
 def _out_of_reach(error: Exception) -> bool:

@@ -37,7 +37,7 @@ PoolFactory = Callable[[SearchSetup], Pool]
 def ray_pool(setup: SearchSetup) -> RayPool:
     """The pool of a search's configuration on Ray."""
     config = setup.config
-    return RayPool(config.workers, config.model, config.engine, setup.all_prepared)
+    return RayPool(config.workers, config.model, config.engine, setup.all_prepared, needed=setup.needed)
 
 
 def execute(
@@ -45,7 +45,7 @@ def execute(
     store: Store,
     observer: Observer,
     make_pool: PoolFactory = ray_pool,
-    calibrate: Calibrate = calibrate_on_ray,
+    calibrate: Calibrate | None = None,
 ) -> Standings:
     """Run a recorded search from wherever it stands; its status in the store tells how it ended.
 
@@ -58,6 +58,7 @@ def execute(
         CancelledError: it was cancelled.
         LeaseHeldError: another process runs it.
         LeaseLostError: another process has taken it over.
+        NoRoomError: the model doesn't fit on any worker; the search has failed, and is resumable with other `workers`.
         PoolError: no worker can be had; the search stays resumable.
         KeyboardInterrupt: the user stopped it; the search stays resumable, unless it was cancelled.
     """
@@ -78,7 +79,8 @@ def execute(
                 observer.on_note(note)
             store.set_status(lease, "running")
         try:
-            _run(setup, store, driving, share, observer, make_pool, calibrate, finished)
+            measure = calibrate or partial(calibrate_on_ray, needed=setup.needed)
+            _run(setup, store, driving, share, observer, make_pool, measure, finished)
         except StopAsked as asked:
             store.set_status(lease, asked.status, "asked for from outside")
             raise

@@ -8,8 +8,10 @@ from typing import Any
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import SPLITS, PreparedSplit, Split
 from moevolve.search.config.run import RunConfig, TaskSection
+from moevolve.search.estimate.memory import launch_memory
 from moevolve.search.estimate.repairs import repair_works
 from moevolve.search.genomes.base import GenomeSpace
+from moevolve.search.genomes.costs import GenomeCosts
 from moevolve.search.genomes.registry import KINDS, check_baselines, costs_of, make_space
 from moevolve.search.loop.schedule import make_schedule
 from moevolve.search.loop.setup import SearchSetup, needs_calibration
@@ -21,7 +23,7 @@ from moevolve.workers.methods.repair.edit import RepairRecipe
 from moevolve.workers.model.describe import describe_model
 from moevolve.workers.model.fingerprint import pinned_revision
 from moevolve.workers.model.loading import load_tokenizer, own_dtype
-from moevolve.workers.profiling.outline import outline_model
+from moevolve.workers.profiling.outline import ModelOutline, outline_model
 from moevolve.workers.profiling.passes import PromptMeter
 
 
@@ -34,7 +36,7 @@ def set_up(config: RunConfig, search_id: str) -> SearchSetup:
     config = config.model_copy(update={"model": pinned(config.model)})
     facts = describe_model(config.model)
     if config.engine.chat_template not in ("auto", "none"):
-        chat_template(load_tokenizer(config.model), config.engine.chat_template)  # only to see that it is there
+        chat_template(load_tokenizer(config.model), config.engine)  # only to see that it is there
     space = make_space(config.genome, facts, config.phases)
     calibrating = needs_calibration(space)
     wanted = {"calibration": calibrating, "search": True, "dev": config.final.rerank, "test": config.final.test}
@@ -50,8 +52,10 @@ def set_up(config: RunConfig, search_id: str) -> SearchSetup:
     held_out = tuple(TaskSection(name=name).prepared("test") for name in config.final.held_out)
     setup = SearchSetup(config, search_id, facts, space, schedule, prepared, ties, held_out)
     splits_beside(setup)  # only to see that names tell them apart
-    _check_room(setup)
-    return setup
+    outline = outline_model(config.model)
+    costs = costs_of(space, outline)
+    _check_fits(setup, outline, costs)
+    return replace(setup, needed=launch_memory(config, outline, costs, on_gpu=config.workers.num_gpus > 0))
 
 
 def pinned(model: ModelConfig) -> ModelConfig:
@@ -98,13 +102,11 @@ def _check_phases(config: RunConfig, space: GenomeSpace[Any]) -> None:
             _check_repair(phase.repair, f"phases.{position}.repair", space.kind)
 
 
-def _check_room(setup: SearchSetup) -> None:
+def _check_fits(setup: SearchSetup, outline: ModelOutline, costs: GenomeCosts[Any]) -> None:
     """Refuse repairs whose fits wouldn't be made for lack of room."""
     config = setup.config
     if all(phase.repair is None for phase in config.phases):
         return
-    outline = outline_model(config.model)
-    costs = costs_of(setup.space, outline)
     if not any(work.fault for work in repair_works(config, costs, outline, 1.0)):
         return
     # There may be fewer tokens than they ask for.

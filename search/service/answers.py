@@ -14,7 +14,7 @@ from moevolve.search.loop.scores import FULL
 from moevolve.search.service.evaluate import prepared_split
 from moevolve.search.service.subject import Subject, find_subject
 from moevolve.store.reader import StoreReader
-from moevolve.workers.config import engine_fingerprint
+from moevolve.workers.config import Device, Dtype, engine_fingerprint
 from moevolve.workers.methods.base import Edit, IdentityEdit
 
 Only = Literal["differing", "wrong", "lost", "gained"]
@@ -72,6 +72,8 @@ def answers(
     only: Only | None = None,
     search: str | None = None,
     model: str | None = None,
+    device: Device | None = None,
+    dtype: Dtype | None = None,
 ) -> Answers:
     """Run individuals and their full model on one split of a task, in this process. Nothing is stored.
 
@@ -84,20 +86,25 @@ def answers(
             the whole split, and last digits may be.
         only: which rows.
         search, model: as `find_subject` has them.
+        device, dtype: as `placed` has them.
 
     Raises:
         StoreError: no such individual or search.
         UserError: unknown task or split, individuals of different models, or one that can't be run; as `find_subject`.
     """
+    from moevolve.workers.model.loading import placed
     from moevolve.workers.worker import EvaluationWorker
 
     names = [name for name in dict.fromkeys(references) if name != FULL]
     subjects = {name: find_subject(store, name, search, model) for name in names or [FULL]}
     first = _alike(subjects)
     prepared = prepared_split(first, task, split)
+    if prepared.window is not None:
+        raise UserError(f"{prepared.task} is running text, which is read in windows: there are no answers to show")
     if limit is not None and only is None:
         prepared = prepared.head(limit)
-    worker = EvaluationWorker(first.config.model, first.config.engine)
+    # One model, on which one edit is made after the other.
+    worker = EvaluationWorker(placed(first.config.model, device, dtype), first.config.engine)
     edits: dict[str, Edit] = {FULL: IdentityEdit()} | {name: subject.edit for name, subject in subjects.items()}
     found = []
     for name, edit in edits.items():

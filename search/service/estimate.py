@@ -12,8 +12,9 @@ from moevolve.search.config.files import as_override, as_run_config
 from moevolve.search.config.models import find_model
 from moevolve.search.config.run import RunConfig
 from moevolve.search.estimate.devices import GPU_UTILISATION, Device, Utilisation, find_gpus
-from moevolve.search.estimate.estimate import DeviceEstimate, Estimate, EstimateRequest, estimate
+from moevolve.search.estimate.estimate import FULL_MODEL, DeviceEstimate, Estimate, EstimateRequest, estimate
 from moevolve.search.estimate.measured import MeasuredEstimate
+from moevolve.search.estimate.timing import Streaming
 from moevolve.search.estimate.workload import Prompts
 from moevolve.search.loop.schedule import rounds_notes
 from moevolve.search.service.data import as_data
@@ -124,6 +125,7 @@ def notes(report: Estimate) -> list[str]:
                 f"copying {device.bandwidth / 1e9:.1f} GB/s, {1e3 * device.layer_seconds:.2f} ms per layer; passes are "
                 f"assumed to get {used.compute:.0%} of the first"
             )
+        found += [_streaming_note(device.name, each) for each in one.streaming if each.kept < each.layers]
     found += report.set_aside
     found += rounds_notes(report.config)
     if report.repairs:
@@ -146,11 +148,18 @@ def notes(report: Estimate) -> list[str]:
         found.append("on a CPU, device and host are the same memory")
     used_host = report.memory.get(report.config.model.originals)
     if used_host is not None and used_host.loading:
-        found.append(f"loading takes {bytes_text(used_host.loading)} of host memory for a while, in every worker")
+        found.append(f"loading takes {bytes_text(used_host.loading)} of host memory at its peak, in every worker")
     found.append(
         "not counted: calibration, loading, the CUDA context and the allocator's spare room, and hidden states reused"
     )
     return found
+
+
+def _streaming_note(device: str, one: Streaming) -> str:
+    return (
+        f"{device}: of a {one.title}{'' if one.title == FULL_MODEL else ' candidate'} {one.kept} of {one.layers} layers "
+        f"keep their experts on the device, the others are brought over in every pass, which takes {one.seconds:.2f} s"
+    )
 
 
 def bytes_text(size: int) -> str:
@@ -176,6 +185,7 @@ def _(report: Estimate) -> dict[str, Any]:
                 "device_bytes": memory.device,
                 "host_bytes": memory.host,
                 "loading_host_bytes": memory.loading,
+                "experts_bytes": memory.experts,
             }
             for where, memory in report.memory.items()
         },
@@ -211,6 +221,7 @@ def _device_data(one: DeviceEstimate) -> dict[str, Any]:
         "phases": as_data(one.phases),
         "evaluations_per_second": as_data(one.rate),
         "hours": as_data(one.hours),
+        "streaming": as_data(one.streaming),
     }
 
 

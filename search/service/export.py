@@ -15,20 +15,30 @@ from moevolve.search.service.subject import bound_subject, find_subject
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import ExportRecord, IndividualDetail
 from moevolve.store.repository import Store
+from moevolve.workers.config import Device, Dtype
 from moevolve.workers.export.card import CheckpointForm, ExportCard, ExportReport, ExportScore
 from moevolve.workers.export.export import export_model
 from moevolve.workers.methods.eep.edit import EepEdit
+from moevolve.workers.model.loading import placed
 
 
 def export_individual(
-    store: Store, reference: str, directory: Path, form: CheckpointForm | None = None, model: str | None = None
+    store: Store,
+    reference: str,
+    directory: Path,
+    form: CheckpointForm | None = None,
+    model: str | None = None,
+    device: Device | None = None,
+    dtype: Dtype | None = None,
 ) -> ExportReport:
     """Write an individual's model as a verified checkpoint and record the export.
 
-    `form` is as `export_model` has it, `model` as `bound_subject` has it.
+    `form` is as `export_model` has it, `model` as `bound_subject` has it, `device` and `dtype` are as `placed` has
+    them.
 
     Raises:
         UserError: the target is taken, the model isn't there any more, or the form can't express the individual.
+        ExportError: the checkpoint failed its verification.
         StoreError: no such individual.
     """
     if reference == FULL:
@@ -36,7 +46,9 @@ def export_individual(
     subject = bound_subject(store, reference, model=model)
     assert subject.detail is not None
     detail = subject.detail
-    report = export_model(subject.config.model, subject.edit, directory, _card(store, detail), form)
+    report = export_model(
+        placed(subject.config.model, device, dtype), subject.edit, directory, _card(store, detail), form
+    )
     checks = json.dumps(asdict(report.agreement))
     store.add_export(detail.ref, ExportRecord(str(report.directory), report.form, checks))
     return report

@@ -28,7 +28,7 @@ from moevolve.workers.methods.eep.edit import RouterSpace
 from moevolve.workers.model.loading import load_config
 
 _AUTHORS_TEMPLATES = {"mixtral": "mixtral"}
-"""What the authors wrap prompts in, by model type; see `moevolve.workers.engine.chat.PACKAGED`."""
+"""What the authors wrap prompts in, by model type; see `moevolve.workers.config.PACKAGED_TEMPLATES`."""
 
 
 @dataclass(frozen=True, slots=True)

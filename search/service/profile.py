@@ -18,9 +18,10 @@ from moevolve.search.service.data import as_data
 from moevolve.search.service.evaluate import prepared_split
 from moevolve.search.service.subject import Subject, find_subject
 from moevolve.store.reader import StoreReader
-from moevolve.workers.config import EngineConfig, ModelConfig
+from moevolve.workers.config import Device, Dtype, EngineConfig, ModelConfig
+from moevolve.workers.model.loading import placed
 from moevolve.workers.profiling.checkpoints import check_folder, position_limit
-from moevolve.workers.profiling.messages import Device, Dtype, ProfiledModel, ProfileSettings, TaskPrompts
+from moevolve.workers.profiling.messages import LoadedDtype, ProfiledModel, ProfileSettings, TaskPrompts
 from moevolve.workers.profiling.passes import PromptMeter
 from moevolve.workers.profiling.report import BatchProfile, ModelProfile, ProfileReport
 from moevolve.workers.profiling.run import ProfileError, profile_models
@@ -28,6 +29,7 @@ from moevolve.workers.profiling.run import ProfileError, profile_models
 _INDIVIDUAL = re.compile(r"[A-Za-z0-9._-]+:\d+")
 _MOST_PROMPT_TOKENS = 512
 _NEW_TOKENS = 32
+_ONE_BY_ONE = "models were loaded one after the other: there is no room for all of them at once, so drift isn't shared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class ProfileRequest:
         split: of the task.
         trust_remote_code: whether modelling code in the folders may run.
         model: where the searches' weights are, if not where the store says.
+        dtype: of the parameters; None takes the searches', or that of each folder where there are no others.
     """
 
     names: tuple[str, ...]
@@ -57,8 +60,9 @@ class ProfileRequest:
     device: Device = "auto"
     threads: int | None = None
     trust_remote_code: bool = False
-    apart: bool = False
+    apart: bool | None = None
     model: str | None = None
+    dtype: Dtype | None = None
 
     @property
     def stored(self) -> tuple[str, ...]:
@@ -86,7 +90,7 @@ def profile(
         if not _is_stored(name)
     }
     subjects = _subjects(names, store, request.search, request.model)
-    full = _full_model(subjects)
+    full = _full_model(subjects, request)
     configs = [ModelConfig(model.path, trust_remote_code=trusted) for model in folders.values()]
     if full is not None:
         configs.append(full)
@@ -98,11 +102,14 @@ def profile(
             on_stage("exporting")
             models |= _stored_models(subjects, full, Path(scratch))
         order = [*([FULL] if full is not None else []), *(name for name in names if name != FULL)]
-        chosen = [_placed(models[name], request.device) for name in order]
+        chosen = [models[name] for name in order]
         processes = Path(scratch, "processes")
         processes.mkdir()
         report = profile_models(chosen, settings, processes, on_stage)
-    return replace(report, notes=_notes(report, subjects))
+    notes = _notes(report, subjects)
+    if request.apart is None and report.settings.apart:
+        notes = (_ONE_BY_ONE, *notes)
+    return replace(report, notes=notes)
 
 
 def _notes(report: ProfileReport, subjects: dict[str, Subject]) -> tuple[str, ...]:
@@ -143,13 +150,14 @@ def _subjects(
     return found
 
 
-def _full_model(subjects: dict[str, Subject]) -> ModelConfig | None:
-    """The model that all subjects edit; None without any."""
+def _full_model(subjects: dict[str, Subject], request: ProfileRequest) -> ModelConfig | None:
+    """The model that all subjects edit, where it is to be profiled; None without any."""
     models = {(subject.facts.fingerprint, subject.config.model.dtype): name for name, subject in subjects.items()}
     if len(models) > 1:
         one, other, *_ = models.values()
         raise UserError(f"{one} and {other} are of different models or dtypes; profile one model's at a time")
-    return next((subject.config.model for subject in subjects.values()), None)
+    found = next((subject.config.model for subject in subjects.values()), None)
+    return None if found is None else placed(found, request.device, request.dtype)
 
 
 def _prompts(
@@ -189,7 +197,7 @@ def _settings(
             f"{longest} prompt tokens and {new_tokens} new ones are more than the model's {positions} positions; "
             f"give smaller {fewer}"
         )
-    dtype: Dtype = "auto" if full is None else full.dtype
+    dtype: LoadedDtype = request.dtype or "auto" if full is None else full.dtype
     return ProfileSettings(
         request.batch_sizes,
         tokens,
@@ -205,7 +213,7 @@ def _settings(
 
 def _stored_models(subjects: dict[str, Subject], full: ModelConfig, scratch: Path) -> dict[str, ProfiledModel]:
     """The full model where it is, and the individuals as new checkpoints."""
-    from moevolve.workers.export.export import ExportError
+    from moevolve.workers.export.card import ExportError
     from moevolve.workers.profiling.checkpoints import export_models
 
     models = {FULL: ProfiledModel(FULL, full.path, full.revision, full.device_map, full.trust_remote_code)}
@@ -213,13 +221,8 @@ def _stored_models(subjects: dict[str, Subject], full: ModelConfig, scratch: Pat
     try:
         exported = export_models(full, edits, scratch) if edits else ()
     except ExportError as error:
-        raise ProfileError(str(error)) from error
+        raise ProfileError(f"{error.reason}; nothing is kept of it, which `moevolve export` does") from error
     return models | {model.label: model for model in exported}
-
-
-def _placed(model: ProfiledModel, device: Device) -> ProfiledModel:
-    # A device map is for GPUs.
-    return replace(model, device_map=None) if device == "cpu" else model
 
 
 @as_data.register

@@ -127,11 +127,11 @@ class AuthorsWay:
             attention_mask=mask,
             max_new_tokens=budget,
             do_sample=False,
-            eos_token_id=sorted(end_tokens(self._original, self._tokenizer)),
+            eos_token_id=sorted(end_tokens(self._original, self._tokenizer, EngineConfig(chat_template="none"))),
             pad_token_id=0,
         )
         answers = made[:, ids.shape[1] :].tolist()
-        ends = end_tokens(self._original, self._tokenizer)
+        ends = end_tokens(self._original, self._tokenizer, EngineConfig(chat_template="none"))
         cut = [list(takewhile(lambda token: token not in ends, answer)) for answer in answers]
         return list(self._tokenizer.batch_decode(cut, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from replies import answers, failure, result
 from search_lab import make_lab_setup, run_config, smooth
+from waiting import PATIENT_S
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
@@ -116,7 +117,7 @@ class Drive:
         self._process.kill()
         self._process.join()
 
-    def end(self, timeout: float = 120) -> int:
+    def end(self, timeout: float = PATIENT_S) -> int:
         """How it ended."""
         self._process.join(timeout)
         assert self._process.exitcode is not None, f"still running: {self.said}"
@@ -150,7 +151,7 @@ def done(url: str, name: str = "lab") -> int:
 
 def wait_for(url: str, goal: int, drive: Drive | None = None, name: str = "lab") -> None:
     """Until so many individuals are decided, or the driver has ended."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENT_S
     while done(url, name) < goal and (drive is None or drive.running):
         assert time.monotonic() < deadline, "the search makes no progress"
         time.sleep(0.02)

@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import Protocol
 
+from waiting import PATIENT_S
+
 MOEVOLVE = str(Path(sys.executable).with_name("moevolve"))
 
 
@@ -95,7 +97,7 @@ def last_worker(database: Path) -> int:
 
 def wait_for(database: Path, goal: int, process: Driver) -> None:
     """Until so many individuals are evaluated."""
-    deadline = time.monotonic() + 400
+    deadline = time.monotonic() + PATIENT_S
     while count(database) < goal:
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline, "the search makes no progress"

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+from waiting import PATIENT_S
 
 _UNPRIVILEGED = "nobody"
-_START_S = 60.0
+_START_S = PATIENT_S
 
 
 class NoServerError(Exception):

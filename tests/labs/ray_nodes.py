@@ -17,6 +17,8 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from waiting import PATIENT_S
+
 RAY = str(Path(sys.executable).with_name("ray"))
 SETTINGS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_ADDRESS")
 """What Ray reads of its users' environment."""
@@ -50,7 +52,7 @@ class Nodes:
             start_new_session=True,
         )
         self._groups.append(process.pid)
-        output, _ = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=PATIENT_S)
         assert process.returncode == 0, output
         return process.pid
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
+from waiting import PATIENT_S
 
 WORDS = ("red", "blue", "green", "cat", "dog", "bird", "is", "the", "a", "which", "Answer", ":", "A", "B", "C", "D")
 
@@ -154,7 +155,10 @@ def moevolve(tmp_path: Path) -> Moevolve:
     """Run the command line in `tmp_path`; the result has text output."""
 
     def run(
-        *arguments: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = 400
+        *arguments: str | Path,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float = PATIENT_S,
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*command_line(), *map(str, arguments)],

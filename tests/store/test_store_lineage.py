@@ -41,7 +41,6 @@ def test_descendants(family: Store, index: int, depth: int | None, members: list
     assert graph.edges == tuple(sorted((p, c) for c in members for p in FAMILY[c] if p in members))
 
 
-@pytest.mark.timeout(60)
 def test_long_lines_of_crossed_descent_end(store: Store) -> None:
     """Two parents each for 3,000 generations: as many paths as nobody could walk, but only 3,000 nodes."""
     store.create_search(search(), [split()])

@@ -18,6 +18,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import text
 from store_samples import individual, search, split
+from waiting import PATIENT_S
 
 from moevolve.store import schema
 from moevolve.store.errors import LeaseHeldError, StoreError, UnreachableError
@@ -208,7 +209,7 @@ def test_sqlite_settings(tmp_path: Path) -> None:
 def test_many_processes_may_create_one_store(url: str) -> None:
     code = "import sys; from moevolve.store.repository import Store; Store.open(sys.argv[1]).close()"
     started = [subprocess.Popen([sys.executable, "-c", code, url]) for _ in range(4)]
-    assert [one.wait(120) for one in started] == [0, 0, 0, 0]
+    assert [one.wait(PATIENT_S) for one in started] == [0, 0, 0, 0]
     with Store.open(url, create=False) as store:
         assert store.searches() == []
 

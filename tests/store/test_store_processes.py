@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Insert, insert, text
 from store_samples import digest, individual, locked, search, split
+from waiting import PATIENT_S
 
 from moevolve.store.errors import NameTakenError, StoreError
 from moevolve.store.repository import Store
@@ -49,7 +50,7 @@ def writer(url: str, search_id: str) -> subprocess.Popen[str]:
 def kill(process: subprocess.Popen[str]) -> int:
     """Kills the writer; how many individuals it had said it committed."""
     process.send_signal(signal.SIGKILL)
-    said = process.communicate(timeout=60)[0].split()
+    said = process.communicate(timeout=PATIENT_S)[0].split()
     return int(said[-1]) if said else 0
 
 
@@ -59,7 +60,7 @@ def test_readers_and_writers_share_a_store(store: Store, url: str) -> None:
     writers = [writer(url, "id-alpha"), writer(url, "id-beta")]
     seen = [0, 0]
     try:
-        until = time.monotonic() + 60
+        until = time.monotonic() + PATIENT_S
         while min(seen) < 400 and time.monotonic() < until:
             rows = [store.history(name) for name in ("id-alpha", "id-beta")]
             # Whole transactions only, and never less than before.

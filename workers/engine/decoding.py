@@ -88,6 +88,27 @@ def draft_lengths(
     )
 
 
+_WIDER = 2
+"""Rows are decoded together as long as their cache isn't wider than so many batches: where prompts have their
+beginnings in common, a batch's rows can have many times its columns."""
+
+
+def decoded_together(lengths: Sequence[int], batch_tokens: int) -> list[slice]:
+    """Which of a batch's unfinished rows are decoded at once, by place.
+
+    Args:
+        lengths: tokens of each that are cached.
+        batch_tokens: upper bound on columns of a batch.
+    """
+    parts, start, longest = [], 0, 0
+    for place, length in enumerate(lengths):
+        longest = max(longest, length)
+        if place > start and (place + 1 - start) * longest > _WIDER * batch_tokens:
+            parts.append(slice(start, place))
+            start, longest = place, length
+    return [*parts, slice(start, len(lengths))]
+
+
 def decode(
     forward: Forward,
     going: Mapping[int, NDArray[np.int64]],

@@ -20,7 +20,7 @@ from moevolve.evaluators.types import PreparedSplit
 from moevolve.workers.config import ALL_SHORTCUTS, EngineConfig, Shortcuts
 from moevolve.workers.engine.batches import Batch
 from moevolve.workers.engine.choices import ChoiceScorer, Scored, means
-from moevolve.workers.engine.decoding import Answers, decode, draft_lengths
+from moevolve.workers.engine.decoding import Answers, decode, decoded_together, draft_lengths
 from moevolve.workers.engine.forward import Forward, sums_by_owner, token_logprobs
 from moevolve.workers.engine.reuse import LayerReuse
 from moevolve.workers.engine.runtime import WORKER_ENV, configure_runtime, use_products
@@ -82,7 +82,7 @@ class GenerationEngine:
         self._choices = ChoiceScorer(self._forward)
         self._draft = shortcuts.draft
         self.bos = missing_bos(model, tokenizer)
-        self._ends = end_tokens(model, tokenizer, config.chat_template)
+        self._ends = end_tokens(model, tokenizer, config)
         self._tokenized: dict[str, TokenizedSplit] = {}
         self._greedy: dict[str, tuple[Tokens, ...]] = {}
         self._runs: dict[str, HarnessRun] = {}
@@ -131,8 +131,8 @@ class GenerationEngine:
             going = {i: path for i, path in zip(examples, paths, strict=True) if not answers.finished[i]}
             if going and cache is not None:
                 self._forward.complete(batch.columns, cache)
-            if going:
-                decode(self._forward, going, tokenized.prompts, cache, answers)
+            for part in decoded_together([*map(len, going.values())], self.config.batch_tokens) if going else ():
+                decode(self._forward, dict([*going.items()][part]), tokenized.prompts, cache, answers)
         return answers, logprobs
 
     @torch.inference_mode()

@@ -21,8 +21,9 @@ class TokenizedSplit:
 
     Attributes:
         prompts: with system prompt and shots, the beginning-of-sequence token, and under a chat template what that
-            writes around them; truncated, never empty.
+            writes around them; truncated, never empty. Of running text its windows, however many examples there are.
         golds: tokens of the first reference as it continues the prompt, without end token; empty without references.
+            Under a chat template marks that come before every answer are in the prompt already.
         choices: likewise for every choice.
     """
 
@@ -41,7 +42,8 @@ def tokenize_split(
     Both are settled before truncation.
 
     Under a chat template the prompt is what `apply_chat_template` of the tokenizer makes of the conversation, token by
-    token: the template writes all special tokens, so none are added. The answer follows as the template has it.
+    token, and what the template puts before an answer (see `ChatTemplate`): the template writes all special tokens, so
+    none are added. The answer follows as the template has it.
 
     Args:
         tokenizer: its own special tokens are kept, but for an end token, which would close the prompt.
@@ -52,28 +54,32 @@ def tokenize_split(
     Raises:
         UserError: a prompt has no tokens, or the chat template is unknown or refuses a prompt.
     """
-    template = chat_template(tokenizer, config.chat_template) if split.chat else None
+    if split.window is not None:
+        windows = cut_windows(tokenizer, split, split.window, config, bos)
+        return TokenizedSplit(windows, ((),) * len(windows), ((),) * len(windows))
+    template = chat_template(tokenizer, config) if split.chat else None
     special = template is None
     if template is None:
-        texts, prefix = [split.text(example) for example in split.examples], split.answer_prefix
+        texts = [split.text(example) for example in split.examples]
+        prefixes = [split.answer_prefix] * len(texts)
     else:
-        texts, bos = [template.prompt(split.turns(example)) for example in split.examples], None
-        opening = template.opening(split.turns(split.examples[0])) if split.examples else ""
-        prefix = opening + split.answer_prefix.lstrip()
+        bos, asked = None, [template.asked(split.turns(example)) for example in split.examples]
+        texts = [each.prompt for each in asked]
+        prefixes = [each.spaces + split.answer_prefix.lstrip() for each in asked]
     prompts = _encode(tokenizer, texts, special)
     pairs = [
         (i, answer)
         for i, example in enumerate(split.examples)
         for answer in dict.fromkeys((*example.references[:1], *example.choices))
     ]
-    joined = _encode(tokenizer, [texts[i] + prefix + answer for i, answer in pairs], special)
+    joined = _encode(tokenizer, [texts[i] + prefixes[i] + answer for i, answer in pairs], special)
     answers: dict[tuple[int, str], Tokens] = {}
     for (i, answer), whole in zip(pairs, joined, strict=True):
         head = len(prompts[i])
         if whole[:head] == prompts[i] and len(whole) > head:
             answers[i, answer] = whole[head:]
         else:
-            alone = tokenizer(prefix + answer, add_special_tokens=False)["input_ids"]
+            alone = tokenizer(prefixes[i] + answer, add_special_tokens=False)["input_ids"]
             answers[i, answer] = tuple(alone)
     examples = split.examples
     return TokenizedSplit(
@@ -81,6 +87,39 @@ def tokenize_split(
         golds=tuple(answers[i, e.references[0]] if e.references else () for i, e in enumerate(examples)),
         choices=tuple(tuple(answers[i, choice] for choice in e.choices) for i, e in enumerate(examples)),
     )
+
+
+def cut_windows(
+    tokenizer: PreTrainedTokenizerBase, split: PreparedSplit, window: int, config: EngineConfig, bos: int | None
+) -> tuple[Tokens, ...]:
+    """A split's running text in windows of equally many tokens, as GPTQ (arXiv 2210.17323), SparseGPT and ToMoE do.
+
+    The text is tokenised as a whole, so a beginning-of-sequence token stands in the first window only. What is left at
+    the end, shorter than a window, is dropped.
+
+    Args:
+        tokenizer: the model's.
+        split: whose examples.
+        window: tokens of a window.
+        config: truncation.
+        bos: see `tokenize_split`.
+
+    Raises:
+        UserError: the text is shorter than a window, or windows would be truncated.
+    """
+    where = f"task {split.task}, split {split.split}"
+    if config.max_prompt_tokens is not None and window > config.max_prompt_tokens:
+        raise UserError(
+            f"{where}: windows of {window} tokens are longer than engine.max_prompt_tokens, which is "
+            f"{config.max_prompt_tokens}; leave that out, or give the task a smaller window"
+        )
+    tokens = encode_text(tokenizer, split.running_text, bos, special=True)
+    if len(tokens) < window:
+        raise UserError(
+            f"{where}: the text has {len(tokens)} tokens, fewer than a window of {window}; give the split more rows, "
+            "or the task a smaller window"
+        )
+    return tuple(tokens[start : start + window] for start in range(0, len(tokens) - window + 1, window))
 
 
 def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, bos: int | None, special: bool) -> Tokens:
@@ -107,7 +146,7 @@ def missing_bos(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> i
     return bos if bos == getattr(model.config, "bos_token_id", None) and bos != tokenizer.eos_token_id else None
 
 
-def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, template: str = "none") -> frozenset[int]:
+def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: EngineConfig) -> frozenset[int]:
     """Tokens that end an answer: those of the generation config, as `generate` has it, else the tokenizer's.
 
     So does the special token that the chat template closes an answer with.
@@ -119,7 +158,7 @@ def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, templ
     if ends is None:
         ends = tokenizer.eos_token_id
     found = {ends} if isinstance(ends, int) else set(ends or ())
-    chat = chat_template(tokenizer, template)
+    chat = chat_template(tokenizer, config)
     closing = None if chat is None else chat.end_token()
     return frozenset(found if closing is None else found | {closing})
 

@@ -163,3 +163,21 @@ class ExportReport:
     parameters: int
     size_bytes: int
     agreement: Agreement = field(repr=False)
+
+
+class ExportError(RuntimeError):
+    """An export that failed its verification.
+
+    Attributes:
+        reason: what differs, and by how much.
+    """
+
+    def __init__(self, reason: str, kept: Path) -> None:
+        """Say what failed.
+
+        Args:
+            reason: what differs, and by how much.
+            kept: where the files are, for whoever wants to look at them.
+        """
+        super().__init__(f"{reason}; the files are kept in {kept}, don't use them")
+        self.reason = reason

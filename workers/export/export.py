@@ -17,7 +17,7 @@ from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.config import ModelConfig
-from moevolve.workers.export.card import CardFacts, CheckpointForm, ExportCard, ExportReport
+from moevolve.workers.export.card import CardFacts, CheckpointForm, ExportCard, ExportError, ExportReport
 from moevolve.workers.export.native import render
 from moevolve.workers.export.shards import ShardWriter
 from moevolve.workers.export.state import SavedNames, frame_state, layers_prefix
@@ -33,24 +33,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _UNVERIFIED = ".unverified"
-
-
-class ExportError(RuntimeError):
-    """An export that failed its verification.
-
-    Attributes:
-        reason: what differs, and by how much.
-    """
-
-    def __init__(self, reason: str, kept: Path) -> None:
-        """Say what failed.
-
-        Args:
-            reason: what differs, and by how much.
-            kept: where the files are, for whoever wants to look at them.
-        """
-        super().__init__(f"{reason}; the files are kept in {kept}, don't use them")
-        self.reason = reason
 
 
 def export_model(

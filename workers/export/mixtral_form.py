@@ -40,9 +40,7 @@ _SHARED_SETTINGS = (
 
 
 def mixtral_obstacle(resident: Resident) -> str | None:
-    """Why a model with top-1 experts in the place of its networks, and routers in float32, is no Mixtral; None if it is
-    one.
-    """
+    """Why a model is no Mixtral once top-1 experts with routers in float32 replace its networks; None if it is one."""
     config, family = resident.model.config, resident.dense_layers[0].family
     if not family.becomes_mixtral:
         return f"a {family.title} with experts isn't a Mixtral"

@@ -49,7 +49,7 @@ def checksum(tensor: Tensor) -> int:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 class ShardWriter:
@@ -97,7 +97,8 @@ class ShardWriter:
             ValueError: it isn't planned, or was written before.
         """
         if name not in self._shard_of or name in self.checksums:
-            raise ValueError(f"tensor {name} is {'written twice' if name in self.checksums else 'no part of the model'}")
+            what = "written twice" if name in self.checksums else "no part of the model"
+            raise ValueError(f"tensor {name} is {what}")
         host = tensor.detach().cpu().contiguous()
         self.checksums[name] = checksum(host)
         self._shard_of[name].write(name, host)

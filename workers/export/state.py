@@ -32,7 +32,8 @@ def empty_model(
         form: how it computes attention and experts, as `from_pretrained` takes it.
     """
     with torch.device("meta"):
-        model: PreTrainedModel = model_class._from_config(copy.deepcopy(config), dtype=dtype, **form)
+        # The one way to a class that isn't registered; the dtype is the default one while it is built.
+        model: PreTrainedModel = model_class._from_config(copy.deepcopy(config), dtype=dtype, **form)  # noqa: SLF001
     model.tie_weights()
     model.requires_grad_(False)
     return model.eval()
@@ -113,5 +114,5 @@ class SavedNames:
         """
         from transformers.core_model_loading import revert_weight_conversion
 
-        self._model._weight_conversions = self._conversions
+        self._model._weight_conversions = self._conversions  # noqa: SLF001 - where `revert_weight_conversion` looks
         return dict(revert_weight_conversion(self._model, {name: tensor}))

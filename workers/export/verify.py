@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +22,6 @@ from moevolve.workers.export.state import SavedNames, empty_model, frame_state, 
 from moevolve.workers.families.decoder import decoder_layers
 from moevolve.workers.model.loading import attention, experts_arguments
 from moevolve.workers.model.resident import ResidentModel
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 """Largest accepted difference of what a part adds at a position, as a share of the largest value that it adds there."""
@@ -71,22 +68,23 @@ def probe_tokens(resident: ResidentModel) -> tuple[Tensor, ...]:
 @torch.inference_mode()
 def passages(resident: ResidentModel) -> tuple[Passage, ...]:
     """Run the resident model, with its edit, on the sequences to compare on."""
+    return tuple(_passage(resident, tokens) for tokens in probe_tokens(resident))
+
+
+def _passage(resident: ResidentModel, tokens: Tensor) -> Passage:
     model: Any = resident.model
     decoder, layers = model.get_decoder(), decoder_layers(model)
-    found = []
-    for tokens in probe_tokens(resident):
-        states: list[Tensor] = []
-        hooks = [layer.register_forward_pre_hook(lambda _, given: states.append(given[0].cpu())) for layer in layers]
-        hooks.append(layers[-1].register_forward_hook(lambda _, __, given: states.append(given.cpu())))
-        hooks.append(decoder.register_forward_hook(lambda _, __, given: states.append(given.last_hidden_state.cpu())))
-        try:
-            logits = model(input_ids=tokens.to(resident.device), use_cache=False).logits.cpu()
-        finally:
-            for hook in hooks:
-                hook.remove()
-        *states, normed = states
-        found.append(Passage(tokens, tuple(states), normed, logits))
-    return tuple(found)
+    states: list[Tensor] = []
+    hooks = [layer.register_forward_pre_hook(lambda _, given: states.append(given[0].cpu())) for layer in layers]
+    hooks.append(layers[-1].register_forward_hook(lambda _, __, given: states.append(given.cpu())))
+    hooks.append(decoder.register_forward_hook(lambda _, __, given: states.append(given.last_hidden_state.cpu())))
+    try:
+        logits = model(input_ids=tokens.to(resident.device), use_cache=False).logits.cpu()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    *passed, normed = states
+    return Passage(tokens, tuple(passed), normed, logits)
 
 
 def verify(
@@ -164,7 +162,8 @@ def _parts(exported: _FromFiles, expected: Sequence[Passage]) -> Iterator[tuple[
         with exported.holding(exported.layer_names(index)):
             given = [each.states[index] for each in expected]
             left = exported.run_layer(index, given, [each[index] for each in arguments])
-            yield f"decoder layer {index}", exported.compared([each.states[index + 1] for each in expected], left, given)
+            wanted = [each.states[index + 1] for each in expected]
+            yield f"decoder layer {index}", exported.compared(wanted, left, given)
     if head:
         with exported.holding(head):
             yield "output head", exported.compared([each.logits for each in expected], exported.run_head(expected))
@@ -205,7 +204,7 @@ class _FromFiles:
             **experts_arguments(resident.config.experts_implementation, family),
         )
         self._names = SavedNames(self._model)
-        self._conversions = get_model_conversion_mapping(self._model)
+        self._conversions: Any = get_model_conversion_mapping(self._model)
         self._prefix = layers_prefix(self._model)
         self.layers = decoder_layers(self._model)
         self.last_read: dict[str, int] = {}
@@ -268,7 +267,7 @@ class _FromFiles:
         how = LoadStateDictConfig(
             device_map={"": self._device},
             dtype=self._dtype,
-            dtype_plan=self._model._get_dtype_plan(self._dtype),
+            dtype_plan=self._model._get_dtype_plan(self._dtype),  # noqa: SLF001 - as `from_pretrained` makes it
             weight_mapping=self._conversions,
         )
         info, _ = convert_and_load_state_dict_in_model(self._model, tensors, how)
@@ -279,19 +278,17 @@ class _FromFiles:
         if left:
             raise VerificationError(f"transformers finds nothing for tensor {left[0]}")
 
-    def run_frame(
-        self, expected: Sequence[Passage]
-    ) -> tuple[list[Tensor], list[list[_Arguments]], list[Tensor]]:
+    def run_frame(self, expected: Sequence[Passage]) -> tuple[list[Tensor], list[list[_Arguments]], list[Tensor]]:
         """Run what is outside the decoder layers, which hand on what the resident model's last one gave.
 
         Returns:
             For every sequence what the first layer is given, what every layer is given besides, and what the decoder
             gives.
         """
-        for place, module in list(self._model.named_modules()):
-            if module._non_persistent_buffers_set:
-                # They come of the config alone: position embeddings.
-                self._model.set_submodule(place, type(module)(config=self._model.config).to(self._device))
+        for place in {name.rpartition(".")[0] for name, _ in self._model.named_non_persistent_buffers()}:
+            # They come of the config alone: position embeddings.
+            module = type(self._model.get_submodule(place))
+            self._model.set_submodule(place, module(config=self._model.config).to(self._device))
         entered, arguments, normed = [], [], []
         for each in expected:
             seen: list[tuple[Tensor, _Arguments]] = []
@@ -321,9 +318,7 @@ class _FromFiles:
 
 
 @contextmanager
-def _standing_in(
-    layers: Sequence[nn.Module], seen: list[tuple[Tensor, _Arguments]], last: Tensor
-) -> Iterator[None]:
+def _standing_in(layers: Sequence[nn.Module], seen: list[tuple[Tensor, _Arguments]], last: Tensor) -> Iterator[None]:
     """For the length of a `with` block let layers note what they are given, and hand it on; the last gives `last`."""
 
     def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:

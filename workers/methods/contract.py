@@ -41,6 +41,7 @@ class ModelParts:
         dense_layers: its dense feed-forward networks, in order of depth.
         device: where the model runs, when it isn't spread over several devices.
         on_host: whether the original experts stay in host memory.
+        beside: bytes on the device that passes need beside weights and experts; None if that isn't known.
         applicator: the applicator of another kind of edits, for one that stands on it.
     """
 
@@ -49,6 +50,7 @@ class ModelParts:
     dense_layers: tuple[DenseLayer, ...] = field(repr=False)
     device: torch.device
     on_host: bool
+    beside: int | None
     applicator: Callable[[type], Applicator] = field(repr=False)
 
 
@@ -154,8 +156,11 @@ class Exporter(Protocol):
     """Makes checkpoints of one kind of edit."""
 
     def obstacle(self, resident: Resident, edit: Edit) -> str | None:
-        """Why no class of `transformers` computes the same as the model, to which the edit is applied, and maybe what
-        follows it up; None where a stock checkpoint is exact.
+        """Why no class of `transformers` computes the same as the edited model; None where a stock checkpoint is exact.
+
+        Args:
+            resident: with `edit` applied, and maybe what follows it up.
+            edit: of this kind.
 
         Raises:
             UserError: the edit has no checkpoint of any form.

@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moevolve.workers.families.layers import DenseLayer
 from moevolve.workers.methods.base import Tokens
 from moevolve.workers.methods.contract import Resident
+from moevolve.workers.methods.spectra import leading_eigenvectors
 
 Watch = tuple[nn.Module, bool, Callable[[Tensor], None]]
 """A module, whether its output is watched instead of its input, and who is told: values [tokens, size]."""
@@ -68,7 +67,7 @@ _NEGLIGIBLE = 1e-6
 
 
 class InputMoments:
-    """Moments of inputs, in float64; memory doesn't grow with the tokens.
+    """Moments of inputs, in float64 on their device; memory doesn't grow with the tokens.
 
     Args:
         inputs: size of an input.
@@ -88,21 +87,19 @@ class InputMoments:
         self._products += inputs.t() @ inputs
 
     @property
-    def mean(self) -> NDArray[np.float64]:
+    def mean(self) -> Tensor:
         """Mean input, [inputs]."""
-        mean: NDArray[np.float64] = (self._sum / self.count).cpu().numpy()
-        return mean
+        return self._sum / self.count
 
     @property
-    def covariance(self) -> NDArray[np.float64]:
+    def covariance(self) -> Tensor:
         """Of the inputs, [inputs, inputs]."""
-        return self.moment - np.outer(self.mean, self.mean)
+        return self.moment - torch.outer(self.mean, self.mean)
 
     @property
-    def moment(self) -> NDArray[np.float64]:
+    def moment(self) -> Tensor:
         """Mean product of inputs, [inputs, inputs]."""
-        moment: NDArray[np.float64] = (self._products / self.count).cpu().numpy()
-        return moment
+        return self._products / self.count
 
 
 class InputStatistics(InputMoments):
@@ -126,7 +123,7 @@ class InputStatistics(InputMoments):
         self._target_sum += targets.sum(dim=0)
         self._target_products += inputs.t() @ targets
 
-    def ridge(self, share: float, intercept: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def ridge(self, share: float, intercept: bool) -> tuple[Tensor, Tensor]:
         """Linear regression of the targets on the inputs, the intercept not regularised.
 
         Args:
@@ -134,37 +131,33 @@ class InputStatistics(InputMoments):
             intercept: whether there is one.
 
         Returns:
-            Weights [targets, inputs] and intercepts [targets], zero without.
+            Weights [targets, inputs] and intercepts [targets], zero without; float64 on the device.
         """
-        targets: NDArray[np.float64] = (self._target_sum / self.count).cpu().numpy()
-        products: NDArray[np.float64] = (self._target_products / self.count).cpu().numpy()
+        targets, products = self._target_sum / self.count, self._target_products / self.count
         square = self.moment
         if intercept:
-            square, products = self.covariance, products - np.outer(self.mean, targets)
-        penalty = share * np.trace(square) / len(square)
+            square, products = self.covariance, products - torch.outer(self.mean, targets)
+        penalty = share * float(square.trace()) / len(square)
         # All inputs alike: there is nothing to regress on.
-        penalty = penalty if penalty > 0 else 1.0
-        weights = np.linalg.solve(square + penalty * np.eye(len(square)), products).T.astype(np.float64)
-        return weights, targets - weights @ self.mean if intercept else np.zeros_like(targets)
+        square.diagonal().add_(penalty if penalty > 0 else 1.0)
+        weights = torch.linalg.solve(square, products).t()
+        return weights, targets - weights @ self.mean if intercept else torch.zeros_like(targets)
 
 
-def principal_directions(square: NDArray[np.float64], count: int) -> NDArray[np.float64]:
+def principal_directions(square: Tensor, count: int) -> Tensor:
     """Principal directions, each divided by its standard deviation.
 
     An input's product with such a direction varies by 1 from token to token, whatever the direction.
 
     Args:
-        square: covariance of the inputs [inputs, inputs], or their mean products.
+        square: covariance of the inputs, float64 [inputs, inputs], or their mean products.
         count: how many, at most `inputs`.
 
     Returns:
         float64 [count, inputs], largest variance first, every one's largest entry positive; zero where there are fewer
         directions in which inputs vary.
     """
-    variances, vectors = np.linalg.eigh(square)
-    variances, directions = variances[::-1][:count], vectors.T[::-1][:count]
-    largest = np.abs(directions).argmax(axis=1)
-    directions = directions * np.sign(np.take_along_axis(directions, largest[:, None], axis=1))
-    deviations = np.sqrt(np.maximum(variances, 0))
+    variances, vectors = leading_eigenvectors(square, count)
+    deviations = variances.sqrt()
     varies = deviations > _NEGLIGIBLE * deviations[:1]
-    return np.where(varies[:, None], directions / np.where(varies, deviations, 1.0)[:, None], 0.0)
+    return torch.where(varies, vectors / torch.where(varies, deviations, 1.0), 0.0).t()

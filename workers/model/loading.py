@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +13,9 @@ import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.config import Dtype, ModelConfig
+from moevolve.workers.config import Device, Dtype, ModelConfig
 from moevolve.workers.families.registry import FAMILIES, dense_family
+from moevolve.workers.model.unpacking import whole_blocks
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -41,6 +44,27 @@ def resolve_device(config: ModelConfig) -> torch.device:
     if config.device == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
+
+
+def placed(config: ModelConfig, device: Device | None = None, dtype: Dtype | None = None) -> ModelConfig:
+    """The same checkpoint, held somewhere else than a search held it.
+
+    Args:
+        config: how the search held it.
+        device: where now; None for where the search ran, or the CPU if that was a GPU and there is none.
+        dtype: of the parameters; None for the search's.
+
+    Returns:
+        The new settings. On a CPU the model isn't spread, and its originals need no other place.
+
+    Raises:
+        UserError: `cuda` was asked for and there is none.
+    """
+    if device is None:
+        device = config.device if config.device != "cuda" or torch.cuda.is_available() else "cpu"
+    settings = replace(config, device=device, dtype=dtype or config.dtype)
+    on_cpu = resolve_device(settings).type == "cpu"
+    return replace(settings, device_map=None, originals="device") if on_cpu else settings
 
 
 def local_directory(config: ModelConfig) -> Path | None:
@@ -214,9 +238,10 @@ def load_model(
     }
     try:
         if weights is None:
-            model = AutoModelForCausalLM.from_pretrained(
-                _source(config), use_safetensors=True, **form, **unpacking, **_hub_arguments(config)
-            )
+            with whole_blocks() if unpacking else nullcontext():
+                model = AutoModelForCausalLM.from_pretrained(
+                    _source(config), use_safetensors=True, **form, **unpacking, **_hub_arguments(config)
+                )
         else:
             if unpacking:
                 del settings.quantization_config

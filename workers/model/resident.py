@@ -37,13 +37,20 @@ class ResidentModel:
         device: where inputs go.
     """
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: ModelConfig) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        config: ModelConfig,
+        beside: int | None = None,
+    ) -> None:
         """Take over a freshly loaded model.
 
         Args:
             model: from `load_model`; with `originals="host"` still on the host, and placed here.
             tokenizer: its tokenizer.
             config: the settings it was loaded with.
+            beside: bytes on the device that passes need beside weights and experts; None if that isn't known.
 
         Raises:
             UserError: the model has no MoE layers or its family is not supported.
@@ -58,6 +65,7 @@ class ResidentModel:
             find_dense_layers(model),
             device,
             on_host=config.originals == "host",
+            beside=beside,
             applicator=self._applicator,
         )
         self._applicators: dict[type, Applicator] = {}
@@ -70,19 +78,20 @@ class ResidentModel:
         self._applied: Edit = IdentityEdit()
 
     @classmethod
-    def load(cls, config: ModelConfig, share: bool = False) -> ResidentModel:
+    def load(cls, config: ModelConfig, share: bool = False, beside: int | None = None) -> ResidentModel:
         """Load a checkpoint and make it resident.
 
         Args:
             config: which, and how to hold it.
             share: have the weights once with other processes of this node that share them; see `load_shared`.
+            beside: see `__init__`.
 
         Raises:
             UserError: it can't be loaded or searched; see `load_model` and `find_moe_layers`.
         """
         model, tokenizer = load_shared(config) if share else load_model(config)
         _give_back()
-        return cls(model, tokenizer, config)
+        return cls(model, tokenizer, config, beside)
 
     @property
     def layers(self) -> tuple[MoELayer, ...]:

@@ -14,7 +14,7 @@ from moevolve.workers.config import ModelConfig
 from moevolve.workers.export.card import ExportCard
 from moevolve.workers.export.export import export_model
 from moevolve.workers.export.native import NATIVE_PREFIX
-from moevolve.workers.families.registry import family_of
+from moevolve.workers.families.registry import FAMILIES, family_of
 from moevolve.workers.methods.base import Edit
 from moevolve.workers.model.loading import load_config
 from moevolve.workers.model.resident import ResidentModel
@@ -36,7 +36,8 @@ def check_folder(name: str, trust_remote_code: bool) -> Path:
         raise UserError(f"{name}: no readable config.json in it; give the folder of a checkpoint") from error
     if not any(folder.glob("*.safetensors")):
         raise UserError(f"{name}: no *.safetensors file in it; convert the checkpoint first")
-    if "auto_map" in settings and not trust_remote_code:
+    # Published checkpoints of a family may still name the code that it had before `transformers` had it.
+    if "auto_map" in settings and settings.get("model_type") not in FAMILIES and not trust_remote_code:
         raise UserError(f"{name}: it brings modelling code; read it, then allow it with --trust-remote-code")
     return folder
 

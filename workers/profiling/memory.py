@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import gc
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 
+_MEMORY = Path("/proc/meminfo")
 _STATUS = Path("/proc/self/status")
 _RESET = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
@@ -53,6 +55,14 @@ class PeakMemory:
         return None if highest is None or self._baseline is None else max(0, highest - self._baseline)
 
 
+def free_bytes(devices: Iterable[torch.device]) -> int | None:
+    """Bytes that are free on devices, or in the host's memory; None where the system can't tell."""
+    gpus = [device for device in devices if device.type == "cuda"]
+    if gpus:
+        return sum(torch.cuda.mem_get_info(device)[0] for device in gpus)
+    return _kibibytes(_MEMORY, "MemAvailable")
+
+
 def _give_back() -> None:
     """Return freed host memory to the system, where the C library (glibc) knows how."""
     gc.collect()
@@ -63,8 +73,13 @@ def _give_back() -> None:
 
 def _resident(field: str) -> int | None:
     """A field of this process's status in bytes; None on systems that have no such file."""
+    return _kibibytes(_STATUS, field)
+
+
+def _kibibytes(file: Path, field: str) -> int | None:
+    """A field of a file of the system in bytes; None on systems that have no such file."""
     try:
-        lines = _STATUS.read_text().splitlines()
+        lines = file.read_text().splitlines()
     except OSError:
         return None
     found = [line.split()[1] for line in lines if line.startswith(f"{field}:")]

@@ -9,10 +9,10 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
+from moevolve.workers.config import Device
 from moevolve.workers.methods.base import Tokens
 
-Device = Literal["auto", "cpu", "cuda"]
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+LoadedDtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,8 @@ class ProfileSettings:
         device: where; `auto` is CUDA if there is a device.
         dtype: of the parameters; `auto` is each checkpoint's own.
         threads: of torch's operators on the CPU; None leaves torch's default.
-        apart: hold one model in memory at a time, so that runs aren't interleaved.
+        apart: hold one model in memory at a time, so that runs aren't interleaved; None does so unless there is ample
+            room for all.
         prompts: of a task; None takes arbitrary tokens.
     """
 
@@ -79,9 +80,9 @@ class ProfileSettings:
     new_tokens: int
     repeats: int
     device: Device = "auto"
-    dtype: Dtype = "auto"
+    dtype: LoadedDtype = "auto"
     threads: int | None = None
-    apart: bool = False
+    apart: bool | None = None
     prompts: TaskPrompts | None = None
 
     def request(self, size: int) -> MeasureRequest:
@@ -99,14 +100,18 @@ class LoadRequest:
     device_map: str | None
     trust_remote_code: bool
     device: Device
-    dtype: Dtype
+    dtype: LoadedDtype
     threads: int | None
     context: int
 
 
 @dataclass(frozen=True, slots=True)
 class LoadReply:
-    """A loaded model: `moevolve.workers.profiling.costs.ModelCosts`, and what it runs with."""
+    """A loaded model: `moevolve.workers.profiling.costs.ModelCosts`, what it runs with, and the room beside it.
+
+    Attributes:
+        free_bytes: of the devices that it runs on, or of host memory; None where the system can't tell.
+    """
 
     parameters: int
     active_parameters: int
@@ -120,6 +125,7 @@ class LoadReply:
     threads: int
     attention: str
     experts: str
+    free_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

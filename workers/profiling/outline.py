@@ -49,6 +49,9 @@ class ModelOutline:
         weight_bytes: parameters and buffers as a worker loads them.
         expert_bytes: per MoE layer, the bytes of each of its tensors of experts, all n of them.
         cache_bytes: keys and values of one position in all layers.
+        attention_bytes: what a pass holds of a position while a layer attends (`moevolve.workers.profiling.activations`).
+        network_bytes: the same while a layer's network runs, of a position that holds a token.
+        repeated_bytes: of a cached position while a layer attends to it with other tokens masked.
         caches: whether a pass over answers keeps keys and values to go on from; not with sliding windows.
         layout: how sequences lie in a pass.
         hidden, vocabulary: sizes.
@@ -63,6 +66,9 @@ class ModelOutline:
     weight_bytes: int
     expert_bytes: tuple[tuple[int, ...], ...] = field(repr=False)
     cache_bytes: int
+    attention_bytes: int
+    network_bytes: int
+    repeated_bytes: int
     caches: bool
     layout: Layout
     hidden: int
@@ -92,6 +98,7 @@ def outline_model(config: ModelConfig) -> ModelOutline:
     """
     from moevolve.workers.families.layers import find_moe_layers
     from moevolve.workers.model.describe import describe_config, meta_model
+    from moevolve.workers.profiling.activations import attention_bytes, dense_width, network_bytes
     from moevolve.workers.profiling.costs import matrix_flops
 
     model = meta_model(config)
@@ -102,6 +109,11 @@ def outline_model(config: ModelConfig) -> ModelOutline:
         for layer in find_moe_layers(model, config.path)
     )
     facts = describe_config(model, config)
+    hidden = int(model.config.hidden_size)
+    intermediate = facts.dense.width if facts.dense else facts.expert_parameters // (3 * hidden)
+    attention, repeated = attention_bytes(decoder.layers[0].self_attn, hidden, facts.dtype_bytes)
+    networks = (dense_width(layer) for layer in decoder.layers)
+    network = network_bytes(hidden, max(networks), facts.active, intermediate, facts.dtype_bytes)
     pair, cached = _attention(model)
     return ModelOutline(
         facts=facts,
@@ -111,13 +123,14 @@ def outline_model(config: ModelConfig) -> ModelOutline:
         weight_bytes=_weight_bytes(model),
         expert_bytes=sizes,
         cache_bytes=cached * facts.dtype_bytes,
+        attention_bytes=attention,
+        network_bytes=network,
+        repeated_bytes=repeated,
         caches=_caches(model),
         layout=_layout(model, config),
-        hidden=int(model.config.hidden_size),
+        hidden=hidden,
         vocabulary=int(output.weight.shape[0]),
-        intermediate=facts.dense.width
-        if facts.dense
-        else facts.expert_parameters // (3 * int(model.config.hidden_size)),
+        intermediate=intermediate,
         positions=int(model.config.max_position_embeddings),
     )
 

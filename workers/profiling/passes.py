@@ -22,7 +22,7 @@ from moevolve.workers.engine.batches import Batch, Batcher
 from moevolve.workers.engine.chat import chat_template
 from moevolve.workers.engine.choices import asked_sequences
 from moevolve.workers.engine.columns import Layout
-from moevolve.workers.engine.decoding import draft_lengths
+from moevolve.workers.engine.decoding import decoded_together, draft_lengths
 from moevolve.workers.engine.tokenizing import TokenizedSplit, missing_bos, tokenize_split
 from moevolve.workers.methods.base import Tokens
 from moevolve.workers.model.describe import meta_model
@@ -91,6 +91,7 @@ class Pass:
         kept: whether its keys and values are kept.
         steps: how many there are, each after all that the one before has cached.
         longest: tokens of the longest sequence, with those that are cached before, in the last step.
+        beside: positions of another pass whose keys and values are still held.
     """
 
     tokens: int
@@ -103,6 +104,7 @@ class Pass:
     kept: bool = False
     steps: int = 1
     longest: int = 0
+    beside: int = 0
 
     @property
     def pairs(self) -> int:
@@ -151,7 +153,7 @@ class PromptMeter:
         Raises:
             UserError: there is no such template.
         """
-        return split.chat and chat_template(self._tokenizer, self._engine.chat_template) is not None
+        return split.chat and chat_template(self._tokenizer, self._engine) is not None
 
     def tokens(self, split: PreparedSplit) -> SplitTokens:
         """The tokens of a split.
@@ -168,6 +170,21 @@ class PromptMeter:
             split.max_new_tokens,
             split.positions,
         )
+
+    def texts(self, split: PreparedSplit) -> list[tuple[str, str, tuple[str, ...]]]:
+        """Every prompt of a split, its right answer and its choices, as their tokens read; special tokens are kept.
+
+        Raises:
+            UserError: a prompt has no tokens.
+        """
+        tokenized = tokenize_split(self._tokenizer, split, self._engine, self._bos)
+        return [
+            (self._text(prompt), self._text(gold), tuple(map(self._text, choices)))
+            for prompt, gold, choices in zip(tokenized.prompts, tokenized.golds, tokenized.choices, strict=True)
+        ]
+
+    def _text(self, tokens: Tokens) -> str:
+        return str(self._tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
 
     def most_tokens(self, split: PreparedSplit) -> int:
         """Of a split's prompts and answers, gold ones or, where there are none, those that the model gives.
@@ -211,7 +228,7 @@ def passes_of(split: SplitTokens, batch_tokens: int, layout: Layout = "packed", 
     fitness = FITNESSES[split.fitness]
     match fitness.reads:
         case "generation":
-            return _generating(split, batcher, caches)
+            return _generating(split, batcher, caches, batch_tokens)
         case "choices":
             return Passes(tuple(_ranking(split, batcher)))
         case "texts":
@@ -220,7 +237,7 @@ def passes_of(split: SplitTokens, batch_tokens: int, layout: Layout = "packed", 
             raise ValueError(f"passes of {split.fitness} can't be planned")
 
 
-def _generating(split: SplitTokens, batcher: Batcher, caches: bool) -> Passes:
+def _generating(split: SplitTokens, batcher: Batcher, caches: bool, batch_tokens: int) -> Passes:
     sure, decoding = [], []
     steps = split.max_new_tokens - 1
     drafted = [(*prompt, *answer) for prompt, answer in zip(split.prompts, split.answers, strict=True)]
@@ -231,15 +248,17 @@ def _generating(split: SplitTokens, batcher: Batcher, caches: bool) -> Passes:
         sure.append(_first(batch, read, read, read, kept))
         if steps > 0:
             lengths = [len(drafted[i] if caches else split.prompts[i]) for i in batch.examples]
-            decoding += _steps(lengths, steps) if caches else _again(lengths, steps)
+            beside = batch.columns.ids.numel() if caches else 0
+            for part in decoded_together(lengths, batch_tokens):
+                decoding += _steps(lengths[part], steps, beside) if caches else _again(lengths[part], steps)
     return Passes(tuple(sure), tuple(decoding))
 
 
-def _steps(lengths: Sequence[int], steps: int) -> list[Pass]:
-    """Decoding, a token per sequence and step; sequences of these lengths are cached."""
+def _steps(lengths: Sequence[int], steps: int, beside: int = 0) -> list[Pass]:
+    """Decoding, a token per sequence and step; sequences of these lengths are cached, and `beside` other columns."""
     rows, columns = len(lengths), max(lengths)
     attended = rows * (columns + 1)
-    return [Pass(rows, attended, rows, rows, rows, rows, rows * columns, True, steps, columns + steps)]
+    return [Pass(rows, attended, rows, rows, rows, rows, rows * columns, True, steps, columns + steps, beside)]
 
 
 def _again(lengths: Sequence[int], steps: int) -> list[Pass]:

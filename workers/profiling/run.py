@@ -2,6 +2,7 @@
 
 A model's process holds nothing else, so its memory is its own. Only one of them works at a time, and every repeat runs
 all models before the next one begins, each time in another order: a machine that gets slower or faster does so for all.
+Where there isn't ample room for all models at once, they are loaded and run one after the other.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
@@ -61,15 +63,36 @@ def profile_models(
         ProfileError: a process was killed or crashed.
     """
     profiles: list[ModelProfile] = []
-    for group in [[model] for model in models] if settings.apart else [list(models)]:
-        with _processes(group, folder) as processes:
-            loads = []
-            for process in processes:
-                on_stage(f"loading {process.model.label}")
-                loads.append(process.load(settings))
-            runs = _interleaved(processes, settings, on_stage)
+    waiting, apart = list(models), settings.apart
+    while waiting:
+        with ExitStack() as stack:
+            group, waiting = waiting[:1], waiting[1:]
+            loaded = [_loaded(stack, group[0], settings, folder, on_stage)]
+            if apart is None:
+                apart = not _leaves_room(loaded[0][1], len(waiting))
+            if not apart:
+                loaded += [_loaded(stack, model, settings, folder, on_stage) for model in waiting]
+                group, waiting = [*group, *waiting], []
+            runs = _interleaved([process for process, _ in loaded], settings, on_stage)
+        loads = [load for _, load in loaded]
         profiles += [_profile(*each, settings) for each in zip(group, loads, runs, strict=True)]
-    return ProfileReport(settings, tuple(profiles))
+    return ProfileReport(replace(settings, apart=apart), tuple(profiles))
+
+
+def _loaded(
+    stack: ExitStack, model: ProfiledModel, settings: ProfileSettings, folder: Path, on_stage: Stage
+) -> tuple[_Process, LoadReply]:
+    """A process with a model, which ends with the stack."""
+    on_stage(f"loading {model.label}")
+    # Interrupted in the middle of starting, a process would be nobody's.
+    with _signals_later():
+        process = stack.enter_context(_Process(model, folder))
+    return process, process.load(settings)
+
+
+def _leaves_room(load: LoadReply, others: int) -> bool:
+    """Whether other models have room beside a loaded one: as large as it, and with as much again to run in."""
+    return load.free_bytes is None or 2 * others * load.weight_bytes <= load.free_bytes
 
 
 def _interleaved(
@@ -109,17 +132,6 @@ def _profile(
             )
         )
     return ModelProfile(model.label, load, tuple(batches))
-
-
-@contextmanager
-def _processes(models: Sequence[ProfiledModel], folder: Path) -> Iterator[list[_Process]]:
-    with ExitStack() as stack:
-        processes = []
-        for model in models:
-            # Interrupted in the middle of starting, a process would be nobody's.
-            with _signals_later():
-                processes.append(stack.enter_context(_Process(model, folder)))
-        yield processes
 
 
 @contextmanager

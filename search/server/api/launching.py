@@ -15,13 +15,16 @@ from moevolve.search.server.planning import LaunchRequest, Plan, make_plan, reso
 from moevolve.search.server.problems import WRITES
 from moevolve.search.server.service import ServiceDep
 from moevolve.search.service.steer import unpaused
+from moevolve.workers.config import Device, Dtype
 
 
 class ExportRequest(BaseModel):
-    """In which form to export; None takes `stock` where that is exact."""
+    """How to export: without `form`, as `stock` where that is exact; without `device` or `dtype`, as the search ran."""
 
     model_config = ConfigDict(extra="forbid")
     form: Literal["stock", "native"] | None = None
+    device: Device | None = None
+    dtype: Dtype | None = None
 
 
 routes = APIRouter(tags=["launching"], responses=WRITES)
@@ -78,5 +81,6 @@ def export(service: ServiceDep, ref: RefPath, asked: ExportRequest) -> Launch:
         raise UserError("this server has no folder for exports; see `exports` in its settings")
     found = service.store.individual(ref)
     target = service.settings.exports.resolve() / found.ref.replace(":", "-")
-    form = [] if asked.form is None else ["--form", asked.form]
-    return service.drivers.start(found.ref, ["export", found.ref, str(target), *form])
+    given = asked.model_dump(exclude_none=True).items()
+    options = [word for name, value in given for word in (f"--{name}", value)]
+    return service.drivers.start(found.ref, ["export", found.ref, str(target), *options])

@@ -196,12 +196,12 @@ HUB_ROWS: dict[str, tuple[dict[str, Any], Example]] = {
     ),
     "wikitext2": (
         {"text": f" The {'very ' * 40}old <unk> was 3 @.@ 5 m high . \n"},
-        Example(f"The {'very ' * 40}old <unk> was 3 @.@ 5 m high .", ()),
+        Example(f" The {'very ' * 40}old <unk> was 3 @.@ 5 m high . \n", ()),
     ),
 }
 
 
-# Rows of the hub's `train`; of WikiText, lines of 200 characters and more (there are more of them still).
+# Rows of the hub's `train`.
 TRAINING_ROWS = {
     "arc-challenge": 1_119,
     "arc-easy": 2_251,
@@ -218,7 +218,7 @@ TRAINING_ROWS = {
     "rte": 2_490,
     "squad2": 130_319,
     "wic": 5_428,
-    "wikitext2": 10_000,
+    "wikitext2": 36_718,
     "winogrande": 40_398,
     "wsc": 554,
 }
@@ -249,13 +249,14 @@ def test_every_shipped_task_is_covered() -> None:
 
 @pytest.mark.parametrize("name", [name for name in sorted(HUB_ROWS) if name != "mmlu"])
 def test_splits_of_enough_rows_are_disjoint(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    rows = [HUB_ROWS[name][0] for _ in range(512)]
+    count = 4000 if name == "wikitext2" else 512
+    rows = [HUB_ROWS[name][0] for _ in range(count)]
     _serve(monkeypatch, rows)
     prepared = prepare.prepare_splits(load_task(name), SCORED)
     assert tuple(prepared) == SCORED
     assert len(prepared["search"].examples) >= 150
     assert len(prepared["dev"].examples) >= 100
-    assert len(prepared["test"].examples) == 512
+    assert len(prepared["test"].examples) == count
 
 
 @pytest.mark.parametrize(("name", "count"), TRAINING_ROWS.items())
@@ -317,16 +318,9 @@ def test_the_authors_further_sets_on_local_files(tmp_path: Path, name: str) -> N
     assert matcher.decided(right, example)
 
 
-def test_wikitext2_takes_paragraphs_only(tmp_path: Path) -> None:
-    """Files with the columns of the hub data set: one line of an article per row."""
-    lines = [
-        "",
-        " = Valkyria = \n",
-        "",
-        " Short line . \n",
-        *(f" Line {i} : {'long ' * 50}. \n" for i in range(800)),
-        "",
-    ]
+def test_wikitext2_is_running_text_in_windows(tmp_path: Path) -> None:
+    """Files with the columns of the hub data set: one line of an article per row, none left out and in their order."""
+    lines = ["", " = Valkyria = \n", "", *(f" Line {i} .\n" for i in range(9_000)), ""]
     for source in ("train", "validation", "test"):
         rows = [{"text": line and line.replace("Line", source)} for line in lines]
         (tmp_path / f"{source}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -334,14 +328,17 @@ def test_wikitext2_takes_paragraphs_only(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(json.dumps({"extends": "wikitext2", "source": {"files": files}}))
     prepared = prepare.prepare_splits(load_task(tmp_path / "mine.yaml"))
     assert {name: len(split.examples) for name, split in prepared.items()} == {
-        "calibration": 512,
-        "search": 256,
-        "dev": 256,
-        "test": 800,
+        "calibration": 4000,
+        "search": 4000,
+        "dev": len(lines),
+        "test": len(lines),
     }
-    for split, source in (("calibration", "train"), ("search", "train"), ("dev", "validation"), ("test", "test")):
-        assert all(e.prompt.startswith(f"{source} ") and e.prompt.endswith("long .") for e in prepared[split].examples)
-    assert {(split.fitness, split.metric) for split in prepared.values()} == {("perplexity", "geometric_mean")}
+    # As GPTQ and those after it join the rows.
+    assert prepared["test"].running_text == "\n\n".join(line.replace("Line", "test") for line in lines)
+    assert prepared["search"].running_text.startswith("\n\n = Valkyria = \n\n\n\n\n train 0 .\n")
+    assert {(split.fitness, split.metric, split.window) for split in prepared.values()} == {
+        ("perplexity", "geometric_mean", 2048)
+    }
 
 
 @pytest.mark.parametrize("name", DEMO)

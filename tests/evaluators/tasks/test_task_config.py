@@ -115,6 +115,24 @@ def test_texts_need_neither_answers_nor_choices(write_task: WriteTask, fitness: 
     assert prepare_splits(words)["search"].examples[0].references == ("of the",), "nobody matches it"
 
 
+def test_running_text_has_windows(write_task: WriteTask) -> None:
+    prompts = {"prompt": "{{ text }}", "answer": None, "choices": None, "labels": None, "matching": None}
+    task = load_task(write_task(fitness="perplexity", window=64, **prompts))
+    split = prepare_splits(task)["search"]
+    assert split.window == 64 and split.running_text == "\n\n".join(each.prompt for each in split.examples)
+    assert replace(split, window=65).fingerprint != split.fingerprint != replace(split, window=None).fingerprint
+    for fitness in ("kl", "agreement"):
+        compared = prepare_splits(task.with_fitness(fitness))["search"]
+        assert (compared.window, compared.positions) == (64, "text")
+    answered = prepare_splits(load_task(write_task("answered", fitness="perplexity", window=64)))["search"]
+    assert answered.running_text.startswith(f"{answered.examples[0].prompt} {answered.examples[0].references[0]}\n\n")
+    for wrong in ({}, {"fitness": "rank"}, {"fitness": "kl"}, {"fitness": "kl", "positions": "greedy"}):
+        with pytest.raises(UserError, match="`window` cuts running text"):
+            load_task(write_task("wrong", window=64, **wrong))
+    with pytest.raises(UserError, match="window"):
+        load_task(write_task("small", fitness="perplexity", window=1, **prompts))
+
+
 def test_answers_are_compared_where_there_are_some(write_task: WriteTask) -> None:
     path = write_task()
     whole = write_task("whole", positions="text")

@@ -17,7 +17,10 @@ import moevolve
 FOLDER = Path(__file__).parents[3] / "search" / "api"
 SIGNATURES = {
     "analyse": "(individual, task, *, store, split='dev', tokens=None, model=None)",
-    "answers": "(*individuals, task, store, split='test', limit=None, only=None, search=None, model=None)",
+    "answers": (
+        "(*individuals, task, store, split='test', limit=None, only=None, search=None, model=None, "
+        "device=None, dtype=None)"
+    ),
     "as_data": "(record)",
     "best": "(store, *, task=None, experts=None, active=None, search=None, by='dev', limit=10)",
     "cancel": "(search, *, store)",
@@ -28,7 +31,7 @@ SIGNATURES = {
         "utilisation=None, overrides=())"
     ),
     "evaluate": "(individual, task, *, store, split='test', search=None, model=None, overrides=())",
-    "export": "(individual, directory, *, store, form=None, model=None)",
+    "export": "(individual, directory, *, store, form=None, model=None, device=None, dtype=None)",
     "export_coefficients": "(individual, path, *, store)",
     "import_eep": "(*files, experts_of, store, active=None, router_space='probs', overrides=())",
     "launch": (
@@ -44,9 +47,10 @@ SIGNATURES = {
     "plot": "(search, path, *, store, individual=None)",
     "profile": (
         "(*models, store=None, batch_sizes=(1, 8, 32), prompt_tokens=None, new_tokens=None, task=None, split='test', "
-        "repeats=5, device='auto', threads=None, search=None, model=None, trust_remote_code=False, apart=False, "
-        "on_stage=...)"
+        "repeats=5, device='auto', threads=None, search=None, model=None, trust_remote_code=False, apart=None, "
+        "dtype=None, on_stage=...)"
     ),
+    "prompts": "(individual, task, *, store, split='test', limit=None, search=None, model=None)",
     "report": "(search, path, *, store, limit=5, analysis=None)",
     "resume": "(search, *, store, address=None, overrides=(), observer=None)",
     "retry": "(search, *, store, address=None, overrides=(), observer=None)",
@@ -62,7 +66,17 @@ SIGNATURES = {
     "write_analysis": "(analysis, folder)",
 }
 RECORDS = {
-    *("Analysis", "Answers", "BestRow", "Comparison", "ComparisonRow", "Contestant", "Control", "Evaluation"),
+    *(
+        "Analysis",
+        "Answers",
+        "AskedRow",
+        "BestRow",
+        "Comparison",
+        "ComparisonRow",
+        "Contestant",
+        "Control",
+        "Evaluation",
+    ),
     *("Estimate", "ExportReport", "Imported", "IndividualDetail", "LineageGraph", "Observer", "ProfileReport"),
     *("Progress", "RunConfig", "Score", "SearchSummary", "Standings", "Store", "StoreReader", "Submitted"),
     "TaskConfig",
@@ -73,7 +87,7 @@ DB_SIGNATURES = {
     "prune": "(*searches, store, dry_run=False)",
     "upgrade": "(store)",
 }
-ERRORS = {"PoolError", "ProfileError", "StoreError", "UserError"}
+ERRORS = {"ExportError", "PoolError", "ProfileError", "StoreError", "UserError"}
 
 
 def test_the_surface_is_what_it_says() -> None:

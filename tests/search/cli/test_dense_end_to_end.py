@@ -16,6 +16,7 @@ import yaml
 from dense_lab import complete
 from killing import Forked, count, kill_at
 from typer.testing import CliRunner, Result
+from waiting import PATIENT_S
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.tasks.prepare import prepare_split
@@ -185,7 +186,7 @@ def test_exports_answer_as_they_were_scored(searched: Callable[[str], Calm], tmp
     split = prepare_split(load_task("demo-relation").with_counts({"test": TEST}), "test")
     folders = [report["directory"] for report in reports]
     command = [sys.executable, "-c", GENERATE, json.dumps(folders), json.dumps([one.prompt for one in split.examples])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=tmp_path, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENT_S, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     for calm, report, (module, answers) in zip(calms, reports, found, strict=True):

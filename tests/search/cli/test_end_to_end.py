@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from killing import MOEVOLVE
+from waiting import PATIENT_S
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +26,7 @@ def finished(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("calm")
     run = tiny.write_run(folder / "run.yaml", "calm")
     done = subprocess.run(
-        [MOEVOLVE, "launch", str(run)], cwd=folder, capture_output=True, text=True, timeout=400, check=False
+        [MOEVOLVE, "launch", str(run)], cwd=folder, capture_output=True, text=True, timeout=PATIENT_S, check=False
     )
     assert done.returncode == 0, done.stderr
     (folder / "out.txt").write_text(done.stdout)
@@ -144,7 +145,7 @@ def test_export_loads_without_moevolve(finished: Path, in_process: Any, tmp_path
         "print(model.config.num_local_experts, tuple(model(**tokens).logits.shape))"
     )
     loaded = subprocess.run(
-        [sys.executable, "-c", check], capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False
+        [sys.executable, "-c", check], capture_output=True, text=True, timeout=PATIENT_S, cwd=tmp_path, check=False
     )
     assert loaded.returncode == 0, loaded.stderr
     assert loaded.stdout.split()[0] == "2"

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from killing import Driver, Forked, count, kill_at, last_worker, start, wait_for
 from local_workers import local_pool
+from waiting import PATIENT_S
 
 from moevolve.search.running.execute import execute
 from moevolve.search.running.observer import Observer
@@ -51,7 +52,7 @@ def test_sigkill_at_random_moments_changes_nothing(
         victim = last_worker(database)
         os.kill(victim, signal.SIGKILL)
         killed.add(victim)
-    output, _ = driver.communicate(timeout=400)
+    output, _ = driver.communicate(timeout=PATIENT_S)
     assert driver.poll() == 0, output
     assert len(killed) == 2
     assert snapshot(database, "calm") == uninterrupted
@@ -85,7 +86,7 @@ def check_interrupted(driver: Driver, stop: Any, number: int, folder: Path) -> N
     """Stop a driver once it has evaluated something; it ends as it should."""
     wait_for(folder / "moevolve.db", 1, driver)
     stop(driver.pid, number)
-    output, _ = driver.communicate(timeout=300)
+    output, _ = driver.communicate(timeout=PATIENT_S)
     assert driver.poll() == 130
     assert "moevolve resume calm" in output
     assert "Traceback" not in output and "SIGTERM" not in output

@@ -51,7 +51,7 @@ def test_a_model_that_is_not_there_is_planned_from_its_config(
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     run = RUNS / "mixtral-boolq.yaml"
     asked = ("--model", "mixtral-8x7b", "--gpu", "h100,h200", *GIVEN)
-    done = in_process("plan", run, *asked, "--json", "--set", "workers.count=8")
+    done = in_process("plan", run, *asked, "--json", "--set", "workers.count=8", "--set", "window=8")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert [size["title"] for size in found["sizes"]] == ["full model", "prune", "merge"]
@@ -212,10 +212,10 @@ def test_several_models_are_put_side_by_side() -> None:
 
 def test_phases_of_few_rounds_are_warned_of(in_process: Any) -> None:
     run, asked = RUNS / "mixtral-boolq.yaml", ("--model", "mixtral-8x7b", "--gpu", "h100", *GIVEN, "--set", "window=32")
-    warned = "warning: phases.0 (prune) has 6.2 rounds: 200 evaluations, and window makes 32 individuals"
+    warned = "warning: phases.0 (prune) has 7 rounds: 200 evaluations, and window makes 32 individuals"
     found = json.loads(in_process("plan", run, *asked, "--json").stdout)
     assert [note.startswith(warned) for note in found["notes"]].count(True) == 1
     assert warned in in_process("plan", run, *asked).stdout
     assert warned in in_process("plan", run, *asked, "--model", "mixtral-8x22b").stdout
-    asked = (*asked[:-1], "window=25")
+    asked = (*asked[:-1], "window=28")
     assert "warning" not in in_process("plan", run, *asked).stdout

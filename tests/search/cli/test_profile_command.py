@@ -18,6 +18,7 @@ from dense_lab import dense_run, search
 from local_workers import calibrate
 from profile_lab import export_sample, write_model
 from typer.testing import CliRunner
+from waiting import PATIENT_S
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.tasks.prepare import prepare_split
@@ -152,7 +153,7 @@ def test_ctrl_c_leaves_nothing_behind(folder: Path, scratch: Path) -> None:
     try:
         children = _wait_for_children(process, 1)
         os.killpg(process.pid, signal.SIGINT)
-        text, _ = process.communicate(timeout=60)
+        text, _ = process.communicate(timeout=PATIENT_S)
     except BaseException:
         os.killpg(process.pid, signal.SIGKILL)
         raise
@@ -163,7 +164,7 @@ def test_ctrl_c_leaves_nothing_behind(folder: Path, scratch: Path) -> None:
 
 
 def _wait_for_children(process: subprocess.Popen[str], count: int) -> list[str]:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENT_S
     children: list[str] = []
     while len(children) < count:
         assert process.poll() is None, process.communicate()[0]

@@ -16,6 +16,7 @@ from dense_lab import dense_run, never, population, search
 from killing import Forked, count, kill_at
 from local_workers import calibrate
 from report_lab import DENSE, finished
+from waiting import PATIENT_S
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config
@@ -159,7 +160,7 @@ def test_sigkill_and_two_workers_change_nothing(
         assert count(database) < TOTAL
     two = ["--set", "workers.count=2", "--set", "workers.num_cpus=0.5"]
     driver = Forked(["resume", "mended", *joined, *two], tmp_path)
-    output, _ = driver.communicate(timeout=400)
+    output, _ = driver.communicate(timeout=PATIENT_S)
     assert driver.poll() == 0, output
     assert snapshot(database, "mended") == expected
 
@@ -219,7 +220,7 @@ def test_an_export_is_a_stock_checkpoint_that_scores_alike(
         "print(json.dumps([model.config.num_local_experts, logits[0].tolist()]))"
     )
     loaded = subprocess.run(
-        [sys.executable, "-c", check], capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False
+        [sys.executable, "-c", check], capture_output=True, text=True, timeout=PATIENT_S, cwd=tmp_path, check=False
     )
     assert loaded.returncode == 0, loaded.stderr
     experts, logits = json.loads(loaded.stdout)

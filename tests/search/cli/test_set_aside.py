@@ -63,7 +63,7 @@ def test_a_search_says_which_rows_it_measures_on(
     launched = in_process("launch", run, "--store", "sqlite:///store.db", "--json", *joined)
     assert launched.returncode == 0, launched.stderr
     assert f"measured: {SAID}" in launched.stderr
-    assert "measured: warning: phases.0 (prune) has 2.0 rounds" in launched.stderr
+    assert "measured: warning: phases.0 (prune) has 2 rounds" in launched.stderr
     winner = json.loads(launched.stdout)["winner"]
     url = f"sqlite:///{tmp_path / 'store.db'}"
     with Store.open(url) as store:
@@ -140,7 +140,7 @@ def test_rows_set_aside_are_found_again_on_resume(tiny: Any, bare: Path, tmp_pat
     run = dense_run(tiny, tmp_path, genome, "divided")
     run = run.model_copy(update={"tasks": (TaskSection(name=str(bare), counts={"search": 20}),)})
     setup = set_up(run, "divided-1")
-    assert setup.notes[:1] == (NOTE.format("5 of its `search` rows are"),)
+    assert setup.notes == (NOTE.format("5 of its `search` rows are"),)
     sizes = {split: len(group[0].examples) for split, group in setup.prepared.items()}
     assert sizes == {"calibration": 5, "search": 15, "dev": 20, "test": 21}
     assert {split.fingerprint for split in setup.prepared["calibration"]} < set(setup.all_prepared)

@@ -13,6 +13,7 @@ import pytest
 from killing import Forked, count, wait_for
 from local_workers import local_pool
 from store_samples import search
+from waiting import PATIENT_S
 
 from moevolve.search.running.execute import execute
 from moevolve.search.running.observer import Observer
@@ -27,7 +28,7 @@ STOPPED = 3
 
 
 def until(true: Any, driver: Forked) -> None:
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + PATIENT_S
     while not true():
         assert driver.poll() is None, driver.communicate()[0]
         assert time.monotonic() < deadline
@@ -48,7 +49,7 @@ def test_a_driver_that_slept_past_its_lease_writes_nothing(
     assert left_at < TOTAL
     with Store.open(f"sqlite:///{database}") as store:
         control = store.control(store.search("calm").id)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENT_S
         while store.control(store.search("calm").id).alive:
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -56,7 +57,7 @@ def test_a_driver_that_slept_past_its_lease_writes_nothing(
         execute(set_up_stored(store, "calm"), store, Observer(), local_pool)
         bytes_then = snapshot(database, "calm"), store.search("calm")
         os.kill(asleep.pid, signal.SIGCONT)
-        output, _ = asleep.communicate(timeout=300)
+        output, _ = asleep.communicate(timeout=PATIENT_S)
         assert asleep.poll() == 2 and "has lost search calm" in output and "Traceback" not in output
         assert (snapshot(database, "calm"), store.search("calm")) == bytes_then
     assert snapshot(database, "calm") == uninterrupted
@@ -88,7 +89,7 @@ def test_a_search_pauses_goes_on_scales_and_stops_as_asked(
     until(lambda: status() == "running", driver)
     wait_for(database, left_at + 1, driver)
     assert in_process("stop", "calm").returncode == 0
-    output, _ = driver.communicate(timeout=300)
+    output, _ = driver.communicate(timeout=PATIENT_S)
     assert driver.poll() == STOPPED and "moevolve resume calm" in output and "Traceback" not in output
     assert status() == "interrupted" and left_at < count(database) < TOTAL
     too_late = in_process("pause", "calm")
@@ -104,7 +105,7 @@ def test_a_cancelled_search_is_over(tiny: Any, in_process: Any, ray_address: str
     driver = Forked(repeated, tmp_path)
     wait_for(tmp_path / "moevolve.db", 1, driver)
     assert in_process("cancel", "calm").returncode == 0
-    told, _ = driver.communicate(timeout=300)
+    told, _ = driver.communicate(timeout=PATIENT_S)
     assert driver.poll() == 0, "a cluster manager would begin it again"
     assert "cancelled from elsewhere, for good" in told and "moevolve resume" not in told
     again = in_process(*repeated)

@@ -17,6 +17,7 @@ from killing import count
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 from ray.job_submission import JobSubmissionClient
 from ray_nodes import free_port, own_nodes
+from waiting import PATIENT_S
 
 import moevolve
 from moevolve.store.repository import Store
@@ -60,7 +61,7 @@ def test_a_search_is_sent_stopped_by_ray_and_sent_again(
     described = str(client.get_job_info(both[0].id))
     assert database.name not in described and str(tiny.folder) not in described
 
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + PATIENT_S
     while count(database) < 2:
         assert client.get_job_status(both[0].id) in ("PENDING", "RUNNING"), client.get_job_logs(both[0].id)
         assert time.monotonic() < deadline

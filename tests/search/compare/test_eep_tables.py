@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from moevolve.search.compare.rows import comparison_rows
 from moevolve.search.compare.run import run_comparison
 from moevolve.search.genomes.eep.section import EepSection
 from moevolve.search.genomes.registry import check_baselines, make_space
-from moevolve.search.loop.schedule import make_schedule
+from moevolve.search.loop.schedule import make_schedule, rounds_notes
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.set_up import set_up
 from moevolve.search.service.weights import shapes
@@ -105,6 +106,47 @@ def test_they_are_what_the_paper_compares() -> None:
     ]
     (tuned,) = {(section_of(cell).experts, section_of(cell).active) for cell in load("table-9").cells}
     assert tuned == (8, None)
+
+
+PUBLISHED_LIMIT = 2048
+"""Tokens of a prompt and its answer together, the authors' `max_seq_len`."""
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_its_windows_are_a_round_of_its_workers_and_leave_phases_their_rounds(table: str) -> None:
+    for cell in load(table).cells:
+        config = cell.config
+        assert config.window == config.workers.count and config.window <= 5
+        assert not rounds_notes(config)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_its_long_prompts_lose_their_beginning_as_the_authors_do(table: str) -> None:
+    for cell in load(table).cells:
+        engine, longest = cell.config.engine, max(load_task(task.name).max_new_tokens for task in cell.config.tasks)
+        assert engine.max_prompt_tokens is not None
+        assert (
+            engine.max_prompt_tokens + longest <= PUBLISHED_LIMIT and engine.tail_tokens == engine.max_prompt_tokens - 1
+        )
+    assert table != "table-4" or engine.max_prompt_tokens + longest == PUBLISHED_LIMIT
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_its_baselines_measure_on_all_rows(table: str) -> None:
+    for cell in load(table).cells:
+        section = section_of(cell)
+        assert section.calibration_tokens == "all"
+        assert section.skipping_tokens == "all" or not section.dynamic_skipping
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_its_head_says_what_it_takes(table: str) -> None:
+    lines = (CONFIGS / "runs" / "eep" / f"{table}.yaml").read_text(encoding="utf-8").splitlines()
+    head = " ".join(line[2:] for line in lines if line.startswith("# "))
+    assert re.search(
+        r"Hardware: .*GPUs of \d+ GB \(\d+ GiB used.* (an hour|\d+ to \d+ hours) on .* by `plan`, at ", head
+    )
+    assert "What can't be the same" in head
 
 
 def on_tiny(tiny: Any, table: str, *overrides: str) -> Comparison:

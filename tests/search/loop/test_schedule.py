@@ -100,11 +100,11 @@ PAPER: list[dict[str, Any]] = [
 def test_a_phase_of_few_rounds_is_warned_of_with_the_setting_that_would_do() -> None:
     (warned,) = rounds_notes(run_of(PAPER, window=16))
     assert warned == (
-        "warning: phases.0 (prune) has 4.4 rounds: 71 evaluations, and window makes 16 individuals before the first of "
-        "them can be a parent; with window: 8 or less it has 8 or more"
+        "warning: phases.0 (prune) has 5 rounds: 71 evaluations, and window makes 16 individuals before the first of "
+        "them can be a parent; with window: 10 or less it has 8 or more"
     )
-    assert not rounds_notes(run_of(PAPER, window=8))
-    assert [note[:26] for note in rounds_notes(run_of(PAPER, window=21))] == [
+    assert not rounds_notes(run_of(PAPER, window=10)) and rounds_notes(run_of(PAPER, window=11))
+    assert [note[:26] for note in rounds_notes(run_of(PAPER, window=23))] == [
         "warning: phases.0 (prune) ",
         "warning: phases.1 (merge) ",
     ]
@@ -113,7 +113,7 @@ def test_a_phase_of_few_rounds_is_warned_of_with_the_setting_that_would_do() -> 
 def test_generations_are_rounds_whatever_the_window() -> None:
     strategy = {"kind": "evolution", "mode": "generations", "generation": 16}
     (warned,) = rounds_notes(run_of(PAPER, window=1, strategy=strategy))
-    assert "phases.0" in warned and "with strategy.generation: 8 or less" in warned
+    assert "phases.0" in warned and "with strategy.generation: 10 or less" in warned
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 from report_lab import finished
+from waiting import PATIENT_S
 
 from moevolve.evaluators.tasks.prepare import prepare_split
 from moevolve.evaluators.tasks.registry import load_task
@@ -105,7 +106,7 @@ def test_an_address_where_no_cluster_is(tiny: Any) -> None:
 
 
 def _wait_until_ready(pool: RayPool, workers: int) -> None:
-    deadline = time.monotonic() + 400
+    deadline = time.monotonic() + PATIENT_S
     while pool.ready < workers:
         assert time.monotonic() < deadline, "the workers do not start"
         pool.poll(0.5)
@@ -113,7 +114,7 @@ def _wait_until_ready(pool: RayPool, workers: int) -> None:
 
 def _collect(pool: RayPool, count: int) -> list[EvaluationReply]:
     done: list[EvaluationReply] = []
-    deadline = time.monotonic() + 400
+    deadline = time.monotonic() + PATIENT_S
     while len(done) < count:
         assert time.monotonic() < deadline, f"{count - len(done)} evaluations are missing"
         done += pool.poll(0.5)
@@ -125,7 +126,7 @@ def waiting_at(gate: Path) -> type[EvaluationWorker]:
 
     class WaitingWorker(EvaluationWorker):
         def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
-            deadline = time.monotonic() + 200
+            deadline = time.monotonic() + PATIENT_S
             while not gate.exists() and time.monotonic() < deadline:
                 time.sleep(0.05)
             return super().evaluate(request, splits)

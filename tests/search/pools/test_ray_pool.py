@@ -23,6 +23,7 @@ import replies
 from broken_models import broken
 from ray.exceptions import RuntimeEnvSetupError
 from replies import failure
+from waiting import PATIENT_S
 
 from moevolve.evaluators.tasks.prepare import prepare_split
 from moevolve.evaluators.tasks.registry import load_task
@@ -94,7 +95,7 @@ def from_the_checkout() -> Iterator[None]:
     ray.shutdown()
 
 
-def collect(pool: RayPool, count: int, timeout: float = 400) -> dict[str, EvaluationReply]:
+def collect(pool: RayPool, count: int, timeout: float = PATIENT_S) -> dict[str, EvaluationReply]:
     done: dict[str, EvaluationReply] = {}
     deadline = time.monotonic() + timeout
     while len(done) < count:
@@ -132,7 +133,7 @@ def test_an_evaluation_past_its_time_fails(tiny: Any, split: PreparedSplit, ray_
         pool.submit(request(split, "hang"))
         pool.submit(request(split, "good"))
         done = collect(pool, 2)
-    assert "longer than timeout_s = 1.5" in (done["hang"].failure or "") and done["hang"].kind == "timeout"
+    assert "longer than workers.timeout_s = 1.5" in (done["hang"].failure or "") and done["hang"].kind == "timeout"
     assert done["good"].failure is None
 
 
@@ -140,7 +141,7 @@ def test_a_model_that_does_not_load_ends_the_pool(split: PreparedSplit, ray_addr
     workers = WorkersSection(count=1, num_cpus=0.5, address=ray_address)
     pool = RayPool(workers, ModelConfig(path=str(tmp_path)), EngineConfig(), {split.fingerprint: split})
     with contextlib.closing(pool), pytest.raises(PoolError, match=r"workers can't start: .*config\.json"):
-        collect(pool, 1, timeout=100)
+        collect(pool, 1, timeout=PATIENT_S)
 
 
 def fragile(folder: Path, *fates: str) -> Any:
@@ -181,7 +182,7 @@ def fragile_pool(address: str, worker: Any, **settings: Any) -> RayPool:
     return RayPool(workers, ModelConfig(path="nowhere"), EngineConfig(), {}, worker=worker)
 
 
-def poll_until(pool: RayPool, true: Callable[[], bool], timeout: float = 100) -> None:
+def poll_until(pool: RayPool, true: Callable[[], bool], timeout: float = PATIENT_S) -> None:
     deadline = time.monotonic() + timeout
     while not true():
         assert time.monotonic() < deadline
@@ -216,20 +217,20 @@ def limit_start(pool: RayPool, seconds: float) -> None:
 def test_a_worker_that_hangs_while_it_loads_is_replaced(
     ray_address: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pool = fragile_pool(ray_address, fragile(tmp_path, "fine", "hang", "fine"), count=1, start_timeout_s=200)
+    pool = fragile_pool(ray_address, fragile(tmp_path, "fine", "hang", "fine"), count=1, start_timeout_s=PATIENT_S)
     with contextlib.closing(pool):
         poll_until(pool, lambda: pool.ready == 1)
         pool.resize(2)
         poll_until(pool, (tmp_path / "1").exists)
         limit_start(pool, 1.0)
-        poll_until(pool, lambda: "took longer to load than start_timeout_s = 1" in caplog.text)
-        limit_start(pool, 200.0)
+        poll_until(pool, lambda: "took longer to load than workers.start_timeout_s = 1" in caplog.text)
+        limit_start(pool, PATIENT_S)
         poll_until(pool, (tmp_path / "2").exists)
 
 
 def test_the_pool_ends_when_no_worker_gets_ready_in_time(ray_address: str, tmp_path: Path) -> None:
     """One hangs while it loads, another one finds no room."""
-    loading = fragile_pool(ray_address, fragile(tmp_path, "hang"), count=1, start_timeout_s=200)
+    loading = fragile_pool(ray_address, fragile(tmp_path, "hang"), count=1, start_timeout_s=PATIENT_S)
     with contextlib.closing(loading):
         poll_until(loading, (tmp_path / "0").exists)
         limit_start(loading, 1.0)
@@ -260,6 +261,21 @@ def test_who_waits_for_a_calibration_hears_what_is_asked(ray_address: str) -> No
         PoolError, match=r"no worker was ready after 0\.5 s .*: the cluster has no room for num_cpus=64"
     ):
         calibrate(ray_address, lambda: None, num_cpus=64, start_timeout_s=0.5)
+
+
+def test_a_calibration_that_takes_too_long_says_what_to_change(
+    ray_address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def awaited(reference: object, limit: float, check: object, late: str) -> bytes:
+        if "no worker was ready" in late:
+            return b""
+        raise PoolError(late)
+
+    monkeypatch.setattr(ray_pool, "_awaited", awaited)
+    with pytest.raises(
+        PoolError, match=r"longer than 7 s; raise workers\.start_timeout_s, or .* \(genome\.calibration_tokens\)"
+    ):
+        calibrate(ray_address, lambda: None, start_timeout_s=7)
 
 
 def test_what_ray_can_not_do_for_a_calibration_is_no_traceback(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from report_lab import KINDS
+from waiting import PATIENT_S
 
 from moevolve.search.report.contents import gather
 from moevolve.search.report.page import write_page
@@ -38,7 +39,7 @@ Browse = Callable[..., "subprocess.CompletedProcess[str]"]
 def browse(tmp_path: Path) -> Browse:
     def run(page: Path, *flags: str) -> subprocess.CompletedProcess[str]:
         command = [str(CHROMIUM), *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", *flags, page.as_uri()]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENT_S, check=True)
 
     return run
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from store_samples import locked, search
+from waiting import PATIENT_S
 
 from moevolve.search.running.driving import Driving, held, is_gone, this_process
 from moevolve.store.errors import LeaseHeldError, LeaseLostError, StoreError
@@ -25,7 +26,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENT_S
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.02)

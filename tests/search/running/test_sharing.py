@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from store_samples import search
+from waiting import PATIENT_S
 
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.pools.shares import Node
@@ -47,7 +48,7 @@ class Drivers:
         self._due[name] = lambda: share.due(driving, driving.control)
 
     def come_to(self, **expected: int) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENT_S
         while (found := {name: self._due[name]() for name in expected}) != expected:
             assert time.monotonic() < deadline, f"{found} instead of {expected}"
             time.sleep(0.05)
@@ -88,7 +89,7 @@ def test_those_of_another_cluster_are_left_alone(drivers: Drivers, store: Store)
     drivers.come_to(a=3)
     drivers.cluster = "there"
     with Driving(store, "b", BEAT_S, 5, lambda: sharing.Claim("elsewhere", 4, 4, 1, 0)):
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENT_S
         while store.running()["b"].claim is None:
             assert time.monotonic() < deadline
             time.sleep(0.05)

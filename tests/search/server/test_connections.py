@@ -15,10 +15,11 @@ from typing import Any
 import httpx2
 import uvicorn
 from killing import MOEVOLVE
+from waiting import PATIENT_S
 
 from moevolve.search.server.connections import BACKLOG, BoundedProtocol
 
-LONG_S = 60
+LONG_S = PATIENT_S
 HEAD = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from waiting import PATIENT_S
 
 from moevolve.search.server.drawing_queue import MOST_ASKED
 from moevolve.search.service import plot
@@ -25,7 +26,7 @@ def test_however_many_drawings_are_asked_for_the_rest_is_served(
         nonlocal at_once, most
         at_once += 1
         most = max(most, at_once)
-        may_end.wait(60)
+        may_end.wait(PATIENT_S)
         at_once -= 1
         path.write_bytes(b"a picture")
 
@@ -34,7 +35,7 @@ def test_however_many_drawings_are_asked_for_the_rest_is_served(
     with ThreadPoolExecutor(45) as browsers:
         asked = [browsers.submit(client.get, "/api/searches/lab/plot") for _ in range(45)]
         try:
-            early = [each.result() for each in islice(as_completed(asked, timeout=20), refused)]
+            early = [each.result() for each in islice(as_completed(asked, timeout=PATIENT_S), refused)]
             assert client.get("/healthz").text == "ok\n"
             assert client.get("/api/searches/lab").status_code == 200
         finally:

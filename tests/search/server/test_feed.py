@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 from store_samples import search, split
+from waiting import PATIENT_S
 
 from moevolve.search.server import feed as feed_module
 from moevolve.search.server.feed import Feed
@@ -53,7 +54,7 @@ def test_who_leaves_before_the_first_look_is_over_is_not_waited_for(
 
     def slow() -> None:
         begun.set()
-        may_end.wait(60)
+        may_end.wait(PATIENT_S)
 
     counted(store, monkeypatch, slow)
 
@@ -68,7 +69,7 @@ def test_who_leaves_before_the_first_look_is_over_is_not_waited_for(
         other = feed.watch()
         assert '"id-alpha"' in await anext(other)
         await other.aclose()
-        await asyncio.wait_for(asyncio.gather(*pollers()), 20)  # nobody watches, so nobody looks
+        await asyncio.wait_for(asyncio.gather(*pollers()), PATIENT_S)  # nobody watches, so nobody looks
 
     asyncio.run(leave())
 
@@ -77,14 +78,14 @@ def test_those_who_wait_for_the_first_look_go_when_the_server_does(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_end = threading.Event()
-    counted(store, monkeypatch, lambda: may_end.wait(60))
+    counted(store, monkeypatch, lambda: may_end.wait(PATIENT_S))
 
     async def stop() -> None:
         feed = Feed(store)
         watching = asyncio.ensure_future(anext(feed.watch(), None))
         await asyncio.sleep(0)
         await feed.close()
-        assert await asyncio.wait_for(watching, 60) is None
+        assert await asyncio.wait_for(watching, PATIENT_S) is None
         may_end.set()
 
     asyncio.run(stop())

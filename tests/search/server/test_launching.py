@@ -285,6 +285,22 @@ def test_what_became_of_an_export_is_shown_with_the_individual(
     assert asked == ["calm:0"] * 3
 
 
+def test_an_export_is_started_as_it_is_asked_for(
+    store: Store, settings: Settings, runs: Path, started: list[list[str]], tmp_path: Path
+) -> None:
+    stored(store, load_run_config(runs / "small.yaml"), "calm")
+    store.record("id-calm", [samples.decided(0, 0.5)])
+    headers = {"authorization": f"Bearer {WRITE}", "x-moevolve": "1"}
+    served = settings(exports=str(tmp_path / "exports"))
+    with TestClient(make_app(store, served), "http://localhost:8080", headers=headers) as client:
+        path = "/api/individuals/calm:0/export"
+        assert client.post(path, json={}).status_code == 202
+        assert client.post(path, json={"form": "stock", "device": "cpu", "dtype": "float32"}).status_code == 202
+        assert client.post(path, json={"device": "tpu"}).status_code == 422
+    plain = ["export", "calm:0", str(tmp_path / "exports" / "calm-0")]
+    assert started == [plain, [*plain, "--form", "stock", "--device", "cpu", "--dtype", "float32"]]
+
+
 def test_the_latest_launch_of_a_name_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/bin/true")
     drivers = Drivers("sqlite://", tmp_path)

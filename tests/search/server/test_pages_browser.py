@@ -18,6 +18,7 @@ import pytest
 import store_samples as samples
 from report_lab import finished
 from server_tokens import READ
+from waiting import PATIENT_S
 
 from moevolve.search.config.files import load_run_config, parse_stored_config
 from moevolve.search.config.run import RunConfig
@@ -47,7 +48,7 @@ PATHS = (
     "/health",
     "/login",
 )
-WAIT_MS = 60_000
+WAIT_MS = 1000 * PATIENT_S
 Open = Callable[..., Any]
 
 

@@ -20,6 +20,7 @@ import yaml
 from killing import MOEVOLVE, count
 from search_lab import run_config
 from server_tokens import READ, WRITE
+from waiting import PATIENT_S
 
 import moevolve as api
 from moevolve.evaluators.errors import UserError
@@ -76,7 +77,7 @@ def kinds(all_kinds: str, tokens: Path, tmp_path: Path) -> Iterator[Served]:
     found = serve(tmp_path, all_kinds, "--tokens", str(tokens))
     yield found
     found.process.send_signal(signal.SIGTERM)
-    assert found.process.wait(20) == 0
+    assert found.process.wait(PATIENT_S) == 0
 
 
 def test_a_server_for_others_is_reached_at_what_it_says(
@@ -96,7 +97,7 @@ def test_a_server_for_others_is_reached_at_what_it_says(
             assert httpx2.get(f"http://127.0.0.1:{port}/api/searches", headers=headers).status_code == status
     finally:
         served.process.terminate()
-        assert served.process.wait(20) == 0
+        assert served.process.wait(PATIENT_S) == 0
 
 
 READING = (
@@ -159,7 +160,7 @@ def test_who_watches_is_told_of_a_driver_that_is_gone(tmp_path: Path, tokens: Pa
             client.follow("left", 0, Observer())
     finally:
         served.process.terminate()
-        served.process.wait(20)
+        served.process.wait(PATIENT_S)
 
 
 def test_a_search_is_launched_watched_stopped_and_resumed_from_elsewhere(
@@ -200,7 +201,7 @@ def test_a_search_is_launched_watched_stopped_and_resumed_from_elsewhere(
         time.sleep(2.5)  # who watches has seen by now that it began
         # Who watches goes, the server goes, the search stays.
         watched.send_signal(signal.SIGINT)
-        told, _ = watched.communicate(timeout=60)
+        told, _ = watched.communicate(timeout=PATIENT_S)
         assert f"the search goes on; end it with: moevolve stop calm --server {served.url}" in told
         served.process.kill()
         served.process.wait()
@@ -217,11 +218,11 @@ def test_a_search_is_launched_watched_stopped_and_resumed_from_elsewhere(
         assert other.returncode == 2 and "search calm has other settings" in other.stderr
     finally:
         served.process.terminate()
-        served.process.wait(20)
+        served.process.wait(PATIENT_S)
 
 
 def until(true: Any, process: subprocess.Popen[str] | None = None) -> None:
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + PATIENT_S
     while not true():
         assert process is None or process.poll() is None, process.communicate()
         assert time.monotonic() < deadline

@@ -16,6 +16,7 @@ import pytest
 from search_lab import reranked_search
 from sqlalchemy import select
 from store_samples import scored, search, split
+from waiting import PATIENT_S
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.loop.standings import standings
@@ -79,7 +80,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 
 
 def wait_for(true: Any) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENT_S
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.02)

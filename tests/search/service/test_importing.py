@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from published_templates import GPT_OSS, bytewise_tokenizer
 from safetensors.torch import load_file, save_file
 
 from moevolve.search.genomes.eep.coefficients import read_coefficients
@@ -253,3 +254,36 @@ def test_a_search_whose_weights_have_moved(released: Path, tiny: Any, in_process
     done = in_process("export", f"{name}:0", tmp_path / "out", "--model", tmp_path / "after")
     assert done.returncode == 0, done.stderr
     assert the_search(tmp_path).model_fingerprint in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_what_is_asked_and_what_is_scored_is_shown_without_weights(
+    released: Path, config_only: Path, in_process: Any, tmp_path: Path
+) -> None:
+    """As GPT-OSS is asked: the final channel is opened in the prompt, the date is fixed, effort is low."""
+    tokenizer = bytewise_tokenizer()
+    tokenizer.chat_template = GPT_OSS
+    tokenizer.save_pretrained(config_only)
+    (tmp_path / "rows.jsonl").write_text('{"question": "2+2?", "answer": "4"}\n')
+    task = {
+        "name": "sums",
+        "source": {"files": {"all": str(tmp_path / "rows.jsonl")}},
+        "splits": {"test": {"from": "all"}},
+        "prompt": "{{ question }}",
+        "answer": "{{ answer }}",
+        "max_new_tokens": 2,
+    }
+    (tmp_path / "sums.yaml").write_text(json.dumps(task))
+    imported = in_process(
+        "import-eep", released, "--experts-of", config_only, "--set", "engine.chat_template=auto", "--json"
+    )
+    assert imported.returncode == 0, imported.stderr
+    command = ("answers", "full", "--task", tmp_path / "sums.yaml", "--prompts", "--whole")
+    done = in_process(*command, "--json")
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)
+    assert row["gold"] == "4"
+    assert "Current date: 2025-01-01\n\nReasoning: low\n" in row["prompt"]
+    assert row["prompt"].endswith("2+2?<|end|><|start|>assistant<|channel|>final<|message|>")
+    shown = in_process(*command)
+    assert shown.returncode == 0, shown.stderr
+    assert "asked" in shown.stdout and "scored" in shown.stdout and "<|message|>" in shown.stdout.replace("\n", "")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from disturbed_lab import CheapWorker, setup_of
+from waiting import PATIENT_S
 
 from moevolve.search.config.files import load_run_config
 from moevolve.search.loop.setup import SearchSetup
@@ -50,7 +51,7 @@ def test_a_search_ends_as_asked_while_it_calibrates(wanted: Wanted, status: str,
 
         def calibrate(*arguments: Any) -> bytes:
             store.ask(setup.search_id, wanted)
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + PATIENT_S
             while time.monotonic() < deadline:
                 arguments[-1]()
                 time.sleep(0.02)

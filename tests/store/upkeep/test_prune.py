@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import text
 from store_samples import ENGINE, MODEL, decided, digest, evaluation, individual, search, split
+from waiting import PATIENT_S
 
 from moevolve.store.errors import LeaseHeldError, LeaseLostError, StoreError
 from moevolve.store.records import FULL_MODEL, EvaluationRecord, ExportRecord, SearchRecord
@@ -120,7 +121,7 @@ def test_no_search_begins_while_it_is_pruned(two: Store, url: str) -> None:
 
     def needed(_: SearchRecord) -> list[str]:
         reached.set()
-        assert go_on.wait(30)
+        assert go_on.wait(PATIENT_S)
         return []
 
     def start(store: Store) -> list[EvaluationRecord]:
@@ -132,7 +133,7 @@ def test_no_search_begins_while_it_is_pruned(two: Store, url: str) -> None:
 
     with ThreadPoolExecutor(3) as threads, Store.open(url) as one, Store.open(url) as another:
         pruned = threads.submit(prune, two, ["alpha"], needed, alive)
-        assert reached.wait(30)
+        assert reached.wait(PATIENT_S)
         waiting = [threads.submit(start, one), threads.submit(add, another)]
         time.sleep(0.3)
         assert not any(each.done() for each in waiting)

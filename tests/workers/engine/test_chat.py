@@ -1,18 +1,22 @@
 from __future__ import annotations
 
+import datetime as dt
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from published_templates import CASES, GPT_OSS, LLAMA, bytewise_tokenizer
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
-from moevolve.workers.config import EngineConfig, ModelConfig, engine_fingerprint
+from moevolve.workers.config import PACKAGED_TEMPLATES, EngineConfig, ModelConfig, engine_fingerprint
 from moevolve.workers.engine.chat import chat_template
 from moevolve.workers.engine.tokenizing import tokenize_split
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+DAY = dt.date(2024, 7, 9)
 
 # Ways of writing conversations that there are: marks of their own with a system role, none with roles that must
 # alternate, and two with a block of thoughts before the answer, one of which can be switched off.
@@ -39,23 +43,7 @@ THINKING = (
 
 @pytest.fixture(scope="module")
 def bytewise() -> PreTrainedTokenizerFast:
-    """Every byte a token, which adds a beginning token by itself as Llama's does."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    special = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
-    inner = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate([*special, *alphabet])}, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    inner.decoder = decoders.ByteLevel()
-    inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=inner,
-        bos_token="<s>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        additional_special_tokens=["<|im_start|>", "<|im_end|>"],
-    )
+    return bytewise_tokenizer()
 
 
 def talking(tokenizer: PreTrainedTokenizerFast, template: str | dict[str, str] | None) -> PreTrainedTokenizerFast:
@@ -94,21 +82,21 @@ def test_without_a_template_shots_are_text(bytewise: PreTrainedTokenizerFast) ->
 
 
 @pytest.mark.parametrize(
-    ("template", "conversation", "answer"),
+    ("template", "conversation", "marks", "answer"),
     [
-        (CHATML, CONVERSATION, "4"),
-        (ALTERNATING, MERGED, " 4"),
-        (DROPPING, MERGED, "<think></think>4"),
-        (THINKING, CONVERSATION, "4"),
+        (CHATML, CONVERSATION, "", "4"),
+        (ALTERNATING, MERGED, "", " 4"),
+        (DROPPING, MERGED, "<think></think>", "4"),
+        (THINKING, CONVERSATION, "", "4"),
     ],
 )
 def test_prompts_are_what_the_tokenizer_makes_of_the_conversation(
-    bytewise: PreTrainedTokenizerFast, template: str, conversation: list[dict[str, str]], answer: str
+    bytewise: PreTrainedTokenizerFast, template: str, conversation: list[dict[str, str]], marks: str, answer: str
 ) -> None:
     tokenizer = talking(bytewise, template)
     tokenized = tokenize_split(tokenizer, SPLIT, EngineConfig(), bos=1)
     made = tokenizer.apply_chat_template(conversation, add_generation_prompt=True, enable_thinking=False)["input_ids"]
-    assert tokenized.prompts[0] == tuple(made)
+    assert tokenized.prompts[0] == (*made, *tokenizer(marks, add_special_tokens=False)["input_ids"])
     assert tokenized.prompts[0].count(1) == (1 if template == ALTERNATING else 0), "the beginning token comes once"
     assert tokenizer.decode(tokenized.golds[0]) == answer
     assert [tokenizer.decode(choice) for choice in tokenized.choices[0]] == [answer, answer.replace("4", "5")]
@@ -136,19 +124,54 @@ def test_long_conversations_keep_head_and_tail(bytewise: PreTrainedTokenizerFast
     assert cut.golds == whole.golds
 
 
+def mmlu(limit: int) -> tuple[PreparedSplit, EngineConfig]:
+    """A question of MMLU after five long ones, and the settings of the EEP paper's Table 4 with another limit."""
+    asked = (
+        "There is a single choice question about professional law. Answer the question by replying A, B, C or D.\n"
+        "Question: {}\nA. guilty\nB. liable\nC. both\nD. neither\nAnswer: "
+    )
+    shots = tuple((asked.format(f"Case {number}. " + "The defendant denies it. " * 20), "C") for number in range(5))
+    example = Example(asked.format("Is a tenant who leaves bound?"), ("B",), ("A", "B", "C", "D"), shots)
+    split = PreparedSplit(*("mmlu", "test", "generate", "accuracy", Matching(), 4, ""), (example,))
+    return split, EngineConfig(chat_template="mixtral", max_prompt_tokens=limit, tail_tokens=limit - 1)
+
+
+@pytest.mark.parametrize("limit", [300, 1948])
+def test_a_long_prompt_that_loses_its_beginning_is_what_the_authors_tokenizer_makes_of_it(
+    bytewise: PreTrainedTokenizerFast, limit: int
+) -> None:
+    """They truncate on the left (`truncation_side`), with a text that begins with another `<s>`."""
+    split, config = mmlu(limit)
+    (prompt,) = tokenize_split(talking(bytewise, CHATML), split, config, bos=1).prompts
+    question = split.examples[0].prompt
+    assert len(prompt) == limit and bytewise.decode(prompt).endswith(f"{question}[/INST]")
+    assert question.endswith("Answer: ") and prompt.count(1) == 1 and prompt[0] == 1
+    written = "".join(f"[INST]{shot}[/INST]{answer}</s>" for shot, answer in split.examples[0].shots)
+    theirs = talking(bytewise, None)
+    theirs.truncation_side = "left"
+    made = theirs(f"<s>{written}[INST]{question}[/INST]", truncation=True, max_length=limit)["input_ids"]
+    assert prompt == tuple(made)
+
+
+def test_a_long_prompt_cut_in_the_middle_may_lose_its_question(bytewise: PreTrainedTokenizerFast) -> None:
+    split, config = mmlu(1948)
+    (prompt,) = tokenize_split(talking(bytewise, CHATML), split, replace(config, tail_tokens=64), bos=1).prompts
+    assert "Is a tenant who leaves bound?" not in bytewise.decode(prompt)
+
+
 def test_templates_by_name(bytewise: PreTrainedTokenizerFast) -> None:
     named = talking(bytewise, {"default": CHATML, "terse": DROPPING})
     turns = (("user", "Hi"),)
     for name, expected in (("auto", "<|im_start|>user"), ("default", "<|im_start|>user"), ("terse", "user: Hi")):
-        template = chat_template(named, name)
+        template = chat_template(named, EngineConfig(chat_template=name))
         assert template is not None
-        assert template.prompt(turns).startswith(expected)
-    assert chat_template(named, "none") is None
-    assert chat_template(bytewise, "auto") is None
+        assert template.asked(turns).prompt.startswith(expected)
+    assert chat_template(named, EngineConfig(chat_template="none")) is None
+    assert chat_template(bytewise, EngineConfig()) is None
     with pytest.raises(UserError, match=r"^engine.chat_template: there is no template `x`; use one of: none, auto, mi"):
-        chat_template(named, "x")
+        chat_template(named, EngineConfig(chat_template="x"))
     with pytest.raises(UserError, match="no default template; use one of: none, auto, mixtral, terse"):
-        chat_template(talking(bytewise, {"terse": DROPPING}), "auto")
+        chat_template(talking(bytewise, {"terse": DROPPING}), EngineConfig())
 
 
 def test_a_template_that_refuses_says_so(bytewise: PreTrainedTokenizerFast) -> None:
@@ -161,7 +184,7 @@ def test_a_template_that_refuses_says_so(bytewise: PreTrainedTokenizerFast) -> N
 def test_the_token_that_closes_a_turn_ends_answers(
     bytewise: PreTrainedTokenizerFast, template: str, end: str | None
 ) -> None:
-    found = chat_template(talking(bytewise, template), "auto")
+    found = chat_template(talking(bytewise, template), EngineConfig())
     assert found is not None
     assert found.end_token() == (None if end is None else bytewise.convert_tokens_to_ids(end))
 
@@ -170,6 +193,18 @@ def test_a_template_is_part_of_what_makes_scores_comparable() -> None:
     model = ModelConfig("somewhere")
     names = ("auto", "none", "mixtral")
     assert len({engine_fingerprint(model, EngineConfig(chat_template=name)) for name in names}) == len(names)
+
+
+def test_the_date_and_the_text_of_a_packaged_template_are_fingerprinted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def prints() -> list[str]:
+        model = ModelConfig("somewhere")
+        later = dt.date(2031, 5, 4)
+        return [engine_fingerprint(model, EngineConfig(chat_template="mixtral", date=date)) for date in (DAY, later)]
+
+    one, later = prints()
+    assert one != later
+    monkeypatch.setitem(PACKAGED_TEMPLATES, "mixtral", CHATML)
+    assert len({one, later, *prints()}) == 4
 
 
 def test_answers_are_those_of_transformers_in_the_conversation(bytewise: PreTrainedTokenizerFast) -> None:
@@ -196,3 +231,72 @@ def test_answers_are_those_of_transformers_in_the_conversation(bytewise: PreTrai
     assert made.texts[0] == tokenizer.decode(said[0, prompt.shape[1] :], skip_special_tokens=True)
     answer = int(tokenizer.convert_tokens_to_ids("4"))
     assert made.gold_logprobs[0] == pytest.approx(float(logprobs[answer]), abs=1e-5)
+
+
+@pytest.mark.parametrize("model", list(CASES))
+def test_marks_before_an_answer_are_in_the_prompt(bytewise: PreTrainedTokenizerFast, model: str) -> None:
+    """For generation as for the gold answer, with thoughts off or ended; spaces go with the answer's first word."""
+    template, between, answer = CASES[model]
+    tokenized = tokenize_split(talking(bytewise, template), SPLIT, EngineConfig(), bos=1)
+    asked = bytewise.decode(tokenized.prompts[0])
+    assert asked.endswith(f"2+2?{between}")
+    assert asked.count("Be brief.") == 1
+    assert bytewise.decode(tokenized.golds[0]) == answer
+    # Given answers of earlier turns are as the template has them, without what is thought of the last one only.
+    assert asked.index("0+1?") < asked.index("2+2?")
+    whole = tokenized.prompts[0] + tokenized.golds[0]
+    assert bytewise.decode(whole) == asked + answer
+
+
+@pytest.mark.parametrize(
+    ("template", "now", "told"),
+    [(GPT_OSS, "%Y-%m-%d", "Current date: 2025-01-01\n"), (LLAMA, "%d %b %Y", "Today Date: 01 Jan 2025\n")],
+)
+def test_the_same_prompt_tomorrow(
+    bytewise: PreTrainedTokenizerFast, template: str, now: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.utils import chat_template_utils
+
+    class Clock(dt.datetime):
+        today = dt.datetime(2031, 3, 8, 12, tzinfo=dt.UTC)
+
+        @classmethod
+        def now(cls, tz: dt.tzinfo | None = None) -> dt.datetime:  # type: ignore[override]
+            return cls.today
+
+    monkeypatch.setattr(chat_template_utils, "datetime", Clock)
+    tokenizer = talking(bytewise, template)
+    plain = tokenizer.apply_chat_template(CONVERSATION, tokenize=False)
+    assert Clock.today.strftime(now) in plain, "the clock is what transformers asks"
+    prompts = []
+    for day in (8, 9):
+        Clock.today = dt.datetime(2031, 3, day, 12, tzinfo=dt.UTC)
+        prompts.append(tokenize_split(tokenizer, SPLIT, EngineConfig()).prompts)
+    assert prompts[0] == prompts[1]
+    assert told in bytewise.decode(prompts[0][0])
+    other = tokenize_split(tokenizer, SPLIT, EngineConfig(date=DAY)).prompts
+    assert DAY.strftime(now) in bytewise.decode(other[0])
+
+
+def test_every_form_of_a_date_is_the_fixed_one(bytewise: PreTrainedTokenizerFast) -> None:
+    form = "%A, %B %-d %y, %F %H:%M:%S %j"
+    template = f"{{{{ strftime_now('{form}') }}}}|{{{{ messages[0].content }}}}"
+    found = chat_template(talking(bytewise, template), EngineConfig(date=DAY))
+    assert found is not None
+    assert found.asked((("user", "Hi"),)).prompt == "Tuesday, July 9 24, 2024-07-09 00:00:00 191|Hi"
+
+
+def test_effort_is_low_where_a_template_asks(bytewise: PreTrainedTokenizerFast) -> None:
+    tokenized = tokenize_split(talking(bytewise, GPT_OSS), SPLIT, EngineConfig())
+    assert "Reasoning: low\n" in bytewise.decode(tokenized.prompts[0])
+
+
+def test_a_template_that_writes_given_answers_otherwise_is_asked_as_it_asks(bytewise: PreTrainedTokenizerFast) -> None:
+    """The history says nothing of what comes before an answer where it doesn't begin like the prompt."""
+    template = (
+        "{% for m in messages %}{{ m.role }}: {{ 'said ' if m.role == 'assistant' else '' }}{{ m.content }}\n"
+        "{% endfor %}{% if add_generation_prompt %}your turn: {% endif %}"
+    )
+    tokenized = tokenize_split(talking(bytewise, template), replace(SPLIT, system=""), EngineConfig())
+    assert bytewise.decode(tokenized.prompts[0]).endswith("assistant: said 1\nuser: 2+2?\nyour turn: ")
+    assert bytewise.decode(tokenized.golds[0]) == "4"

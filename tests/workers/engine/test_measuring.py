@@ -41,7 +41,7 @@ def test_prompts_without_answers_are_followed_by_the_models_own(resident: Callab
     model = resident("mixtral")
     examples = [Example(f"the {word} dog is", ()) for word in ("quick", "brown", "larger", "lazy", "red")]
     prompts = engine_of(model).tokens_of(split_of(examples)).prompts
-    ends = end_tokens(model.model, model.tokenizer)
+    ends = end_tokens(model.model, model.tokenizer, EngineConfig())
     expected = []
     for prompt in prompts:
         made = model.model.generate(torch.tensor([prompt]), max_new_tokens=4, do_sample=False)[0].tolist()

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import shutil
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from edit_checks import Found
+from edit_checks import Found, assert_same_elsewhere, computed
+from family_samples import edit_of_kind
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.config import ModelConfig
-from moevolve.workers.export import export
-from moevolve.workers.export.card import ExportCard, ExportScore
-from moevolve.workers.export.export import ExportError, export_model
-from moevolve.workers.export.verify import compare
+from moevolve.workers.export import export, shards
+from moevolve.workers.export.card import Agreement, ExportCard, ExportError, ExportScore
+from moevolve.workers.export.export import export_model
+from moevolve.workers.export.verify import compare, verify
 from moevolve.workers.methods.base import IdentityEdit
+from moevolve.workers.methods.contract import Blueprint
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.export import EepExporter
 from moevolve.workers.methods.registry import METHODS
@@ -42,12 +51,26 @@ CARD = ExportCard(
 
 
 def test_large_exports_are_sharded(
-    model_config: Configs, make_edit: Edits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model_config: Configs,
+    make_edit: Edits,
+    tokens: Tensor,
+    outsider: Outsider,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(export, "MAX_SHARD_SIZE", "60KB")
-    report = export_model(model_config("mixtral"), make_edit("mixtral", "prune"), tmp_path / "out", CARD)
-    assert len(list(report.directory.glob("model-*.safetensors"))) > 1
-    assert (report.directory / "model.safetensors.index.json").is_file()
+    monkeypatch.setattr(shards, "MAX_SHARD_BYTES", 20_000)
+    resident, expected = ResidentModel.load(model_config("mixtral")), {}
+    for kind, form in (("prune", "stock"), ("both", "native")):
+        edit, directory = make_edit("mixtral", kind, retained=5), tmp_path / f"{kind}-{form}"
+        expected[directory] = computed(resident, edit, tokens)
+        report = export_model(resident, edit, directory, CARD)
+        files = sorted(file.name for file in report.directory.glob("*.safetensors"))
+        assert len(files) > 4 and files[0] == f"model-00001-of-{len(files):05d}.safetensors"
+        index = json.loads((report.directory / "model.safetensors.index.json").read_text())
+        assert sorted(set(index["weight_map"].values())) == files
+        with safe_open(report.directory / files[-1], "pt") as file:
+            assert file.metadata() == {"format": "pt"}
+    assert_same_elsewhere(expected, outsider(list(expected), tokens))
 
 
 def test_the_card_tells_where_the_model_comes_from(model_config: Configs, make_edit: Edits, tmp_path: Path) -> None:
@@ -101,28 +124,179 @@ def test_a_full_disk_is_told_beforehand(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_wrong_checkpoint_is_an_error_and_leaves_nothing(
+def corrupted(monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, Tensor]], object]) -> None:
+    """Let exports' files be changed between writing and verification."""
+
+    def verified(directory: Path, *arguments: Any) -> Agreement:
+        file = directory / "model.safetensors"
+        tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
+        change(tensors)
+        save_file(tensors, file, metadata={"format": "pt"})
+        return verify(directory, *arguments)
+
+    monkeypatch.setattr(export, "verify", verified)
+
+
+EXPERT = "model.layers.1.block_sparse_moe.experts.3.w2.weight"
+
+
+def test_a_changed_tensor_is_named_and_the_files_are_kept(
     model_config: Configs, make_edit: Edits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Corrupting(EepExporter):
-        def build(self, *arguments: Any) -> Any:
-            model: Any = super().build(*arguments)
-            weight = model.model.layers[1].mlp.experts.down_proj
-            model.model.layers[1].mlp.experts.down_proj = torch.nn.Parameter(weight * 1.5, requires_grad=False)
-            return model
-
-    monkeypatch.setitem(METHODS, EepEdit, replace(METHODS[EepEdit], exporter=Corrupting()))
+    corrupted(monkeypatch, lambda tensors: tensors[EXPERT].mul_(1.5))
     resident = ResidentModel.load(model_config("mixtral"))
-    with pytest.raises(ExportError, match="other logits"):
-        export_model(resident, make_edit("mixtral", "prune"), tmp_path / "out", CARD)
-    assert list(tmp_path.iterdir()) == []
-    assert isinstance(resident.applied, IdentityEdit)
+    told = rf"tensor {EXPERT} in the files isn't what was written; decoder layer 1 differs .* by 0\.\d+ of what it adds"
+    for name in ("out.unverified", "out.unverified-2"):
+        with pytest.raises(ExportError, match=told) as caught:
+            export_model(resident, make_edit("mixtral", "prune"), tmp_path / "out", CARD)
+        assert str(caught.value).endswith(f"the files are kept in {tmp_path / name}, don't use them")
+        assert (tmp_path / name / "model.safetensors").is_file()
+        assert isinstance(resident.applied, IdentityEdit)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.unverified", "out.unverified-2"]
+
+
+def test_a_changed_tensor_that_makes_no_difference_is_found(
+    model_config: Configs, make_edit: Edits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A last bit, which is far below every tolerance; or an expert that no token of the probes chooses."""
+
+    def change(tensors: dict[str, Tensor]) -> None:
+        tensors[EXPERT].view(torch.int32)[0, 0] ^= 1
+
+    corrupted(monkeypatch, change)
+    with pytest.raises(ExportError, match=f"tensor {EXPERT} in the files isn't what was written"):
+        export_model(model_config("mixtral"), make_edit("mixtral", "prune"), tmp_path / "out", CARD)
+
+
+def test_missing_and_unexpected_tensors_are_named(
+    model_config: Configs, make_edit: Edits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = EXPERT.replace("experts.3", "experts.4")
+    cases: dict[str, Callable[[dict[str, Tensor]], object]] = {
+        f"files lack 1 tensors, such as {EXPERT}": lambda tensors: tensors.pop(EXPERT),
+        f"files have unexpected 1 tensors, such as {more}": lambda tensors: tensors.update({more: torch.ones(1)}),
+    }
+    for told, change in cases.items():
+        with monkeypatch.context() as patch:
+            corrupted(patch, change)
+            with pytest.raises(ExportError, match=told):
+                export_model(model_config("mixtral"), make_edit("mixtral", "prune"), tmp_path / "out", CARD)
+
+
+class ScalingDown(EepExporter):
+    """Gets the experts of one layer wrong."""
+
+    def build(self, *arguments: Any) -> Blueprint:
+        found = super().build(*arguments)
+
+        def layer(index: int) -> Iterator[tuple[str, Tensor]]:
+            for name, tensor in found.layer(index):
+                yield name, tensor * 1.5 if index == 1 and name == "mlp.experts.down_proj" else tensor
+
+        return replace(found, layer=layer)
+
+
+class Settling(EepExporter):
+    """Gets settings wrong."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = settings
+
+    def build(self, *arguments: Any) -> Blueprint:
+        found = super().build(*arguments)
+        for name, value in self.settings.items():
+            setattr(found.model.config, name, value)
+        return found
+
+
+@pytest.mark.parametrize(
+    ("exporter", "part"),
+    [
+        (ScalingDown(), "decoder layer 1"),
+        (Settling(rope_parameters={"rope_type": "default", "rope_theta": 7.0}), "decoder layer 0"),
+        (Settling(norm_topk_prob=False), "decoder layer 0"),
+        (Settling(rms_norm_eps=0.1), "final norm"),
+    ],
+)
+def test_what_an_exporter_gets_wrong_is_found(
+    exporter: EepExporter, part: str, model_config: Configs, make_edit: Edits, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setitem(METHODS, EepEdit, replace(METHODS[EepEdit], exporter=exporter))
+    with pytest.raises(ExportError, match=f"{part} differs .* its tensors are what was written"):
+        export_model(model_config("qwen3_moe"), make_edit("qwen3_moe", "prune"), tmp_path / "out", CARD)
+
+
+def test_the_part_that_differs_most_is_reported(model_config: Configs, make_edit: Edits, tmp_path: Path) -> None:
+    found = export_model(model_config("qwen3_moe"), make_edit("qwen3_moe", "merged"), tmp_path / "out", CARD).agreement
+    assert found.parts == 3 + 3 and found.positions > 50
+    names = ("embeddings", "final norm", "output head", *(f"decoder layer {index}" for index in range(3)))
+    assert found.worst_part in names
+    assert found.accepted_difference <= found.max_difference < found.tolerance
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of storages that operations make, for as long as they live."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live: dict[int, int] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        given = {each.untyped_storage()._cdata for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
+        for each in tree_leaves(found):
+            if isinstance(each, Tensor) and each.device.type != "meta":
+                storage = each.untyped_storage()
+                key = storage._cdata
+                if key not in given and key not in self.live:
+                    self.live[key] = storage.nbytes()
+                    weakref.finalize(storage, self.live.pop, key)
+        self.peak = max(self.peak, sum(self.live.values()))
+        return found
+
+
+@pytest.mark.parametrize("kind", ["prune", "both", "full"])
+def test_no_more_than_a_layer_and_a_half_is_held_beside_the_model(
+    kind: str, checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    # Threads of their own would be out of the counter's sight.
+    monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_local_experts": 8, "num_hidden_layers": 4}
+    shutil.copytree(checkpoint("mixtral"), tmp_path / "model")
+    larger = MixtralConfig.from_pretrained(tmp_path / "model", **sizes)
+    MixtralForCausalLM(larger).save_pretrained(tmp_path / "model")
+    resident = ResidentModel.load(ModelConfig(str(tmp_path / "model"), device="cpu"))
+    edit = IdentityEdit() if kind == "full" else edit_of_kind(4, 8, kind)
+    with resident.edited(edit):
+        pass  # what the edit itself takes is there from now on
+    with LiveBytes() as counter:
+        export_model(resident, edit, tmp_path / "out", CARD)
+    written = load_file(tmp_path / "out" / "model.safetensors").items()
+    layer = sum(tensor.nbytes for name, tensor in written if name.startswith("model.layers.2."))
+    assert layer > (8 if kind == "full" else 4) * 3 * 256 * 256 * 4
+    # The rest is for activations.
+    assert layer / 2 < counter.peak < 1.5 * layer + (1 << 18), f"{counter.peak / layer:.2f} layers"
 
 
 def test_not_a_number_is_no_agreement() -> None:
-    logits = torch.zeros((10, 3))
-    assert compare(logits, logits, torch.float32).holds
-    broken = logits.clone()
+    states = torch.zeros((10, 3))
+    assert compare(states, states, torch.float32).holds
+    broken = states.clone()
     broken[:2, 0] = float("nan")
-    assert not compare(logits, broken, torch.float32).holds
-    assert not compare(logits, broken, torch.bfloat16).holds
+    assert not compare(states, broken, torch.float32).holds
+    assert not compare(states, broken, torch.bfloat16).holds
+
+
+def test_differences_are_measured_by_what_a_part_adds_at_a_position() -> None:
+    given = torch.tensor([[1000.0, 0.0], [1.0, 0.0]])
+    expected = given + torch.tensor([[4.0, 0.5], [0.5, 0.25]])
+    found = expected + torch.tensor([[0.0, 0.04], [0.01, 0.0]])
+    outcome = compare(expected, found, torch.float32, given)
+    assert outcome.largest == pytest.approx(0.02, rel=1e-3) and outcome.positions == 2 and not outcome.holds
+    # One step of rounding at a value that is large beside what is added is free.
+    rounded = expected.bfloat16()
+    rounded[0, 0] += 4
+    assert compare(expected.bfloat16(), rounded, torch.bfloat16, given.bfloat16()).largest == 0

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from edit_checks import Computed, Found, assert_same_elsewhere, computed
+from edit_checks import Computed, Found, assert_close, assert_same_elsewhere, computed, logits
 from family_samples import SAMPLES, make_family_edit
 from torch import Tensor
 
@@ -21,6 +23,7 @@ from moevolve.workers.methods.base import Edit, IdentityEdit
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.model.describe import describe_model
 from moevolve.workers.model.resident import ResidentModel
+from moevolve.workers.profiling.checkpoints import check_folder
 
 Configs = Callable[..., ModelConfig]
 Outsider = Callable[[list[Path], Tensor], Found]
@@ -114,6 +117,34 @@ def test_groups_that_limit_nothing_are_exported_as_one(model_config: Configs, tm
     settings = json.loads((report.directory / "config.json").read_text())
     assert (settings["n_routed_experts"], settings["n_group"], settings["topk_group"]) == (4, 1, 1)
     assert settings["num_nextn_predict_layers"] == 0
+
+
+def test_code_of_the_hub_is_not_referred_to(
+    checkpoint: Callable[[str], Path], model_config: Configs, tokens: Tensor, tmp_path: Path
+) -> None:
+    """DeepSeek's published configs and tokenizers name code that the folder of an export doesn't have."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    shutil.copytree(checkpoint("deepseek_v3"), tmp_path / "hub")
+    code = {"AutoConfig": "configuration_deepseek.DeepseekV3Config", "AutoModelForCausalLM": "modeling_deepseek.Model"}
+    for name, named in (("config.json", code), ("tokenizer_config.json", {"AutoTokenizer": ["tokens.Slow", None]})):
+        file = tmp_path / "hub" / name
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"auto_map": named}))
+    resident = ResidentModel.load(replace(model_config("deepseek_v3"), path=str(tmp_path / "hub")))
+    edit = make_family_edit("deepseek_v3", "prune")
+    report = export_model(resident, edit, tmp_path / "stock", CARD)
+    assert report.form == "stock"
+    for name in ("config.json", "tokenizer_config.json"):
+        assert "auto_map" not in (tmp_path / "stock" / name).read_text()
+    for trusted in (False, True):
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / "stock", trust_remote_code=trusted).eval()
+        with torch.no_grad():
+            assert_close(model(tokens).logits, logits(resident, edit, tokens))
+        AutoTokenizer.from_pretrained(tmp_path / "stock", trust_remote_code=trusted)
+    assert check_folder(str(tmp_path / "stock"), False) == tmp_path / "stock"
+    export_model(resident, make_family_edit("deepseek_v3", "both"), tmp_path / "native", CARD)
+    names = json.loads((tmp_path / "native" / "config.json").read_text())["auto_map"].values()
+    assert all(name.startswith("modeling_moevolve.") for name in names)
 
 
 def test_groups_that_limit_are_kept(model_config: Configs, tmp_path: Path) -> None:

@@ -17,11 +17,12 @@ from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.config import ModelConfig
-from moevolve.workers.export.card import ExportCard
+from moevolve.workers.export.card import ExportCard, ExportReport
 from moevolve.workers.export.export import export_model
 from moevolve.workers.facts import active_parameters, parameters_after
 from moevolve.workers.families.layers import find_moe_layers
 from moevolve.workers.methods.base import IdentityEdit
+from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.model.describe import describe_model
 from moevolve.workers.model.loading import load_model
 from moevolve.workers.model.resident import ResidentModel
@@ -94,6 +95,23 @@ def test_a_way_of_choosing_that_transformers_lacks_is_refused(
         describe_model(_change(tmp_path, topk_method="greedy", num_experts_per_tok=None))
 
 
+def _exported_alike(resident: ResidentModel, edit: EepEdit, directory: Path) -> ExportReport:
+    """Export; plain transformers loads plain numbers that give the edited model's logits."""
+    from transformers import AutoModelForCausalLM
+
+    report = export_model(resident, edit, directory, ExportCard("t", "b", "f", "s", "1", "s:1", (), ()))
+    assert "quantization_config" not in json.loads((directory / "config.json").read_text())
+    ids = torch.arange(4, 24)[None]
+    loaded = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager").eval()
+    assert loaded.dtype == resident.model.dtype
+    with torch.no_grad(), resident.edited(edit):
+        expected = resident.model(ids).logits
+        torch.testing.assert_close(
+            loaded(ids).logits, expected, rtol=0, atol=1e-5 if expected.dtype.itemsize > 2 else 0.05
+        )
+    return report
+
+
 def _pack_mxfp4(weight: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
     """Random blocks [n, out, in / 32, 16] and scales [n, out, in / 32] for a weight [n, in, out], and their values."""
     count, inputs, outputs = weight.shape
@@ -124,7 +142,7 @@ def test_mxfp4_checkpoints_are_unpacked_searched_and_exported(
         assert torch.equal(resident.model.state_dict()[name].float(), values)
     assert sum(parameter.numel() for parameter in resident.model.parameters()) == facts.parameters
     edit = make_family_edit("gpt_oss", "prune", active=1)
-    report = export_model(resident, edit, tmp_path / "out", ExportCard("t", "b", "f", "s", "1", "s:1", (), ()))
+    report = _exported_alike(resident, edit, tmp_path / "out")
     assert (report.form, report.parameters) == ("stock", parameters_after(facts, 4))
     settings = json.loads((tmp_path / "out" / "config.json").read_text())
     assert "quantization_config" not in settings
@@ -154,6 +172,9 @@ def test_fp8_checkpoints_are_unpacked(
     down = torch.stack([expected[f"model.layers.2.mlp.experts.{i}.down_proj.weight"] for i in range(6)])
     torch.testing.assert_close(found["model.layers.2.mlp.experts.down_proj"], down)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    edit = make_family_edit("deepseek_v3", "prune")
+    assert _exported_alike(resident, edit, tmp_path / "out").form == "stock"
+    assert not list((tmp_path / "out").glob("*.py"))
     shared = ResidentModel.load(config, share=True)
     (register,) = tmp_path.glob("moevolve-weights-*/*")
     assert register.read_text()

@@ -14,9 +14,9 @@ def test_moments_are_those_of_all_inputs_at_once() -> None:
     moments = InputMoments(4, torch.device("cpu"))
     for part in np.split(inputs, [7, 8, 20]):
         moments.add(torch.from_numpy(part))
-    assert moments.mean == pytest.approx(inputs.mean(axis=0))
-    assert moments.covariance == pytest.approx(np.cov(inputs.T, bias=True))
-    assert moments.moment == pytest.approx(inputs.T @ inputs / 30)
+    assert moments.mean.numpy() == pytest.approx(inputs.mean(axis=0))
+    assert moments.covariance.numpy() == pytest.approx(np.cov(inputs.T, bias=True))
+    assert moments.moment.numpy() == pytest.approx(inputs.T @ inputs / 30)
 
 
 def test_inputs_that_do_not_vary_give_finite_numbers() -> None:
@@ -24,6 +24,8 @@ def test_inputs_that_do_not_vary_give_finite_numbers() -> None:
     statistics.add_pairs(torch.ones(9, 4), torch.tensor([[1.0, 0.0]]).expand(9, -1))
     weight, bias = statistics.ridge(1e-3, intercept=True)
     assert np.allclose(weight, 0) and np.allclose(bias, [1, 0])
-    directions = principal_directions(np.diag([4.0, 1.0, 0.0, 0.0]), 3)
+    directions = principal_directions(torch.diag(torch.tensor([4.0, 1.0, 0.0, 0.0], dtype=torch.float64)), 3)
     assert np.allclose(directions, [[0.5, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]])
-    assert np.array_equal(principal_directions(np.zeros((3, 3)), 2), np.zeros((2, 3)))
+    assert torch.equal(
+        principal_directions(torch.zeros(3, 3, dtype=torch.float64), 2), torch.zeros(2, 3, dtype=torch.float64)
+    )

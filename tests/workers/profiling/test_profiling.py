@@ -144,6 +144,16 @@ def test_apart_holds_one_model_at_a_time(canned: CannedProfilees, tmp_path: Path
     assert report.models[1].batches[1].prefill_rate == 3 * 6 / 2
 
 
+def test_models_are_held_together_only_where_there_is_ample_room(canned: CannedProfilees, tmp_path: Path) -> None:
+    for first, apart, beside in (("crowded", None, 0), ("crowded", False, 1), ("one", None, 1)):
+        canned.log.write_text("")
+        settings = replace(SETTINGS, repeats=1, apart=apart)
+        report = profile_models([ProfiledModel("a", first), ProfiledModel("b", "two")], settings, tmp_path)
+        assert any(event.startswith(f"two loads beside {beside},") for event in canned.events), first
+        assert report.settings.apart is (beside == 0)
+        assert [model.label for model in report.models] == ["a", "b"]
+
+
 def test_a_killed_process_is_named(canned: CannedProfilees, tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match="mine: its process was killed"):
         profile_models([ProfiledModel("mine", "to be killed")], SETTINGS, tmp_path)
@@ -167,6 +177,10 @@ def test_folders_that_are_no_checkpoints(checkpoint: Callable[[str], Path], tmp_
     with pytest.raises(UserError, match="safetensors"):
         check_folder(str(tmp_path), False)
     (tmp_path / "model.safetensors").write_bytes(b"")
+    # As published before transformers had the family: its own class is taken.
+    assert check_folder(str(tmp_path), False) == tmp_path
+    code = {"auto_map": {"AutoConfig": "code.Config"}, "model_type": "moevolve_llama"}
+    (tmp_path / "config.json").write_text(json.dumps(settings | code))
     with pytest.raises(UserError, match="--trust-remote-code"):
         check_folder(str(tmp_path), False)
     assert check_folder(str(tmp_path), True) == tmp_path

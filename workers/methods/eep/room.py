@@ -86,12 +86,13 @@ class ExpertRoom:
     Args:
         device: where the model runs.
         layers: how many MoE layers it has.
-        limit: bytes that experts may take; None takes what `moevolve.workers.capacity.experts_room` leaves them when
-            the first of them are brought over.
+        beside: bytes that passes need, if that is known; experts may take the rest of what is free when the first of
+            them are brought over (`moevolve.workers.capacity.experts_room`).
     """
 
-    def __init__(self, device: torch.device, layers: int, limit: int | None = None) -> None:
-        self._device, self._layers, self._limit = device, layers, limit
+    def __init__(self, device: torch.device, layers: int, beside: int | None = None) -> None:
+        self._device, self._layers, self._beside = device, layers, beside
+        self._limit: int | None = None
         self._own: dict[int, _Place] = {}
         self._shared: _Place | None = None
 
@@ -174,7 +175,7 @@ class ExpertRoom:
     @property
     def _allowed(self) -> int:
         if self._limit is None:
-            self._limit = experts_room(self._device)
+            self._limit = experts_room(self._device, self._beside)
         return self._limit
 
     def _owned(self, tenant: Tenant, content: Content) -> _Place:

@@ -203,19 +203,20 @@ def _solve(statistics: InputStatistics, experts: NDArray[np.int64], recipe: Fact
     weight, bias = weight.reshape(recipe.routers, recipe.experts, -1), bias.reshape(recipe.routers, recipe.experts)
     scale = logit_scale(weight, square)
     directions = principal_directions(square, recipe.components)
-    offsets = directions @ statistics.mean if recipe.router_bias else np.zeros(len(directions))
-    return _Start(experts, directions, offsets, weight * scale[:, None, None], bias * scale[:, None])
+    offsets = directions @ statistics.mean if recipe.router_bias else directions.new_zeros(len(directions))
+    measured = directions, offsets, weight * scale[:, None, None], bias * scale[:, None]
+    return _Start(experts, *(each.cpu().numpy() for each in measured))
 
 
-def logit_scale(weight: NDArray[np.float64], square: NDArray[np.float64]) -> NDArray[np.float64]:
+def logit_scale(weight: Tensor, square: Tensor) -> Tensor:
     """What makes routers' logits vary by 1 over tokens, [...]; the largest stay the largest whatever the scale.
 
     Args:
-        weight: of the routers, [..., N, hidden].
-        square: covariance of the inputs, or their mean products, [hidden, hidden].
+        weight: of the routers, float64 [..., N, hidden].
+        square: covariance of the inputs, or their mean products, float64 [hidden, hidden].
     """
-    spread = np.sqrt(np.einsum("...ni,ij,...nj->...n", weight, square, weight).mean(axis=-1))
-    return np.asarray(1 / np.where(spread > 1e-9, spread, 1.0))
+    spread = (weight @ square * weight).sum(dim=-1).mean(dim=-1).clamp_min(0).sqrt()
+    return 1 / torch.where(spread > 1e-9, spread, 1.0)
 
 
 def batches(layers: Sequence[DenseLayer], size: Callable[[DenseLayer], int]) -> Iterator[Sequence[DenseLayer]]:

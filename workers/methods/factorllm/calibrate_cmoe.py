@@ -18,13 +18,13 @@ from functools import partial
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from moevolve.workers.families.layers import DenseLayer
 from moevolve.workers.methods.base import Calibration, Tokens
 from moevolve.workers.methods.contract import Resident
 from moevolve.workers.methods.factorllm.calibrate import batches, logit_scale, networks_to_divide
+from moevolve.workers.methods.factorllm.cheapest_assignment import cheapest_assignment
 from moevolve.workers.methods.factorllm.edit import CmoeRecipe
 from moevolve.workers.methods.input_statistics import InputStatistics, watch_networks
 
@@ -90,10 +90,10 @@ def divide(counts: NDArray[np.float64], experts: int, shared: int) -> tuple[NDAr
     clusters = np.full(len(routed), -1)
     for _ in range(_ROUNDS):
         distances = _distances(counts, routed, members)
-        places = linear_sum_assignment(distances.repeat(size, axis=1))[1]
-        if np.array_equal(places // size, clusters):
+        fresh = cheapest_assignment(distances, size)
+        if np.array_equal(fresh, clusters):
             break
-        clusters = places // size
+        clusters = fresh
         members = [routed[clusters == cluster] for cluster in range(experts - shared)]
     distances = _distances(counts, routed, members)
     nearest = [int(distances[clusters == c, c].argmin()) for c in range(len(members))]
@@ -134,8 +134,9 @@ def _routers(
             weight, bias = each.ridge(recipe.ridge, True)
             scale = logit_scale(weight, each.covariance)
             # A bias that all have changes nothing; without it, all logits are far from a shared expert's.
-            weights.append(np.concatenate([np.zeros((recipe.shared, weight.shape[1])), weight * scale]))
-            biases.append(np.concatenate([np.full(recipe.shared, SHARED_BIAS), (bias - bias.mean()) * scale]))
+            routed_weight, routed_bias = (part.cpu().numpy() for part in (weight * scale, (bias - bias.mean()) * scale))
+            weights.append(np.concatenate([np.zeros((recipe.shared, weight.shape[1])), routed_weight]))
+            biases.append(np.concatenate([np.full(recipe.shared, SHARED_BIAS), routed_bias]))
     return weights, biases
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from moevolve.workers.methods.base import Calibration, Tokens
@@ -52,9 +53,10 @@ def calibrate_moefication(resident: Resident, sequences: Sequence[Tokens], recip
             rows = first_weights(layer)
             labels = balanced_kmeans(unit_rows(rows), recipe.experts, layer_rng(len(experts)))
             means = np.stack([rows[labels == expert].mean(axis=0) for expert in range(recipe.experts)])
-            centres = unit_rows(means).astype(np.float64)
+            square = each.covariance
+            centres = torch.from_numpy(unit_rows(means)).to(square)
             experts.append(labels.astype(np.uint8))
-            weights.append((centres * logit_scale(centres, each.covariance)).astype(np.float32))
+            weights.append((centres * logit_scale(centres, square)).float().cpu().numpy())
     return Calibration(
         {
             "moefication_experts": np.stack(experts),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,7 +59,13 @@ class _Origin:
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """What a layer's factors start from: fitted to its weight once, float32 on the host."""
+    """What a layer's factors start from: fitted to its weight once.
+
+    Attributes:
+        origin: what it depends on.
+        u, v: on the layer's device and in its dtype: candidates that aren't refined have these very tensors.
+        mixing: float64 on the device.
+    """
 
     origin: _Origin
     u: Tensor
@@ -80,7 +88,7 @@ class NanoMoeApplicator:
 
     A layer's truncated singular value decomposition, or fit, is made when the layer is first edited and kept; factors
     given M follow from it alone, so that a candidate doesn't depend on those before it. Layers whose M is that of the
-    candidate before keep their factors.
+    candidate before keep their factors, and without refining all candidates share them.
     """
 
     def __init__(self, parts: ModelParts) -> None:
@@ -90,7 +98,7 @@ class NanoMoeApplicator:
         self._fits: dict[str, _Fit] = {}
         self._made: dict[str, _StandIn] = {}
         self._moments: dict[str, Tensor] = {}
-        self._measured = ""
+        """On the host, float32: kept where candidates are refined to outputs."""
         self._shown: set[str] = set()
 
     @torch.inference_mode(False)  # factors are kept, and an export outside of inference mode shares them
@@ -99,7 +107,7 @@ class NanoMoeApplicator:
         assert isinstance(edit, NanoMoeEdit)
         self._check(edit)
         self.revert()
-        self._measure(edit)
+        self._fit_missing(edit)
         for name, mixing in zip(edit.layers, edit.mixing, strict=True):
             self._show(name, self._stand_in(edit, name, mixing))
             self._shown.add(name)
@@ -119,12 +127,10 @@ class NanoMoeApplicator:
         same = made is not None and (made.origin, made.refine) == (origin, edit.refine)
         if made is not None and same and np.array_equal(made.mixing, mixing):
             return made.module
-        try:
-            u, v, full = self._factors(edit, name, mixing)
-        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]  # missing in torch's types only
-            raise CandidateError(f"the factors of {name} can't be solved for: {error}") from error
         linear = self._linears[name]
-        u, v, full = (part.to(linear.weight.device, linear.weight.dtype).contiguous() for part in (u, v, full))
+        with _solving(name):
+            u, v, full = self._factors(edit, name, mixing)
+        u, v, full = (part.to(linear.weight.dtype).contiguous() for part in (u, v, full))
         if not all(bool(part.isfinite().all()) for part in (u, v, full)):
             raise CandidateError(f"the factors of {name} are not finite")
         module = BlockMixedLinear(u, v, full if full.numel() else None, linear.bias)
@@ -132,45 +138,53 @@ class NanoMoeApplicator:
         return module
 
     def _factors(self, edit: NanoMoeEdit, name: str, mixing: NDArray[np.float32]) -> tuple[Tensor, Tensor, Tensor]:
-        """U, V and M's parameters of one layer, on the host."""
-        fit, weight = self._fitted(edit, name), self._linears[name].weight
+        """U, V and M's parameters of one layer, on its device."""
+        fit, weight = self._fits[name], self._linears[name].weight
         if edit.form.variant == "low_rank":
             return fit.u, fit.v, fit.mixing
-        full = fit.mixing.double() + (host_tensor(mixing).double() - host_tensor(edit.form.unmixed))
+        full = fit.mixing + (host_tensor(mixing).double() - host_tensor(edit.form.unmixed)).to(weight.device)
+        if not edit.refine:
+            return fit.u, fit.v, full
         # The factors make up for what M loses in the layer's dtype.
         full = full.to(weight.dtype).double()
-        metric = self._metric(edit, name) if edit.refine else None
+        metric = None if edit.rows is None else Metric.of(self._moments[name].to(weight.device))
         u, v = refine_factors(weight, fit.u.double(), fit.v.double(), full, edit.refine, metric)
         return u, v, full
 
-    def _fitted(self, edit: NanoMoeEdit, name: str) -> _Fit:
-        fit, origin = self._fits.get(name), _Origin.of(edit)
-        if fit is None or fit.origin != origin:
-            form, metric, rng = edit.form, self._metric(edit, name), self._start_rng(edit, name)
-            rounds = 0 if form.variant == "low_rank" else edit.fit
-            start = host_tensor(form.unmixed)
-            found = fit_layer(self._linears[name].weight, form.rank, form.blocks, start, rounds, metric, rng)
-            fit = self._fits[name] = _Fit(origin, *(part.float() for part in found))
-        return fit
+    def _fit_missing(self, edit: NanoMoeEdit) -> None:
+        """Fit an edit's layers that weren't; the model is unedited."""
+        origin = _Origin.of(edit)
+        keeps = edit.rows is not None and edit.refine > 0
+        missing = [
+            name
+            for name in edit.layers
+            if name not in self._fits or self._fits[name].origin != origin or (keeps and name not in self._moments)
+        ]
+        if edit.rows is None:
+            for name in missing:
+                self._fits[name] = self._fit(edit, name, None)
+            return
+        linears = {name: self._linears[name] for name in missing}
+        for name, moments in input_moments(self._decoder, linears, edit.rows):
+            self._fits[name] = self._fit(edit, name, Metric.of(moments))
+            self._moments.pop(name, None)
+            if keeps:
+                self._moments[name] = moments.cpu()
+
+    def _fit(self, edit: NanoMoeEdit, name: str, metric: Metric | None) -> _Fit:
+        form, weight = edit.form, self._linears[name].weight
+        rounds = 0 if form.variant == "low_rank" else edit.fit
+        start, rng = host_tensor(form.unmixed), self._start_rng(edit, name)
+        with _solving(name):
+            u, v, mixing = fit_layer(weight, form.rank, form.blocks, start, rounds, metric, rng)
+        u, v = (part.to(weight.dtype).contiguous() for part in (u, v))
+        return _Fit(_Origin.of(edit), u, v, mixing)
 
     def _start_rng(self, edit: NanoMoeEdit, name: str) -> np.random.Generator | None:
         """Of a layer's random start: the same whichever other layers an edit has."""
         if edit.start_seed is None:
             return None
         return np.random.default_rng((edit.start_seed, list(self._linears).index(name)))
-
-    def _measure(self, edit: NanoMoeEdit) -> None:
-        """See to it that the inputs of an edit's layers are known, if it fits to outputs; the model is unedited."""
-        if edit.rows is None:
-            return
-        if self._measured != edit.rows.fingerprint:
-            self._moments, self._measured = {}, edit.rows.fingerprint
-        missing = {name: self._linears[name] for name in edit.layers if name not in self._moments}
-        if missing:
-            self._moments |= input_moments(self._decoder, missing, edit.rows)
-
-    def _metric(self, edit: NanoMoeEdit, name: str) -> Metric | None:
-        return None if edit.rows is None else Metric.of(self._moments[name])
 
     def _check(self, edit: NanoMoeEdit) -> None:
         for name in edit.layers:
@@ -188,3 +202,12 @@ class NanoMoeApplicator:
                 )
         if not edit.finite:
             raise CandidateError("a mixing parameter is not finite")
+
+
+@contextmanager
+def _solving(name: str) -> Iterator[None]:
+    """Make a system without a solution the candidate's fault."""
+    try:
+        yield
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]  # missing in torch's types only
+        raise CandidateError(f"the factors of {name} can't be solved for: {error}") from error

@@ -1,7 +1,8 @@
 """The mixing matrix M of a block-mixed linear layer fitted to the layer's weight, by least squares (NanoMoE, Eq. 1).
 
 With P = U_i^T U_i, Q = V_j V_j^T and T = U_i^T W_ij V_j^T, the squared error of block (i, j) is, up to a constant,
-`tr(M_ij^T P M_ij Q) - 2 tr(M_ij^T T)`; every block is a problem of its own. Float64 on the host.
+`tr(M_ij^T P M_ij Q) - 2 tr(M_ij^T T)`; every block is a problem of its own. Float64, which products of a matrix with
+its own transpose need, on the device of the weight.
 
 Where inputs are known (`Metric`), an error E of the weight is measured by that of the layer's outputs, `tr(E S E^T)`
 with the inputs' second moments S (SVD-LLM, arXiv 2403.07378: the truncated decomposition of the weight times the
@@ -17,10 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from moevolve.workers.methods.spectra import leading_eigenvectors, peak_signs
+
 _DAMPING = 1e-10
 """Pull towards the solution before, as a share of a least-squares problem's mean curvature."""
 _LEAST_DAMPING = 1e-30
 """The same where there is no curvature at all, as for a factor that M leaves no influence."""
+_NO_SHARE = 1e-8
+"""Singular values below this share of the largest are lost in rounding, since their squares are computed."""
 _SCARCE = 1e-3
 """What is added to second moments, as a share of their mean: directions in which few tokens have anything count too."""
 
@@ -30,20 +35,17 @@ class Metric:
     """By what a weight's error is measured: that of the layer's outputs.
 
     Attributes:
-        moments: S, second moments of the layer's inputs, positive definite, float64 [d1, d1] on the host.
-        root: L with `L L^T = S`, lower triangular.
+        moments: S, second moments of the layer's inputs, positive definite, float64 [d1, d1].
     """
 
     moments: Tensor
-    root: Tensor
 
     @classmethod
     def of(cls, moments: Tensor) -> Metric:
-        """From measured moments [d1, d1]."""
-        measured = on_host(moments)
+        """From measured moments [d1, d1], on their device."""
+        measured = moments.double()
         scarce = _SCARCE * float(measured.diagonal().mean()) + _LEAST_DAMPING
-        whole = measured + scarce * torch.eye(len(measured), dtype=torch.float64)
-        return cls(whole, torch.linalg.cholesky(whole))
+        return cls(measured + torch.diag(torch.full_like(measured[0], scarce)))
 
     def onto(self, error: Tensor, columns: slice) -> Tensor:
         """What some columns would have to add to make up for an error [n, d1] as a whole: [n, columns]."""
@@ -54,7 +56,9 @@ class Metric:
 def low_rank_factors(weight: Tensor, rank: int, metric: Metric | None = None) -> tuple[Tensor, Tensor]:
     """The best approximation `U V` of a rank, by truncated singular value decomposition.
 
-    The singular values are shared evenly; the entry of largest size in every column of U is positive.
+    Singular vectors of the shorter side are eigenvectors of the weight times its own transpose; the weight projected on
+    them is the approximation. The singular values are shared evenly; the entry of largest size in every column of U is
+    positive.
 
     Args:
         weight: [d2, d1].
@@ -62,17 +66,32 @@ def low_rank_factors(weight: Tensor, rank: int, metric: Metric | None = None) ->
         metric: of the error; None for the Frobenius norm.
 
     Returns:
-        U float64 [d2, r] and V float64 [r, d1], on the host.
+        U float64 [d2, r] and V float64 [r, d1], on the weight's device.
     """
-    whole = on_host(weight)
-    left, values, right = torch.linalg.svd(whole if metric is None else whole @ metric.root, full_matrices=False)
-    left, right = left[:, :rank], right[:rank]
-    peaks = left.gather(0, left.abs().argmax(dim=0, keepdim=True)).flatten()
-    shares = values[:rank].sqrt() * torch.where(peaks < 0, -1.0, 1.0)
-    right = shares[:, None] * right
-    if metric is not None:
-        right = torch.linalg.solve_triangular(metric.root, right, upper=False, left=False)
-    return left * shares, right
+    whole = weight.detach().double()
+    if whole.shape[0] <= whole.shape[1]:
+        reach = whole if metric is None else whole @ metric.moments
+        squares, left = leading_eigenvectors(_symmetric(reach @ whole.t()), rank)
+        right = left.t() @ whole
+    else:
+        # W L, with L L^T = S, has right singular vectors R; W L R R^T L^-1 is the approximation.
+        root = None if metric is None else torch.linalg.cholesky(metric.moments)
+        reach = whole if root is None else whole @ root
+        squares, inner = leading_eigenvectors(_symmetric(reach.t() @ reach), rank)
+        left, right = reach @ inner, inner.t()
+        if root is not None:
+            right = torch.linalg.solve_triangular(root, right, upper=False, left=False)
+    shares = squares.sqrt()
+    # The product is the same whatever the shares; rounding must not let one be 0.
+    shares = shares.clamp_min(_NO_SHARE * float(shares[0]) + _LEAST_DAMPING).sqrt()
+    shares = shares if whole.shape[0] <= whole.shape[1] else 1 / shares
+    signs = peak_signs(left)
+    return left * (shares * signs), right * (signs / shares)[:, None]
+
+
+def _symmetric(product: Tensor) -> Tensor:
+    """The same without what rounding makes differ."""
+    return (product + product.t()) / 2
 
 
 def split_factors(u: Tensor, v: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
@@ -98,17 +117,20 @@ def refine_factors(
         metric: of the error; None for the Frobenius norm.
 
     Returns:
-        U and V in the shapes given, float64 on the host.
+        U and V in the shapes given, float64 on the weight's device.
     """
-    target, mixing = on_host(weight), _wide(on_host(mixing))
+    if not rounds:
+        return u, v
+    target, mixing = weight.detach().double(), _wide(mixing.double())
     blocks = len(u)
     for _ in range(rounds):
         v = _fit_columns(target, u, v, mixing, metric)
-        rows = (target if metric is None else target @ metric.root).chunk(blocks, dim=0)
-        designs = (_mixed_v(v, mixing, i) for i in range(blocks))
-        if metric is not None:
-            designs = (metric.root.t() @ design for design in designs)
-        u = torch.stack([_fit(each, rows[i].t(), u[i].t()).t() for i, each in enumerate(designs)])
+        rows, found = target.chunk(blocks, dim=0), []
+        for i, before in enumerate(u):
+            design = _mixed_v(v, mixing, i)
+            weighed = design if metric is None else metric.moments @ design
+            found.append(damped_solve(weighed.t() @ design, weighed.t() @ rows[i].t(), before.t()).t())
+        u = torch.stack(found)
     return u.contiguous(), v.contiguous()
 
 
@@ -139,11 +161,6 @@ def damped_solve(curvature: Tensor, moment: Tensor, before: Tensor) -> Tensor:
     damping = _DAMPING * sizes.mean(dim=-1, keepdim=True) + _LEAST_DAMPING
     factors = torch.linalg.cholesky(curvature + torch.diag_embed(damping.expand_as(sizes)))
     return torch.cholesky_solve(moment + damping[..., None] * before, factors)
-
-
-def on_host(tensor: Tensor) -> Tensor:
-    """As float64 on the host."""
-    return tensor.detach().to("cpu", torch.float64)
 
 
 def _wide(mixing: Tensor) -> Tensor:
@@ -201,14 +218,16 @@ def fit_layer(
         rng: draws the factors and what is added to `start`, standard normal; None begins at the decomposition.
 
     Returns:
-        U [K, d2 / K, r], V [K, r, d1 / K], and M's parameters in the shape of `start`; float64 on the host.
+        U [K, d2 / K, r], V [K, r, d1 / K], and M's parameters in the shape of `start`; float64 on the weight's device.
     """
-    target = on_host(weight)
-    u, v = split_factors(*low_rank_factors(target, rank, metric), blocks)
-    mixing = on_host(start)
-    if rng is not None:
-        u, v = (torch.from_numpy(rng.standard_normal(part.shape)) for part in (u, v))
-        mixing = mixing + torch.from_numpy(rng.standard_normal(mixing.shape))
+    target = weight.detach().double()
+    mixing = start.to(target)
+    if rng is None:
+        u, v = split_factors(*low_rank_factors(target, rank, metric), blocks)
+    else:
+        shapes = (blocks, len(target) // blocks, rank), (blocks, rank, target.shape[1] // blocks)
+        u, v = (torch.from_numpy(rng.standard_normal(shape)).to(target) for shape in shapes)
+        mixing = mixing + torch.from_numpy(rng.standard_normal(mixing.shape)).to(target)
     for _ in range(rounds):
         u, v = refine_factors(target, u, v, mixing, 1, metric)
         mixing = fit_mixing(target, u, v, mixing, metric)
@@ -306,7 +325,8 @@ def _fit_row(left: Tensor, right: Tensor, targets: Tensor, before: Tensor) -> Te
     if not (alpha.any() and beta.any()):
         diagonal = _solve(left * right, wanted, diagonal)
         error = targets - left @ (diagonal[:, :, None] * right)
-        alpha, beta = torch.zeros_like(alpha), torch.linalg.svd(error).Vh[:, 0]
+        beta = torch.stack([leading_eigenvectors(each.t() @ each, 1)[1][:, 0] for each in error])
+        alpha = torch.zeros_like(alpha)
     diagonal, alpha = _fit_rank_one(left, right, targets, diagonal, alpha, beta)
     diagonal, beta = _fit_rank_one(right, left, targets.transpose(1, 2), diagonal, beta, alpha)
     return torch.stack([diagonal, alpha, beta])

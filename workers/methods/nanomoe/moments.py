@@ -16,26 +16,33 @@ _MEMORY = 1 << 30
 """Bytes of sums held at once; layers are measured in as many passes as that takes, one a pass at least."""
 
 
-@torch.inference_mode()
-def input_moments(decoder: nn.Module, linears: Mapping[str, nn.Linear], rows: FitRows) -> dict[str, Tensor]:
-    """Mean products of layers' inputs over all tokens, float32 [d1, d1] on the host, by name.
+def input_moments(decoder: nn.Module, linears: Mapping[str, nn.Linear], rows: FitRows) -> Iterator[tuple[str, Tensor]]:
+    """Mean products of layers' inputs over all tokens, by name, as soon as they are known.
 
     Args:
         decoder: unedited.
         linears: layers of it.
         rows: the tokens, each sequence run by itself.
+
+    Yields:
+        A layer's name and float32 [d1, d1] on its device.
     """
-    found: dict[str, Tensor] = {}
-    device = next(decoder.parameters()).device
     for batch in _batches(linears):
-        sums = {name: InputMoments(linear.in_features, linear.weight.device) for name, linear in batch.items()}
-        with ExitStack() as stack:
-            for name, linear in batch.items():
-                stack.callback(linear.register_forward_pre_hook(_adding(sums[name])).remove)
-            for tokens in rows.first(int(rows.lengths.sum())):
-                decoder(input_ids=torch.tensor([tokens], device=device), use_cache=False)
-        found |= {name: torch.from_numpy(each.moment).float() for name, each in sums.items()}
-    return found
+        sums = _measured(decoder, batch, rows)
+        for name in batch:
+            yield name, sums.pop(name).moment.float()
+
+
+@torch.inference_mode()
+def _measured(decoder: nn.Module, linears: Mapping[str, nn.Linear], rows: FitRows) -> dict[str, InputMoments]:
+    device = next(decoder.parameters()).device
+    sums = {name: InputMoments(linear.in_features, linear.weight.device) for name, linear in linears.items()}
+    with ExitStack() as stack:
+        for name, linear in linears.items():
+            stack.callback(linear.register_forward_pre_hook(_adding(sums[name])).remove)
+        for tokens in rows.first(int(rows.lengths.sum())):
+            decoder(input_ids=torch.tensor([tokens], device=device), use_cache=False)
+    return sums
 
 
 def _adding(moments: InputMoments) -> Callable[[nn.Module, tuple[Any, ...]], None]:

@@ -11,9 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
@@ -162,28 +160,30 @@ def _find_directions(resident: Resident, sequences: Sequence[Tokens], sites: Seq
     moments = [InputMoments(site.reads.in_features, site.reads.weight.device) for site in sites]
     run_watched(resident, sequences, [(site.reads, False, each.add) for site, each in zip(sites, moments, strict=True)])
     for site, each in zip(sites, moments, strict=True):
-        directions = input_directions(each.mean, each.moment, components)
-        site.directions = torch.from_numpy(directions).to(site.reads.weight.device)
+        site.directions = input_directions(each.mean, each.moment, components)
 
 
-def input_directions(mean: NDArray[np.float64], square: NDArray[np.float64], components: int) -> NDArray[np.float64]:
+def input_directions(mean: Tensor, square: Tensor, components: int) -> Tensor:
     """The mean's direction, then principal directions at right angles to it.
 
     A router on them needs no bias: products with the principal directions have mean zero, and that with the mean's
     direction, much the same for every token, does a bias's work.
 
     Args:
-        mean: mean input [hidden].
-        square: mean products of inputs [hidden, hidden].
+        mean: mean input, float64 [hidden].
+        square: mean products of inputs, float64 [hidden, hidden].
         components: how many principal directions.
 
     Returns:
         float64 [1 + components, hidden], each divided by the root mean square of its products with inputs; zero where
         there are fewer directions in which inputs vary.
     """
-    length = float(np.linalg.norm(mean))
+    length = float(mean.norm())
     unit = mean / length if length > 0 else mean
-    across = np.eye(len(mean)) - np.outer(unit, unit)
-    principal = principal_directions(across @ (square - np.outer(mean, mean)) @ across, components)
-    size = float(np.sqrt(unit @ square @ unit))
-    return np.concatenate([unit[None] / (size if size > 0 else 1.0), principal])
+    covariance = square - torch.outer(mean, mean)
+    along = covariance @ unit
+    # (I - u u^T) C (I - u u^T), without products of whole matrices.
+    shift = torch.outer(unit, along - unit * (unit @ along) / 2)
+    principal = principal_directions(covariance - shift - shift.t(), components)
+    size = float((unit @ square @ unit).sqrt())
+    return torch.cat([unit[None] / (size if size > 0 else 1.0), principal])

@@ -116,7 +116,8 @@ def _stock_layer(layer: DenseLayer, edit: ToMoeEdit, i: int) -> Iterator[tuple[s
     yield "mlp.gate.weight", fold(edit.router[i], edit.directions[i])
     neurons = host_tensor(edit.kept[i]).to(layer.up.weight.device).nonzero()[:, 1].view(edit.experts, -1)
     missing = _stock_width(edit) - neurons.shape[1]
-    yield "mlp.experts.gate_up_proj", torch.cat([_rows(part, neurons, missing) for part in (layer.gate, layer.up)], dim=1)
+    halves = (layer.gate, layer.up)
+    yield "mlp.experts.gate_up_proj", torch.cat([_rows(part, neurons, missing) for part in halves], dim=1)
     yield "mlp.experts.down_proj", nn.functional.pad(layer.down.weight.data[:, neurons].transpose(0, 1), (0, missing))
 
 

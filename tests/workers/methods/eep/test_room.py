@@ -57,7 +57,7 @@ def counting(model: ResidentModel) -> Iterator[list[int]]:
 
 def hosted(model_config: Configs, monkeypatch: pytest.MonkeyPatch, layers: float, **settings: str) -> ResidentModel:
     """A model on whose device there is room for all experts of so many layers."""
-    monkeypatch.setattr(room, "experts_room", lambda device: int(layers * LAYER))
+    monkeypatch.setattr(room, "experts_room", lambda device, beside: int(layers * LAYER))
     return ResidentModel.load(model_config("mixtral", originals="host", **settings))
 
 

@@ -163,6 +163,22 @@ def test_layers_whose_mixing_stays_keep_their_factors(resident: Residents) -> No
     ]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_candidates_that_are_not_refined_share_their_factors(dtype: str, resident: Residents) -> None:
+    """Only M is made anew, so that a candidate takes next to nothing once the layers are fitted."""
+    model = resident("llama", dtype=dtype)
+    first = make(model, "II", refine=0)
+    other = NanoMoeEdit(first.form, first.layers, first.mixing + np.float32(0.5), refine=0)
+    shown = []
+    for edit in (first, other):
+        with model.edited(edit):
+            shown.append([each for each in model.model.modules() if isinstance(each, BlockMixedLinear)])
+    for one, two in zip(*shown, strict=True):
+        assert one is not two and one.mixing is not None and two.mixing is not None
+        assert not torch.equal(one.mixing, two.mixing)
+        assert (one.u.data_ptr(), one.v.data_ptr()) == (two.u.data_ptr(), two.v.data_ptr())
+
+
 @pytest.mark.parametrize("variant", ["I", "II", "III"])
 def test_a_fitted_start_is_nearer_to_the_model(variant: Variant, resident: Residents) -> None:
     """Refined factors and a fitted M each make the weights' error smaller; the genome counts from the fitted M."""

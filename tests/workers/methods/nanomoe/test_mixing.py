@@ -188,6 +188,10 @@ def moments(inputs: int, tokens: int = 60, seed: int = 9) -> Tensor:
     return seen.t() @ seen / tokens
 
 
+def root_of(metric: Metric) -> Tensor:
+    return torch.linalg.cholesky(metric.moments)
+
+
 def output_error(weight: Tensor, u: Tensor, v: Tensor, mixing: Tensor, metric: Metric) -> float:
     missing = weight - oracles.block_mix_weight(u, v, mixing)
     return float((missing @ metric.moments * missing).sum())
@@ -200,7 +204,7 @@ def test_low_rank_factors_are_the_best_for_outputs(rank: int) -> None:
     torch.testing.assert_close(metric.moments, seen, atol=2e-3 * float(seen.diagonal().mean()), rtol=0)
     u, v = low_rank_factors(weight, rank, metric)
     missing = weight - u @ v
-    rest = torch.linalg.svdvals(weight @ metric.root)[rank:]
+    rest = torch.linalg.svdvals(weight @ root_of(metric))[rank:]
     assert float((missing @ metric.moments * missing).sum()) == pytest.approx(float(rest.square().sum()), rel=1e-8)
     plain = weight - torch.matmul(*low_rank_factors(weight, rank))
     assert float((missing @ seen * missing).sum()) < float((plain @ seen * plain).sum())
@@ -235,8 +239,8 @@ def test_mixing_comes_to_the_least_squares_solution_for_outputs(variant: Variant
     weight, metric, mixing = random(12, 15), Metric.of(moments(15)), parameters(variant, 3, 2, 5)
     u, v = random(3, 4, 2, seed=1), random(3, 2, 5, seed=2)
     units = torch.eye(mixing.numel(), dtype=torch.float64).view(-1, *mixing.shape)
-    design = torch.stack([(oracles.block_mix_weight(u, v, unit) @ metric.root).flatten() for unit in units], dim=1)
-    expected = torch.linalg.lstsq(design, (weight @ metric.root).flatten()[:, None]).solution.view(mixing.shape)
+    design = torch.stack([(oracles.block_mix_weight(u, v, unit) @ root_of(metric)).flatten() for unit in units], dim=1)
+    expected = torch.linalg.lstsq(design, (weight @ root_of(metric)).flatten()[:, None]).solution.view(mixing.shape)
     found = mixing
     for _ in range(400):
         found = fit_mixing(weight, u, v, found, metric)
@@ -247,5 +251,37 @@ def test_refining_comes_to_the_best_of_a_rank_for_outputs() -> None:
     weight, metric, mixing = random(9, 14), Metric.of(moments(14)), unmixed("I", 2, 2)
     weight = weight[:8]
     u, v = refine_factors(weight, random(2, 4, 2, seed=3), random(2, 2, 7, seed=4), mixing, 300, metric)
-    rest = torch.linalg.svdvals(weight @ metric.root)[2:]
+    rest = torch.linalg.svdvals(weight @ root_of(metric))[2:]
     assert output_error(weight, u, v, mixing, metric) == pytest.approx(float(rest.square().sum()), rel=1e-3)
+
+
+def decaying(outputs: int, inputs: int, power: float) -> Tensor:
+    """A weight whose singular values fall as a power of their number."""
+    left, right = (torch.linalg.qr(random(size, min(outputs, inputs), seed=size)).Q for size in (outputs, inputs))
+    return left * torch.arange(1, left.shape[1] + 1, dtype=torch.float64) ** -power @ right.t()
+
+
+@pytest.mark.parametrize("shape", [(640, 960), (960, 640)])
+@pytest.mark.parametrize("rank", [20, 60, 240])
+@pytest.mark.parametrize("measured", [False, True])
+def test_wide_layers_are_approximated_as_well_as_by_a_whole_decomposition(
+    shape: tuple[int, int], rank: int, measured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against singular values in float64; from float32, with inputs of which a few are a hundred times the others."""
+    weight = decaying(*shape, 0.5).float()
+    metric = None
+    if measured:
+        seen = random(2000, shape[1], seed=3) * torch.linspace(0.1, 3, shape[1])
+        seen[:, :4] *= 100
+        metric = Metric.of(seen.t() @ seen / len(seen))
+    root = torch.eye(shape[1], dtype=torch.float64) if metric is None else root_of(metric)
+    rest = torch.linalg.svdvals(weight.double() @ root)[rank:]
+
+    def whole(*_: object, **__: object) -> None:
+        raise AssertionError("a weight was decomposed whole")
+
+    monkeypatch.setattr(torch.linalg, "svd", whole)
+    u, v = low_rank_factors(weight, rank, metric)
+    assert float(((weight - u @ v) @ root).norm()) <= 1.01 * float(rest.norm())
+    again = low_rank_factors(weight, rank, metric)
+    assert torch.equal(u, again[0]) and torch.equal(v, again[1])

@@ -19,6 +19,7 @@ from moevolve.workers.export.card import ExportCard
 from moevolve.workers.export.export import export_model
 from moevolve.workers.families.layers import find_linears
 from moevolve.workers.methods.nanomoe import moments
+from moevolve.workers.methods.nanomoe.apply import NanoMoeApplicator
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit, Variant
 from moevolve.workers.methods.nanomoe.moments import input_moments
 from moevolve.workers.model.resident import ResidentModel
@@ -59,7 +60,7 @@ def test_moments_are_those_of_the_layers_inputs(
     linears = {name: find_linears(model)[name] for name in NAMES}
     for memory in (1 << 30, 8 * 32 * 32 + 1):  # in one pass, and in several
         monkeypatch.setattr(moments, "_MEMORY", memory)
-        found = input_moments(model.get_decoder(), linears, ROWS)
+        found = dict(input_moments(model.get_decoder(), linears, ROWS))
         assert tuple(found) == NAMES
         for name, inputs in seen.items():
             torch.testing.assert_close(found[name], (inputs.t() @ inputs / len(inputs)).float(), rtol=1e-4, atol=1e-5)
@@ -93,6 +94,19 @@ def test_outputs_are_kept_better_than_by_the_weights(variant: Variant, resident:
     assert not torch.equal(logits(model, other, UNSEEN), first) and torch.equal(logits(model, edit, UNSEEN), first)
     assert len({each.phenotype_hash for each in (edit, other, replace(edit, rows=None))}) == 3
     assert digest(model) == before
+
+
+def test_moments_are_kept_only_where_every_candidate_needs_them(resident: Residents) -> None:
+    """They take more memory than the factors; without refining they serve the first fit alone."""
+    model = resident("llama")
+    plain, refined = edit_of(refine=0), edit_of(refine=1)
+    expected = [logits(model, each, UNSEEN) for each in (plain, refined)]
+    applicator = model._applicator(NanoMoeEdit)
+    assert isinstance(applicator, NanoMoeApplicator) and set(applicator._moments) == set(NAMES)
+    other = replace(plain, rows=rows_of(SEQUENCES[1:]))
+    assert not torch.equal(logits(model, other, UNSEEN), expected[0]) and not applicator._moments
+    assert torch.equal(logits(model, refined, UNSEEN), expected[1])
+    assert torch.equal(logits(model, plain, UNSEEN), expected[0])
 
 
 def test_exports(model_config: Callable[..., ModelConfig], tmp_path: Path) -> None:

@@ -120,11 +120,11 @@ def test_plain_networks_are_measured_without_their_heads(model_config: Callable[
 
 
 def test_inputs_that_hardly_vary_have_fewer_directions() -> None:
-    constant = np.array([3.0, 4.0, 0.0])
-    directions = input_directions(constant, np.outer(constant, constant), 2)
+    constant = torch.tensor([3.0, 4.0, 0.0], dtype=torch.float64)
+    directions = input_directions(constant, torch.outer(constant, constant), 2)
     np.testing.assert_allclose(directions[0] @ constant, 1)
     assert not directions[1:].any()
-    silent = input_directions(np.zeros(3), np.diag([4.0, 1.0, 0.0]), 3)
+    silent = input_directions(torch.zeros_like(constant), torch.diag(constant.new_tensor([4.0, 1.0, 0.0])), 3)
     np.testing.assert_allclose(silent, [[0, 0, 0], [0.5, 0, 0], [0, 1, 0], [0, 0, 0]])
 
 
