@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed-dev
 STORE := sqlite:///.demo/moevolve.db
 FOLDERS := search workers evaluators store kernels tests configs
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test lint format bench bench-real clean
 
 demo: $(INSTALLED)
 	@mkdir -p .demo
@@ -35,6 +35,9 @@ bench: $(STAMP)
 	$(BIN)/python tests/benchmarks/bench_repair.py
 	$(BIN)/python tests/benchmarks/bench_estimate.py
 	$(BIN)/python tests/benchmarks/bench_search.py
+
+bench-real: $(STAMP)
+	$(BIN)/python tests/benchmarks/bench_real.py --readme
 
 $(INSTALLED): pyproject.toml
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)

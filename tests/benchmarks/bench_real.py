@@ -6,8 +6,8 @@ Every model is written with random weights under its published names and dtypes 
 process of its own for one verb after another, and removed. Device memory is counted storage by storage; host memory is
 what the kernel says of the process's private memory, under a limit of 10 GiB. Takes up to 15 GB of disk in --folder.
 
-With --rows every row is added to a file as it comes. With --readme the table goes into README.md beside this file: of all
-rows in that file, the last one of every kind.
+With --rows every row is added to a file as it comes. With --readme the table goes into README.md beside this file: of
+all rows in that file, the last one of every kind.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ import argparse
 import json
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "labs"))
 
 from real_size.checkpoint import stored_bytes, write_checkpoint
 from real_size.matrix import rows_of, scaled_card

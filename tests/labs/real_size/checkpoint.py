@@ -127,7 +127,9 @@ def _block(dtype: str, kind: str, inputs: int) -> memoryview:
         "small": lambda: 0.02 * normal,
         "packed": lambda: torch.randint(0, 256, (_VALUES,), generator=generator),
         # Values of 4 bits are 2.9 in the mean square: these exponents of two bring them to a weight's size.
-        "exponents": lambda: 127 - round(np.log2(2.93 * inputs**0.5)) + torch.randint(0, 2, (_VALUES,), generator=generator),
+        "exponents": lambda: (
+            127 - round(np.log2(2.93 * inputs**0.5)) + torch.randint(0, 2, (_VALUES,), generator=generator)
+        ),
     }[kind]()
     made = values.to(torch.uint8 if dtype == "U8" else _TORCH[dtype])
     return memoryview(made.contiguous().view(torch.uint8).numpy()).cast("B")

@@ -1,4 +1,4 @@
-"""A model of the lab, verb by verb, in a process of its own: what `bench_real.py` runs, and short forms of it in tests."""
+"""A model of the lab, verb by verb, in a process of its own: what `bench_real.py` runs."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def rows_of(
     arguments |= {"verbs": verbs, "capacity": capacity, "told": str(told)}
     outcome = in_child("real_size.matrix:tell", arguments, data_limit=HOST_LIMIT)
     found = [Row(**json.loads(line)) for line in told.read_text().splitlines()] if told.exists() else []
-    for verb in verbs[len(found) :]:
-        found.append(Row(name, originals, verb, 0, 0, failure=f"not reached: {outcome.failure or 'the process ended'}"))
-    return found
+    why = f"not reached: {outcome.failure or 'the process ended'}"
+    return found + [Row(name, originals, verb, 0, 0, failure=why) for verb in verbs[len(found) :]]
 
 
 def tell(name: str, model: str, task: str, originals: str, verbs: list[str], capacity: int, told: str) -> None:
     """In the child: see `rows_of`."""
     import torch
+
     from real_size.meter import MeteredDevice
     from real_size.verbs import Session
 

@@ -1,7 +1,7 @@
 """A device that counts: tensors that say `cuda`, compute on the CPU, and run out of memory at a given capacity.
 
 Code under test sees `tensor.device.type == "cuda"` and runs as on a GPU: what it makes with `device="cuda"` or moves
-there is a `MeteredTensor`, a wrapper around a CPU tensor; tensors of both sides don't mix, as they don't on a GPU. Every
+there is a `MeteredTensor`, a wrapper around a CPU tensor; tensors of both sides don't mix, as they don't on a GPU. A
 storage counts once, however many views of it there are, from its allocation to the end of its last view.
 
 Large blocks that are allocated as such (weights, buffers, moved tensors) lie in shared mappings. The kernel books those
@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 from unittest.mock import patch
 
 import torch
@@ -59,8 +59,8 @@ class Block:
 class MeteredTensor(Tensor):
     """A tensor that says it is on a GPU; `inner` is where its numbers are.
 
-    To torch's own C++ code it is on the CPU, for builds without CUDA can't guard a device that they don't know: what asks
-    that code where a tensor is has a method here.
+    To torch's own C++ code it is on the CPU, for builds without CUDA can't guard a device that they don't know: what
+    asks that code where a tensor is has a method here.
     """
 
     inner: Tensor
@@ -68,8 +68,8 @@ class MeteredTensor(Tensor):
     device_of: MeteredDevice
 
     @staticmethod
-    def __new__(cls, inner: Tensor, block: Block, device: MeteredDevice) -> MeteredTensor:
-        made: MeteredTensor = Tensor._make_wrapper_subclass(
+    def __new__(cls, inner: Tensor, block: Block, device: MeteredDevice) -> Self:
+        made: Self = Tensor._make_wrapper_subclass(
             cls,
             inner.shape,
             strides=inner.stride(),
@@ -99,7 +99,11 @@ class MeteredTensor(Tensor):
         device, dtype, _, layout = torch._C._nn._parse_to(*args, **kwargs)
         dtype = self.dtype if dtype is None else dtype
         if device is not None and device.type != "cuda":
-            return torch.empty_like(self.inner, dtype=dtype).copy_(self.inner) if device.type == "cpu" else self._elsewhere(device)
+            return (
+                torch.empty_like(self.inner, dtype=dtype).copy_(self.inner)
+                if device.type == "cpu"
+                else self._elsewhere(device)
+            )
         if dtype == self.dtype and not copies:
             return self
         return torch.ops.aten._to_copy(self, dtype=dtype, device=CUDA, memory_format=layout)  # type: ignore[no-any-return]
@@ -277,7 +281,7 @@ class MeteredDevice:
         dtypes = [leaf for leaf in leaves if isinstance(leaf, torch.dtype)]
         dtype = dtypes[0] if dtypes else args[1].dtype if func._overloadname == "other" else source.dtype
         inner = source.inner if was else source
-        if becomes and not was or becomes and name == "aten::_to_copy":
+        if (becomes and not was) or (becomes and name == "aten::_to_copy"):
             return self._copied(inner, dtype, kwargs.get("memory_format"))
         if was and not becomes:
             return torch.empty_like(inner, dtype=dtype, device="cpu").copy_(inner)
@@ -393,6 +397,8 @@ class MeteredDevice:
             "memory_reserved": lambda device=None: self.live,
             "max_memory_allocated": lambda device=None: self.peak,
             "reset_peak_memory_stats": lambda device=None: self.reset(),
+            "get_per_process_memory_fraction": lambda device=None: 1.0,
+            "set_per_process_memory_fraction": lambda fraction, device=None: None,
             "mem_get_info": lambda device=None: (self.capacity - self.live, self.capacity),
         }
         found: dict[str, Any] = {f"torch.cuda.{name}": answer for name, answer in answers.items()}
@@ -400,7 +406,6 @@ class MeteredDevice:
         found |= {f"torch.{name}": _made_on_host(getattr(torch, name)) for name in ("tensor", "as_tensor")}
         # Triton compiles for real devices only.
         return found | {"moevolve.kernels.dispatch.has_triton": lambda: False}
-
 
     def _moves(self) -> dict[str, Any]:
         """Methods of plain tensors that name a device: torch's own look for it before any mode is asked."""
@@ -453,7 +458,9 @@ def _large(tensor: Tensor) -> bool:
 
 def _check_sides(func: Any, leaves: list[Any]) -> None:
     """Numbers of no dimension may come from the host; what else does is an error, as on a GPU."""
-    strange = [leaf for leaf in leaves if isinstance(leaf, Tensor) and not isinstance(leaf, MeteredTensor) and leaf.dim()]
+    strange = [
+        leaf for leaf in leaves if isinstance(leaf, Tensor) and not isinstance(leaf, MeteredTensor) and leaf.dim()
+    ]
     if strange:
         raise RuntimeError(
             f"Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! ({func})"

@@ -1,5 +1,6 @@
-"""What CPUs do in another way than GPUs: matrix products of 16-bit tensors by way of float32, several times as fast where
-there are no instructions for them, and histograms of integers.
+"""What CPUs do in another way than GPUs: histograms of integers, and matrix products of 16-bit tensors.
+
+These go by way of float32, several times as fast where there are no instructions for 16 bits.
 
 Sums are in float32 and rounded once, as on a GPU. A weight is widened piece by piece into room that is mapped once, so
 that nothing of it shows in what is metered.

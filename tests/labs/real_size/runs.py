@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from real_size.published import Spec
-
 from moevolve.search.config.run import RunConfig
+from real_size.published import Spec
 
 _MONTHS = ("January", "March", "May", "July", "August", "October", "November", "December")
 _PROMPT = "{{ passage }}\\nQuestion: {{ question }}\\nAnswer:"

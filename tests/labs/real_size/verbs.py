@@ -13,31 +13,36 @@ from typing import Any
 
 import numpy as np
 import torch
-from real_size.meter import MeteredDevice
-from real_size.published import SPECS, Spec
-from real_size.runs import run_config
 from torch import Tensor
 
 from moevolve.search.config.run import RunConfig
 from moevolve.search.estimate.devices import Device, find_gpus
 from moevolve.search.estimate.estimate import EstimateRequest, estimate
-from moevolve.search.estimate.memory import WorkerMemory
 from moevolve.search.genomes.base import Genome
 from moevolve.search.genomes.registry import baseline_offspring
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.running.set_up import set_up
+from moevolve.workers.capacity import NeededMemory, WorkerMemory, experts_share
 from moevolve.workers.export.card import ExportCard
 from moevolve.workers.export.export import export_model
 from moevolve.workers.messages import EvaluationRequest
 from moevolve.workers.methods.base import Calibration, Edit, IdentityEdit
+from moevolve.workers.methods.eep.room import kept_layers
 from moevolve.workers.methods.usage import UsageRequest
 from moevolve.workers.worker import EvaluationWorker
+from real_size.meter import MeteredDevice
+from real_size.published import SPECS, Spec
+from real_size.runs import run_config
 
 EXPERTS = ("load", "full", "prune", "merge", "repair", "skip")
 BASELINES = ("frequency", "soft_activation", "reap", "hc_smoe", "naee", "fitted")
 AFTER = ("analyse", "answers", "export", "reload", "profile")
 EXPERT_VERBS = (*EXPERTS, *(f"calibrate {name}" for name in BASELINES), *AFTER)
-DENSE_VERBS = ("load", "full", *(f"{step} {kind}" for kind in ("nanomoe", "tomoe", "factorllm") for step in ("calibrate", "start")))
+DENSE_VERBS = (
+    "load",
+    "full",
+    *(f"{step} {kind}" for kind in ("nanomoe", "tomoe", "factorllm") for step in ("calibrate", "start")),
+)
 _FEW = {"naee_tokens": 16, "naee_subsets": 70, "fitted_tokens": 64, "fitted_subsets": 4, "skipping_tokens": 128}
 _DENSE: dict[str, dict[str, Any]] = {
     "nanomoe": {"kind": "nanomoe"},
@@ -108,7 +113,16 @@ class Session:
             planned, planned_host = self._planned(verb)
             seconds = time.perf_counter() - began
             yield Row(
-                self.spec.name, self.originals, verb, reading.device, reading.host, planned, planned_host, seconds, failure, note
+                self.spec.name,
+                self.originals,
+                verb,
+                reading.device,
+                reading.host,
+                planned,
+                planned_host,
+                seconds,
+                failure,
+                note,
             )
         shutil.rmtree(self._exported, ignore_errors=True)
 
@@ -125,8 +139,9 @@ class Session:
 
     def _held(self) -> EvaluationWorker:
         if self.worker is None:
-            config = self._config() if self.spec.retained else self._config("tune", **_DENSE["tomoe"])
-            self.worker = EvaluationWorker(config.model, config.engine)
+            config = self._config("merge") if self.spec.retained else self._config("tune", **_DENSE["tomoe"])
+            needed = NeededMemory(self.memory(config), 1.0)
+            self.worker = EvaluationWorker(config.model, config.engine, needed=needed)
         return self.worker
 
     def _load(self) -> None:
@@ -223,7 +238,9 @@ class Session:
         found = logits(model.eval(), torch.arange(3, 35, device="cuda")[None])
         difference = float((found - self._logits).abs().max())
         if not difference <= 0.03 * max(1.0, float(self._logits.abs().max())):
-            raise RuntimeError(f"logits differ by {difference:.3g}, the largest is {float(self._logits.abs().max()):.3g}")
+            raise RuntimeError(
+                f"logits differ by {difference:.3g}, the largest is {float(self._logits.abs().max()):.3g}"
+            )
         return f"logits differ by {difference:.2g} at most"
 
     def _profile(self) -> str:
@@ -269,9 +286,16 @@ def planned(session: Session, verb: str) -> tuple[int | None, int | None]:
     else:
         phases = "merge" if of == "hc_smoe" else _PHASES.get(name, "prune")
         memory = session.memory(session._config(phases, (of,) if of else ()))
+    weights = sum(item.device for item in memory.items if item.title in _WEIGHTS)
     if name == "load":
-        return sum(item.device for item in memory.items if item.title in _WEIGHTS), memory.host + memory.loading
-    return memory.device, memory.host
+        return weights, memory.host_peak
+    if not memory.experts:
+        return memory.device, memory.host
+    # Originals on the host: layers keep what they run on as far as there is room, the others take turns.
+    layers = session.spec.layers - session.spec.dense
+    size = memory.experts // layers
+    kept = kept_layers(layers, size, experts_share(session.device.capacity - weights, memory.beside))
+    return weights + memory.beside + size * min(layers, kept + 1), memory.host
 
 
 def sampled(setup: SearchSetup) -> Genome:

@@ -1,0 +1,89 @@
+"""Short forms of the matrix: published layouts and vocabularies, narrow layers, on the metered device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from real_size.checkpoint import write_checkpoint
+from real_size.meter import MeteredDevice
+from real_size.published import SPECS, Spec
+from real_size.runs import write_task
+from real_size.verbs import Row, Session
+
+from moevolve.workers.capacity import NeededMemory, NoRoomError
+from moevolve.workers.worker import EvaluationWorker
+
+NARROW = {
+    "mixtral-8x7b": {"hidden_size": 512, "intermediate_size": 1792, "num_attention_heads": 4, "num_key_value_heads": 1},
+    "deepseek-v3": {
+        "hidden_size": 512,
+        "intermediate_size": 1280,
+        "moe_intermediate_size": 192,  # no multiple of a block of 128, as the 576 rows of `kv_a_proj_with_mqa` are none
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "q_lora_rank": 128,
+        "n_routed_experts": 32,
+    },
+    "gpt-oss-20b": {
+        "hidden_size": 320,
+        "intermediate_size": 320,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+    },
+}
+"""Widths that a test has time for; all else is as published."""
+VERBS = ("load", "full", "prune", "merge", "export", "reload")
+
+
+def narrow(name: str) -> Spec:
+    return replace(SPECS[name], changes=NARROW[name])
+
+
+@pytest.fixture(scope="module", params=NARROW)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Spec, Path, Path]:
+    spec = narrow(request.param)
+    folder = tmp_path_factory.mktemp(spec.name)
+    return spec, write_checkpoint(spec, folder / "model"), write_task(folder / "task", rows=3)
+
+
+@pytest.fixture
+def device() -> Iterator[MeteredDevice]:
+    with MeteredDevice(4 << 30).installed() as device:
+        yield device
+
+
+def done(
+    spec: Spec, model: Path, task: Path, device: MeteredDevice, originals: str, verbs: tuple[str, ...]
+) -> list[Row]:
+    rows = list(Session(spec, model, task, originals, device).rows(verbs))
+    assert [row.failure for row in rows] == [None] * len(rows)
+    return rows
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_what_the_meter_sees_is_what_plan_says_and_exports_give_the_same_logits(
+    checkpoint: tuple[Spec, Path, Path], device: MeteredDevice
+) -> None:
+    rows = {row.verb: row for row in done(*checkpoint, device, "device", VERBS)}
+    load, merge = rows["load"], rows["merge"]
+    assert load.planned is not None and abs(load.device - load.planned) <= 0.01 * load.planned
+    for verb in ("full", "prune", "merge"):
+        assert rows[verb].planned is not None and rows[verb].device <= 1.1 * rows[verb].planned
+    assert merge.device > rows["prune"].device
+    # Written while it is read: never two models, and a half of one at that.
+    assert rows["export"].device < load.device + 0.75 * rows["reload"].device
+
+
+def test_a_model_that_does_not_fit_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    spec = narrow("mixtral-8x7b")
+    model, task = write_checkpoint(spec, tmp_path / "model", holes=lambda name: True), write_task(tmp_path / "task")
+    with MeteredDevice(140 << 20).installed() as device:
+        session = Session(spec, model, task, "device", device)
+        config = session._config()
+        with pytest.raises(NoRoomError, match="a worker takes 0.1[5-9]"):
+            EvaluationWorker(config.model, config.engine, needed=NeededMemory(session.memory(config), 1.0))
+        assert device.peak == 0
