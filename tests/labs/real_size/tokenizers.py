@@ -1,8 +1,8 @@
 """Tokenizers of published sizes, trained on the spot, with special tokens where the published ones have theirs.
 
-Words are learnt from the reference text that comes with Python. What the vocabulary has beyond is filled with tokens that
-no text contains. Chat templates are those of the published instruction models, shortened to what a question and its
-answer take.
+Words are learnt from the reference text that comes with Python. What the vocabulary has beyond is filled with tokens
+that no text contains. Chat templates are those of the published instruction models, shortened to what a question and
+its answer take.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ _MIXTRAL = (
     "{% endfor %}"
 )
 _DEEPSEEK = (
-    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}{{ '<｜User｜>' + message['content'] }}"
-    "{% else %}{{ '<｜Assistant｜>' + message['content'] + eos_token }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<｜Assistant｜>' }}{% endif %}"
+    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}"
+    "{{ '<｜User｜>' + message['content'] }}{% else %}{{ '<｜Assistant｜>' + message['content'] + eos_token }}"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<｜Assistant｜>' }}{% endif %}"
 )
 _GLM = (
-    "[gMASK]<sop>{% for message in messages %}{% if message['role'] == 'user' %}{{ '<|user|>\\n' + message['content'] }}"
-    "{% if enable_thinking is defined and not enable_thinking %}{{ '/nothink' }}{% endif %}"
-    "{% else %}{{ '<|assistant|>\\n<think></think>\\n' + message['content'] }}{% endif %}{% endfor %}"
+    "[gMASK]<sop>{% for message in messages %}{% if message['role'] == 'user' %}"
+    "{{ '<|user|>\\n' + message['content'] }}"
+    "{% if enable_thinking is defined and not enable_thinking %}{{ '/nothink' }}{% endif %}{% else %}"
+    "{{ '<|assistant|>\\n<think></think>\\n' + message['content'] }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}"
     "{% if enable_thinking is defined and not enable_thinking %}{{ '\\n<think></think>' }}{% endif %}{% endif %}"
 )

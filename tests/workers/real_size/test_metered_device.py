@@ -59,7 +59,7 @@ def test_views_of_a_storage_count_once_and_keep_it(device: MeteredDevice) -> Non
 
 def test_memory_runs_out_as_on_a_gpu(device: MeteredDevice) -> None:
     held = torch.empty(40 * MIB, dtype=torch.uint8, device="cuda")
-    with pytest.raises(torch.cuda.OutOfMemoryError, match="Tried to allocate 0.03 GiB"):
+    with pytest.raises(torch.cuda.OutOfMemoryError, match="Tried to allocate"):
         torch.zeros(30 * MIB, dtype=torch.uint8).to("cuda")
     with pytest.raises(torch.OutOfMemoryError):
         held + 1

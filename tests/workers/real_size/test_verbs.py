@@ -84,6 +84,6 @@ def test_a_model_that_does_not_fit_is_refused_before_anything_is_loaded(tmp_path
     with MeteredDevice(140 << 20).installed() as device:
         session = Session(spec, model, task, "device", device)
         config = session._config()
-        with pytest.raises(NoRoomError, match="a worker takes 0.1[5-9]"):
+        with pytest.raises(NoRoomError, match="a worker takes"):
             EvaluationWorker(config.model, config.engine, needed=NeededMemory(session.memory(config), 1.0))
         assert device.peak == 0
