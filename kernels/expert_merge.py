@@ -130,6 +130,21 @@ def _merge_dense(coefficients: Tensor, source: Tensor, target: Tensor) -> None:
         _product(coefficients, source[:, piece].float(), target[:, piece])
 
 
+def staged_bytes(retained: int, experts: int, values: int, itemsize: int) -> int:
+    """Most device memory that merging a tensor takes beside it and its buffer.
+
+    That is from experts on the host, or without Triton; with it, merging on one device takes none.
+
+    Args:
+        retained: new experts n'.
+        experts: original ones n.
+        values: of one expert's tensor.
+        itemsize: bytes of a value.
+    """
+    widened = 0 if itemsize == 4 else 4 * (experts + retained)
+    return min(_staged_columns(experts), values) * (itemsize * experts + widened)
+
+
 def _staged_columns(experts: int) -> int:
     return max(1, _STAGED_VALUES // experts)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from moevolve.kernels.expert_merge import staged_bytes
 from moevolve.search.config.run import RunConfig
 from moevolve.search.estimate.repairs import RepairWork, repair_works
 from moevolve.search.genomes.costs import GenomeCosts
@@ -61,6 +62,7 @@ def worker_memory(
     needed = [
         MemoryItem("keys and values of a batch", max((_cached(outline, one) for one in passes), default=0), 0),
         MemoryItem("activations and logits of a batch (estimate)", _activations(outline, passes), 0),
+        *_merging(config, outline),
         *_repairing(config, costs, repairs, bool(experts)),
     ]
     beside = sum(item.device for item in needed)
@@ -140,6 +142,14 @@ def _loading(config: RunConfig, outline: ModelOutline, on_gpu: bool, host: bool)
     if not host or not outline.expert_bytes:
         return outline.weight_bytes
     return outline.weight_bytes - outline.experts_bytes + outline.pinned_bytes + max(map(sum, outline.expert_bytes))
+
+
+def _merging(config: RunConfig, outline: ModelOutline) -> Iterator[MemoryItem]:
+    """Pieces of experts that are brought over, or widened to float32, to be merged; of as many as there are at most."""
+    if outline.expert_bytes and any(phase.kind == "merge" for phase in config.phases):
+        count, itemsize = outline.facts.experts, outline.facts.dtype_bytes
+        largest = max(outline.expert_bytes[0]) // (count * itemsize)
+        yield MemoryItem("pieces of experts that are merged", staged_bytes(count, count, largest, itemsize), 0)
 
 
 def _repairing(

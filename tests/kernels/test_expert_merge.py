@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from real_size.meter import MeteredDevice
 
 from moevolve.kernels import expert_merge
 
@@ -79,6 +80,24 @@ def test_streaming_between_devices_matches_the_oracle(monkeypatch: pytest.Monkey
     torch.testing.assert_close(out, oracles.merge_experts(coefficients, experts), atol=1e-5, rtol=0)
     expert_merge._merge_streamed(torch.zeros((3, 6)), experts, out)
     assert not out.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("experts", [8, 64])
+def test_what_streaming_takes_is_stated_and_does_not_grow_with_the_number_of_experts(
+    experts: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expert_merge, "_STAGED_VALUES", 1 << 20)
+    source = torch.zeros((experts, 1 << 18), dtype=dtype)
+    with MeteredDevice().installed() as device:
+        out = torch.zeros((4, 1 << 18), dtype=dtype, device="cuda")
+        device.reset()
+        held = device.live
+        expert_merge.merge_experts(torch.ones(4, experts), source, out)
+        taken = device.peak - held
+    stated = expert_merge.staged_bytes(4, experts, 1 << 18, dtype.itemsize)
+    assert 0.9 * stated <= taken <= 1.02 * stated
+    assert stated <= (1 << 20) * 9
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))

@@ -25,6 +25,7 @@ class Spec:
         dense: how many of them are dense, in a model of experts.
         changes: settings that aren't the published ones, beside the number of layers.
         retained: experts that candidates keep in the lab's searches, about half.
+        router_space: of these searches.
         placements: where original experts stay, one run each.
         card: bytes of the accelerator that the model is run on by the project's files.
         scales: whether, with originals on the host, the accelerator is as much smaller as the model has fewer layers.
@@ -35,6 +36,7 @@ class Spec:
     dense: int = 0
     retained: int = 0
     changes: dict[str, Any] = field(default_factory=dict)
+    router_space: str = "probs"
     placements: tuple[str, ...] = ("device",)
     card: int = 80 * 10**9
     scales: bool = False
@@ -71,7 +73,7 @@ SPECS = {
         # One layer of 256 experts is 11 GB in FP8 and 23 GB unpacked.
         Spec("deepseek-v3", 2, dense=1, retained=16, changes={"n_routed_experts": 32}),
         Spec("glm-4.5-air", 2, dense=1, retained=64),
-        Spec("gpt-oss-20b", 2, retained=16),
+        Spec("gpt-oss-20b", 2, retained=16, router_space="logits"),
         Spec("llama-3-8b", 2),
         Spec("opt-13b", 2),
     )

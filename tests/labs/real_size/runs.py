@@ -42,11 +42,10 @@ def run_config(
     spec: Spec,
     model: Path,
     task: Path,
+    genome: dict[str, Any],
     phases: str = "prune",
     init: tuple[str, ...] = (),
     originals: str = "device",
-    genome: dict[str, Any] | None = None,
-    **changes: Any,
 ) -> RunConfig:
     """A search on a model of the lab.
 
@@ -54,11 +53,10 @@ def run_config(
         spec: which.
         model: its folder.
         task: from `write_task`.
+        genome: the section.
         phases: `prune`, `merge` (after pruning), `repair` or `tune`.
         init: baselines that the last phase begins with.
         originals: where original experts stay.
-        genome: of the section; None retains the spec's number of experts in one group of layers.
-        changes: of top-level settings.
     """
     made = [{"evaluations": 2, "initial": 0, **phase} for phase in _EXPERTS_PHASES[phases]]
     if init:
@@ -68,11 +66,11 @@ def run_config(
         "name": "lab",
         "model": {"path": str(model), "dtype": spec.published["dtype"], "device": "cuda", "originals": originals},
         "tasks": [{"name": str(task)}],
-        "genome": genome or {"kind": "eep", "experts": spec.retained, "groups": 1, "calibration_tokens": 256},
+        "genome": genome,
         "phases": made,
         "window": 1,
         "workers": {"num_gpus": 1},
         "engine": {"threads": 1, "batch_tokens": 2048},
         "final": {"rerank": 0, "test": False},
     }
-    return RunConfig.model_validate(settings | changes)
+    return RunConfig.model_validate(settings)

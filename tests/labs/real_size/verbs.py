@@ -43,7 +43,15 @@ DENSE_VERBS = (
     "full",
     *(f"{step} {kind}" for kind in ("nanomoe", "tomoe", "factorllm") for step in ("calibrate", "start")),
 )
-_FEW = {"naee_tokens": 16, "naee_subsets": 70, "fitted_tokens": 64, "fitted_subsets": 4, "skipping_tokens": 128}
+_FEW = {
+    "groups": 1,
+    "calibration_tokens": 256,
+    "naee_tokens": 16,
+    "naee_subsets": 70,
+    "fitted_tokens": 64,
+    "fitted_subsets": 4,
+    "skipping_tokens": 128,
+}
 _DENSE: dict[str, dict[str, Any]] = {
     "nanomoe": {"kind": "nanomoe"},
     "tomoe": {"kind": "tomoe"},
@@ -133,9 +141,9 @@ class Session:
         return doing(of) if of else doing()
 
     def _config(self, phases: str = "prune", init: tuple[str, ...] = (), **genome: Any) -> RunConfig:
-        base = {"kind": "eep", "experts": self.spec.retained, "groups": 1, "calibration_tokens": 256} | _FEW
+        base = {"kind": "eep", "experts": self.spec.retained, "router_space": self.spec.router_space} | _FEW
         section = genome if "kind" in genome else base | genome
-        return run_config(self.spec, self.model, self.task, phases, init, self.originals, section)
+        return run_config(self.spec, self.model, self.task, section, phases, init, self.originals)
 
     def _held(self) -> EvaluationWorker:
         if self.worker is None:

@@ -19,18 +19,18 @@ from moevolve.workers.worker import EvaluationWorker
 NARROW = {
     "mixtral-8x7b": {"hidden_size": 512, "intermediate_size": 1792, "num_attention_heads": 4, "num_key_value_heads": 1},
     "deepseek-v3": {
-        "hidden_size": 512,
-        "intermediate_size": 1280,
+        "hidden_size": 256,
+        "intermediate_size": 640,
         "moe_intermediate_size": 192,  # no multiple of a block of 128, as the 576 rows of `kv_a_proj_with_mqa` are none
-        "num_attention_heads": 8,
-        "num_key_value_heads": 8,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
         "q_lora_rank": 128,
         "n_routed_experts": 32,
     },
     "gpt-oss-20b": {
-        "hidden_size": 320,
-        "intermediate_size": 320,
-        "num_attention_heads": 8,
+        "hidden_size": 192,
+        "intermediate_size": 192,
+        "num_attention_heads": 4,
         "num_key_value_heads": 2,
     },
 }
