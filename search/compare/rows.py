@@ -268,5 +268,7 @@ def with_tests(rows: list[ComparisonRow]) -> list[ComparisonRow]:
 def _against(row: ComparisonRow, other: ComparisonRow | None) -> Significance | None:
     if other is None or other is row or not row.outcomes or not other.outcomes:
         return None
+    if any(a.values.shape != b.values.shape for a, b in zip(row.outcomes, other.outcomes, strict=True)):
+        return None  # one failed on all of some running text, so that its windows weren't counted
     found = paired_test(row.outcomes, other.outcomes)
     return None if found is None else replace(found, against=other.method)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +25,7 @@ class Outcomes:
     """What one contestant scored on the examples of one task split.
 
     Attributes:
-        values: float64 [seeds, examples], each in [0, 1]; a row of NaN for a seed that it has no result of. One column
-            stands for any number of examples: that of a contestant that failed on windows nobody has counted.
+        values: float64 [seeds, examples], each in [0, 1]; a row of NaN for a seed that it has no result of.
         metric: how a seed's make a score, `mean` or `geometric_mean`.
         weight: of the task in the score over all tasks.
     """
@@ -78,7 +77,6 @@ def paired_test(one: Sequence[Outcomes], other: Sequence[Outcomes], seed: int = 
     Raises:
         ValueError: the examples or the seeds don't pair.
     """
-    one, other = _widened(one, other), _widened(other, one)
     if [each.values.shape for each in one] != [each.values.shape for each in other]:
         raise ValueError("the two models were not scored on the same examples with the same seeds")
     both = ~np.isnan(np.stack([each.values[:, 0] for each in (*one, *other)])).any(axis=0)
@@ -93,14 +91,6 @@ def paired_test(one: Sequence[Outcomes], other: Sequence[Outcomes], seed: int = 
         for (a, of), (b, _) in zip(left, right, strict=True)
     ]
     return Significance(_two_way(tables).p, "seeds x examples", seeds)
-
-
-def _widened(outcomes: Sequence[Outcomes], beside: Sequence[Outcomes]) -> list[Outcomes]:
-    """The same with as many columns as those beside them, where they have one."""
-    return [
-        replace(each, values=each.values.repeat(other.values.shape[1], axis=1)) if each.values.shape[1] == 1 else each
-        for each, other in zip(outcomes, beside, strict=True)
-    ]
 
 
 def score_interval(outcomes: Sequence[Outcomes], seed: int = 0) -> tuple[float, float]:

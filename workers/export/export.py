@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
@@ -113,7 +114,12 @@ def _export(
     )
     readme = part / "README.md"
     readme.write_text(render("export/model_card.md.jinja", card=card, facts=facts), encoding="utf-8")
-    agreement = verify(part, form, resident, passages(resident), checksums)
+    try:
+        agreement = verify(part, form, resident, passages(resident), checksums)
+    except torch.OutOfMemoryError as error:
+        raise VerificationError(
+            f"{resident.device} has no room for a layer of it beside the model; export with --device cpu"
+        ) from error
     return ExportReport(part, form, summary.experts, summary.active, parameters, 0, agreement)
 
 

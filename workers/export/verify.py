@@ -138,12 +138,21 @@ def compare(expected: Tensor, found: Tensor, dtype: torch.dtype, given: Tensor |
         dtype: parameter dtype of both.
         given: what the part adds to, same shape; None where it gives something new.
     """
+    return _judged([_shares(expected, found, dtype, given)], dtype)
+
+
+def _shares(expected: Tensor, found: Tensor, dtype: torch.dtype, given: Tensor | None) -> Tensor:
+    """Differences at every position, as shares of what is added there."""
     wanted = expected.double()
     added = wanted if given is None else wanted - given.double()
     free = torch.finfo(dtype).eps * wanted.abs()
     excess = ((found.double() - wanted).abs() - free).clamp_min(0).amax(dim=-1)
     scale = added.abs().amax(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
-    ranked = (excess / scale).nan_to_num(nan=float("inf")).flatten().sort().values
+    return (excess / scale).nan_to_num(nan=float("inf")).flatten()
+
+
+def _judged(shares: Sequence[Tensor], dtype: torch.dtype) -> Disagreement:
+    ranked = torch.cat(list(shares)).sort().values
     must_agree = max(1, round(_AGREEING[dtype] * len(ranked)))
     return Disagreement(float(ranked[-1]), float(ranked[must_agree - 1]), TOLERANCE[dtype], len(ranked))
 
@@ -311,10 +320,10 @@ class _FromFiles:
     def compared(
         self, expected: Sequence[Tensor], found: Sequence[Tensor], given: Sequence[Tensor] | None = None
     ) -> Disagreement:
-        """`compare`, of all sequences."""
-        joined = [torch.cat([tensor[0].cpu() for tensor in tensors]) for tensors in (expected, found)]
-        base = None if given is None else torch.cat([tensor[0] for tensor in given])
-        return compare(joined[0], joined[1], self._dtype, base)
+        """`compare`, of all sequences, one after the other: logits of all would be large."""
+        bases = [None] * len(expected) if given is None else given
+        triples = zip(expected, found, bases, strict=True)
+        return _judged([_shares(wanted, got.cpu(), self._dtype, base) for wanted, got, base in triples], self._dtype)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
@@ -185,6 +186,27 @@ def find_moe_layers(model: PreTrainedModel, name: str) -> tuple[MoELayer, ...]:
             "experts, so there is nothing to prune; use a mixture-of-experts checkpoint"
         )
     return tuple(layers)
+
+
+@torch.inference_mode()
+def check_router(layer: MoELayer, name: str) -> None:
+    """Check that a layer's router answers as routers that are edited do: logits, routing weights and experts.
+
+    Args:
+        layer: with its weights.
+        name: the model as the user named it, for the message.
+
+    Raises:
+        UserError: it gives something else, as those of some versions of `transformers` do (logits alone).
+    """
+    weight = layer.router_weight
+    routed = layer.router(weight.new_zeros(1, weight.shape[1]))
+    if not (isinstance(routed, tuple) and len(routed) == 3 and routed[1].shape == routed[2].shape):
+        found = f"{len(routed)} values" if isinstance(routed, tuple) else f"a {type(routed).__name__}"
+        raise UserError(
+            f"model {name}: the router of layer {layer.index} gives {found}, where logits, routing weights and experts "
+            "are expected: moevolve wasn't tried with this version of transformers; `pip check` says which to use"
+        )
 
 
 def find_dense_layers(model: PreTrainedModel) -> tuple[DenseLayer, ...]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.config import Device, Dtype, ModelConfig
 from moevolve.workers.families.registry import FAMILIES, dense_family
-from moevolve.workers.model.unpacking import whole_blocks
+from moevolve.workers.model.unpacking import exact_unpacking
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -238,7 +238,7 @@ def load_model(
     }
     try:
         if weights is None:
-            with whole_blocks() if unpacking else nullcontext():
+            with exact_unpacking() if unpacking else nullcontext():
                 model = AutoModelForCausalLM.from_pretrained(
                     _source(config), use_safetensors=True, **form, **unpacking, **_hub_arguments(config)
                 )

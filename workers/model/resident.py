@@ -13,7 +13,7 @@ from torch import Tensor
 
 from moevolve.workers.config import ModelConfig
 from moevolve.workers.families.decoder import decoder_layers
-from moevolve.workers.families.layers import DenseLayer, MoELayer, find_dense_layers, find_moe_layers
+from moevolve.workers.families.layers import DenseLayer, MoELayer, check_router, find_dense_layers, find_moe_layers
 from moevolve.workers.methods.base import Edit, IdentityEdit, LayeredEdit, Tokens
 from moevolve.workers.methods.contract import Applicator, ExpertsOwner, ModelParts, ReportingApplicator
 from moevolve.workers.methods.registry import experts_owner, method_of
@@ -53,7 +53,8 @@ class ResidentModel:
             beside: bytes on the device that passes need beside weights and experts; None if that isn't known.
 
         Raises:
-            UserError: the model has no MoE layers or its family is not supported.
+            UserError: the model has no MoE layers, its family is not supported, or its routers answer in another way
+                than this version of `transformers` is known to let them.
         """
         self.model = model
         self.tokenizer = tokenizer
@@ -70,6 +71,7 @@ class ResidentModel:
         )
         self._applicators: dict[type, Applicator] = {}
         if self.layers:
+            check_router(self.layers[0], config.path)
             # Before the first edit of any kind, and before the model is placed.
             self._applicator(experts_owner().edit)
         if self._parts.on_host:

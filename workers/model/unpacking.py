@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -12,19 +13,20 @@ from torch import Tensor
 
 
 @contextmanager
-def whole_blocks() -> Iterator[None]:
-    """For the length of a `with` block, let `transformers` unpack FP8 weights whose last blocks are cut off.
+def exact_unpacking() -> Iterator[None]:
+    """For the length of a `with` block, let `transformers` unpack quantised weights as their formats say.
 
-    DeepSeek-V3 has a scale per block of 128 x 128, and weights whose sides aren't multiples of that: 576 rows in five
-    rows of blocks, the last of 64. `transformers` takes all blocks to be equally large, so it refuses these weights,
-    and would scale others wrongly (144 rows in two rows of blocks). It also leaves what isn't quantised beside them
-    (norms, embeddings, routers) in the checkpoint's dtype, whatever dtype the model is loaded in.
+    - DeepSeek-V3 in FP8 has a scale per block of 128 x 128, and weights whose sides aren't multiples of that: 576 rows
+      in five rows of blocks, the last of 64. `transformers` takes all blocks to be equally large, so it refuses these
+      weights, and would scale others wrongly (144 rows in two rows of blocks).
+    - It leaves what isn't quantised beside FP8 (norms, embeddings, routers) in the checkpoint's dtype and, up to 5.21,
+      unpacks MXFP4 to bfloat16, whatever dtype the model is loaded in.
     """
-    from transformers.integrations import finegrained_fp8 as fp8
+    from transformers.integrations import finegrained_fp8, mxfp4
 
-    theirs: Any = fp8.Fp8Dequantize
+    fp8: Any = _casting(finegrained_fp8.Fp8Dequantize)
 
-    class Dequantize(theirs):
+    class Dequantize(fp8):
         def _dequantize_one(self, quantized: Tensor, scales: Tensor, *others: Any, **settings: Any) -> Tensor:
             block = self.hf_quantizer.quantization_config.weight_block_size
             if block is not None:
@@ -32,6 +34,28 @@ def whole_blocks() -> Iterator[None]:
             unpacked: Tensor = super()._dequantize_one(quantized, scales, *others, **settings)
             return unpacked
 
+    with (
+        _replaced(finegrained_fp8, "Fp8Dequantize", Dequantize),
+        _replaced(mxfp4, "Mxfp4Dequantize", _casting(mxfp4.Mxfp4Dequantize)),
+    ):
+        yield
+
+
+@contextmanager
+def _replaced(module: ModuleType, name: str, kind: type) -> Iterator[None]:
+    """For the length of a `with` block, have quantizers, which import an operation when they need it, take another."""
+    theirs = getattr(module, name)
+    setattr(module, name, kind)
+    try:
+        yield
+    finally:
+        setattr(module, name, theirs)
+
+
+def _casting(theirs: Any) -> type:
+    """A conversion of `transformers` whose results have the dtype of the parameter that they are for."""
+
+    class Casting(theirs):
         def convert(
             self,
             input_dict: dict[str, Any],
@@ -48,11 +72,7 @@ def whole_blocks() -> Iterator[None]:
             dtype = getattr(model.get_submodule(owner), name).dtype
             return {key: _cast(value, dtype) for key, value in found.items()}
 
-    fp8.Fp8Dequantize = Dequantize  # type: ignore[misc]
-    try:
-        yield
-    finally:
-        fp8.Fp8Dequantize = theirs  # type: ignore[misc]
+    return Casting
 
 
 def _cast(found: Tensor | list[Tensor], dtype: torch.dtype) -> Tensor | list[Tensor]:

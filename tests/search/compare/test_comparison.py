@@ -397,6 +397,15 @@ def test_the_best_baseline_is_picked_on_dev() -> None:
     assert rows[3].against_baseline.against == "lucky"
 
 
+def test_who_failed_on_all_windows_of_a_text_is_not_paired() -> None:
+    """How many they are is known of those who didn't."""
+    full, search = one_of(FULL_LABEL, 90, search=0.9), one_of("Search", 80, search=0.8)
+    failed = replace(one_of("failed", 0, search=0.0), outcomes=(Outcomes(np.zeros((2, 1)), "mean", 1.0),))
+    rows = with_tests([full, failed, search])
+    assert [row.against_full is None for row in rows] == [True, True, False]
+    assert [row.against_baseline for row in rows] == [None, None, None]
+
+
 def test_p_values_are_corrected_in_tables_and_raw_in_files(tmp_path: Path) -> None:
     better = [one_of(f"Search {right}", right, search=0.8, dev=0.7) for right in (64, 66, 68)]
     rows = with_tests([one_of(FULL_LABEL, 90), one_of("good", 60, dev=0.6), *better])

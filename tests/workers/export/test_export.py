@@ -183,6 +183,18 @@ def test_missing_and_unexpected_tensors_are_named(
                 export_model(model_config("mixtral"), make_edit("mixtral", "prune"), tmp_path / "out", CARD)
 
 
+def test_files_stay_where_there_is_no_room_to_verify_them(
+    model_config: Configs, make_edit: Edits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def verified(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(export, "verify", verified)
+    with pytest.raises(ExportError, match=r"cpu has no room .*; export with --device cpu; the files are kept"):
+        export_model(model_config("mixtral"), make_edit("mixtral", "prune"), tmp_path / "out", CARD)
+    assert [path.name for path in tmp_path.iterdir()] == ["out.unverified"]
+
+
 class ScalingDown(EepExporter):
     """Gets the experts of one layer wrong."""
 
@@ -278,7 +290,7 @@ def test_no_more_than_a_layer_and_a_half_is_held_beside_the_model(
     layer = sum(tensor.nbytes for name, tensor in written if name.startswith("model.layers.2."))
     assert layer > (8 if kind == "full" else 4) * 3 * 256 * 256 * 4
     # The rest is for activations.
-    assert layer / 2 < counter.peak < 1.5 * layer + (1 << 18), f"{counter.peak / layer:.2f} layers"
+    assert layer / 4 < counter.peak < 1.5 * layer + (1 << 18), f"{counter.peak / layer:.2f} layers"
 
 
 def test_not_a_number_is_no_agreement() -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.config import ModelConfig
 from moevolve.workers.facts import active_parameters, parameters_after
-from moevolve.workers.families.layers import find_moe_layers
+from moevolve.workers.families.layers import check_router, find_moe_layers
 from moevolve.workers.families.registry import FAMILIES, expert_family
 from moevolve.workers.model import fingerprint
 from moevolve.workers.model.describe import describe_model
@@ -210,3 +210,18 @@ def test_a_checkpoint_that_says_no_dtype_asks_for_one(checkpoint: Checkpoints, t
             with pytest.raises(UserError, match=rf"{message}; set model\.dtype to one of float32, bfloat16, float16"):
                 attempt(config)
     assert describe_model(replace(config, dtype="float16")).dtype == "float16"
+
+
+@pytest.mark.parametrize("family", ["mixtral", "deepseek_v3", "gpt_oss"])
+def test_routers_that_answer_otherwise_are_refused(
+    family: str, model_config: Configs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of DeepSeek-V3 gave logits alone in transformers 5.8."""
+    model, tokenizer = load_model(model_config(family))
+    layer = find_moe_layers(model, family)[0]
+    check_router(layer, family)
+    kind = type(layer.router)
+    whole = kind.forward
+    monkeypatch.setattr(kind, "forward", lambda self, hidden: whole(self, hidden)[0])
+    with pytest.raises(UserError, match=r"router of layer \d gives a Tensor, .*`pip check`"):
+        ResidentModel(model, tokenizer, model_config(family))

@@ -107,7 +107,11 @@ def _distances(
 ) -> NDArray[np.float64]:
     """L1 distances of neurons to the centres of clusters, [neurons, clusters]."""
     rates = counts.diagonal()
-    products = np.stack([counts[np.ix_(neurons, members)].mean(axis=1) for members in clusters], axis=1)
+    # Sums of whole numbers, exact in any order; products spare copies of most of the counts.
+    belongs = np.zeros((len(counts), len(clusters)))
+    for cluster, members in enumerate(clusters):
+        belongs[members, cluster] = 1.0
+    products = (counts @ belongs)[neurons] / [len(members) for members in clusters]
     sizes = np.array([rates[members].mean() for members in clusters])
     return np.asarray(rates[neurons][:, None] + sizes - 2 * products)
 
