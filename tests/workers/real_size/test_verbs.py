@@ -78,6 +78,14 @@ def test_what_the_meter_sees_is_what_plan_says_and_exports_give_the_same_logits(
     assert rows["export"].device < load.device + 0.75 * rows["reload"].device
 
 
+@pytest.mark.timeout(900)
+def test_layers_let_go_of_what_they_had_before_they_get_something_else(tmp_path: Path, device: MeteredDevice) -> None:
+    spec = replace(narrow("mixtral-8x7b"), retained=6)
+    model, task = write_checkpoint(spec, tmp_path / "model"), write_task(tmp_path / "task", rows=3)
+    rows = done(spec, model, task, device, "host", ("load", "full", "prune"))
+    assert all(row.planned is not None and row.device <= 1.1 * row.planned for row in rows)
+
+
 def test_a_model_that_does_not_fit_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     spec = narrow("mixtral-8x7b")
     model, task = write_checkpoint(spec, tmp_path / "model", holes=lambda name: True), write_task(tmp_path / "task")

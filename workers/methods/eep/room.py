@@ -185,6 +185,8 @@ class ExpertRoom:
         if before is not None and fits:
             tensors = before.tensors
         else:
+            if before is not None:
+                tenant.vacate()  # or the layer keeps what it had while it gets something else
             del before
             self._make_room(content.nbytes, tenant.ordinal)
             tensors = content.on(self._device)
