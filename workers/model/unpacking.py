@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @contextmanager
@@ -21,6 +21,8 @@ def exact_unpacking() -> Iterator[None]:
       weights, and would scale others wrongly (144 rows in two rows of blocks).
     - It leaves what isn't quantised beside FP8 (norms, embeddings, routers) in the checkpoint's dtype and, up to 5.21,
       unpacks MXFP4 to bfloat16, whatever dtype the model is loaded in.
+    - It unpacks a layer's MXFP4 experts at once, by 64-bit indices of every number: in GPT-OSS-20B that takes 5 GB beside
+      the weights, and a thirty-second part of it expert by expert.
     """
     from transformers.integrations import finegrained_fp8, mxfp4
 
@@ -37,19 +39,35 @@ def exact_unpacking() -> Iterator[None]:
     with (
         _replaced(finegrained_fp8, "Fp8Dequantize", Dequantize),
         _replaced(mxfp4, "Mxfp4Dequantize", _casting(mxfp4.Mxfp4Dequantize)),
+        _replaced(mxfp4, "dequantize_convertops", _by_expert(mxfp4.dequantize_convertops)),
     ):
         yield
 
 
 @contextmanager
-def _replaced(module: ModuleType, name: str, kind: type) -> Iterator[None]:
+def _replaced(module: ModuleType, name: str, other: Callable[..., Any]) -> Iterator[None]:
     """For the length of a `with` block, have quantizers, which import an operation when they need it, take another."""
     theirs = getattr(module, name)
-    setattr(module, name, kind)
+    setattr(module, name, other)
     try:
         yield
     finally:
         setattr(module, name, theirs)
+
+
+def _by_expert(theirs: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Unpacking of fused experts, [n, ...] blocks and scales, one after the other."""
+
+    def unpack(blocks: Tensor, scales: Tensor, *settings: Any) -> Tensor:
+        first = theirs(blocks[:1], scales[:1], *settings)
+        unpacked = first.new_empty((len(blocks), *first.shape[1:]))
+        unpacked[:1] = first
+        for expert in range(1, len(blocks)):
+            part = slice(expert, expert + 1)
+            unpacked[part] = theirs(blocks[part], scales[part], *settings)
+        return nn.Parameter(unpacked, requires_grad=False)
+
+    return unpack
 
 
 def _casting(theirs: Any) -> type:

@@ -21,7 +21,7 @@ from moevolve.workers.config import EngineConfig, ModelConfig
 from moevolve.workers.messages import EvaluationReply, EvaluationRequest
 from moevolve.workers.methods.base import IdentityEdit
 from moevolve.workers.model.loading import load_model
-from moevolve.workers.model.unpacking import equal_blocks
+from moevolve.workers.model.unpacking import equal_blocks, exact_unpacking
 from moevolve.workers.worker import EvaluationWorker
 
 if TYPE_CHECKING:
@@ -186,3 +186,23 @@ def test_scales_of_equal_blocks_say_the_same_of_every_weight(shape: tuple[int, i
     assert np.array_equal(whole.numpy(), scaled(np.ones(shape), scales.numpy(), 128))
     per_row = torch.ones(shape[0], 1)
     assert equal_blocks(per_row, shape, (128, 128)) is per_row or shape == (7, 129)
+
+
+def test_four_bit_experts_are_unpacked_one_after_the_other_to_the_same_numbers() -> None:
+    from transformers.integrations import mxfp4
+
+    generator = torch.Generator().manual_seed(0)
+    blocks = torch.randint(0, 256, (8, 128, 16, 16), dtype=torch.uint8, generator=generator)
+    scales = torch.randint(110, 130, (8, 128, 16), dtype=torch.uint8, generator=generator)
+    at_once = mxfp4.dequantize_convertops(blocks, scales, torch.bfloat16)
+    theirs, most = mxfp4.convert_moe_packed_tensors, 0
+
+    def seen(blocks: Tensor, scales: Tensor, **settings: Any) -> Tensor:
+        nonlocal most
+        most = max(most, len(blocks))
+        return theirs(blocks, scales, **settings)
+
+    with pytest.MonkeyPatch.context() as patch, exact_unpacking():
+        patch.setattr(mxfp4, "convert_moe_packed_tensors", seen)
+        found = mxfp4.dequantize_convertops(blocks, scales, torch.bfloat16)
+    assert torch.equal(found, at_once) and most == 1
