@@ -151,7 +151,8 @@ def run_comparison(
     try:
         for place, (cell, setup) in enumerate(zip(comparison.cells, setups, strict=True)):
             try:
-                report = execute(setup, store, observer(place, cell), workers.lend, partial(calibrate_alone, setup.needed))
+                measure = partial(calibrate_alone, setup.needed)
+                report = execute(setup, store, observer(place, cell), workers.lend, measure)
             except (UserError, StoreError) as error:
                 workers.close()
                 outcomes.append(Outcome(cell, setup, None, str(error)))

@@ -115,7 +115,8 @@ def _enter(workers: WorkersSection) -> None:
     try:
         with tempfile.TemporaryDirectory(prefix="moevolve-") as empty:
             ray.init(
-                runtime_env={"env_vars": {**WORKER_ENV, **_capacity()}} | ({} if _has_folder() else {"working_dir": empty}),
+                runtime_env={"env_vars": {**WORKER_ENV, **_capacity()}}
+                | ({} if _has_folder() else {"working_dir": empty}),
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 **options,

@@ -52,7 +52,7 @@ def _widths(attention: Any) -> tuple[int, int, int]:
 
 
 def dense_width(layer: Any) -> int:
-    """Neurons of the widest dense network in a decoder layer, a shared expert's included; routed experts don't count."""
+    """Neurons of the widest dense network in a decoder layer, a shared expert's included, routed experts' not."""
     widths = [
         max(module.out_features, module.in_features)
         for name, module in layer.named_modules()

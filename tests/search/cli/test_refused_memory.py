@@ -27,7 +27,7 @@ def test_launch_refuses_what_does_not_fit(
     assert isinstance(result.exception, NoRoomError) and isinstance(result.exception, UserError), result.output
     message = str(result.exception)
     assert "\n" not in message
-    for word in ("a worker takes", "this machine has 5e-05 GB free", "original experts", "`moevolve plan` has the table"):
+    for word in ("a worker takes", "this machine has 5e-05 GB free", "original experts", "`moevolve plan` has"):
         assert word in message
     with StoreReader.open(store) as reader:
         record = reader.search("large")

@@ -85,7 +85,8 @@ def test_what_fits_where() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpu", "experts", "kept"), [("a100-40g", 4, (10, 22)), ("h100", 4, (24, 32)), ("h100", 6, (24, 32)), ("h100", 8, (24, 24))]
+    ("gpu", "experts", "kept"),
+    [("a100-40g", 4, (10, 22)), ("h100", 4, (24, 32)), ("h100", 6, (24, 32)), ("h100", 8, (24, 24))],
 )
 def test_what_does_not_fit_is_brought_over_in_every_pass(gpu: str, experts: int, kept: tuple[int, int]) -> None:
     """Mixtral's layers are 2.82 GB of experts each; what is free beside weights and passes holds so many."""

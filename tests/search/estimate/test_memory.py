@@ -14,8 +14,8 @@ from live_bytes import LiveBytes
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from moevolve.search.config.models import find_model
-from moevolve.search.estimate.memory import _activations, _cached, launch_memory
 from moevolve.search.config.run import RunConfig
+from moevolve.search.estimate.memory import _activations, _cached, launch_memory
 from moevolve.search.genomes.registry import costs_of, make_space
 from moevolve.workers import capacity
 from moevolve.workers.capacity import NeededMemory, NoRoomError, check_room
@@ -154,7 +154,7 @@ def test_any_number_of_experts_fits_a_card_where_originals_stay_on_the_host(expe
 def test_a_cpu_has_one_memory(sized: Any) -> None:
     found = needed("qwen1.5-moe-a2.7b", genome={"experts": 30}, dtype="float32", on_gpu=False)
     sized(1000, 60)
-    with pytest.raises(NoRoomError, match="this machine has 60 GB free.*model.dtype=bfloat16"):
+    with pytest.raises(NoRoomError, match=r"this machine has 60 GB free.*model.dtype=bfloat16"):
         check_room(found, CPU)
     sized(1000, 200)
     check_room(found, CPU)
