@@ -28,8 +28,9 @@ class ModelConfig:
             `float32`, `bfloat16` or `float16`.
         device: `auto` (CUDA when the worker was given a GPU, else CPU), `cpu` or `cuda`.
         device_map: `transformers` device map (`auto`, `balanced` ...) to spread one model over several GPUs.
-        originals: where the original experts stay for merging: on the `device`, or in pinned `host` memory when the
-            device has room for the retained experts only.
+        originals: where the original experts stay: on the `device`, or in pinned `host` memory when the device has no
+            room for them beside those that candidates run on. As many layers as fit keep what they run on, originals or
+            candidates' experts, on the device; the others' is copied from the host in every pass.
         experts_implementation: `transformers` experts backend (`grouped_mm`, `batched_mm`, `eager`).
         attn_implementation: `transformers` attention backend (`sdpa`, `eager` ...); a family whose attention has no
             sdpa form runs `eager` in its place.
