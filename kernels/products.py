@@ -5,9 +5,11 @@ same row among 4,000, on Intel's processors with AVX-512 for one, and its last d
 hang on which rows share a product. So on a CPU every product is made of products of one shape: `TILE` rows at a time, the
 last ones filled up with zeros. The same library gets the same shape every time, so the order of a row's sum is one.
 
-`TILE` is a multiple of the rows that micro-kernels compute at once (2, 3, 4, 6, 8, 12, 16, 24 or 48), so that no row is
-left over for code of another kind, and whole tiles of float32 begin at multiples of 64 bytes. MKL is as fast in tiles as
-without. oneDNN takes longer to begin a product and gets more rows.
+Nor may a row's place in its tile matter. `TILE` is a multiple of the rows that micro-kernels compute at once (2, 3, 4, 6, 8,
+12, 16, 24 or 48), so that no row is left over for code of another kind, and whole tiles of float32 begin at multiples of 64
+bytes. For matrices of 8 outputs or fewer, such as those of small routers or of one thread's share, MKL has code that treats
+some rows otherwise all the same, mostly where features aren't a multiple of 8: both are filled up with zeros. MKL is as fast
+in tiles as without. oneDNN takes longer to begin a product and gets more rows.
 
 torch computes some functions, `silu` for one, by vectors, and what is left over at the end of a tensor by other code that
 rounds otherwise. `elementwise` leaves nothing over. Sums along a row, softmax and norms are each row's own in torch, but for
@@ -33,6 +35,10 @@ TILE = 48
 
 ONEDNN_TILE = 192
 """Rows of those through oneDNN, for which a product of fewer takes up to twice as long per row."""
+
+_LEAST_OUTPUTS = 16
+_FEATURES = 16
+"""Numbers of features are filled up to multiples of this."""
 
 _ALIGNMENT = 64
 """Bytes; MKL's results may depend on where a matrix begins."""
@@ -74,13 +80,14 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None, *, by_one
     """
     if _is_torchs(inputs):
         return functional.linear(inputs, weight, bias)
-    features, outputs = inputs.shape[-1], weight.shape[0]
-    rows = inputs.reshape(-1, features)
-    if by_onednn:
-        made = _in_tiles_by_onednn(rows, weight, bias)
-    else:
-        made = _in_tiles(rows, weight.t(), bias)
-    return made.view(*inputs.shape[:-1], outputs)
+    outputs = weight.shape[0]
+    lacking, beside = max(0, _LEAST_OUTPUTS - outputs), -inputs.shape[-1] % _FEATURES
+    if lacking or beside:
+        inputs, weight = functional.pad(inputs, (0, beside)), functional.pad(weight, (0, beside, 0, lacking))
+        bias = None if bias is None else functional.pad(bias, (0, lacking))
+    rows = inputs.reshape(-1, inputs.shape[-1])
+    made = (_in_tiles_by_onednn if by_onednn else _in_tiles)(rows, weight, bias)
+    return made[:, :outputs].reshape(*inputs.shape[:-1], outputs)
 
 
 def batched(inputs: Tensor, weights: Tensor) -> Tensor:
@@ -103,7 +110,7 @@ def grouped(inputs: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     """
     begins = [0, *ends.tolist()]
     parts = [
-        _in_tiles(inputs[begin:end], weight, None)
+        linear(inputs[begin:end], weight.t())
         for begin, end, weight in zip(begins, begins[1:], weights, strict=False)
     ]
     return torch.cat(parts)
@@ -184,12 +191,10 @@ def _is_torchs(inputs: Tensor) -> bool:
     return inputs.device.type != "cpu" or torch.is_grad_enabled()
 
 
-def _in_tiles(rows: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
-    """[rows, outputs] of [rows, features] and [features, outputs]."""
-    count, outputs = len(rows), matrix.shape[1]
-    made = rows.new_empty(-(-count // TILE) * TILE, outputs)
-    whole, over = _divided(rows, TILE)
-    for tile, into in zip((*whole, *over), made.split(TILE), strict=False):
+def _in_tiles(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    count, matrix = len(rows), weight.t()
+    made = rows.new_empty(-(-count // TILE) * TILE, len(weight))
+    for tile, into in zip(_divided(rows, TILE), made.split(TILE), strict=False):
         if bias is None:
             torch.mm(tile, matrix, out=into)
         else:
@@ -198,24 +203,23 @@ def _in_tiles(rows: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _in_tiles_by_onednn(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    whole, over = _divided(rows, ONEDNN_TILE)
     # torch has no public name for a product that always goes through oneDNN.
     product = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001
-    made = [product(tile, weight, bias, "none", [], "") for tile in (*whole, *over)]
+    made = [product(tile, weight, bias, "none", [], "") for tile in _divided(rows, ONEDNN_TILE)]
     return torch.cat(made)[: len(rows)] if made else rows.new_empty(0, weight.shape[0])
 
 
-def _divided(rows: Tensor, tile: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Whole tiles of rows, and a last one filled up with zeros if there are more rows."""
+def _divided(rows: Tensor, tile: int) -> tuple[Tensor, ...]:
+    """Tiles of rows, the last one filled up with zeros."""
     if not rows.is_contiguous() or rows.data_ptr() % _ALIGNMENT:
         rows = rows.clone(memory_format=torch.contiguous_format)
     full = len(rows) // tile * tile
     whole = rows[:full].split(tile) if full else ()
     if full == len(rows):
-        return whole, ()
+        return whole
     last = rows.new_zeros(tile, rows.shape[1])
     last[: len(rows) - full] = rows[full:]
-    return whole, (last,)
+    return (*whole, last)
 
 
 def _weighted(outputs: Tensor, weights: Tensor) -> Tensor:
