@@ -6,7 +6,7 @@ hang on which rows share a product. So on a CPU every product is made of product
 last ones filled up with zeros. The same library gets the same shape every time, so the order of a row's sum is one.
 
 Nor may a row's place in its tile matter. `TILE` is a multiple of the rows that micro-kernels compute at once (2, 3, 4, 6, 8,
-12, 16, 24 or 48), so that no row is left over for code of another kind, and whole tiles of float32 begin at multiples of 64
+12, 16, 24, 32 or 48), so that no row is left over for code of another kind, and whole tiles of float32 begin at multiples of 64
 bytes. For matrices of 8 outputs or fewer, such as those of small routers or of one thread's share, MKL has code that treats
 some rows otherwise all the same, mostly where features aren't a multiple of 8: both are filled up with zeros. MKL is as fast
 in tiles as without. oneDNN takes longer to begin a product and gets more rows.
@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-TILE = 48
+TILE = 96
 """Rows of every product on a CPU."""
 
 ONEDNN_TILE = 192

@@ -1,13 +1,14 @@
 """Has a resident model multiply on a CPU as `moevolve.kernels.products` does, whoever wrote the layer.
 
 Linear layers, activations and experts of the usual form get a `forward` of ours. Other modules with matrices of their own
-(routers, experts of another form) run their own code, in which calls of torch's products and activations are caught.
+(routers, experts of another form), and those around them, run their own code, in which calls of torch's products and
+activations are caught.
 Attention's products are `moevolve.workers.engine.packed_attention`'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -53,7 +54,7 @@ def use_products(model: PreTrainedModel, products: Products) -> None:
             module.forward = _Exchanged(_linear, module, by_onednn)  # type: ignore[method-assign]
         elif _plain_experts(module):
             module.forward = _Exchanged(_experts, module, by_onednn)
-        elif type(module).__module__ in _ACTIVATIONS or _has_matrices(module, own):
+        elif type(module).__module__ in _ACTIVATIONS or any(map(_has_matrices, (module, *module.children()))):
             module.forward = _Exchanged(_caught, module)
 
 
@@ -94,8 +95,9 @@ def _plain_experts(module: nn.Module) -> bool:
     return getattr(gate, "__name__", "") == "_default_apply_gate"
 
 
-def _has_matrices(module: nn.Module, own: Iterable[nn.Parameter]) -> bool:
-    return not isinstance(module, nn.Embedding) and any(each.dim() > 1 for each in own)
+def _has_matrices(module: nn.Module) -> bool:
+    usual = isinstance(module, (nn.Linear, nn.Embedding))
+    return not usual and any(each.dim() > 1 for each in module.parameters(recurse=False))
 
 
 class _Catching(TorchFunctionMode):
