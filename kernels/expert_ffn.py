@@ -100,9 +100,7 @@ def activations(hidden: Tensor, network: NetworkWeights, neurons: slice) -> Tens
     inner = linear(hidden, network.up[neurons], _part(network.up_bias, neurons))
     if network.gate is None:
         return elementwise(network.activation, inner)
-    inner *= elementwise(
-        network.activation, linear(hidden, network.gate[neurons], _part(network.gate_bias, neurons))
-    )
+    inner *= elementwise(network.activation, linear(hidden, network.gate[neurons], _part(network.gate_bias, neurons)))
     return inner
 
 

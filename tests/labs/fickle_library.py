@@ -66,4 +66,3 @@ def _shapes(args: tuple[Any, ...]) -> list[tuple[int, ...]]:
 
 def _least(result: Tensor) -> float:
     return torch.finfo(result.dtype).eps
-

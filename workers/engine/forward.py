@@ -15,6 +15,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from moevolve.evaluators.errors import CandidateError
+from moevolve.kernels.products import logsumexp
 from moevolve.workers.engine.batches import Batcher
 from moevolve.workers.engine.columns import Attention, Columns, Layout, Masks
 from moevolve.workers.engine.lean import lean_blocks
@@ -262,7 +263,7 @@ def token_logprobs(logits: Tensor, rows: Sequence[int], tokens: Sequence[int]) -
         float64 [tokens], in nats.
     """
     step = max(1, _CHUNK // logits.shape[1])
-    norms = torch.cat([part.float().logsumexp(dim=-1) for part in logits.split(step)])
+    norms = torch.cat([logsumexp(part.float()) for part in logits.split(step)])
     index = torch.tensor([rows, tokens], dtype=torch.int64, device=logits.device)
     return (logits[index[0], index[1]].float() - norms[index[0]]).double().cpu().numpy()
 

@@ -1,7 +1,7 @@
 """Has a resident model multiply on a CPU as `moevolve.kernels.products` does, whoever wrote the layer.
 
-Linear layers, activations and experts of the usual form get a `forward` of ours. Other modules with matrices of their own
-(routers, experts of another form), and those around them, run their own code, in which calls of torch's products and
+Linear layers and experts of the usual form get a `forward` of ours. Activations, other modules with matrices of their
+own (routers, experts of another form), and those around them run their own code, in which calls of torch's products and
 activations are caught.
 Attention's products are `moevolve.workers.engine.packed_attention`'s.
 """
@@ -118,7 +118,7 @@ class _Catching(TorchFunctionMode):
 
 def _multiply(left: Tensor, right: Tensor) -> Tensor:
     """`left @ right`."""
-    if right.dim() == 2:  # noqa: PLR2004
+    if right.dim() == 2:
         return kernel.linear(left, right.t())
     rows = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
     one = left.expand(*rows, *left.shape[-2:]).flatten(0, -3)

@@ -119,7 +119,11 @@ MODELS: dict[str, dict[str, str]] = {
     "gpt_oss-eager": {"experts_implementation": "eager"},
     "gpt_oss-batched": {"experts_implementation": "batched_mm"},
 }
-CASES: list[tuple[str, Products]] = [*((name, "torch") for name in MODELS), ("mixtral", "onednn"), ("qwen2_moe", "onednn")]
+CASES: list[tuple[str, Products]] = [
+    *((name, "torch") for name in MODELS),
+    ("mixtral", "onednn"),
+    ("qwen2_moe", "onednn"),
+]
 
 
 @pytest.mark.parametrize(("name", "products"), CASES)
