@@ -1,10 +1,10 @@
 """A feed-forward network under per-token masks of its neurons: every expert is a mask, and each token has one.
 
 Source: ToMoE (arXiv 2501.15316), Eq. 2 (an expert as a subset of neurons) and Eq. 17 (the masked form). Two forms of
-one function: *sliced* groups tokens by expert and runs each group on copies of its expert's neurons only; *masked* runs
-all neurons and zeroes those that are not a token's. Copying pays off from some tokens per expert on, so the form depends
-on the numbers of tokens. Not so on a CPU, where a token's result must not depend on those beside it: there the masks alone
-say which.
+one function: *sliced* groups tokens by expert and runs each group on copies of its expert's neurons only; *masked*
+runs all neurons and zeroes those that are not a token's. Copying pays off from some tokens per expert on, so the form
+depends on the numbers of tokens. Not so on a CPU, where a token's result must not depend on those beside it: there
+the masks alone say which.
 """
 
 from __future__ import annotations

@@ -1,23 +1,25 @@
 """Matrix products whose rows don't depend on how many there are, for what a CPU computes of a model.
 
-Libraries choose code by the shape of a product. A row of `x W^T` that is one of 30 may be summed in another order than
-the same row among 4,000, on Intel's processors with AVX-512 for one, and its last digits differ. What ranks candidates
-must not hang on which rows share a product. So on a CPU every product is made of products of one shape: `TILE` rows at a
-time, the last ones filled up with zeros. The same library gets the same shape every time, so a row's sum has one order.
+Libraries choose code by the shape of a product. A row of `x W^T` that is one of 30 may be summed in another order
+than the same row among 4,000, on Intel's processors with AVX-512 for one, and its last digits differ. What ranks
+candidates must not hang on which rows share a product. So on a CPU every product is made of products of one shape:
+`TILE` rows at a time, the last ones filled up with zeros. The same library gets the same shape every time, so a row's
+sum has one order.
 
-Nor may a row's place in its tile matter. `TILE` is a multiple of the rows that micro-kernels compute at once (2, 3, 4, 6,
-8, 12, 16, 24, 32 or 48), so that no row is left over for code of another kind, and whole tiles of float32 begin at
-multiples of 64 bytes. For matrices of 8 outputs or fewer, such as those of small routers or of one thread's share, MKL
-has code that treats some rows otherwise all the same, mostly where features aren't a multiple of 8: both are filled up
-with zeros. MKL is nearly as fast in tiles as without. oneDNN takes longer to begin a product and gets more rows.
+Nor may a row's place in its tile matter. `TILE` is a multiple of the rows that micro-kernels compute at once (2, 3,
+4, 6, 8, 12, 16, 24, 32 or 48), so that no row is left over for code of another kind, and whole tiles of float32 begin
+at multiples of 64 bytes. For matrices of 8 outputs or fewer, such as those of small routers or of one thread's share,
+MKL has code that treats some rows otherwise all the same, mostly where features aren't a multiple of 8: both are
+filled up with zeros. MKL is nearly as fast in tiles as without. oneDNN takes longer to begin a product and gets more
+rows.
 
-torch computes some functions, `silu` for one, by vectors, and what is left over at the end of a tensor by other code that
-rounds otherwise. `elementwise` leaves nothing over. Sums along a row, softmax and norms are each row's own in torch, but
-for a long row that is the only one, which several threads share; see `row_sums`.
+torch computes some functions, `silu` for one, by vectors, and what is left over at the end of a tensor by other code
+that rounds otherwise. `elementwise` leaves nothing over. Sums along a row, softmax and norms are each row's own in
+torch, but for a long row that is the only one, which several threads share; see `row_sums`.
 
 On other devices everything is torch's own. oneDNN (https://github.com/uxlfoundation/oneDNN) multiplies float32 on
-processors with AVX-512 that Intel didn't make, where MKL keeps its fastest code back: on an AMD EPYC with AVX-512, one
-core reaches 97 GFLOP/s through MKL and 218 through oneDNN; with AVX2 both are alike
+processors with AVX-512 that Intel didn't make, where MKL keeps its fastest code back: on an AMD EPYC with AVX-512,
+one core reaches 97 GFLOP/s through MKL and 218 through oneDNN; with AVX2 both are alike
 (tests/benchmarks/bench_kernels.py).
 """
 
