@@ -80,8 +80,8 @@ class EngineConfig:
         chat_template: what prompts are wrapped in: `auto` for the tokenizer's own chat template, if it has one, `none`
             for nothing, or a name (see `moevolve.workers.engine.chat`).
         date: what chat templates that print today's date are told instead, so that a prompt is the same on every day.
-        products: who multiplies float32 matrices on a CPU: `torch` as it does by itself, `onednn`, or `auto`, the one
-            that is faster on this make of processor (see `moevolve.workers.engine.runtime`).
+        products: who multiplies float32 matrices on a CPU: `torch`, `onednn`, or `auto`, the one that is faster on this
+            make of processor (see `moevolve.kernels.products`).
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
@@ -106,7 +106,8 @@ class EngineConfig:
 class Shortcuts:
     """Ways to compute less for the same result; on unless somebody wants to see what they save.
 
-    None of them changes a score, so they are no part of any fingerprint.
+    None of them changes a score, so they are no part of any fingerprint. On a CPU that is so by construction (see
+    `moevolve.kernels.products`), elsewhere up to last digits; searches always take all of them.
 
     Attributes:
         draft: read greedy tokens off the pass over the gold answer, instead of decoding all of them step by step.
