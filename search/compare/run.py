@@ -145,7 +145,8 @@ def run_comparison(
     def calibrate_alone(needed: NeededMemory | None, *args: Any) -> bytes:
         # The workers hold all CPUs or GPUs there are; one that measures would wait for them forever.
         workers.close()
-        return calibrate_on_ray(*args, needed=needed) if calibrate is None else calibrate(*args)
+        measure: Any = partial(calibrate_on_ray, needed=needed) if calibrate is None else calibrate
+        return bytes(measure(*args))
 
     outcomes: list[Outcome] = []
     try:

@@ -85,7 +85,7 @@ def launch_memory(
 
     repairs = repair_works(config, costs, outline, 1.0)
     host, tokens = config.model.originals == "host", config.engine.batch_tokens
-    ways = []
+    ways: list[Way] = []
     halves = [tokens]
     while halves[-1] // 2 >= _LEAST_BATCH:
         halves.append(halves[-1] // 2)
