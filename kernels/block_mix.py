@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_FEW_BLOCKS = 4
-"""Up to here the K^2 diagonal blocks are applied one by one, which beats r small matrix products on a CPU."""
+from moevolve.kernels.products import batched, linear
 
 
 def block_mix(x: Tensor, u: Tensor, v: Tensor, mixing: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
@@ -29,16 +28,10 @@ def block_mix(x: Tensor, u: Tensor, v: Tensor, mixing: Tensor | None = None, bia
     """
     blocks, height, _ = u.shape
     tokens = x.reshape(-1, blocks, v.shape[2])
-    latent = torch.bmm(tokens.transpose(0, 1), v.transpose(1, 2))
+    latent = batched(tokens.transpose(0, 1), v)
     if mixing is not None:
         latent = _mix(mixing, latent)
-    out = x.new_empty(len(tokens), blocks * height)
-    if blocks > 1 and out.device.type == "cpu":
-        # Each product is written where it belongs, in place of a transposed copy of all of them.
-        for block, part in enumerate(out.split(height, dim=1)):
-            torch.mm(latent[block], u[block].t(), out=part)
-    else:
-        out = torch.bmm(latent, u.transpose(1, 2)).transpose(0, 1).reshape(out.shape)
+    out = batched(latent, u).transpose(0, 1).reshape(len(tokens), blocks * height)
     if bias is not None:
         out += bias
     return out.view(*x.shape[:-1], blocks * height)
@@ -47,20 +40,21 @@ def block_mix(x: Tensor, u: Tensor, v: Tensor, mixing: Tensor | None = None, bia
 def _mix(mixing: Tensor, latent: Tensor) -> Tensor:
     """M times the stacked V_j x_j: [K, tokens, r] to the same shape."""
     if mixing.dim() == 2:
-        return torch.mm(mixing, latent.reshape(len(latent), -1)).view(latent.shape)
+        return linear(latent.flatten(1).t(), mixing).t().reshape(latent.shape)
     if mixing.dim() == 3:
         return _mix_diagonals(mixing, latent)
     diagonals, alpha, beta = mixing.unbind(0)
     # [j, tokens, i]: beta_ij . (V_j x_j)
-    weights = torch.bmm(latent, beta.permute(1, 2, 0))
-    return _mix_diagonals(diagonals, latent) + torch.bmm(weights.permute(2, 1, 0), alpha)
+    weights = batched(latent, beta.transpose(0, 1))
+    return _mix_diagonals(diagonals, latent) + batched(weights.permute(2, 1, 0), alpha.transpose(1, 2))
 
 
 def _mix_diagonals(diagonals: Tensor, latent: Tensor) -> Tensor:
     """`out_i = sum_j diagonals_ij * latent_j`: [K, K, r] on [K, tokens, r]."""
-    if len(latent) > _FEW_BLOCKS or latent.device.type != "cpu":
+    if latent.device.type != "cpu":
         return torch.einsum("ijk,jtk->itk", diagonals, latent)
+    # One by one, which for few blocks beats r small matrix products, too.
     mixed = diagonals[:, :1] * latent[0]
     for block in range(1, len(latent)):
-        mixed.addcmul_(diagonals[:, block : block + 1], latent[block])
+        mixed += diagonals[:, block : block + 1] * latent[block]
     return mixed

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+
+from moevolve.kernels.products import elementwise, linear
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,8 +99,8 @@ def activations(hidden: Tensor, network: NetworkWeights, neurons: slice) -> Tens
     """What some neurons give to the layer out, [tokens, neurons] in the dtype of `hidden`, [tokens, hidden]."""
     inner = linear(hidden, network.up[neurons], _part(network.up_bias, neurons))
     if network.gate is None:
-        return network.activation(inner)
-    inner *= network.activation(linear(hidden, network.gate[neurons], _part(network.gate_bias, neurons)))
+        return elementwise(network.activation, inner)
+    inner *= elementwise(network.activation, linear(hidden, network.gate[neurons], _part(network.gate_bias, neurons)))
     return inner
 
 

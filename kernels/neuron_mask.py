@@ -1,9 +1,10 @@
 """A feed-forward network under per-token masks of its neurons: every expert is a mask, and each token has one.
 
 Source: ToMoE (arXiv 2501.15316), Eq. 2 (an expert as a subset of neurons) and Eq. 17 (the masked form). Two forms of
-one function: *sliced* groups tokens by expert and runs each group on copies of its expert's neurons only; *masked* runs
-all neurons and zeroes those that are not a token's. Copying pays off from some tokens per expert on, so the form
-depends on the numbers of tokens: equal batches give equal bits.
+one function: *sliced* groups tokens by expert and runs each group on copies of its expert's neurons only; *masked*
+runs all neurons and zeroes those that are not a token's. Copying pays off from some tokens per expert on, so the form
+depends on the numbers of tokens. Not so on a CPU, where a token's result must not depend on those beside it: there
+the masks alone say which.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from moevolve.kernels.expert_ffn import NetworkWeights
+from moevolve.kernels.products import elementwise, linear
 
 _COPY_COST = 24
 """Copying one weight takes as long as about this many multiplications with it: on one CPU core, 12 for networks that
@@ -37,6 +38,10 @@ class ExpertMasks:
     def of(cls, kept: Tensor) -> ExpertMasks:
         """From masks, bool [experts, width], each with the same number of ones."""
         return cls(kept.nonzero()[:, 1].view(len(kept), -1), kept)
+
+
+_USUAL_TOKENS = 2048
+"""Tokens that the form is chosen for on a CPU."""
 
 
 def choose_expert(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,9 +71,11 @@ def masked_network(hidden: Tensor, chosen: Tensor, masks: ExpertMasks, network: 
         [tokens, hidden] in the dtype of `hidden`.
     """
     counts = torch.bincount(chosen, minlength=len(masks.kept)).tolist()
-    used = sum(count > 0 for count in counts)
+    tokens, used = len(hidden), sum(count > 0 for count in counts)
+    if hidden.device.type == "cpu":
+        tokens, used = _USUAL_TOKENS, len(counts)
     kept, width = masks.neurons.shape[1], masks.kept.shape[1]
-    if kept * (len(hidden) + _COPY_COST * used) < width * len(hidden):
+    if kept * (tokens + _COPY_COST * used) < width * tokens:
         return _sliced(hidden, chosen, counts, masks, network)
     return _masked(hidden, masks.kept[chosen], network)
 
@@ -89,10 +96,10 @@ def _slice_output(hidden: Tensor, neurons: Tensor, network: NetworkWeights) -> T
     """The network made of some neurons, on tokens [tokens, hidden]."""
     inner = linear(hidden, network.up.index_select(0, neurons), _select(network.up_bias, neurons))
     if network.gate is None:
-        inner = network.activation(inner)
+        inner = elementwise(network.activation, inner)
     else:
         gate = linear(hidden, network.gate.index_select(0, neurons), _select(network.gate_bias, neurons))
-        inner *= network.activation(gate)
+        inner *= elementwise(network.activation, gate)
     return linear(inner, network.down.index_select(1, neurons), network.down_bias)
 
 
@@ -100,9 +107,9 @@ def _masked(hidden: Tensor, kept: Tensor, network: NetworkWeights) -> Tensor:
     """The whole network with the other neurons' activations zeroed; `kept` is bool [tokens, width]."""
     inner = linear(hidden, network.up, network.up_bias)
     if network.gate is None:
-        inner = network.activation(inner)
+        inner = elementwise(network.activation, inner)
     else:
-        inner *= network.activation(linear(hidden, network.gate, network.gate_bias))
+        inner *= elementwise(network.activation, linear(hidden, network.gate, network.gate_bias))
     return linear(inner * kept, network.down, network.down_bias)
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from moevolve.kernels.products import elementwise, linear
 from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
 
 SUM_EPS = 1e-6
@@ -37,7 +38,7 @@ def scores_of(logits: Tensor, rule: RoutingRule) -> Tensor:
         ValueError: the family has none, because it takes the top-k of the logits.
     """
     if rule.scores == "sigmoid":
-        return torch.sigmoid(logits.float())
+        return elementwise(torch.sigmoid, logits.float())
     if rule.scores == "softmax":
         return torch.softmax(logits, dim=-1, dtype=torch.float32)
     raise ValueError("the family takes the top-k of the logits and has no scores over all experts")
@@ -127,7 +128,7 @@ def route_mapped(
     Raises:
         ValueError: the family has no scores over all experts.
     """
-    return top_k(scores_of(logits, rule) @ mapping.t(), active, rule, skip_below, bias=bias, mapped=True)
+    return top_k(linear(scores_of(logits, rule), mapping), active, rule, skip_below, bias=bias, mapped=True)
 
 
 def route_selected(

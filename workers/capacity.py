@@ -136,9 +136,10 @@ def _refusal(needed: NeededMemory, takes: int, where: str, has: int, host: int, 
         host, device: bytes that there are of both; on a CPU all of them are the device's.
     """
     on_device = where != "the host"
-    parts = sorted(((item.device if on_device else item.host, item.title) for item in needed.memory.items), reverse=True)
+    items = needed.memory.items
+    parts = sorted(((item.device if on_device else item.host, item.title) for item in items), reverse=True)
     named = ", ".join(f"{title} {_gigabytes(size)}" for size, title in parts if size)
-    if needed.memory.loading > needed.memory.host and where != str(device):
+    if needed.memory.loading > needed.memory.host and (host == 0 or not on_device):
         named += f", loading {_gigabytes(needed.memory.loading)} of host memory"
     fitting = next((way for way in needed.ways if way.device <= device and way.host <= host), None)
     advice = f"it fits with {fitting.settings}" if fitting else "none of its settings makes it fit: give it more memory"

@@ -28,8 +28,9 @@ class ModelConfig:
             `float32`, `bfloat16` or `float16`.
         device: `auto` (CUDA when the worker was given a GPU, else CPU), `cpu` or `cuda`.
         device_map: `transformers` device map (`auto`, `balanced` ...) to spread one model over several GPUs.
-        originals: where the original experts stay for merging: on the `device`, or in pinned `host` memory when the
-            device has room for the retained experts only.
+        originals: where the original experts stay: on the `device`, or in pinned `host` memory when the device has no
+            room for them beside those that candidates run on. As many layers as fit keep what they run on, originals or
+            candidates' experts, on the device; the others' is copied from the host in every pass.
         experts_implementation: `transformers` experts backend (`grouped_mm`, `batched_mm`, `eager`).
         attn_implementation: `transformers` attention backend (`sdpa`, `eager` ...); a family whose attention has no
             sdpa form runs `eager` in its place.
@@ -79,8 +80,8 @@ class EngineConfig:
         chat_template: what prompts are wrapped in: `auto` for the tokenizer's own chat template, if it has one, `none`
             for nothing, or a name (see `moevolve.workers.engine.chat`).
         date: what chat templates that print today's date are told instead, so that a prompt is the same on every day.
-        products: who multiplies float32 matrices on a CPU: `torch` as it does by itself, `onednn`, or `auto`, the one
-            that is faster on this make of processor (see `moevolve.workers.engine.runtime`).
+        products: who multiplies float32 matrices on a CPU: `torch`, `onednn`, or `auto`, the one that is faster on this
+            make of processor (see `moevolve.kernels.products`).
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
@@ -105,7 +106,8 @@ class EngineConfig:
 class Shortcuts:
     """Ways to compute less for the same result; on unless somebody wants to see what they save.
 
-    None of them changes a score, so they are no part of any fingerprint.
+    None of them changes a score, so they are no part of any fingerprint. On a CPU that is so by construction (see
+    `moevolve.kernels.products`), elsewhere up to last digits; searches always take all of them.
 
     Attributes:
         draft: read greedy tokens off the pass over the gold answer, instead of decoding all of them step by step.

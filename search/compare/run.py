@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 from moevolve.evaluators.errors import UserError
@@ -23,6 +24,7 @@ from moevolve.store.errors import StoreError
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import SearchRecord
 from moevolve.store.repository import Store
+from moevolve.workers.capacity import NeededMemory
 from moevolve.workers.config import EngineConfig, ModelConfig
 from moevolve.workers.messages import EvaluationReply, EvaluationRequest
 
@@ -113,7 +115,7 @@ def run_comparison(
     store: Store,
     observer: Callable[[int, Cell], Observer],
     make_pool: Callable[[SearchSetup], GrowingPool] = ray_pool,
-    calibrate: Calibrate = calibrate_on_ray,
+    calibrate: Calibrate | None = None,
 ) -> list[Outcome]:
     """Run every search that isn't finished, and report on all.
 
@@ -124,7 +126,7 @@ def run_comparison(
         store: where the searches are, or go.
         observer: told of each search, by its place among the cells.
         make_pool: starts the workers.
-        calibrate: makes calibrations.
+        calibrate: makes calibrations; None does so on Ray.
 
     Raises:
         UserError: before anything runs, when a cell can't be: its settings don't fit its model or tasks, or the store
@@ -137,18 +139,21 @@ def run_comparison(
     for setup in setups:
         if setup.config.name not in known:
             register(setup, store)
+    setups = _beside_all(setups)
     workers = SharedWorkers(make_pool)
 
-    def calibrate_alone(*args: Any) -> bytes:
+    def calibrate_alone(needed: NeededMemory | None, *args: Any) -> bytes:
         # The workers hold all CPUs or GPUs there are; one that measures would wait for them forever.
         workers.close()
-        return calibrate(*args)
+        measure: Any = partial(calibrate_on_ray, needed=needed) if calibrate is None else calibrate
+        return bytes(measure(*args))
 
     outcomes: list[Outcome] = []
     try:
         for place, (cell, setup) in enumerate(zip(comparison.cells, setups, strict=True)):
             try:
-                report = execute(setup, store, observer(place, cell), workers.lend, calibrate_alone)
+                measure = partial(calibrate_alone, setup.needed)
+                report = execute(setup, store, observer(place, cell), workers.lend, measure)
             except (UserError, StoreError) as error:
                 workers.close()
                 outcomes.append(Outcome(cell, setup, None, str(error)))
@@ -158,6 +163,17 @@ def run_comparison(
     finally:
         workers.close()
     return outcomes
+
+
+def _beside_all(setups: Sequence[SearchSetup]) -> list[SearchSetup]:
+    """Workers go from one search to the next: experts leave on a device what any of them needs beside."""
+    beside = max((setup.needed.memory.beside for setup in setups if setup.needed is not None), default=0)
+    return [
+        setup
+        if setup.needed is None
+        else replace(setup, needed=replace(setup.needed, memory=replace(setup.needed.memory, beside=beside)))
+        for setup in setups
+    ]
 
 
 def _setup(cell: Cell, store: StoreReader, known: SearchRecord | None) -> SearchSetup:

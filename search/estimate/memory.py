@@ -10,6 +10,7 @@ from moevolve.search.config.run import RunConfig
 from moevolve.search.estimate.repairs import RepairWork, repair_works
 from moevolve.search.genomes.costs import GenomeCosts
 from moevolve.workers.capacity import MemoryItem, NeededMemory, Way, WorkerMemory
+from moevolve.workers.profiling.activations import STREAMS
 from moevolve.workers.profiling.outline import ModelOutline
 from moevolve.workers.profiling.passes import Pass
 
@@ -86,7 +87,7 @@ def launch_memory(
 
     repairs = repair_works(config, costs, outline, 1.0)
     host, tokens = config.model.originals == "host", config.engine.batch_tokens
-    ways = []
+    ways: list[Way] = []
     halves = [tokens]
     while halves[-1] // 2 >= _LEAST_BATCH:
         halves.append(halves[-1] // 2)
@@ -112,7 +113,7 @@ def _ways(settings: tuple[str, ...], memory: WorkerMemory, config: RunConfig) ->
             now = max(1, int(config.workers.num_gpus))
             for count in (each for each in (2, 4, 8) if each > now):
                 spread = (*names, f"workers.num_gpus={count}", "model.device_map=balanced")
-                yield Way(" ".join(f"--set {name}" for name in spread), device * now // count, host)
+                yield Way(" ".join(f"--set {name}" for name in spread), device * now // count, memory.host // divided)
 
 
 def _trouble(way: Way) -> int:
@@ -172,15 +173,19 @@ def _cached(outline: ModelOutline, one: Pass) -> int:
 
 def _activations(outline: ModelOutline, passes: Iterable[Pass]) -> int:
     """One layer's states, or logits beside the states behind the last layer."""
-    size, streams = outline.facts.dtype_bytes, 2 * outline.hidden * outline.facts.dtype_bytes
+    size, streams = outline.facts.dtype_bytes, STREAMS * outline.hidden * outline.facts.dtype_bytes
     most = 0
     for one in passes:
-        attending = one.tokens * outline.attention_bytes + one.cached * outline.repeated_bytes
+        # A cache grows by a copy: of one layer's keys, then of its values.
+        grown = outline.cache_bytes // (2 * len(outline.layers))
+        attending = one.tokens * outline.attention_bytes + one.cached * (outline.repeated_bytes + grown)
         network = one.tokens * streams + one.real * (outline.network_bytes - streams)
         if one.at_once is None:
             logits = _LOGITS_AT_ONCE * (2 * size + 20)
         else:
             made = one.at_once * outline.vocabulary
-            logits = made * size + 2 * 4 * min(made, max(_FLOAT_LOGITS, outline.vocabulary))
-        most = max(most, attending, network, one.tokens * streams + logits)
+            # Decoding looks for the largest only.
+            normalised = 0 if one.cached else 2 * 4 * min(made, max(_FLOAT_LOGITS, outline.vocabulary))
+            logits = made * size + normalised
+        most = max(most, attending, network, one.tokens * streams // 2 + logits)
     return most

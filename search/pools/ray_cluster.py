@@ -23,6 +23,7 @@ from moevolve.search.config.run import WorkersSection
 from moevolve.search.pools import ray_knock as knocking
 from moevolve.search.pools.base import PoolError
 from moevolve.search.pools.shares import Node
+from moevolve.workers.capacity import CAPACITY
 from moevolve.workers.engine.engine import WORKER_ENV
 
 _PATIENCE_S = 60.0
@@ -114,7 +115,8 @@ def _enter(workers: WorkersSection) -> None:
     try:
         with tempfile.TemporaryDirectory(prefix="moevolve-") as empty:
             ray.init(
-                runtime_env={"env_vars": dict(WORKER_ENV)} | ({} if _has_folder() else {"working_dir": empty}),
+                runtime_env={"env_vars": {**WORKER_ENV, **_capacity()}}
+                | ({} if _has_folder() else {"working_dir": empty}),
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 **options,
@@ -125,6 +127,11 @@ def _enter(workers: WorkersSection) -> None:
         ) from error
     finally:
         _handle(signal.SIGTERM, before)
+
+
+def _capacity() -> dict[str, str]:
+    """What workers may take of their devices, where this process's environment says so."""
+    return {CAPACITY: os.environ[CAPACITY]} if CAPACITY in os.environ else {}
 
 
 def cluster_name() -> str | None:

@@ -156,9 +156,10 @@ def notes(report: Estimate) -> list[str]:
 
 
 def _streaming_note(device: str, one: Streaming) -> str:
+    of = one.title if one.title == FULL_MODEL else f"{one.title} candidate"
     return (
-        f"{device}: of a {one.title}{'' if one.title == FULL_MODEL else ' candidate'} {one.kept} of {one.layers} layers "
-        f"keep their experts on the device, the others are brought over in every pass, which takes {one.seconds:.2f} s"
+        f"{device}: {one.kept} of the {one.layers} layers of a {of} "
+        f"keep their experts on the device, the others' are copied from the host in every pass, {one.seconds:.2f} s"
     )
 
 

@@ -216,7 +216,9 @@ def _stored_models(subjects: dict[str, Subject], full: ModelConfig, scratch: Pat
     from moevolve.workers.export.card import ExportError
     from moevolve.workers.profiling.checkpoints import export_models
 
-    models = {FULL: ProfiledModel(FULL, full.path, full.revision, full.device_map, full.trust_remote_code)}
+    # Where a search keeps original experts on the host no GPU may have room for the whole model: all are taken.
+    spread = "balanced" if full.originals == "host" else full.device_map
+    models = {FULL: ProfiledModel(FULL, full.path, full.revision, spread, full.trust_remote_code)}
     edits = [(name, subject.edit) for name, subject in subjects.items() if name != FULL]
     try:
         exported = export_models(full, edits, scratch) if edits else ()

@@ -9,7 +9,8 @@ and additions in a large matrix product of the dtype (float32 for merging) over 
 
 - merge: n experts into n'.
 - route: logits to weights and indices.
-- products: linear layers and whole experts (routing's choice to weighted sum) in float32 on a CPU, by torch and oneDNN.
+- products: linear layers and whole experts (routing's choice to weighted sum) in float32 on a CPU, in tiles by
+  torch and oneDNN, and as torch does by itself.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from moevolve.kernels import onednn
+from moevolve.kernels import products as kernel
 from moevolve.kernels.expert_merge import merge_experts
 from moevolve.kernels.routing import route_mapped, route_selected
 from moevolve.kernels.routing_rule import RoutingRule
@@ -131,14 +132,15 @@ def bench_route(bench: Bench) -> None:
 
 
 def bench_products(bench: Bench) -> None:
-    if bench.device != "cpu" or not onednn.available():
+    if bench.device != "cpu" or not kernel.onednn_available():
         return
-    default = "onednn" if onednn.preferred() else "torch"
+    default = "onednn" if kernel.onednn_preferred() else "torch"
     for tokens, features, outputs in LINEARS:
         inputs, weight = torch.randn(tokens, features), torch.randn(outputs, features)
         linears: dict[str, Action] = {
-            "torch": partial(torch.nn.functional.linear, inputs, weight),
-            "onednn": partial(onednn.linear, inputs, weight),
+            "untiled": partial(torch.nn.functional.linear, inputs, weight),
+            "torch": partial(kernel.linear, inputs, weight),
+            "onednn": partial(kernel.linear, inputs, weight, by_onednn=True),
         }
         operations = 2.0 * tokens * features * outputs
         nbytes = 4.0 * (inputs.numel() + weight.numel() + tokens * outputs)
@@ -148,9 +150,11 @@ def bench_products(bench: Bench) -> None:
         inputs, weights = torch.randn(tokens, hidden), torch.rand(tokens, 2)
         gate_up, down = torch.randn(experts, 2 * width, hidden), torch.randn(experts, hidden, width)
         chosen = torch.rand(tokens, experts).topk(2).indices
+        run = partial(kernel.experts, inputs, chosen, weights, gate_up, down, torch.nn.functional.silu)
         ways: dict[str, Action] = {
-            "torch": partial(torch_experts, inputs, chosen, weights, gate_up, down),
-            "onednn": partial(onednn.experts, inputs, chosen, weights, gate_up, down, torch.nn.functional.silu),
+            "untiled": partial(torch_experts, inputs, chosen, weights, gate_up, down),
+            "torch": run,
+            "onednn": partial(run, by_onednn=True),
         }
         nbytes = 4.0 * (gate_up.numel() + down.numel() + 6 * inputs.numel())
         measured = {name + " *" * (name == default): action for name, action in ways.items()}

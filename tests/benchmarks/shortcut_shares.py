@@ -15,7 +15,8 @@ from moevolve.search.config.run import RunConfig
 from moevolve.search.service.launch import set_up_new
 from moevolve.workers.config import ALL_SHORTCUTS, Shortcuts
 from moevolve.workers.engine.engine import GenerationEngine
-from moevolve.workers.engine.runtime import configure_runtime, takes_onednn, use_products
+from moevolve.workers.engine.products import takes_onednn, use_products
+from moevolve.workers.engine.runtime import configure_runtime
 from moevolve.workers.worker import EvaluationWorker
 
 _CANDIDATES = 5

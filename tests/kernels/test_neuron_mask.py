@@ -71,8 +71,14 @@ def test_experts_without_tokens_are_passed_over(expert: int, copy_cost: int, mon
     torch.testing.assert_close(found, torch.stack(expected).float(), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("tokens", "computed"), [(2, WIDTH), (2000, 6)])
-def test_only_active_neurons_are_computed_where_copying_pays_off(tokens: int, computed: int) -> None:
+@pytest.mark.parametrize("tokens", [2, 2000])
+@pytest.mark.parametrize(("copy_cost", "computed"), [(10_000, WIDTH), (24, 6)])
+def test_only_active_neurons_are_computed_where_copying_pays_off(
+    tokens: int, copy_cost: int, computed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU however many tokens there are."""
+    monkeypatch.setattr(neuron_mask, "_COPY_COST", copy_cost)
+    monkeypatch.setattr(neuron_mask, "elementwise", lambda function, values: function(values))
     counted: list[int] = []
 
     def counting(values: Tensor) -> Tensor:

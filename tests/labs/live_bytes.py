@@ -9,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+
 class LiveBytes(TorchDispatchMode):
     """For the length of a `with` block.
 

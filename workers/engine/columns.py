@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,6 +21,11 @@ from moevolve.workers.methods.base import Tokens
 
 Layout = Literal["packed", "unshared", "padded"]
 """How sequences lie: as a tree in one row; in one row, one after the other; or one per row, padded on the right."""
+
+BLOCK = 16
+"""Tokens that ask at once on a CPU: those at places 0 to 15 of their sequences, 16 to 31 and so on, each block attending
+to all up to its end. So the shape of the products that a token's attention is made of depends on its place alone
+(compare `moevolve.kernels.products`). Blocks of 8 and of 32 take longer for prompts of 20 tokens."""
 
 _PART_COST = 500
 _QUERY_COST = 4
@@ -34,8 +39,44 @@ _GPU_PART_COST = 20_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Masks:
+    """Which tokens others attend to, made once for the same places."""
+
+    _made: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
+
+    def of(
+        self, first: int, end: int, window: int | None, additive: torch.dtype | None, device: torch.device
+    ) -> Tensor | None:
+        """For the tokens from place `first` of their sequences up to `end`, and all before these: [1, 1, asking, end].
+
+        Args:
+            first, end: places.
+            window: how many tokens back a layer looks, itself included; None for all.
+            additive: for a mask that is added, in this dtype; None for a boolean one.
+            device: where it goes.
+
+        Returns:
+            None where it would be the plain causal one, and boolean.
+        """
+        window = window if window is not None and window < end else None
+        if first == 0 and window is None and additive is None:
+            return None
+        key = (first, end, window, additive, device)
+        if key not in self._made:
+            place = torch.arange(end, device=device)
+            back = place[first:, None] - place[None, :]
+            seen = (back >= 0) & (back < (end if window is None else window))
+            if additive is not None:
+                seen = torch.zeros(seen.shape, dtype=additive, device=device).masked_fill_(
+                    ~seen, torch.finfo(additive).min
+                )
+            self._made[key] = seen[None, None]
+        return self._made[key]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class AttentionPart:
-    """Sequences that attend at once: the closing tokens of each, to all of its tokens.
+    """Sequences that attend together: the closing tokens of each, to all of its tokens.
 
     Attributes:
         rows: how many there are.
@@ -43,6 +84,7 @@ class AttentionPart:
         length: tokens of a row; shorter ones are filled up on their right.
         keys: columns of all rows' tokens, int64 [rows * length].
         queries: of those that ask, int64 [rows * (length - start)].
+        blocks: first and end place of the tokens that ask at once, and attend to what is before that end.
     """
 
     rows: int
@@ -50,36 +92,12 @@ class AttentionPart:
     length: int
     keys: Tensor
     queries: Tensor
-    _masks: dict[tuple[int | None, torch.dtype | None], Tensor] = field(default_factory=dict)
+    blocks: tuple[tuple[int, int], ...]
 
     @property
     def pairs(self) -> int:
         """Pairs of tokens that are computed, those that are masked or filled up included."""
-        return self.rows * (self.length - self.start) * self.length
-
-    def mask(self, window: int | None, additive: torch.dtype | None) -> Tensor | None:
-        """Which tokens each asking one attends to, [1, 1, length - start, length].
-
-        Args:
-            window: how many tokens back a layer looks, itself included; None for all.
-            additive: for a mask that is added, in this dtype; None for a boolean one.
-
-        Returns:
-            None where it would be the plain causal one, and boolean.
-        """
-        window = window if window is not None and window < self.length else None
-        if self.start == 0 and window is None and additive is None:
-            return None
-        if (window, additive) not in self._masks:
-            place = torch.arange(self.length, device=self.keys.device)
-            back = place[self.start :, None] - place[None, :]
-            seen = (back >= 0) & (back < (self.length if window is None else window))
-            if additive is not None:
-                seen = torch.zeros(seen.shape, dtype=additive, device=seen.device).masked_fill_(
-                    ~seen, torch.finfo(additive).min
-                )
-            self._masks[window, additive] = seen[None, None]
-        return self._masks[window, additive]
+        return self.rows * sum((end - first) * end for first, end in self.blocks)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,10 +108,12 @@ class Attention:
         parts: that attend at once.
         found: per column, where its result is among those of all parts, one part's queries after the other's; int64
             [columns].
+        masks: of the parts.
     """
 
     parts: tuple[AttentionPart, ...]
     found: Tensor
+    masks: Masks = field(default_factory=Masks)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,13 +175,15 @@ def lay_out(sequences: Sequence[Tokens], layout: Layout, most: int, device: torc
             rows.append((start, path))
         paths[i], before = path, tokens
     stacked = torch.tensor([ids, positions], dtype=torch.int64).to(device)
+    block, part_cost = (BLOCK, _PART_COST) if device.type == "cpu" else (None, _GPU_PART_COST)
+    parts = _grouped([_Row.of(start, path, block) for start, path in rows], most, part_cost)
     return Columns(
         stacked[:1],
         stacked[1:],
         None,
         _filled([paths[i] for i in range(len(sequences))]),
         tuple(map(len, sequences)),
-        _attention(_grouped(rows, most, _PART_COST if device.type == "cpu" else _GPU_PART_COST), len(ids), device),
+        _attention(parts, len(ids), block, device),
     )
 
 
@@ -193,27 +215,47 @@ def _stacked(sequences: Sequence[Tokens], device: torch.device, before: bool) ->
     return ids, mask, positions
 
 
-def _filled(paths: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Paths as rows of one array, each filled up with its last element."""
+def _filled(paths: Sequence[NDArray[np.int64]], least: int = 0) -> NDArray[np.int64]:
+    """Paths as rows of one array of `least` columns or more, each filled up with its last element."""
     longest = max(map(len, paths), default=0)
+    longest = max(longest, least) if longest else 0
     if not longest:
         return np.zeros((len(paths), 0), dtype=np.int64)
     return np.stack([np.pad(path, (0, longest - len(path)), mode="edge") for path in paths])
 
 
-def _grouped(
-    rows: list[tuple[int, NDArray[np.int64]]], most: int, part_cost: float
-) -> list[list[tuple[int, NDArray[np.int64]]]]:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Row:
+    """A sequence that attends.
+
+    Attributes:
+        first: the place of its first token that asks for itself.
+        path: columns of its tokens.
+        start, length: the places from which on and up to which it is computed.
+    """
+
+    first: int
+    path: NDArray[np.int64]
+    start: int
+    length: int
+
+    @classmethod
+    def of(cls, first: int, path: NDArray[np.int64], block: int | None) -> _Row:
+        unit = 1 if block is None else block
+        return cls(first, path, first // unit * unit, -(-len(path) // unit) * unit)
+
+
+def _grouped(rows: list[_Row], most: int, part_cost: float) -> list[list[_Row]]:
     """Divide rows, sorted by start and length, into the parts that cost least, by dynamic programming.
 
     Args:
-        rows: where each begins to ask, and its path.
+        rows: sequences.
         most: tokens of a part with several rows.
         part_cost: what a part costs besides its tokens.
     """
-    rows = sorted(rows, key=lambda row: (row[0], len(row[1])))
-    starts = np.array([start for start, _ in rows])
-    lengths = np.array([len(path) for _, path in rows])
+    rows = sorted(rows, key=lambda row: (row.start, row.length))
+    starts = np.array([row.start for row in rows])
+    lengths = np.array([row.length for row in rows])
     cost, begins = np.zeros(len(rows) + 1), np.zeros(len(rows) + 1, dtype=np.int64)
     for end in range(1, len(rows) + 1):
         # Parts that end here, by their first row, from the last one backwards.
@@ -233,7 +275,7 @@ def _grouped(
     return parts[::-1]
 
 
-def _attention(parts: list[list[tuple[int, NDArray[np.int64]]]], columns: int, device: torch.device) -> Attention:
+def _attention(parts: list[list[_Row]], columns: int, block: int | None, device: torch.device) -> Attention:
     made = []
     found = np.empty(columns, dtype=np.int64)
     done = 0
@@ -242,11 +284,14 @@ def _attention(parts: list[list[tuple[int, NDArray[np.int64]]]], columns: int, d
         return torch.from_numpy(np.ascontiguousarray(values.reshape(-1))).to(device)
 
     for rows in parts:
-        start = min(first for first, _ in rows)
-        paths = _filled([path for _, path in rows])
+        start = min(row.start for row in rows)
+        paths = _filled([row.path for row in rows], max(row.length for row in rows))
         count, length = paths.shape
-        for row, (first, path) in enumerate(rows):
-            found[path[first:]] = done + row * (length - start) + np.arange(first, len(path)) - start
-        made.append(AttentionPart(count, start, length, put(paths), put(paths[:, start:])))
+        for place, row in enumerate(rows):
+            asking = np.arange(row.first, len(row.path))
+            found[row.path[row.first :]] = done + place * (length - start) + asking - start
+        unit = length if block is None else block
+        blocks = tuple((first, min(first + unit, length)) for first in range(start, length, unit))
+        made.append(AttentionPart(count, start, length, put(paths), put(paths[:, start:]), blocks))
         done += count * (length - start)
     return Attention(tuple(made), put(found))

@@ -22,8 +22,9 @@ from moevolve.workers.engine.batches import Batch
 from moevolve.workers.engine.choices import ChoiceScorer, Scored, means
 from moevolve.workers.engine.decoding import Answers, decode, decoded_together, draft_lengths
 from moevolve.workers.engine.forward import Forward, sums_by_owner, token_logprobs
+from moevolve.workers.engine.products import use_products
 from moevolve.workers.engine.reuse import LayerReuse
-from moevolve.workers.engine.runtime import WORKER_ENV, configure_runtime, use_products
+from moevolve.workers.engine.runtime import WORKER_ENV, configure_runtime
 from moevolve.workers.engine.texts import Span, TextScorer, compared_spans, whole_texts
 from moevolve.workers.engine.tokenizing import (
     TokenizedSplit,

@@ -15,10 +15,11 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from moevolve.evaluators.errors import CandidateError
+from moevolve.kernels.products import logsumexp
 from moevolve.workers.engine.batches import Batcher
-from moevolve.workers.engine.columns import Attention, Columns, Layout
+from moevolve.workers.engine.columns import Attention, Columns, Layout, Masks
 from moevolve.workers.engine.lean import lean_blocks
-from moevolve.workers.engine.packed_attention import packed, packs
+from moevolve.workers.engine.packed_attention import Step, packed, packs
 from moevolve.workers.engine.reuse import LayerReuse
 from moevolve.workers.families.decoder import decoder_layers, passed_over
 
@@ -37,7 +38,7 @@ class _Pass:
         ids, positions: int64 [rows, columns].
         mask: int64 [rows, cached + columns], 1 where there is a token; None where there is everywhere.
         places: columns that are read, in all rows counted through, int64 [places].
-        attention: of packed columns.
+        attention: of packed columns, or of a step that follows them.
         cache: extended in place; None to keep nothing.
         recurs: whether other candidates will ask for the same pass, and nothing is cached before: layers may be left
             out then, of the cache, too (see `Forward.complete`).
@@ -48,7 +49,7 @@ class _Pass:
     mask: Tensor | None
     positions: Tensor
     places: Tensor
-    attention: Attention | None = None
+    attention: Attention | Step | None = None
     cache: DynamicCache | None = None
     recurs: bool = False
     hidden: bool = False
@@ -70,8 +71,8 @@ class Forward:
 
     Attributes:
         device: where inputs go.
-        rewinds: whether cached columns can be masked out and left behind. Sliding windows and recurrent states run over
-            columns, so there they can't.
+        rewinds: whether cached columns can be masked out and left behind. Recurrent states run over columns, so there
+            they can't; nor can sliding windows, but for attention that knows each token's place (`Step`).
         batcher: plans its passes.
     """
 
@@ -97,8 +98,10 @@ class Forward:
         self._reuse = reuse
         self.device: torch.device = next(model.get_input_embeddings().parameters()).device
         layers = DynamicCache(config=model.config).layers
-        self.rewinds = all(type(layer) is DynamicLayer for layer in layers)
-        layout: Layout = "padded" if not packs(model, layers) else "packed" if prefixes else "unshared"
+        packable = packs(model, layers)
+        self._steps = Masks() if packable and self.device.type == "cpu" else None
+        self.rewinds = self._steps is not None or all(type(layer) is DynamicLayer for layer in layers)
+        layout: Layout = "padded" if not packable else "packed" if prefixes else "unshared"
         self.batcher = Batcher(layout, batch_tokens, self.device)
 
     def new_cache(self) -> DynamicCache:
@@ -148,7 +151,8 @@ class Forward:
             CandidateError: a logit is not finite.
         """
         places = torch.arange(1, len(ids) + 1, device=self.device) * ids.shape[1] - 1
-        return self._read(_Pass(ids, mask, positions, places, cache=cache))
+        attention = None if self._steps is None or ids.shape[1] > 1 else Step.of(mask, self._steps)
+        return self._read(_Pass(ids, mask, positions, places, attention, cache))
 
     @property
     def vocabulary(self) -> int:
@@ -259,7 +263,7 @@ def token_logprobs(logits: Tensor, rows: Sequence[int], tokens: Sequence[int]) -
         float64 [tokens], in nats.
     """
     step = max(1, _CHUNK // logits.shape[1])
-    norms = torch.cat([part.float().logsumexp(dim=-1) for part in logits.split(step)])
+    norms = torch.cat([logsumexp(part.float()) for part in logits.split(step)])
     index = torch.tensor([rows, tokens], dtype=torch.int64, device=logits.device)
     return (logits[index[0], index[1]].float() - norms[index[0]]).double().cpu().numpy()
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from moevolve.workers.engine.columns import Attention, AttentionPart
+from moevolve.workers.engine.columns import BLOCK, Attention, AttentionPart, Masks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -27,7 +28,9 @@ KINDS = ("sdpa", "eager")
 """Attention, as `attn_implementation` has it, that runs between packed columns."""
 _CACHES = ("DynamicLayer", "DynamicSlidingWindowLayer")
 
-_NOW: ContextVar[tuple[str, Attention]] = ContextVar("attention")
+Block = Callable[[int, int, Tensor, Tensor, Tensor], Tensor]
+
+_NOW: ContextVar[tuple[str, Attention | Step]] = ContextVar("attention")
 
 
 def packs(model: PreTrainedModel, layers: Sequence[Any]) -> bool:
@@ -49,7 +52,7 @@ def packs(model: PreTrainedModel, layers: Sequence[Any]) -> bool:
 
 
 @contextmanager
-def packed(model: PreTrainedModel, attention: Attention) -> Iterator[None]:
+def packed(model: PreTrainedModel, attention: Attention | Step) -> Iterator[None]:
     """For the length of a `with` block, let a model that `packs` attend as `attention` says, and make no mask itself.
 
     A pass has its columns in one row, or in several that are alike.
@@ -80,6 +83,53 @@ def _plain(kind: type) -> Callable[..., Any] | None:
     return getattr(sys.modules[kind.__module__], "eager_attention_forward", None)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class StepGroup:
+    """Rows whose next tokens stand in the same block of their sequences.
+
+    Attributes:
+        rows: which, int64 [n].
+        columns: of their tokens in the cache, the new one's last, then anything, int64 [n, end].
+        at: the new tokens' places in the block, int64 [n].
+        first, end: places of the block.
+    """
+
+    rows: Tensor
+    columns: Tensor
+    at: Tensor
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """The next token of every row, after cached ones; on a CPU it attends as it would in a pass over the sequence.
+
+    Attributes:
+        groups: all rows.
+        found: per row, where its result is among those of all groups, int64 [rows].
+        masks: of the groups.
+    """
+
+    groups: tuple[StepGroup, ...]
+    found: Tensor
+    masks: Masks
+
+    @classmethod
+    def of(cls, mask: Tensor, masks: Masks) -> Step:
+        """From a mask, int64 [rows, cached + 1], 1 where there is a token of the row."""
+        places = mask.sum(dim=1) - 1
+        order = mask.argsort(dim=1, descending=True, stable=True)
+        blocks = places // BLOCK
+        groups = []
+        for block in blocks.unique().tolist():
+            rows = (blocks == block).nonzero().squeeze(1)
+            end = (block + 1) * BLOCK
+            columns = nn.functional.pad(order[rows, :end], (0, max(0, end - order.shape[1])))
+            groups.append(StepGroup(rows, columns, places[rows] % BLOCK, block * BLOCK, end))
+        return cls(tuple(groups), torch.cat([group.rows for group in groups]).argsort(), masks)
+
+
 def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, **settings: Any
 ) -> tuple[Tensor, None]:
@@ -87,21 +137,39 @@ def _attend(
     kind, attention = _NOW.get()
     inner = ALL_ATTENTION_FUNCTIONS[kind] if kind != "eager" else _plain(type(module))
     assert inner is not None
-    window = settings.get("sliding_window")
-    query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    # Only PyTorch's own attention, which it uses for heads of one width, computes every row by itself.
+    alone = query.device.type == "cpu" and (kind == "eager" or key.shape[-1] != value.shape[-1])
+
+    def block(first: int, end: int, asking: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Tokens from one place to another: [n, heads, asking, width] to [n, asking, heads, width]."""
+        window = settings.get("sliding_window")
+        mask = attention.masks.of(first, end, window, query.dtype if kind == "eager" else None, asking.device)
+        count = 1 if alone else len(asking)
+        rows = zip(*(states.split(count) for states in (asking, keys, values)), strict=True)
+        return torch.cat([inner(module, *row, mask, **settings)[0] for row in rows])
+
+    queries, keys, values = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    if isinstance(attention, Step):
+        return _next(attention, block, queries, keys, values), None
+    return _between(attention, block, queries, keys, values), None
+
+
+def _between(attention: Attention, block: Block, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attention between packed columns, [rows, columns, heads, width] of the same."""
     outputs = []
     for part in attention.parts:
-        output, _ = inner(
-            module,
-            _gather(query, part.queries, part),
-            _gather(key, part.keys, part),
-            _gather(value, part.keys, part),
-            _there(part.mask(window, query.dtype if kind == "eager" else None), query),
-            **settings,
+        asking, keys, values = (
+            _gather(states, places, part)
+            for states, places in ((query, part.queries), (key, part.keys), (value, part.keys))
         )
+        made = [
+            block(first, end, asking[:, :, first - part.start : end - part.start], keys[:, :, :end], values[:, :, :end])
+            for first, end in part.blocks
+        ]
+        output = torch.cat(made, dim=1)
         outputs.append(output.reshape(len(query), -1, *output.shape[2:]))
     joined = torch.cat(outputs, dim=1)
-    return joined.index_select(1, attention.found.to(joined.device)), None
+    return joined.index_select(1, attention.found.to(joined.device))
 
 
 def _gather(states: Tensor, places: Tensor, part: AttentionPart) -> Tensor:
@@ -110,8 +178,17 @@ def _gather(states: Tensor, places: Tensor, part: AttentionPart) -> Tensor:
     return gathered.view(len(states) * part.rows, -1, *gathered.shape[2:]).transpose(1, 2)
 
 
-def _there(mask: Tensor | None, states: Tensor) -> Tensor | None:
-    return None if mask is None else mask.to(states.device)
+def _next(step: Step, block: Block, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attention of one column, [rows, 1, heads, width], to [rows, cached + 1, heads, width]."""
+    outputs = []
+    for group in step.groups:
+        every = torch.arange(len(group.rows))
+        asking = query.new_zeros(len(every), group.end - group.first, *query.shape[2:])
+        asking[every, group.at] = query[group.rows, 0]
+        keys, values = (states[group.rows[:, None], group.columns].transpose(1, 2) for states in (key, value))
+        output = block(group.first, group.end, asking.transpose(1, 2), keys, values)
+        outputs.append(output[every, group.at])
+    return torch.cat(outputs).index_select(0, step.found).unsqueeze(1)
 
 
 AttentionInterface.register(_NAME, _attend)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.types import PreparedSplit
+from moevolve.kernels.products import logsumexp, row_sums
 from moevolve.workers.engine.forward import Forward, sums_by_owner
 from moevolve.workers.engine.tokenizing import TokenizedSplit
 from moevolve.workers.methods.base import Tokens
@@ -139,14 +140,14 @@ class TextScorer:
 def _token_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
     """Log-probability of a token per row of logits, float32 [rows]."""
     chosen = logits.gather(1, tokens.unsqueeze(1)).squeeze(1).float()
-    return chosen - logits.float().logsumexp(dim=-1)
+    return chosen - logsumexp(logits.float())
 
 
 def _divergence(full: Tensor, edited: Tensor) -> Tensor:
     """KL(full || edited) per row of logits, float32 [rows]; rounding makes it no smaller than 0."""
     before, now = full.float().log_softmax(dim=-1), edited.float().log_softmax(dim=-1)
     difference = before - now
-    return (before.exp_() * difference).sum(dim=-1).clamp_min(0.0)
+    return row_sums(before.exp_() * difference).clamp_min(0.0)
 
 
 def _overlap(full: Tensor, edited: Tensor) -> Tensor:
@@ -155,7 +156,7 @@ def _overlap(full: Tensor, edited: Tensor) -> Tensor:
     It is 1 less their total variation distance.
     """
     before, now = full.float().softmax(dim=-1), edited.float().softmax(dim=-1)
-    return torch.minimum(before, now).sum(dim=-1).clamp_max(1.0)
+    return row_sums(torch.minimum(before, now)).clamp_max(1.0)
 
 
 def whole_texts(split: PreparedSplit, tokenized: TokenizedSplit) -> list[Tokens]:

@@ -1,7 +1,8 @@
 """What a pass holds beside weights and cache, in bytes per position, counted along the code of `transformers`.
 
 A layer's attention and its network come one after the other, so the larger of the two is what a pass needs room for.
-In both the residual stream and the normalised input are held, too.
+In both the embedded tokens, what goes into the layer and its normalised form are held, too, and in the network the
+residual stream behind attention.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
+
+STREAMS = 4
+"""States as wide as the residual stream that are held while a network runs."""
 
 _INDEX_BYTES = 40
 """Of a pair of a token and an expert: numbers of tokens and experts, sorted, and the way back."""
@@ -30,10 +34,10 @@ def attention_bytes(attention: Any, hidden: int, size: int) -> tuple[int, int]:
         size: bytes of a value.
     """
     queries, keys, values = _widths(attention)
-    held = size * (2 * hidden + 3 * queries + 3 * (keys + values))
+    held = size * (3 * hidden + 3 * queries + 3 * (keys + values))
     if size < 4 and getattr(attention, "q_norm", None) is not None:
         # Norms of queries run in float32.
-        held = max(held, size * (2 * hidden + queries) + _NORMED * queries)
+        held = max(held, size * (3 * hidden + queries) + _NORMED * queries)
     shared = queries > keys
     return held, size * (2 * queries if shared else 0)
 
@@ -48,7 +52,7 @@ def _widths(attention: Any) -> tuple[int, int, int]:
 
 
 def dense_width(layer: Any) -> int:
-    """Neurons of the widest dense network in a decoder layer, a shared expert's included; routed experts don't count."""
+    """Neurons of the widest dense network in a decoder layer, a shared expert's included, routed experts' not."""
     widths = [
         max(module.out_features, module.in_features)
         for name, module in layer.named_modules()
@@ -58,7 +62,7 @@ def dense_width(layer: Any) -> int:
 
 
 def network_bytes(hidden: int, dense: int, active: int, neurons: int, size: int) -> int:
-    """Most that a layer's network holds of a token, its input and the residual stream included.
+    """Most that a layer's network holds of a token, with the streams.
 
     Of a dense network gates, ups and their product. Of experts, by `grouped_mm`, a row per token and expert: its input
     all along, and then gates, ups and what is made of them, or outputs as they are, weighted, and back in order.
@@ -72,4 +76,6 @@ def network_bytes(hidden: int, dense: int, active: int, neurons: int, size: int)
     """
     row = max(hidden + 4 * neurons, 4 * hidden)
     experts = active * (size * row + _INDEX_BYTES)
-    return 2 * hidden * size + max(experts, 3 * dense * size)
+    # A shared expert's output waits for that of the others.
+    shared = hidden * size if active and dense else 0
+    return STREAMS * hidden * size + max(experts + shared, 3 * dense * size)

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from moevolve.kernels import onednn
+from moevolve.kernels.products import linear
 from moevolve.workers.config import EngineConfig
-from moevolve.workers.engine.runtime import configure_runtime, takes_onednn
+from moevolve.workers.engine.products import takes_onednn
+from moevolve.workers.engine.runtime import configure_runtime
 from moevolve.workers.profiling.outline import ModelOutline
 
 _COPY_BYTES = 1 << 25
@@ -59,8 +60,7 @@ def measure_machine(outline: ModelOutline, engine: EngineConfig) -> MachineRates
     rows = max(1, min(tokens, _MOST_FLOPS // (2 * inputs * outputs)))
     hidden, weight = (torch.ones(size, inputs, dtype=dtype) for size in (rows, outputs))
     by_onednn = dtype == torch.float32 and takes_onednn(engine.products)
-    multiply = onednn.linear if by_onednn else torch.nn.functional.linear
-    product = _fastest(lambda: multiply(hidden, weight))
+    product = _fastest(lambda: linear(hidden, weight, by_onednn=by_onednn))
     source = torch.ones(_COPY_BYTES, dtype=torch.uint8)
     target = torch.empty_like(source)
     copied = _fastest(lambda: target.copy_(source))

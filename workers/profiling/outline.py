@@ -49,7 +49,8 @@ class ModelOutline:
         weight_bytes: parameters and buffers as a worker loads them.
         expert_bytes: per MoE layer, the bytes of each of its tensors of experts, all n of them.
         cache_bytes: keys and values of one position in all layers.
-        attention_bytes: what a pass holds of a position while a layer attends (`moevolve.workers.profiling.activations`).
+        attention_bytes: what a pass holds of a position while a layer attends, see
+            `moevolve.workers.profiling.activations`.
         network_bytes: the same while a layer's network runs, of a position that holds a token.
         repeated_bytes: of a cached position while a layer attends to it with other tokens masked.
         caches: whether a pass over answers keeps keys and values to go on from; not with sliding windows.

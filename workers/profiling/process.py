@@ -62,10 +62,11 @@ class Profilee:
                 AutoModelForCausalLM.from_config(config, trust_remote_code=request.trust_remote_code)
             _wake_up(self._device)
             self._memory = PeakMemory(self._device)
+            spread = request.device_map if self._device.type == "cuda" else None
             model = AutoModelForCausalLM.from_pretrained(
-                request.path, dtype=request.dtype, use_safetensors=True, device_map=request.device_map, **hub
+                request.path, dtype=request.dtype, use_safetensors=True, device_map=spread, **hub
             )
-            if not request.device_map:
+            if not spread:
                 torch.nn.Module.to(model, self._device)
             self._model = model.eval()
         except (OSError, ValueError, KeyError, ImportError) as error:

@@ -128,6 +128,13 @@ def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> L
 ENGINE = EngineConfig(batch_tokens=40, products="torch")
 
 
+@pytest.fixture(autouse=True)
+def nothing_filled_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows, features and outputs that only make products alike are computed, but no model's to count."""
+    for name in ("TILE", "_FEATURES", "_LEAST_OUTPUTS"):
+        monkeypatch.setattr(f"moevolve.kernels.products.{name}", 1)
+
+
 @pytest.mark.parametrize("fitness", ["rank", "generate", "perplexity", "kl", "agreement", "perplexity in windows"])
 def test_passes_and_operations_are_those_of_the_engine(
     resident: ResidentModel, task: Callable[[str], PreparedSplit], fitness: str, layout: Layout

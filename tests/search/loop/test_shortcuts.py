@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from fickle_library import FickleLibrary
 from local_workers import Guarded
 
 from moevolve.evaluators.types import PreparedSplit
@@ -36,7 +38,7 @@ def settings() -> RunConfig:
 
 
 def searched(
-    folder: Path, reuse_bytes: int, shortcuts: Shortcuts = ALL_SHORTCUTS
+    folder: Path, reuse_bytes: int, shortcuts: Shortcuts = ALL_SHORTCUTS, library: Any = None
 ) -> tuple[list[Any], dict[str, list[float]]]:
     """All individuals and their evaluations, and the shares spared."""
     setup = set_up_new(settings())
@@ -44,7 +46,8 @@ def searched(
     spared: dict[str, list[float]] = {}
 
     def watching(worker: Evaluator, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
-        reply = worker.evaluate(request, splits)
+        with library or nullcontext():
+            reply = worker.evaluate(request, splits)
         for split in splits:
             spared.setdefault(split.task, []).append(reply.results[split.fingerprint].spared)
         return reply
@@ -81,3 +84,12 @@ def test_the_store_holds_the_same_without_any_shortcut(tmp_path: Path) -> None:
     on, _ = searched(tmp_path, 1 << 26)
     off, _ = searched(tmp_path, 0, Shortcuts(draft=False, lean=False, prefixes=False))
     assert on == off
+
+
+def test_the_store_holds_the_same_on_a_library_whose_products_depend_on_their_shapes(tmp_path: Path) -> None:
+    library = FickleLibrary()
+    on, _ = searched(tmp_path, 1 << 26, library=library)
+    asked = library.asked
+    off, _ = searched(tmp_path, 0, Shortcuts(draft=False, lean=False, prefixes=False), library)
+    assert on == off
+    assert 10_000 < asked < library.asked

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moevolve.workers.engine.batches import Batcher, plan_batches
-from moevolve.workers.engine.columns import Columns, Layout, common_start, lay_out, pad_left
+from moevolve.workers.engine.columns import Columns, Layout, Masks, common_start, lay_out, pad_left
 from moevolve.workers.methods.base import Tokens
 
 CPU = torch.device("cpu")
@@ -28,10 +28,12 @@ def seen_by(columns: Columns) -> dict[int, list[int]]:
     seen: list[list[int]] = []
     for part in columns.attention.parts:
         keys = part.keys.view(part.rows, part.length)
-        mask = part.mask(None, torch.float32)
-        assert mask is not None
         assert part.queries.view(part.rows, -1).tolist() == keys[:, part.start :].tolist()
-        seen += [row[each == 0].tolist() for row in keys for each in mask[0, 0]]
+        ends = [part.start, *(end for _, end in part.blocks)]
+        assert [first for first, _ in part.blocks] == ends[:-1] and ends[-1] == part.length
+        masks = [columns.attention.masks.of(*block, None, torch.float32, CPU) for block in part.blocks]
+        rows = [each for mask in masks if mask is not None for each in mask[0, 0]]
+        seen += [row[: len(each)][each == 0].tolist() for row in keys for each in rows]
     return {column: seen[place] for column, place in enumerate(columns.attention.found.tolist())}
 
 
@@ -68,21 +70,27 @@ def test_a_beginning_runs_once(sequences: list[Tokens]) -> None:
     assert lay_out(sequences, "unshared", 100, CPU).ids.numel() == sum(map(len, sequences))
 
 
-def test_masks_of_windows_and_of_later_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_later_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moevolve.workers.engine.columns._PART_COST", 0)
-    columns = lay_out([(1, 2, 3, 4), (1, 2, 5)], "packed", 100, CPU)
+    columns = lay_out([tuple(range(40)), (*range(20), *range(50, 60))], "packed", 100, CPU)
     assert columns.attention is not None
     first, second = columns.attention.parts
-    assert (first.start, first.length, first.rows) == (0, 4, 1)
-    assert first.mask(None, None) is None and first.mask(4, None) is None
-    window = first.mask(2, None)
+    assert (first.start, first.length, first.rows, first.blocks) == (0, 48, 1, ((0, 16), (16, 32), (32, 48)))
+    assert (second.start, second.length, second.rows, second.blocks) == (16, 32, 1, ((16, 32),))
+    assert second.queries.tolist() == [*range(16, 20), *range(40, 50), 49, 49]
+    assert (first.pairs, second.pairs) == (16 * (16 + 32 + 48), 16 * 32)
+
+
+def test_masks_of_windows_and_of_later_tokens() -> None:
+    masks = Masks()
+    assert masks.of(0, 4, None, None, CPU) is None and masks.of(0, 4, 4, None, CPU) is None
+    window = masks.of(0, 4, 2, None, CPU)
     assert window is not None
     assert window[0, 0].int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
-    assert (second.start, second.length, second.queries.tolist()) == (2, 3, [4])
-    later = second.mask(None, torch.float32)
+    later = masks.of(2, 3, None, torch.float32, CPU)
     assert later is not None and later.tolist() == [[[[0, 0, 0]]]]
-    assert second.mask(None, torch.float32) is later, "made once"
-    narrow = second.mask(2, torch.float32)
+    assert masks.of(2, 3, None, torch.float32, CPU) is later, "made once"
+    narrow = masks.of(2, 3, 2, torch.float32, CPU)
     assert narrow is not None and narrow[0, 0, 0].tolist() == [torch.finfo(torch.float32).min, 0, 0]
 
 
@@ -151,4 +159,4 @@ def test_like_rows_attend_together() -> None:
     sequences.append((50, *rng.integers(0, 1000, size=399).tolist()))
     attention = lay_out(sequences, "packed", 4096, CPU).attention
     assert attention is not None
-    assert sorted((part.rows, part.length) for part in attention.parts) == [(1, 400), (50, 20)]
+    assert sorted((part.rows, part.length) for part in attention.parts) == [(1, 400), (50, 32)]

@@ -25,8 +25,8 @@ class EepApplicator:
     """Router mapping and expert merging (EEP, arXiv 2407.00945, Eq. 5 and 6) on a resident model.
 
     A layer whose `W_EM` is one-hot copies no weights: its routing points at the resident originals. Merged layers write
-    into buffers allocated once and reused. With host-resident originals every layer, edited or not, is filled from them:
-    as many as fit on the device keep what they run on, the others are filled whenever a pass comes to them.
+    into buffers allocated once and reused. With host-resident originals every layer, edited or not, is filled from
+    them: as many as fit on the device keep what they run on, the others are filled whenever a pass comes to them.
 
     An edit that skips experts is followed by a pass over its rows, which measures its thresholds.
 

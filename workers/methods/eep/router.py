@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from moevolve.kernels.products import linear
 from moevolve.kernels.routing import route_logits, route_mapped, route_selected
 from moevolve.workers.families.layers import MoELayer
 
@@ -118,7 +119,7 @@ class EditableRouter(nn.Module):
         hidden = hidden_states.reshape(-1, weight.shape[1])
         if self.float32:
             hidden, weight = hidden.float(), weight.float()
-        return nn.functional.linear(hidden, weight, bias)
+        return linear(hidden, weight, bias)
 
 
 def fold(mapping: Tensor, original: Tensor) -> Tensor:

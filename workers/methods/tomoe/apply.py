@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.kernels.neuron_mask import ExpertMasks, choose_expert, masked_network, top_dimensions
+from moevolve.kernels.products import linear
 from moevolve.workers.families.layers import DenseLayer, Replacement
 from moevolve.workers.methods.base import Edit
 from moevolve.workers.methods.contract import ModelParts, host_tensor
@@ -107,8 +108,8 @@ class _MaskedHeads:
     def _mask_value(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         if not self._masking:
             return output
-        products = nn.functional.linear(args[0].float(), self._directions)
-        scores = nn.functional.linear(products, self._router, self._bias)
+        products = linear(args[0].float(), self._directions)
+        scores = linear(products, self._router, self._bias)
         self._kept = top_dimensions(scores, self._active).unsqueeze(-2)
         return _times(output, self._kept)
 

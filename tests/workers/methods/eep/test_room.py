@@ -72,7 +72,9 @@ def taken(model: ResidentModel) -> int:
     return sum(shown.values())
 
 
-@pytest.mark.parametrize(("fitting", "copies"), [(3.0, [1, 1, 1]), (2.5, [1, 4, 4]), (2.0, [1, 4, 4]), (1.0, [4, 4, 4])])
+@pytest.mark.parametrize(
+    ("fitting", "copies"), [(3.0, [1, 1, 1]), (2.5, [1, 4, 4]), (2.0, [1, 4, 4]), (1.0, [4, 4, 4])]
+)
 def test_a_full_model_copies_what_does_not_fit_once_a_pass_and_the_rest_once(
     fitting: float,
     copies: list[int],

@@ -1,0 +1,121 @@
+"""Products in tiles against torch's own and plain float64, whatever shares a product with a row and wherever it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu, silu
+
+from moevolve.kernels import products
+
+Function = Callable[[Tensor], Tensor]
+
+
+@pytest.fixture(params=["torch", "onednn"])
+def by_onednn(request: pytest.FixtureRequest) -> bool:
+    if request.param == "onednn" and not products.onednn_available():
+        pytest.skip("this build of torch has no oneDNN")
+    return bool(request.param == "onednn")
+
+
+@pytest.fixture(params=[1, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+
+
+@pytest.mark.parametrize("shape", [(1, 8), (7, 33), (2, 5, 16), (0, 8), (130, 128)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear_is_torchs(shape: tuple[int, ...], bias: bool, by_onednn: bool) -> None:
+    inputs, weight = draw(*shape), draw(12, shape[-1])
+    offset = draw(12) if bias else None
+    with torch.inference_mode():
+        found = products.linear(inputs, weight, offset, by_onednn=by_onednn)
+    torch.testing.assert_close(found, torch.nn.functional.linear(inputs, weight, offset), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 9, 300])
+@pytest.mark.parametrize("active", [1, 2, 3])
+@pytest.mark.parametrize("activation", [silu, gelu])
+def test_experts_are_weighted_sums_of_each_ones_network(
+    tokens: int, active: int, activation: Function, by_onednn: bool
+) -> None:
+    count, width, hidden = 5, 24, 16
+    gate_up, down = draw(count, 2 * width, hidden), draw(count, hidden, width)
+    inputs, weights = draw(tokens, hidden), draw(tokens, active).softmax(dim=-1)
+    generator = torch.Generator().manual_seed(tokens)
+    # Expert 3 is never chosen.
+    choices = torch.tensor([0, 1, 2, 4])
+    chosen = choices[torch.rand((tokens, 4), generator=generator).argsort(dim=1)[:, :active]]
+    expected = torch.zeros(tokens, hidden, dtype=torch.float64)
+    for token in range(tokens):
+        for rank in range(active):
+            expert = int(chosen[token, rank])
+            gate, up = (gate_up[expert].double() @ inputs[token].double()).chunk(2)
+            expected[token] += float(weights[token, rank]) * (down[expert].double() @ (activation(gate) * up))
+    with torch.inference_mode():
+        found = products.experts(inputs, chosen, weights, gate_up, down, activation, by_onednn=by_onednn)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("features", [1, 5, 6, 8, 33, 64, 128])
+def test_a_row_is_the_same_wherever_it_stands(features: int, dtype: torch.dtype, threads: int, by_onednn: bool) -> None:
+    """Among as many rows as one likes; MKL's code for few outputs, which isn't so, is one of what is tried."""
+    by_onednn = by_onednn and dtype == torch.float32
+    for outputs in (1, 2, 5, 8, 16, 17, 24, 97):
+        weight, bias = draw(outputs, features).to(dtype), draw(outputs).to(dtype)
+        rows = draw(1, features).to(dtype).repeat(200, 1)
+        whole = products.linear(rows, weight, bias, by_onednn=by_onednn)
+        assert torch.equal(whole, whole[:1].expand(whole.shape))
+        for count in (1, 30, 97):
+            part = products.linear(rows[:count], weight, bias, by_onednn=by_onednn)
+            assert torch.equal(part, whole[:count])
+            shifted = torch.cat((rows.new_ones(3), rows[:count].flatten()))[3:].view(count, features)
+            assert torch.equal(products.linear(shifted, weight, bias, by_onednn=by_onednn), part)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("function", [silu, gelu, torch.sigmoid])
+def test_a_value_is_the_same_wherever_it_stands(function: Function, threads: int) -> None:
+    values = draw(700, 100)
+    whole = products.elementwise(function, values)
+    torch.testing.assert_close(whole, function(values))
+    for width in (1, 7, 33, 64, 99):
+        for count in (1, 3, 700):
+            part = products.elementwise(function, values[:count, 100 - width :])
+            assert torch.equal(part, whole[:count, 100 - width :])
+
+
+@torch.inference_mode()
+def test_groups_and_batches_are_products_of_their_own(threads: int) -> None:
+    inputs, weights = draw(12, 8), draw(4, 8, 6)
+    found = products.grouped(inputs, weights, torch.tensor([5, 5, 11, 12]))
+    expected = torch.cat((inputs[:5] @ weights[0], inputs[5:11] @ weights[2], inputs[11:] @ weights[3]))
+    torch.testing.assert_close(found, expected)
+    batch = draw(4, 3, 8)
+    torch.testing.assert_close(products.batched(batch, weights.transpose(1, 2)), batch @ weights)
+
+
+@torch.inference_mode()
+def test_a_long_row_alone_is_summed_as_among_others(threads: int) -> None:
+    values = draw(4, 70_000)
+    for reduce in (products.row_sums, products.logsumexp):
+        assert torch.equal(reduce(values)[:1], reduce(values[:1]))
+    torch.testing.assert_close(products.logsumexp(values), values.logsumexp(dim=-1))
+
+
+def test_gradients_pass() -> None:
+    inputs, weight = draw(3, 8).requires_grad_(), draw(5, 8)
+    products.linear(inputs, weight).sum().backward()
+    torch.testing.assert_close(inputs.grad, weight.sum(dim=0).expand(3, 8))

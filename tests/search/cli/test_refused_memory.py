@@ -1,0 +1,34 @@
+"""A model that doesn't fit is refused by the workers before they load it, and the search says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.cli.app import app
+from moevolve.store.reader import StoreReader
+from moevolve.workers.capacity import CAPACITY, NoRoomError
+
+
+@pytest.mark.parametrize("calibrates", [False, True])
+def test_launch_refuses_what_does_not_fit(
+    calibrates: bool, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a calibration it is the worker that measures who looks first."""
+    monkeypatch.setenv(CAPACITY, "0.00005")
+    store = f"sqlite:///{tmp_path / 'store.db'}"
+    changes = {"phases": [{"kind": "prune", "evaluations": 2, "initial": 2, "init": ["naee"]}]} if calibrates else {}
+    path = tiny.write_run(tmp_path / "run.yaml", "large", store=store, **changes)
+    result = CliRunner().invoke(app, ["launch", str(path)])
+    assert isinstance(result.exception, NoRoomError) and isinstance(result.exception, UserError), result.output
+    message = str(result.exception)
+    assert "\n" not in message
+    for word in ("a worker takes", "this machine has 5e-05 GB free", "original experts", "`moevolve plan` has"):
+        assert word in message
+    with StoreReader.open(store) as reader:
+        record = reader.search("large")
+        assert record.status == "failed"

@@ -1,0 +1,172 @@
+"""What a plan says of memory against what lives at once where models of real width run, and what is refused of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from live_bytes import LiveBytes
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from moevolve.search.config.models import find_model
+from moevolve.search.config.run import RunConfig
+from moevolve.search.estimate.memory import _activations, _cached, launch_memory
+from moevolve.search.genomes.registry import costs_of, make_space
+from moevolve.workers import capacity
+from moevolve.workers.capacity import NeededMemory, NoRoomError, check_room
+from moevolve.workers.config import ModelConfig
+from moevolve.workers.engine.forward import Forward
+from moevolve.workers.profiling.outline import ModelOutline, outline_model
+from moevolve.workers.profiling.passes import SplitTokens, passes_of
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def faked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Tensors of any size that hold nothing, so that nothing can depend on what they hold."""
+    monkeypatch.setattr(Forward, "_read", Forward._run)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        yield
+
+
+def model_of(name: str, folder: Path) -> tuple[Any, ModelOutline]:
+    """A model of a published config, of four layers."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(find_model(name))
+    config.num_hidden_layers = 4
+    if getattr(config, "layer_types", None) is not None:
+        config.layer_types = config.layer_types[:4]
+    config.save_pretrained(folder)
+    outline = outline_model(ModelConfig(str(folder), dtype="bfloat16"))
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
+    return model.eval().requires_grad_(False), outline
+
+
+@torch.inference_mode()
+def measured(model: Any, prompt: int, rows: int, read: int) -> tuple[int, int]:
+    """Peaks of a pass over prompts, and of a step behind it."""
+    forward = Forward(model, rows * prompt, lean=False)
+    prompts = [(10 + row,) * prompt for row in range(rows)]
+    (batch,) = forward.batcher.batches(tuple((each,) for each in prompts))
+    paths = [batch.path(each) for each in prompts]
+    column = torch.zeros(rows, 1, dtype=torch.int64)
+    mask = torch.ones(rows, prompt + 1, dtype=torch.int64)
+    with LiveBytes() as meter:
+        cache = forward.new_cache()
+        logits = forward.logits(batch.columns, np.concatenate([path[-read:] for path in paths]), cache)
+        first = meter.peak
+        del logits
+        meter.peak = 0
+        forward.step(column, mask, column + prompt, forward.rows_of(cache, np.stack(paths)))
+    return first, meter.peak
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "qwen1.5-moe-a2.7b", "qwen2-57b-a14b", "qwen3-30b-a3b"])
+def test_activations_and_caches_are_what_lives_at_once(name: str, tmp_path: Path, faked: None) -> None:
+    """Large batches, long prompts, and many positions whose logits are read, over vocabularies of up to 152,000."""
+    model, outline = model_of(name, tmp_path)
+    for prompt, rows, read in ((300, 100, 1), (2000, 2, 1), (40, 200, 30)):
+        first, second = measured(model, prompt, rows, read)
+        split = SplitTokens.of_lengths("generate", (prompt - read + 1,) * rows, (read - 1,) * rows, (), 2)
+        passes = passes_of(split, rows * prompt, outline.layout)
+        (sure,), (step,) = passes.sure, passes.decoding
+        assert first == pytest.approx(_cached(outline, sure) + _activations(outline, [sure]), rel=0.1)
+        # Rows of one length need no mask, so keys and values aren't repeated.
+        unmasked = replace(outline, repeated_bytes=0)
+        assert second == pytest.approx(_cached(outline, step) + _activations(unmasked, [step]), rel=0.1)
+
+
+def needed(name: str, dtype: str = "bfloat16", on_gpu: bool = True, **changes: Any) -> NeededMemory:
+    data: dict[str, Any] = {
+        "name": "lab",
+        "model": {"path": find_model(name), "dtype": dtype, "device": "cuda"},
+        "tasks": [{"name": "boolq"}],
+        "genome": {"experts": 4, "groups": 1},
+        "phases": [{"kind": "prune", "evaluations": 40}, {"kind": "merge", "evaluations": 10}],
+        "workers": {"count": 1, "num_gpus": 1},
+    }
+    for key, value in changes.items():
+        data[key] = data.get(key, {}) | value if isinstance(value, dict) else value
+    config = RunConfig.model_validate(data)
+    outline = outline_model(config.model)
+    costs = costs_of(make_space(config.genome, outline.facts, config.phases), outline)
+    return launch_memory(config, outline, costs, on_gpu)
+
+
+class Card:
+    """A GPU as `check_room` asks for it."""
+
+    type, index = "cuda", 0
+
+    def __str__(self) -> str:
+        return "cuda:0"
+
+
+@pytest.fixture
+def sized(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets what there is, in GB: of the device, and of the host."""
+
+    def have(device: float, host: float) -> Any:
+        monkeypatch.setattr(capacity, "free_bytes", lambda device_: int(device * 1e9))
+        for name in ("available_host_bytes", "total_host_bytes"):
+            monkeypatch.setattr(capacity, name, lambda: int(host * 1e9))
+        return Card()
+
+    return have
+
+
+@pytest.mark.parametrize(
+    ("changes", "device", "host", "words"),
+    [
+        # 93.4 GB of weights and 45.1 of merged experts.
+        ({}, 80, 256, ["cuda:0 has 80 GB", "original experts 90.2 GB", "it fits with --set model.originals=host"]),
+        ({}, 80, 64, ["workers.num_gpus=2 --set model.device_map=balanced"]),
+        ({"model": {"originals": "host"}}, 80, 64, ["the host has 64 GB", "original experts 103 GB"]),
+        ({"model": {"originals": "host"}, "engine": {"batch_tokens": 131072}}, 24, 256, ["engine.batch_tokens="]),
+        ({"model": {"originals": "host"}}, 2, 256, ["none of its settings makes it fit"]),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_what_would(
+    changes: dict[str, Any], device: float, host: float, words: list[str], sized: Any
+) -> None:
+    with pytest.raises(NoRoomError) as refused:
+        check_room(needed("mixtral-8x7b", **changes), sized(device, host))
+    message = str(refused.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize("experts", [4, 6, 8])
+def test_any_number_of_experts_fits_a_card_where_originals_stay_on_the_host(experts: int, sized: Any) -> None:
+    found = needed("mixtral-8x7b", model={"originals": "host"}, genome={"experts": experts})
+    check_room(found, sized(80, 256))
+    assert found.memory.device < 80e9 and found.memory.experts == 90194313216
+
+
+def test_a_cpu_has_one_memory(sized: Any) -> None:
+    found = needed("qwen1.5-moe-a2.7b", genome={"experts": 30}, dtype="float32", on_gpu=False)
+    sized(1000, 60)
+    with pytest.raises(NoRoomError, match=r"this machine has 60 GB free.*model.dtype=bfloat16"):
+        check_room(found, CPU)
+    sized(1000, 200)
+    check_room(found, CPU)
+
+
+def test_limits_of_a_container_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capacity, "_CGROUP", tmp_path)
+    (tmp_path / "memory.max").write_text("3000000\n")
+    (tmp_path / "memory.current").write_text("1000000\n")
+    (tmp_path / "memory.stat").write_text("anon 600000\ninactive_file 300000\nactive_file 100000\n")
+    assert (capacity.available_host_bytes(), capacity.total_host_bytes()) == (2400000, 3000000)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert capacity.available_host_bytes() > 3000000
+    monkeypatch.setenv(capacity.CAPACITY, "0.002")
+    assert capacity.free_bytes(CPU) == 2000000
