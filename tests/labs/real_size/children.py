@@ -1,7 +1,8 @@
 """Functions in processes of their own, under a kernel limit on host memory.
 
-`RLIMIT_DATA` bounds private writable memory. Mapped checkpoints and the metered device's blocks are shared mappings and
-don't count, so the limit is the host's alone.
+`RLIMIT_DATA` bounds private writable memory, resident or not. The metered device's blocks are shared mappings and don't
+count, so the limit is the host's alone; but torch maps checkpoints to be copied on write, so a limit has to leave room
+for the files that are open.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ def rows_of(
     """
     arguments: dict[str, Any] = {"name": name, "model": str(model), "task": str(task), "originals": originals}
     arguments |= {"verbs": verbs, "capacity": capacity, "told": str(told)}
-    outcome = in_child("real_size.matrix:tell", arguments, data_limit=HOST_LIMIT)
+    mapped = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+    outcome = in_child("real_size.matrix:tell", arguments, data_limit=HOST_LIMIT + mapped)
     found = [Row(**json.loads(line)) for line in told.read_text().splitlines()] if told.exists() else []
     why = f"not reached: {outcome.failure or 'the process ended'}"
     return found + [Row(name, originals, verb, 0, 0, failure=why) for verb in verbs[len(found) :]]
