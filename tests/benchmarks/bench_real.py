@@ -4,7 +4,7 @@
 
 Every model is written with random weights under its published names and dtypes (`tests/labs/real_size`), asked in a
 process of its own for one verb after another, and removed. Device memory is counted storage by storage; host memory is
-what the kernel says of the process's private memory, under a limit of 10 GiB. Takes up to 15 GB of disk in --folder.
+what the kernel says of the process's private memory, under a limit of 12 GiB. Takes up to 15 GB of disk in --folder.
 
 With --rows every row is added to a file as it comes. With --readme the table goes into README.md beside this file: of
 all rows in that file, the last one of every kind.

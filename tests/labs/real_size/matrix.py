@@ -11,7 +11,7 @@ from real_size.children import in_child
 from real_size.published import SPECS, Spec
 from real_size.verbs import Row
 
-HOST_LIMIT = 10 << 30
+HOST_LIMIT = 12 << 30
 
 
 def rows_of(
