@@ -24,8 +24,8 @@ Layout = Literal["packed", "unshared", "padded"]
 
 BLOCK = 16
 """Tokens that ask at once on a CPU: those at places 0 to 15 of their sequences, 16 to 31 and so on, each block
-attending to all up to its end. So the shape of the products that a token's attention is made of depends on its place alone
-(compare `moevolve.kernels.products`). Blocks of 8 and of 32 take longer for prompts of 20 tokens."""
+attending to all up to its end. So the shape of the products that a token's attention is made of depends on its place
+alone (compare `moevolve.kernels.products`). Blocks of 8 and of 32 take longer for prompts of 20 tokens."""
 
 _PART_COST = 500
 _QUERY_COST = 4
