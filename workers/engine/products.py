@@ -126,13 +126,14 @@ def _multiply(left: Tensor, right: Tensor) -> Tensor:
     return kernel.batched(one, other.transpose(1, 2)).view(*rows, left.shape[-2], right.shape[-1])
 
 
-def _grouped(inputs: Tensor, weights: Tensor, *, offs: Tensor) -> Tensor:
+def _grouped(inputs: Tensor, weights: Tensor, *, offs: Tensor, **settings: None) -> Tensor:
     return kernel.grouped(inputs, weights, offs)
 
 
 _PRODUCTS: Mapping[Callable[..., Any], Callable[..., Tensor]] = {
     functional.linear: kernel.linear,
     functional.grouped_mm: _grouped,
+    torch._grouped_mm: _grouped,  # noqa: SLF001
     torch.mm: _multiply,
     torch.bmm: _multiply,
     torch.matmul: _multiply,
