@@ -104,7 +104,7 @@ class _Catching(TorchFunctionMode):
     """While it is entered, products and activations on a CPU are computed by our kernels."""
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Callable[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         settings = kwargs or {}
         first = args[0] if args else None
