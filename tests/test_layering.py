@@ -30,7 +30,16 @@ ROOMS = {
         *("strategies", "pools", "loop", "estimate", "running", "service", "compare", "report", "server", "api", "cli"),
     ),
     "workers": (
-        *("config", "facts", "families", "export.card", "export.mixtral_form", "export.native", "export.state"),
+        *(
+            "config",
+            "capacity",
+            "facts",
+            "families",
+            "export.card",
+            "export.mixtral_form",
+            "export.native",
+            "export.state",
+        ),
         *("methods", "messages", "model", "engine", "export", "worker", "profiling"),
     ),
 }

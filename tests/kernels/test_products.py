@@ -1,4 +1,4 @@
-"""Products in tiles against torch's own and plain float64, whatever shares a product with a row and wherever it stands."""
+"""Products in tiles against torch's own and plain float64, whatever is multiplied with a row, and where it stands."""
 
 from __future__ import annotations
 

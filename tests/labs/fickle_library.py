@@ -1,8 +1,8 @@
 """A library whose results depend on the shapes of what it is given, as those of MKL and oneDNN do on some processors.
 
 Every product is made larger by some of its last digits, more or less by the numbers of rows, columns, features and
-matrices. Attention of PyTorch's own depends on everything but how many sequences there are. What vectors leave over at the
-end of a tensor comes out otherwise, too.
+matrices. Attention of PyTorch's own depends on everything but how many sequences there are. What vectors leave over
+at the end of a tensor comes out otherwise, too.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ Layout = Literal["packed", "unshared", "padded"]
 """How sequences lie: as a tree in one row; in one row, one after the other; or one per row, padded on the right."""
 
 BLOCK = 16
-"""Tokens that ask at once on a CPU: those at places 0 to 15 of their sequences, 16 to 31 and so on, each block attending
-to all up to its end. So the shape of the products that a token's attention is made of depends on its place alone
-(compare `moevolve.kernels.products`). Blocks of 8 and of 32 take longer for prompts of 20 tokens."""
+"""Tokens that ask at once on a CPU: those at places 0 to 15 of their sequences, 16 to 31 and so on, each block
+attending to all up to its end. So the shape of the products that a token's attention is made of depends on its place
+alone (compare `moevolve.kernels.products`). Blocks of 8 and of 32 take longer for prompts of 20 tokens."""
 
 _PART_COST = 500
 _QUERY_COST = 4

@@ -104,7 +104,7 @@ class _Catching(TorchFunctionMode):
     """While it is entered, products and activations on a CPU are computed by our kernels."""
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Callable[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         settings = kwargs or {}
         first = args[0] if args else None
@@ -126,13 +126,14 @@ def _multiply(left: Tensor, right: Tensor) -> Tensor:
     return kernel.batched(one, other.transpose(1, 2)).view(*rows, left.shape[-2], right.shape[-1])
 
 
-def _grouped(inputs: Tensor, weights: Tensor, *, offs: Tensor) -> Tensor:
+def _grouped(inputs: Tensor, weights: Tensor, *, offs: Tensor, **settings: None) -> Tensor:
     return kernel.grouped(inputs, weights, offs)
 
 
 _PRODUCTS: Mapping[Callable[..., Any], Callable[..., Tensor]] = {
     functional.linear: kernel.linear,
     functional.grouped_mm: _grouped,
+    torch._grouped_mm: _grouped,  # noqa: SLF001
     torch.mm: _multiply,
     torch.bmm: _multiply,
     torch.matmul: _multiply,

@@ -196,10 +196,14 @@ def _config(
 def _experts(resident: Resident, ordinal: int) -> Iterator[tuple[str, Tensor]]:
     """A MoE layer's n' experts as the edit has them now, in the edit's order."""
     layer = resident.layers[ordinal]
-    plan = _router(layer).plan
+    router = _router(layer)
+    plan = router.plan
     if plan is None:
         yield from resident.original_experts(ordinal).items()
         return
+    if router.before is not None:
+        # Experts that take turns on the device come when a pass reaches their layer, and here none does.
+        router.before(False)
     for name, tensor in layer.expert_tensors().items():
         yield name, tensor.data if plan.slots is None else tensor.data.index_select(0, plan.slots)
 

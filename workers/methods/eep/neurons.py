@@ -38,7 +38,8 @@ class ExpertNeurons:
     @property
     def width(self) -> int:
         """Neurons I of an expert."""
-        return int(self.down(0).shape[0])
+        # By shape, since a layer whose experts are elsewhere shows none.
+        return int(self.tensors["down_proj"].shape[1 if self._transposed else 2])
 
     def down(self, expert: int) -> Tensor:
         """A view of an expert's output projection, [I, hidden]."""

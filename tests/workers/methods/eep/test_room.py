@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.config import ModelConfig
+from moevolve.workers.export.card import ExportCard
+from moevolve.workers.export.export import export_model
 from moevolve.workers.methods.base import Edit, IdentityEdit
 from moevolve.workers.methods.eep import room
 from moevolve.workers.methods.eep.edit import EepEdit
@@ -195,3 +198,15 @@ def test_no_room_for_one_layer(model_config: Configs, monkeypatch: pytest.Monkey
 
 def test_how_many_layers_keep_theirs() -> None:
     assert [kept_layers(32, 3, allowed) for allowed in (96, 95, 94, 93, 6, 5, 3, 0)] == [32, 30, 30, 30, 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("kind", ["prune", "merged", "both", None])
+def test_what_does_not_all_fit_is_exported_as_where_it_does(
+    kind: str | None, model_config: Configs, monkeypatch: pytest.MonkeyPatch, resident: Residents, tmp_path: Path
+) -> None:
+    edit = IdentityEdit() if kind is None else edit_of_kind(3, 6, kind, 5)
+    card = ExportCard(title="A small model", base_model="someone/base", base_fingerprint="f00d")
+    export_model(hosted(model_config, monkeypatch, 1.0), edit, tmp_path / "streamed", card)
+    export_model(resident("mixtral"), edit, tmp_path / "whole", card)
+    weights = [sorted((tmp_path / name).glob("*.safetensors")) for name in ("streamed", "whole")]
+    assert [each.read_bytes() for each in weights[0]] == [each.read_bytes() for each in weights[1]] != []
