@@ -53,9 +53,9 @@ _FEW = {
     "skipping_tokens": 128,
 }
 _DENSE: dict[str, dict[str, Any]] = {
-    "nanomoe": {"kind": "nanomoe"},
-    "tomoe": {"kind": "tomoe"},
-    "factorllm": {"kind": "factorllm"},
+    "nanomoe": {"kind": "nanomoe", "rank": 128, "calibration_tokens": 256},
+    "tomoe": {"kind": "tomoe", "calibration_tokens": 256},
+    "factorllm": {"kind": "factorllm", "experts": 4, "active": 2, "calibration_tokens": 256},
 }
 
 
