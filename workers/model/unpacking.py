@@ -21,8 +21,8 @@ def exact_unpacking() -> Iterator[None]:
       weights, and would scale others wrongly (144 rows in two rows of blocks).
     - It leaves what isn't quantised beside FP8 (norms, embeddings, routers) in the checkpoint's dtype and, up to 5.21,
       unpacks MXFP4 to bfloat16, whatever dtype the model is loaded in.
-    - It unpacks a layer's MXFP4 experts at once, by 64-bit indices of every number: in GPT-OSS-20B that takes 5 GB
-      beside the weights, and a thirty-second part of it expert by expert.
+    - It unpacks a layer's MXFP4 experts at once, by 64-bit indices of every second number: in GPT-OSS-20B these alone
+      take 2.1 GB, and a thirty-second part of it expert by expert.
     """
     from transformers.integrations import finegrained_fp8, mxfp4
 
