@@ -74,10 +74,12 @@ def route_token(
         order = order[:1]
     weights = torch.zeros_like(mapped)
     total = sum(float(mapped[i]) for i in order)
+    # Scores of a router are positive, however small; only a mapping of them can make their sum vanish.
+    least = 0 if logits_space else SUM_EPS
     for i in order:
         weights[i] = mapped[i]
         if rule.renormalise:
-            weights[i] = mapped[i] / total if total > SUM_EPS else 1 / len(order)
+            weights[i] = mapped[i] / total if total > least else 1 / len(order)
     return weights * rule.scale
 
 
