@@ -62,8 +62,12 @@ def worker_memory(
         items.append(MemoryItem("one layer's original experts", experts // layers if host else 0, 0))
     needed = [
         MemoryItem("keys and values of a batch", max((_cached(outline, one) for one in passes), default=0), 0),
-        MemoryItem("activations and logits of a batch (estimate)", _activations(outline, passes), 0),
-        *_merging(config, outline),
+        XX are never there at once.
+        MemoryItem(
+            "activations and logits of a batch (estimate)",
+            max(_activations(outline, passes), _merging(config, outline)),
+            0,
+        ),
         *_repairing(config, costs, repairs, bool(experts)),
     ]
     beside = sum(item.device for item in needed)
@@ -145,12 +149,12 @@ def _loading(config: RunConfig, outline: ModelOutline, on_gpu: bool, host: bool)
     return outline.weight_bytes - outline.experts_bytes + outline.pinned_bytes + max(map(sum, outline.expert_bytes))
 
 
-def _merging(config: RunConfig, outline: ModelOutline) -> Iterator[MemoryItem]:
+def _merging(config: RunConfig, outline: ModelOutline) -> int:
     """Pieces of experts that are brought over, or widened to float32, to be merged; of as many as there are at most."""
-    if outline.expert_bytes and any(phase.kind == "merge" for phase in config.phases):
-        count, itemsize = outline.facts.experts, outline.facts.dtype_bytes
-        largest = max(outline.expert_bytes[0]) // (count * itemsize)
-        yield MemoryItem("pieces of experts that are merged", staged_bytes(count, count, largest, itemsize), 0)
+    if not outline.expert_bytes or all(phase.kind != "merge" for phase in config.phases):
+        return 0
+    count, itemsize = outline.facts.experts, outline.facts.dtype_bytes
+    return staged_bytes(count, count, max(outline.expert_bytes[0]) // (count * itemsize), itemsize)
 
 
 def _repairing(
