@@ -62,7 +62,7 @@ def worker_memory(
         items.append(MemoryItem("one layer's original experts", experts // layers if host else 0, 0))
     needed = [
         MemoryItem("keys and values of a batch", max((_cached(outline, one) for one in passes), default=0), 0),
-        XX are never there at once.
+        # Experts are merged when no pass is under way, or between layers, so both are never there at once.
         MemoryItem(
             "activations and logits of a batch (estimate)",
             max(_activations(outline, passes), _merging(config, outline)),
