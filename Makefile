@@ -21,6 +21,7 @@ lint: $(STAMP) .mypy_src
 	$(BIN)/ruff format --check $(FOLDERS)
 	MYPYPATH=.mypy_src $(BIN)/mypy -p moevolve
 	$(BIN)/vulture
+	PYTHONPATH=.mypy_src $(BIN)/lint-imports --no-cache
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix $(FOLDERS)
@@ -33,7 +34,6 @@ bench: $(STAMP)
 	$(BIN)/python tests/benchmarks/bench_edits.py
 	$(BIN)/python tests/benchmarks/bench_kernels.py
 	$(BIN)/python tests/benchmarks/bench_repair.py
-	$(BIN)/python tests/benchmarks/bench_estimate.py
 	$(BIN)/python tests/benchmarks/bench_search.py
 
 bench-real: $(STAMP)
@@ -53,7 +53,7 @@ $(STAMP): pyproject.toml
 # trees of links that lack every file added since: these links lay the folders out as the package they are.
 .mypy_src: $(wildcard search/api/*)
 	@rm -rf $@ && mkdir -p $@/moevolve
-	@for path in search workers evaluators store kernels search/api/*.py search/api/py.typed; do \
+	@for path in search workers evaluators store kernels search/api/*.py* search/api/py.typed; do \
 		ln -sfn ../../$$path $@/moevolve/$$(basename $$path); done
 
 clean:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.errors import UserError, first_line
 
 
 class _TextKeyLoader(yaml.SafeLoader):
@@ -53,30 +54,65 @@ def read_yaml(path: Path) -> dict[str, Any]:
         line = "" if error.problem_mark is None else f"{error.problem_mark.line + 1}:"
         raise UserError(f"{path}:{line} {error.problem}") from None
     except yaml.YAMLError as error:
-        raise UserError(f"{path}: not YAML: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{path}: not YAML: {first_line(error)}") from None
     if not isinstance(document, dict):
         raise UserError(f"{path}: expected a mapping of keys to values at the top")
     return document
 
 
-def explain_validation(error: ValidationError, model: type[BaseModel]) -> str:
-    """One line for a pydantic error: `field a.b: what is wrong`, unknown keys with the nearest known one."""
-    parts = []
-    for item in error.errors(include_url=False):
-        where = ".".join(str(part) for part in item["loc"])
-        if item["type"] == "extra_forbidden":
-            parts.append(f"unknown key `{where}`{_nearest(str(item['loc'][-1]), model, len(item['loc']) == 1)}")
-        elif item["type"] == "missing":
-            parts.append(f"field {where}: missing")
-        else:
-            message = item["msg"].removeprefix("Value error, ")
-            message = message[0].lower() + message[1:]
-            parts.append(f"field {where}: {message}" if where else message)
-    return "; ".join(parts)
+_UNKNOWN = "unknown key"
 
 
-def _nearest(key: str, model: type[BaseModel], top: bool) -> str:
-    if not top:
-        return ""
-    near = difflib.get_close_matches(key, model.model_fields, n=1)
-    return f" (did you mean `{near[0]}`?)" if near else f"; known keys: {', '.join(model.model_fields)}"
+def explain_validation(error: ValidationError, data: Any, known: Collection[str] = ()) -> str:
+    """Pydantic's findings on plain data as one line that names every field once.
+
+    Args:
+        error: the error that pydantic raised on the data.
+        data: the plain data that it validated.
+        known: the keys that there are at the top, of which the nearest is named for an unknown one.
+    """
+    findings: dict[str, list[str]] = {}
+    for item in error.errors():
+        message = _message(item["type"], item["msg"], item.get("ctx", {}))
+        field = _field(item["loc"], data, missing=item["type"] == "missing")
+        if message == _UNKNOWN and len(field) == 1:
+            near = difflib.get_close_matches(field[0], known, n=1)
+            message += f" (did you mean `{near[0]}`?)" if near else ""
+        findings.setdefault(".".join(field), []).append(message)
+    # Where a field may be one of several things, each of them has its own finding.
+    return "; ".join(
+        f"{field}: {' or '.join(dict.fromkeys(messages))}" if field else "; ".join(messages)
+        for field, messages in findings.items()
+    )
+
+
+def _field(location: tuple[int | str, ...], data: Any, missing: bool) -> list[str]:
+    """The part of pydantic's location that is in the data, or missing there: not the kinds of sections it tried."""
+    path: list[str] = []
+    node = data
+    for place, part in enumerate(location):
+        inside = isinstance(node, dict) and part in node
+        if inside or (isinstance(node, list | tuple) and isinstance(part, int) and part < len(node)):
+            node = node[part]
+        elif place < len(location) - 1 or not missing:
+            continue
+        path.append(str(part))
+    return path
+
+
+def _message(kind: str, message: str, context: Mapping[str, Any]) -> str:
+    """Pydantic's message in the words of YAML, which has lists and mappings."""
+    match kind:
+        case "extra_forbidden" | "unexpected_keyword_argument":
+            return _UNKNOWN
+        case "tuple_type":
+            return "expected a list, for example [a, b]"
+        case "model_type" | "model_attributes_type" | "dict_type" | "dataclass_type":
+            return "expected a mapping of settings"
+        case "too_short":
+            return f"expected {context['min_length']} or more entries"
+        case "union_tag_invalid":
+            return f"{context['tag']} is unknown; there are {context['expected_tags'].replace(chr(39), '')}"
+        case "union_tag_not_found":
+            return f"expected a mapping of settings with {context['discriminator'].strip(chr(39))}"
+    return message.removeprefix("Value error, ")

@@ -10,8 +10,8 @@ Nor may a row's place in its tile matter. `TILE` is a multiple of the rows that 
 4, 6, 8, 12, 16, 24, 32 or 48), so that no row is left over for code of another kind, and whole tiles of float32 begin
 at multiples of 64 bytes. For matrices of 8 outputs or fewer, such as those of small routers or of one thread's share,
 MKL has code that treats some rows otherwise all the same, mostly where features aren't a multiple of 8: both are
-filled up with zeros. MKL is nearly as fast in tiles as without. oneDNN takes longer to begin a product and gets more
-rows.
+filled up with zeros. MKL is nearly as fast in tiles as without. oneDNN takes longer to begin a product: it gets more
+rows, and small matrices are left to MKL.
 
 torch computes some functions, `silu` for one, by vectors, and what is left over at the end of a tensor by other code
 that rounds otherwise. `elementwise` leaves nothing over. Sums along a row, softmax and norms are each row's own in
@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -38,6 +39,9 @@ TILE = 96
 
 ONEDNN_TILE = 192
 """Rows of those through oneDNN, for which a product of fewer takes up to twice as long per row."""
+
+ONEDNN_LEAST = 1 << 16
+"""Numbers in a matrix from which on oneDNN is worth what it takes to begin a product."""
 
 _LEAST_OUTPUTS = 16
 _FEATURES = 16
@@ -84,13 +88,13 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None, *, by_one
     if _is_torchs(inputs):
         return functional.linear(inputs, weight, bias)
     outputs = weight.shape[0]
-    lacking, beside = max(0, _LEAST_OUTPUTS - outputs), -inputs.shape[-1] % _FEATURES
-    if lacking or beside:
-        inputs, weight = functional.pad(inputs, (0, beside)), functional.pad(weight, (0, beside, 0, lacking))
-        bias = None if bias is None else functional.pad(bias, (0, lacking))
+    if outputs < _LEAST_OUTPUTS:
+        weight = functional.pad(weight, (0, 0, 0, _LEAST_OUTPUTS - outputs))
+        bias = None if bias is None else functional.pad(bias, (0, _LEAST_OUTPUTS - outputs))
     rows = inputs.reshape(-1, inputs.shape[-1])
-    made = (_in_tiles_by_onednn if by_onednn else _in_tiles)(rows, weight, bias)
-    return made[:, :outputs].reshape(*inputs.shape[:-1], outputs)
+    made = rows.new_empty(_whole(len(rows), weight, by_onednn), len(weight))
+    _multiply(rows, weight, bias, made, by_onednn)
+    return made[: len(rows), :outputs].reshape(*inputs.shape[:-1], outputs)
 
 
 def batched(inputs: Tensor, weights: Tensor) -> Tensor:
@@ -131,7 +135,7 @@ def experts(
     """A mixture's experts: the chosen ones' `down (act(gate x) * (up x))`, summed with their weights in order of rank.
 
     Args:
-        hidden: [tokens, hidden] on a CPU.
+        hidden: [tokens, hidden] on a CPU, 16 wide or more.
         chosen: int64 [tokens, k].
         weights: [tokens, k].
         gate_up: the gates' rows, then the ups', [experts, 2 * width, hidden].
@@ -145,24 +149,22 @@ def experts(
     tokens, active = chosen.shape
     if not tokens:
         return torch.zeros_like(hidden)
-    tile = ONEDNN_TILE if by_onednn else TILE
     order = torch.argsort(chosen.flatten(), stable=True)
     counts = torch.bincount(chosen.flatten(), minlength=len(gate_up)).tolist()
-    outputs = []
-    done = 0
-    for expert, count in enumerate(counts):
-        if count:
-            # What fills an expert's rows up to whole tiles is computed and never read.
-            source = torch.zeros(-(-count // tile) * tile, dtype=torch.int64)
-            source[:count] = order[done : done + count] // active
+    # What fills an expert's rows up to whole tiles is computed and never read.
+    filled = [_whole(count, gate_up[0], by_onednn) for count in counts]
+    outputs = hidden.new_empty(sum(filled), hidden.shape[1])
+    place = torch.empty_like(order)
+    parts = zip(order.split(counts), outputs.split(filled), accumulate(filled, initial=0), strict=False)
+    for expert, (pairs, into, begin) in enumerate(parts):
+        if len(pairs):
+            place[pairs] = torch.arange(begin, begin + len(pairs))
+            source = torch.zeros(len(into), dtype=torch.int64)
+            source[: len(pairs)] = pairs // active
             inner = linear(hidden.index_select(0, source), gate_up[expert], by_onednn=by_onednn)
             gate, up = inner.chunk(2, dim=-1)
-            outputs.append(linear(elementwise(activation, gate).mul_(up), down[expert], by_onednn=by_onednn)[:count])
-            done += count
-    # Joining and selecting takes half as long as torch's copy to an index.
-    place = torch.empty_like(order)
-    place[order] = torch.arange(len(order))
-    return _weighted(torch.cat(outputs).index_select(0, place).view(tokens, active, hidden.shape[1]), weights)
+            _multiply(elementwise(activation, gate).mul_(up), down[expert], None, into, by_onednn)
+    return _weighted(outputs.index_select(0, place).view(tokens, active, hidden.shape[1]), weights)
 
 
 def elementwise(function: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
@@ -193,22 +195,30 @@ def _is_torchs(inputs: Tensor) -> bool:
     return inputs.device.type != "cpu" or torch.is_grad_enabled()
 
 
-def _in_tiles(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    count, matrix = len(rows), weight.t()
-    made = rows.new_empty(-(-count // TILE) * TILE, len(weight))
-    for tile, into in zip(_divided(rows, TILE), made.split(TILE), strict=False):
-        if bias is None:
-            torch.mm(tile, matrix, out=into)
+def _tile(weight: Tensor, by_onednn: bool) -> int:
+    return ONEDNN_TILE if by_onednn and weight.numel() >= ONEDNN_LEAST else TILE
+
+
+def _whole(rows: int, weight: Tensor, by_onednn: bool) -> int:
+    """Rows of as many tiles as there must be."""
+    tile = _tile(weight, by_onednn)
+    return -(-rows // tile) * tile
+
+
+def _multiply(rows: Tensor, weight: Tensor, bias: Tensor | None, into: Tensor, by_onednn: bool) -> None:
+    """Write products of rows, [n, features], to as many whole tiles as these take, [n or more, outputs]."""
+    beside = -rows.shape[1] % _FEATURES
+    if beside:
+        rows, weight = functional.pad(rows, (0, beside)), functional.pad(weight, (0, beside))
+    tile, matrix = _tile(weight, by_onednn), weight.t()
+    for part, made in zip(_divided(rows, tile), into.split(tile), strict=False):
+        if tile == ONEDNN_TILE:
+            # torch has no public name for a product that always goes through oneDNN, and none that writes to a tensor.
+            made.copy_(torch.ops.mkldnn._linear_pointwise(part, weight, bias, "none", [], ""))  # noqa: SLF001
+        elif bias is None:
+            torch.mm(part, matrix, out=made)
         else:
-            torch.addmm(bias, tile, matrix, out=into)
-    return made[:count]
-
-
-def _in_tiles_by_onednn(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    # torch has no public name for a product that always goes through oneDNN.
-    product = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001
-    made = [product(tile, weight, bias, "none", [], "") for tile in _divided(rows, ONEDNN_TILE)]
-    return torch.cat(made)[: len(rows)] if made else rows.new_empty(0, weight.shape[0])
+            torch.addmm(bias, part, matrix, out=made)
 
 
 def _divided(rows: Tensor, tile: int) -> tuple[Tensor, ...]:

@@ -2,13 +2,13 @@
 
 A driver takes the lease, which gives it the next epoch, and renews it while it lives. Every write of its checks the
 epoch in its own transaction, under a lock on the row: from when another driver has the lease, not one write of the
-first goes through, however late it wakes up. Time is the database's; a driver's own clock decides nothing.
+first goes through, however late it wakes up. Time is the database's; a driver's own clock decides nothing. Of an owner
+that is known to be gone (`owners.py`) nobody waits until the lease runs out.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -18,12 +18,10 @@ from sqlalchemy import Connection, Row, Select, select, text, update
 from moevolve.store.errors import LeaseHeldError, LeaseLostError, NotRunningError, StoreError
 from moevolve.store.events import append
 from moevolve.store.lineage import find_search
-from moevolve.store.records import WANTED, Claim, Control, Lease, Progress, Wanted
-from moevolve.store.session import hold_content
+from moevolve.store.owners import is_gone
+from moevolve.store.records import DESIRED_STATES, Control, DesiredState, Lease, Progress, ResourceRequest
+from moevolve.store.session import lock_against_prune
 from moevolve.store.tables import leases
-
-Dead = Callable[[str], bool]
-"""Whether an owner is known to be gone, so that its lease need not run out first."""
 
 
 def now_of(connection: Connection) -> datetime:
@@ -36,24 +34,22 @@ def now_of(connection: Connection) -> datetime:
 
 def unheld(search_id: str) -> dict[str, Any]:
     """The row of a new search."""
-    return {"search_id": search_id, "epoch": 0, "wanted": "running", "priority": 0, "events": 0}
+    return {"search_id": search_id, "epoch": 0, "desired_state": "running", "priority": 0, "events": 0}
 
 
-def acquire(
-    connection: Connection, search_id: str, owner: str, seconds: float, dead: Dead, priority: int | None
-) -> Lease:
+def acquire(connection: Connection, search_id: str, owner: str, seconds: float, priority: int | None) -> Lease:
     """Take a search's lease. What was asked of the driver before is forgotten; so is its priority, if one is given.
 
     Not that the search be cancelled: a driver that died before it heard that leaves it to the next one.
 
     Raises:
-        LeaseHeldError: another driver has it, and is not dead.
+        LeaseHeldError: another driver has it, and isn't known to be gone.
         StoreError: unknown search.
     """
-    hold_content(connection)
+    lock_against_prune(connection)
     row, now = _locked(connection, search_id), now_of(connection)
     found = find_search(connection, search_id)
-    if _control(row, now, dead).alive:
+    if _control(row, now).alive:
         left = (row.expires_at - now).total_seconds()
         raise LeaseHeldError(
             f"search {found.name} is being run by {row.owner}; stop that one, or wait: if "
@@ -66,7 +62,7 @@ def acquire(
         owner=owner,
         epoch=lease.epoch,
         expires_at=now + timedelta(seconds=seconds),
-        wanted="cancelled" if row.wanted == "cancelled" and found.status != "finished" else "running",
+        desired_state="cancelled" if row.desired_state == "cancelled" and found.status != "finished" else "running",
         workers=None,
         stage=None,
         claim=None,
@@ -81,7 +77,7 @@ def renew(
     seconds: float,
     stage: str | None,
     progress: Progress | None,
-    claim: Claim | None,
+    claim: ResourceRequest | None,
 ) -> Control:
     """Keep a lease for so many seconds from now on, say where its owner stands, and read what is asked of it.
 
@@ -114,13 +110,12 @@ def release(connection: Connection, lease: Lease) -> None:
         _set(connection, lease.search_id, owner=None, expires_at=None, claim=None)
 
 
-def fence(connection: Connection, writer: str | Lease, dead: Dead = lambda _: False) -> str:
+def fence(connection: Connection, writer: str | Lease) -> str:
     """Let a write to a search go on only if it is its driver's, or there is no driver.
 
     Args:
         connection: in the transaction of the write.
         writer: the driver's lease; or the search's id, from who has none.
-        dead: whether an owner whose lease lasts is known to be gone.
 
     Returns:
         The search's id.
@@ -133,7 +128,7 @@ def fence(connection: Connection, writer: str | Lease, dead: Dead = lambda _: Fa
     if isinstance(writer, Lease):
         _own(connection, writer)
         return writer.search_id
-    control = _control(_locked(connection, writer), now_of(connection), dead)
+    control = _control(_locked(connection, writer), now_of(connection))
     if control.alive:
         name = find_search(connection, writer).name
         raise LeaseHeldError(f"search {name} is being run by {control.owner}: stop it first")
@@ -143,10 +138,9 @@ def fence(connection: Connection, writer: str | Lease, dead: Dead = lambda _: Fa
 def ask(
     connection: Connection,
     search_id: str,
-    wanted: Wanted | None,
+    desired_state: DesiredState | None,
     workers: int | None,
     priority: int | None,
-    dead: Dead,
 ) -> Control:
     """Ask a search's driver for something; what is None stays as it is.
 
@@ -154,13 +148,13 @@ def ask(
         NotRunningError: no driver runs it.
         StoreError: it isn't known what is asked.
     """
-    if wanted is not None and wanted not in WANTED:
-        raise StoreError(f"a driver can be asked for {', '.join(WANTED)}, not {wanted!r}")
-    control = _control(_locked(connection, search_id), now_of(connection), dead)
+    if desired_state is not None and desired_state not in DESIRED_STATES:
+        raise StoreError(f"a driver can be asked for {', '.join(DESIRED_STATES)}, not {desired_state!r}")
+    control = _control(_locked(connection, search_id), now_of(connection))
     if not control.alive:
         found = find_search(connection, search_id)
         raise NotRunningError(f"search {found.name} isn't being run (it is {found.status})")
-    given = {"wanted": wanted, "workers": workers, "priority": priority}
+    given = {"desired_state": desired_state, "workers": workers, "priority": priority}
     changes = {name: value for name, value in given.items() if value is not None}
     if changes:
         _set(connection, search_id, **changes)
@@ -168,24 +162,24 @@ def ask(
     return replace(control, events=control.events + bool(changes), **changes)  # type: ignore[arg-type]
 
 
-def read(connection: Connection, search_id: str, dead: Dead) -> Control:
+def read(connection: Connection, search_id: str) -> Control:
     """Who runs a search, and what is asked of it."""
     row = connection.execute(select(leases).where(leases.c.search_id == search_id)).one()
-    return _control(row, now_of(connection), dead)
+    return _control(row, now_of(connection))
 
 
-def read_all(connection: Connection, dead: Dead) -> dict[str, Control]:
+def read_all(connection: Connection) -> dict[str, Control]:
     """The same of every search, by id."""
-    return _read(connection, select(leases), dead)
+    return _read(connection, select(leases))
 
 
-def running(connection: Connection, dead: Dead = lambda _: False) -> dict[str, Control]:
+def running(connection: Connection) -> dict[str, Control]:
     """The same of those that are being run; others cost next to nothing, however many they are."""
-    found = _read(connection, select(leases).where(leases.c.owner.is_not(None)), dead)
+    found = _read(connection, select(leases).where(leases.c.owner.is_not(None)))
     return {search_id: control for search_id, control in found.items() if control.alive}
 
 
-def shut_out(connection: Connection, dead: Dead) -> set[str]:
+def shut_out(connection: Connection) -> set[str]:
     """Take leases that ran out from their owners, who write nothing more should they wake up.
 
     Returns:
@@ -194,16 +188,16 @@ def shut_out(connection: Connection, dead: Dead) -> set[str]:
     late = update(leases).where(leases.c.expires_at <= now_of(connection))
     connection.execute(late.values(owner=None, expires_at=None, claim=None, epoch=leases.c.epoch + 1))
     held = connection.execute(select(leases.c.search_id, leases.c.owner).where(leases.c.owner.is_not(None)))
-    return {row.search_id for row in held if not dead(row.owner)}
+    return {row.search_id for row in held if not is_gone(row.owner)}
 
 
-def _read(connection: Connection, rows: Select[Any], dead: Dead) -> dict[str, Control]:
+def _read(connection: Connection, rows: Select[Any]) -> dict[str, Control]:
     now = now_of(connection)
-    return {row.search_id: _control(row, now, dead) for row in connection.execute(rows)}
+    return {row.search_id: _control(row, now) for row in connection.execute(rows)}
 
 
-def _control(row: Row[Any], now: datetime, dead: Dead = lambda _: False) -> Control:
-    alive = row.owner is not None and now < row.expires_at and not dead(row.owner)
+def _control(row: Row[Any], now: datetime) -> Control:
+    alive = row.owner is not None and now < row.expires_at and not is_gone(row.owner)
     progress = None
     if row.progress is not None:
         said = json.loads(row.progress)
@@ -212,13 +206,13 @@ def _control(row: Row[Any], now: datetime, dead: Dead = lambda _: False) -> Cont
         row.owner,
         row.epoch,
         alive,
-        row.wanted,
+        row.desired_state,
         row.workers,
         row.priority,
         row.stage,
         progress,
         row.events,
-        None if row.claim is None else Claim(**json.loads(row.claim)),
+        None if row.claim is None else ResourceRequest(**json.loads(row.claim)),
     )
 
 

@@ -15,7 +15,6 @@ from moevolve.store import events, leases, queries
 from moevolve.store import tables as models
 from moevolve.store.costs import SearchCosts, read_costs
 from moevolve.store.errors import NotFoundError, UnreachableError
-from moevolve.store.leases import Dead
 from moevolve.store.lineage import find_search, lineage
 from moevolve.store.queries import (
     context_ids,
@@ -44,12 +43,10 @@ from moevolve.store.session import make_engine, transaction
 P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S", bound="StoreReader")
-_READERS_S = 10.0
-"""How long it is tried to read a SQLite file that others begin to write to every time."""
 
 
 def patient(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """A method of a store that is tried again while the database is away, for `patience_s` in all.
+    """A method of a store that is tried again while the database is away, for `retry_timeout_s` in all.
 
     A lost connection leaves open whether its transaction was committed, so only what may be repeated is patient: reads,
     and writes that say what is to be, not what is to change. Repeated, a write finds its own rows and leaves them, or
@@ -91,8 +88,8 @@ class StoreReader:
     Attributes:
         url: of the database.
         is_new: whether there was none, and opening it made it.
-        patience_s: how long in all a database is waited for that is away (`patient`), or a file that another process
-            writes to; who drives a search sets it.
+        retry_timeout_s: seconds for which an operation is tried again while the database is away (`patient`) or another
+            process writes to the file; a search's driver sets it.
     """
 
     def __init__(self, engine: Engine, url: str) -> None:
@@ -100,7 +97,7 @@ class StoreReader:
         self._engine = engine
         self.url = url
         self.is_new = False
-        self.patience_s = _READERS_S if self.is_file else 0.0
+        self.retry_timeout_s = 0.0
         self._silent_since: float | None = None
 
     @classmethod
@@ -150,7 +147,7 @@ class StoreReader:
         """Whether a database that is away is to be waited for that much longer."""
         now = time.monotonic()
         self._silent_since = now if self._silent_since is None else self._silent_since
-        return now + pause - self._silent_since <= self.patience_s
+        return now + pause - self._silent_since <= self.retry_timeout_s
 
     def close(self) -> None:
         """Gives back all connections. Closing twice is harmless."""
@@ -194,27 +191,22 @@ class StoreReader:
             return [SearchTaskRecord(*row) for row in connection.execute(query)]
 
     @patient
-    def control(self, search_id: str, dead: Dead = lambda _: False) -> Control:
-        """Who runs a search, and what is asked of it.
-
-        Args:
-            search_id: of the search.
-            dead: whether an owner whose lease lasts is known to be gone.
-        """
+    def control(self, search_id: str) -> Control:
+        """Who runs a search, and what is asked of it."""
         with self.transaction() as connection:
-            return leases.read(connection, search_id, dead)
+            return leases.read(connection, search_id)
 
     @patient
-    def controls(self, dead: Dead = lambda _: False) -> dict[str, Control]:
-        """Who runs each search, where it stands and what is asked of it, by its id; `dead` as `control` has it."""
+    def controls(self) -> dict[str, Control]:
+        """Who runs each search, where it stands and what is asked of it, by its id."""
         with self.transaction() as connection:
-            return leases.read_all(connection, dead)
+            return leases.read_all(connection)
 
     @patient
-    def running(self, dead: Dead = lambda _: False) -> dict[str, Control]:
+    def running(self) -> dict[str, Control]:
         """The same of those alone that are being run."""
         with self.transaction() as connection:
-            return leases.running(connection, dead)
+            return leases.running(connection)
 
     @patient
     def events(self, after: Mapping[str, int], limit: int = 1000) -> list[Event]:

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Literal, get_args
 
+from pydantic import computed_field
+
 SearchStatus = Literal["created", "running", "paused", "interrupted", "cancelled", "finished", "failed"]
-Wanted = Literal["running", "paused", "stopped", "cancelled"]
+DesiredState = Literal["running", "paused", "stopped", "cancelled"]
 """What can be asked of a driver. A stopped search can be resumed, a cancelled one is over."""
 EventKind = Literal["status", "asked", "best", "failed", "retried", "exported"]
 """A new status; something asked of the driver; a new best; candidates that failed; a step back; a checkpoint."""
@@ -28,7 +30,7 @@ SPLITS: tuple[Split, ...] = ("calibration", "search", "dev", "test")
 SCORED: tuple[Split, ...] = ("search", "dev", "test")
 """Splits that evaluations and rankings are on; `calibration` is measured on only."""
 SEARCH_STATUSES: tuple[SearchStatus, ...] = get_args(SearchStatus)
-WANTED: tuple[Wanted, ...] = get_args(Wanted)
+DESIRED_STATES: tuple[DesiredState, ...] = get_args(DesiredState)
 FULL_MODEL = "full"
 """Phenotype hash under which evaluations of the unedited model are kept."""
 BYTES_AS_TEXT = {"ser_json_bytes": "base64", "val_json_bytes": "base64"}
@@ -82,7 +84,7 @@ class SearchRecord:
         """Whether it is known which weights it is about."""
         return not self.model_fingerprint.startswith(UNBOUND)
 
-    def is_left_behind(self, alive: bool) -> bool:
+    def is_orphaned(self, alive: bool) -> bool:
         """Whether its driver, which is or isn't alive, is gone without having said how it ended."""
         return not alive and self.status in ("running", "paused")
 
@@ -132,7 +134,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ResourceRequest:
     """What a running search could use of a Ray cluster that others may share.
 
     Attributes:
@@ -156,7 +158,7 @@ class Control:
         owner: who took the lease last and didn't give it back; None if nobody.
         epoch: how many times it was taken.
         alive: whether the owner's lease lasts.
-        wanted: what the driver is to do.
+        desired_state: what the driver is to do.
         workers: how many it is to have; None leaves that to the configuration.
         priority: of searches that want the same workers, those of a higher one get them first.
         stage: what the driver last said that it does, one line.
@@ -168,13 +170,13 @@ class Control:
     owner: str | None
     epoch: int
     alive: bool
-    wanted: Wanted
+    desired_state: DesiredState
     workers: int | None
     priority: int = 0
     stage: str | None = None
     progress: Progress | None = None
     events: int = 0
-    claim: Claim | None = None
+    claim: ResourceRequest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,8 +251,8 @@ class SearchSummary:
     owner: str | None
 
     @property
-    def is_left_behind(self) -> bool:
-        return self.search.is_left_behind(self.owner is not None)
+    def is_orphaned(self) -> bool:
+        return self.search.is_orphaned(self.owner is not None)
 
     @property
     def pending(self) -> int:
@@ -379,6 +381,7 @@ class IndividualDetail:
     evaluations: tuple[EvaluationRecord, ...]
     exports: tuple[ExportRecord, ...]
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def ref(self) -> str:
         """`name:index`, as the command line takes it."""
@@ -419,6 +422,7 @@ class BestRow:
     phenotype_hash: str
     model_fingerprint: str
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def ref(self) -> str:
         """`name:index`, as the command line takes it."""

@@ -5,38 +5,35 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields
-from datetime import datetime, timedelta
 from typing import Self
 
 from sqlalchemy import Connection, Engine, delete, func, select, update
 
-from moevolve.store import deliveries, events, leases
+from moevolve.store import events, leases
 from moevolve.store import tables as models
 from moevolve.store.errors import NameTakenError, StoreError
 from moevolve.store.files import BUSY_SECONDS
-from moevolve.store.leases import Dead
 from moevolve.store.lineage import find_individual, find_search
 from moevolve.store.reader import StoreReader, patient
 from moevolve.store.records import (
     SEARCH_STATUSES,
     UNBOUND,
-    Claim,
     Control,
+    DesiredState,
     EvaluationRecord,
-    Event,
     ExportRecord,
     IndividualRecord,
     Lease,
     Progress,
+    ResourceRequest,
     SearchRecord,
     SearchStatus,
     SearchTaskRecord,
-    Wanted,
 )
 from moevolve.store.session import (
-    hold_content,
     insert_all,
     insert_new,
+    lock_against_prune,
     make_engine,
     transaction,
     vacuum,
@@ -69,8 +66,8 @@ class Store(StoreReader):
     def __init__(self, engine: Engine, url: str) -> None:
         """For `open`."""
         super().__init__(engine, url)
-        self.patience_s = BUSY_SECONDS if self.is_file else 0.0
-        wait_for_locks(engine, lambda: self.patience_s)
+        self.retry_timeout_s = BUSY_SECONDS if self.is_file else 0.0
+        wait_for_locks(engine, lambda: self.retry_timeout_s)
         self._contexts: dict[ContextKey, int] = {}
 
     @classmethod
@@ -82,8 +79,7 @@ class Store(StoreReader):
             create: make the store where there is none. False: a missing store is an error and nothing is created.
 
         Raises:
-            StoreError: as `StoreReader.open`; or a SQLite file is on a network file system. The database is left
-                untouched.
+            StoreError: as `StoreReader.open`. The database is left untouched.
         """
         return cls._prepared(make_engine(url, create), url, create)
 
@@ -108,7 +104,7 @@ class Store(StoreReader):
         row = {one.name: getattr(search, one.name) for one in fields(search)}
         row |= {"created_at": search.created_at or now, "updated_at": search.updated_at or search.created_at or now}
         with self.write_transaction() as connection:
-            hold_content(connection)
+            lock_against_prune(connection)
             both = [search.id, search.name]
             taken = models.searches.c.id.in_(both) | models.searches.c.name.in_(both)
             other = connection.execute(select(models.searches).where(taken)).first()
@@ -182,7 +178,6 @@ class Store(StoreReader):
         search_id: str,
         owner: str,
         seconds: float,
-        dead: Dead = lambda _: False,
         priority: int | None = None,
     ) -> Lease:
         """Takes the lease of a search, the right to write to it, for so many seconds.
@@ -191,7 +186,6 @@ class Store(StoreReader):
             search_id: of the search.
             owner: who takes it, for people.
             seconds: until it runs out, unless it is renewed.
-            dead: whether an owner whose lease lasts is known to be gone.
             priority: of the search from now on; None leaves it as it is.
 
         Raises:
@@ -199,7 +193,7 @@ class Store(StoreReader):
             StoreError: unknown search.
         """
         with self.write_transaction() as connection:
-            return leases.acquire(connection, search_id, owner, seconds, dead, priority)
+            return leases.acquire(connection, search_id, owner, seconds, priority)
 
     @patient
     def renew(
@@ -208,7 +202,7 @@ class Store(StoreReader):
         seconds: float,
         stage: str | None = None,
         progress: Progress | None = None,
-        claim: Claim | None = None,
+        claim: ResourceRequest | None = None,
     ) -> Control:
         """Keeps a lease for so many seconds from now on, also one that ran out and nobody took.
 
@@ -238,25 +232,23 @@ class Store(StoreReader):
     def ask(
         self,
         search_id: str,
-        wanted: Wanted | None = None,
+        desired_state: DesiredState | None = None,
         workers: int | None = None,
         priority: int | None = None,
-        dead: Dead = lambda _: False,
     ) -> Control:
         """Asks the driver of a search for something, which it does within seconds.
 
         Args:
             search_id: of the search.
-            wanted: what it is to do; None leaves that as it is.
+            desired_state: what it is to do; None leaves that as it is.
             workers: how many workers it is to have; None likewise.
             priority: of its search; None likewise.
-            dead: as `acquire` has it.
 
         Raises:
             StoreError: unknown search, or no driver runs it.
         """
         with self.write_transaction() as connection:
-            return leases.ask(connection, search_id, wanted, workers, priority, dead)
+            return leases.ask(connection, search_id, desired_state, workers, priority)
 
     @patient
     def record(
@@ -326,32 +318,6 @@ class Store(StoreReader):
         with self.write_transaction() as connection:
             row = {"fingerprint": fingerprint, "content": content, "created_at": utc_now()}
             insert_new(connection, models.calibrations, [row])
-
-    @patient
-    def claim_events(
-        self, target: str, statuses: Sequence[SearchStatus], since: datetime, seconds: float
-    ) -> list[tuple[Event, int]]:
-        """Takes the events of new statuses that a target is still to be told of; see `moevolve.store.deliveries`.
-
-        Args:
-            target: who.
-            statuses: which it is told of.
-            since: events before are nobody's news any more.
-            seconds: until somebody else may take them, if nothing comes of this.
-
-        Returns:
-            Each with the number of times that it was tried before.
-        """
-        with self.write_transaction() as connection:
-            now = leases.now_of(connection)
-            return deliveries.claim(connection, target, statuses, since, now, seconds)
-
-    @patient
-    def settle_event(self, event: Event, target: str, outcome: str, again_in: float | None = None) -> None:
-        """Notes how telling a target of an event went, and in how many seconds to try again; None never."""
-        with self.write_transaction() as connection:
-            later = None if again_in is None else leases.now_of(connection) + timedelta(seconds=again_in)
-            deliveries.settle(connection, event, target, outcome, later)
 
     def vacuum(self) -> bool:
         """Gives the room of deleted rows back, where the database is a file; whether it is one."""

@@ -14,7 +14,6 @@ from sqlalchemy import Connection, Engine, inspect, select, text
 from moevolve.store import leases
 from moevolve.store.errors import LeaseHeldError, StoreError
 from moevolve.store.files import file_of
-from moevolve.store.leases import Dead
 from moevolve.store.records import Upgrade
 from moevolve.store.session import make_engine, transaction, use_wal, without_password
 from moevolve.store.tables import searches
@@ -88,12 +87,11 @@ def prepare(engine: Engine, create: bool) -> bool:
     return built
 
 
-def upgrade(url: str, dead: Dead) -> Upgrade:
+def upgrade(url: str) -> Upgrade:
     """Brings a store to the schema that this software writes, in one transaction that keeps everybody else out.
 
     Args:
         url: of the store.
-        dead: as `Store.acquire` has it.
 
     Raises:
         LeaseHeldError: a search is being run. Nothing was changed.
@@ -101,12 +99,12 @@ def upgrade(url: str, dead: Dead) -> Upgrade:
     """
     engine = make_engine(url, create=False)
     try:
-        return _upgrade(engine, dead)
+        return _upgrade(engine)
     finally:
         engine.dispose()
 
 
-def _upgrade(engine: Engine, dead: Dead) -> Upgrade:
+def _upgrade(engine: Engine) -> Upgrade:
     with transaction(engine, write=True) as connection:
         _lock(connection)
         before = _revision(connection)
@@ -117,7 +115,7 @@ def _upgrade(engine: Engine, dead: Dead) -> Upgrade:
         if inspect(connection).has_table("leases"):
             if connection.dialect.name == "postgresql":
                 connection.execute(text("LOCK TABLE leases IN ACCESS EXCLUSIVE MODE"))
-            running = leases.running(connection, dead)
+            running = leases.running(connection)
             if running:
                 s = searches.c
                 names = connection.execute(select(s.id, s.name).where(s.id.in_(running)).order_by(s.name))

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 import sqlite3
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import (
@@ -31,15 +29,14 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import (
     ArgumentError,
     DBAPIError,
-    DisconnectionError,
     InterfaceError,
     OperationalError,
     SQLAlchemyError,
 )
-from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, StaticPool
+from sqlalchemy.pool import ConnectionPoolEntry, NullPool, StaticPool
 
 from moevolve.store.errors import StoreError, UnreachableError
-from moevolve.store.files import BUSY_SECONDS, Seal, check_file, connect_to_read, file_of
+from moevolve.store.files import BUSY_SECONDS, check_file, connect_to_read, file_of, may_write
 
 CHUNK = 500
 """Values per IN list: far below every backend's limit on the variables of one statement."""
@@ -68,8 +65,6 @@ _IDLE_S = 20
 """How long a write on PostgreSQL may wait for its client."""
 _STEP_S = 0.5
 """How long Ctrl-C may go unheard while a SQLite file is locked."""
-INTERRUPTED_S = 5.0
-"""How long each write on the way out waits for a locked file once Ctrl-C was heard."""
 # Any number will do, as long as it is always the same, and not that of `schema.py`.
 _CONTENT_LOCK = 7_026_112_438
 # A server that is cut off without a word is given up within half a minute, as one that says so is.
@@ -88,8 +83,8 @@ def make_engine(url: str, create: bool, read_only: bool = False) -> Engine:
     Args:
         url: of the database.
         create: whether a missing SQLite file may be made.
-        read_only: whether it is only to read: a SQLite file then refuses all else, and is left without a trace
-            (`files`). PostgreSQL refuses it in each transaction that doesn't write.
+        read_only: whether it is only to read: a SQLite file then refuses all else. PostgreSQL refuses it in each
+            transaction that doesn't write.
 
     Raises:
         StoreError: not a database URL, an unsupported database, or a file that can't be a store (`files.check_file`).
@@ -114,30 +109,18 @@ def make_engine(url: str, create: bool, read_only: bool = False) -> Engine:
 def _sqlite_engine(url: URL, create: bool, read_only: bool) -> Engine:
     path = file_of(url)
     if path is not None:
-        check_file(path, create, read_only)
-    # A store in memory is one connection: each further one would be another, empty store.
-    pool = {} if path is not None else {"poolclass": StaticPool}
-    wait = {"timeout": BUSY_SECONDS, "check_same_thread": False}
-    engine = _engine(url, connect_args=wait, **pool)
+        check_file(path, create)
     if path is not None and read_only:
-        _set_up_reading(engine, path)
+        # Without the right to write beside it, how it is read depends on who has it open: each transaction looks anew.
+        pool: dict[str, Any] = {} if may_write(path.resolve()) else {"poolclass": NullPool}
+        engine = _engine(url, creator=lambda: connect_to_read(path), **pool)
+    else:
+        # A store in memory is one connection: each further one would be another, empty store.
+        pool = {} if path is not None else {"poolclass": StaticPool}
+        wait = {"timeout": BUSY_SECONDS, "check_same_thread": False}
+        engine = _engine(url, connect_args=wait, **pool)
     _set_up_sqlite(engine)
     return engine
-
-
-def _set_up_reading(engine: Engine, path: Path) -> None:
-    def connect(_dialect: Any, entry: ConnectionPoolEntry, _args: Any, _options: Any) -> Any:
-        connection, entry.info["seal"] = connect_to_read(path)
-        connection.execute("PRAGMA query_only=ON")
-        return connection
-
-    event.listen(engine, "do_connect", connect)
-    event.listen(engine, "checkout", _check_seal)
-
-
-def _check_seal(_connection: DBAPIConnection, entry: ConnectionPoolEntry, _proxy: PoolProxiedConnection) -> None:
-    if not entry.info["seal"].whole:
-        raise DisconnectionError("somebody writes to the store now")  # SQLAlchemy connects anew
 
 
 def _engine(url: URL, **options: Any) -> Engine:
@@ -195,21 +178,13 @@ def _begin_to_write(connection: Connection) -> None:
     try:
         while not _begun(connection):
             waited = time.monotonic() - begun
-            if waited + _STEP_S > (min(patience(), INTERRUPTED_S) if _interrupted() else patience()):
+            if waited + _STEP_S > patience():
                 raise StoreError(
                     f"{without_password(connection.engine.url)}: database is locked: another process writes to it "
                     f"for {waited:.0f} s now; try again when that has ended"
                 )
     finally:
         raw.execute(f"PRAGMA busy_timeout={BUSY_SECONDS * 1000}")
-
-
-def _interrupted() -> bool:
-    """Whether this thread is on its way out because of Ctrl-C, and writes down in some `finally` what it has."""
-    error = sys.exception()
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__context__
-    return error is not None
 
 
 def _begun(connection: Connection) -> bool:
@@ -268,10 +243,8 @@ def transaction(engine: Engine, write: bool = False, bounded: bool = True) -> It
         StoreError: in place of any other database error, in one line.
     """
     where = without_password(engine.url)
-    seal: Seal | None = None
     try:
         with engine.connect() as connection:
-            seal = connection.info.get("seal")
             # A connection's options are set in place.
             if engine.dialect.name == "sqlite":
                 connection.execution_options(moevolve_write=write)
@@ -281,11 +254,8 @@ def transaction(engine: Engine, write: bool = False, bounded: bool = True) -> It
                 if write and bounded and engine.dialect.name == "postgresql":
                     connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = {_IDLE_S * 1000:.0f}")
                 yield connection
-                if seal is not None and not seal.whole:
-                    raise UnreachableError(f"{where}: somebody began to write while it was read; try again")
     except (SQLAlchemyError, OverflowError) as error:
-        away = _is_away(error) if seal is None else not seal.whole
-        raise (UnreachableError if away else StoreError)(f"{where}: {one_line(error)}") from error
+        raise (UnreachableError if _is_away(error) else StoreError)(f"{where}: {one_line(error)}") from error
 
 
 def _is_away(error: Exception) -> bool:
@@ -299,7 +269,7 @@ def _is_away(error: Exception) -> bool:
     return error.connection_invalidated or operational
 
 
-def hold_content(connection: Connection, alone: bool = False) -> None:
+def lock_against_prune(connection: Connection, alone: bool = False) -> None:
     """Until the transaction ends, nobody deletes what a search might take for its own; `alone` is for who deletes.
 
     On PostgreSQL a lock of who adds a search or takes its lease, against who prunes; SQLite has one writer at a time.

@@ -116,7 +116,7 @@ class SearchLease(Base):
     owner: Mapped[str | None] = mapped_column(String)
     epoch: Mapped[int] = mapped_column(BigInteger)
     expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    wanted: Mapped[str] = mapped_column(String)
+    desired_state: Mapped[str] = mapped_column(String)
     workers: Mapped[int | None] = mapped_column(Integer)
     priority: Mapped[int] = mapped_column(Integer)
     stage: Mapped[str | None] = mapped_column(FreeText)
@@ -135,19 +135,6 @@ class SearchEvent(Base):
     text: Mapped[str] = mapped_column(FreeText)
     idx: Mapped[int | None] = mapped_column(BigInteger)
     at: Mapped[datetime] = mapped_column(UtcDateTime, index=True)
-
-
-class Delivery(Base):
-    """An event that a server told somebody of, or is telling; whoever adds the row is the one who tells."""
-
-    __tablename__ = "deliveries"
-    __table_args__ = (ForeignKeyConstraint(["search_id", "seq"], ["events.search_id", "events.seq"]),)
-    search_id: Mapped[str] = mapped_column(String, primary_key=True)
-    seq: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
-    target: Mapped[str] = mapped_column(String, primary_key=True)
-    attempts: Mapped[int] = mapped_column(Integer)
-    next_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    outcome: Mapped[str | None] = mapped_column(FreeText)
 
 
 class Individual(Base):
@@ -287,7 +274,6 @@ searches = Base.metadata.tables["searches"]
 search_tasks = Base.metadata.tables["search_tasks"]
 leases = Base.metadata.tables["leases"]
 events = Base.metadata.tables["events"]
-deliveries = Base.metadata.tables["deliveries"]
 individuals = Base.metadata.tables["individuals"]
 parents = Base.metadata.tables["parents"]
 contexts = Base.metadata.tables["evaluation_contexts"]

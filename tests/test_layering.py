@@ -1,4 +1,8 @@
-"""Who may import whom, and where the big dependencies are confined to: read from the source, nothing is imported."""
+"""Which part imports which, and where the big dependencies are confined to: read from the source, nothing is imported.
+
+The layers within the parts are contracts of import-linter, in `pyproject.toml`; it doesn't see `kernels`, which has no
+`__init__.py`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
-from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -22,29 +25,6 @@ MAY_IMPORT = {
     "search": {"kernels", "evaluators", "store", "workers"},
     "configs": set(),
 }
-# Rooms of a part, low to high: a module imports those of its own room and of lower ones, also within functions. The
-# longest name that begins a module's decides.
-ROOMS = {
-    "search": (
-        *("figures", "config.section", "config.phases", "genomes", "config", "loop.schedule", "loop.history"),
-        *("strategies", "pools", "loop", "estimate", "running", "service", "compare", "report", "server", "api", "cli"),
-    ),
-    "workers": (
-        *(
-            "config",
-            "capacity",
-            "facts",
-            "families",
-            "export.card",
-            "export.mixtral_form",
-            "export.native",
-            "export.state",
-        ),
-        *("methods", "messages", "model", "engine", "export", "worker", "profiling"),
-    ),
-}
-# What exporters make their checkpoints with belongs to the methods' room.
-SAME_ROOM = {name: "methods" for name in ROOMS["workers"] if name.startswith("export.")}
 # Where a dependency may be imported: folders end in "/".
 CONFINED = {
     "alembic": ("store/",),
@@ -59,8 +39,7 @@ CONFINED = {
     "nevergrad": ("search/strategies/nevergrad.py",),
     "ray": (
         "search/pools/ray_cluster.py",
-        "search/pools/ray_jobs.py",
-        "search/pools/ray_knock.py",
+        "search/cluster/ray_jobs.py",
         "search/pools/ray_pool.py",
     ),
     "sqlalchemy": ("store/",),
@@ -68,7 +47,7 @@ CONFINED = {
     "torch": ("kernels/", "workers/", "search/genomes/eep/coefficients.py"),
     "transformers": ("workers/",),
     "triton": ("kernels/",),
-    "uvicorn": ("search/server/run.py", "search/server/connections.py"),
+    "uvicorn": ("search/server/site/run.py", "search/server/connections.py"),
 }
 FORBIDDEN = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "random", "shelve"}
 
@@ -119,73 +98,6 @@ def test_imports_go_one_way(part: str) -> None:
         if name.split(".")[0] == "moevolve" and part_of(name) not in allowed
     ]
     assert not wrong, "\n".join(wrong)
-
-
-def dotted(path: Path) -> str:
-    """A file's module without `moevolve.`; the Python API's, which is that package, with its folder's name."""
-    names = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(names[:-1] if names[-1] == "__init__" else names)
-
-
-MODULES = {dotted(path): path for path in ALL}
-
-
-def within(path: Path) -> set[str]:
-    """Modules of ours that a file imports when it runs; for type checking alone doesn't count."""
-    idle = {
-        id(inner)
-        for node in ast.walk(tree(path))
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-    }
-    found = set()
-    for node in ast.walk(tree(path)):
-        if not isinstance(node, ast.Import | ast.ImportFrom) or id(node) in idle:
-            continue
-        package = node.module or "" if isinstance(node, ast.ImportFrom) else ""
-        for alias in node.names:
-            name = f"{package}.{alias.name}".lstrip(".")
-            if name.split(".")[0] == "moevolve":
-                found.add(module_of(name))
-    return found - {dotted(path)}
-
-
-def module_of(name: str) -> str:
-    """The module that an imported name is, or is in."""
-    inner = name.removeprefix("moevolve").lstrip(".")
-    inner = inner if inner.split(".")[0] in PARTS else f"search.api.{inner}".rstrip(".")
-    return next(part for part in (inner, inner.rpartition(".")[0], "search.api") if part in MODULES or part in PARTS)
-
-
-IMPORTS = {module: within(path) for module, path in MODULES.items()}
-
-
-def rank(part: str, module: str) -> int | None:
-    """The place of a module's room; None for a part's own `__init__`."""
-    inner = module.removeprefix(f"{part}.")
-    fitting = [name for name in ROOMS[part] if inner == name or inner.startswith(f"{name}.")]
-    if not fitting:
-        return None
-    room = max(fitting, key=len)
-    return ROOMS[part].index(SAME_ROOM.get(room, room))
-
-
-@pytest.mark.parametrize("part", ROOMS)
-def test_rooms_import_lower_ones(part: str) -> None:
-    inside = [module for module in IMPORTS if module.startswith(f"{part}.")]
-    assert all(rank(part, module) is not None for module in inside), "a room without a place in the order"
-    wrong = [
-        f"{module} imports {other}"
-        for module in inside
-        for other in IMPORTS[module]
-        if other.startswith(f"{part}.") and (rank(part, other) or 0) > (rank(part, module) or 0)
-    ]
-    assert not wrong, "\n".join(wrong)
-
-
-def test_modules_do_not_import_each_other_in_a_ring() -> None:
-    assert sum(map(len, IMPORTS.values())) > 500
-    assert set(IMPORTS) <= set(TopologicalSorter(IMPORTS).static_order())
 
 
 @pytest.mark.parametrize("dependency", CONFINED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -14,35 +14,17 @@ from moevolve.evaluators.fitness.registry import FITNESSES
 from moevolve.evaluators.fitness.runner import run_split
 from moevolve.evaluators.fitness.transcript import Answer, transcribe
 from moevolve.evaluators.types import PreparedSplit, SplitResult
-from moevolve.workers.capacity import NeededMemory, check_room
-from moevolve.workers.config import ALL_SHORTCUTS, EngineConfig, ModelConfig, Shortcuts
-from moevolve.workers.engine.engine import GenerationEngine, configure_runtime
+from moevolve.workers.checkpoints.loading import resolve_device
+from moevolve.workers.contract.capacity import NeededMemory, check_room
+from moevolve.workers.contract.edits import ALL_TOKENS, CalibrationRecipe, Edit
+from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, WorkerFault, WorkerInfo
+from moevolve.workers.contract.settings import ALL_SHORTCUTS, EngineConfig, ModelConfig, Shortcuts
+from moevolve.workers.contract.usage import Usage, UsageRequest
+from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.engine.measuring import analyse_usage, calibrate, token_sequences
 from moevolve.workers.engine.reuse import LayerReuse
-from moevolve.workers.messages import EvaluationReply, EvaluationRequest
-from moevolve.workers.methods.base import ALL_TOKENS, CalibrationRecipe, Edit
-from moevolve.workers.methods.usage import Usage, UsageRequest
-from moevolve.workers.model.loading import resolve_device
+from moevolve.workers.engine.runtime import configure_runtime
 from moevolve.workers.model.resident import ResidentModel
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerInfo:
-    """Where a worker runs.
-
-    Attributes:
-        name: host and process.
-        node: of Ray; empty without.
-        device: where its model's inputs go.
-    """
-
-    name: str
-    node: str
-    device: str
-
-
-class WorkerFault(Exception):
-    """The worker, not the candidate, is at fault: it is retired, and the candidate evaluated again elsewhere."""
 
 
 class EvaluationWorker:
@@ -52,10 +34,8 @@ class EvaluationWorker:
         model: which checkpoint, and how to hold it.
         engine: how prompts are batched and run.
         shortcuts: which ways to compute less are taken.
-        reuse_bytes: host memory for hidden states that candidates leave for others (`workers/engine/reuse.py`), which
-            changes no result; 0 runs every layer of every candidate.
-        share: have the weights once with other workers of this node (`workers/model/sharing.py`), which changes no
-            result either.
+        activation_cache_bytes: host memory for hidden states that candidates leave for others
+            (`workers/engine/reuse.py`), which changes no result; 0 runs every layer of every candidate.
         needed: memory that there must be before anything is loaded; None loads and sees.
 
     Raises:
@@ -68,16 +48,17 @@ class EvaluationWorker:
         model: ModelConfig,
         engine: EngineConfig,
         shortcuts: Shortcuts = ALL_SHORTCUTS,
-        reuse_bytes: int = 0,
-        share: bool = False,
+        activation_cache_bytes: int = 0,
         needed: NeededMemory | None = None,
     ) -> None:
         configure_runtime(engine.threads)
         if needed is not None:
-            _reserve(model, needed, share)
-        self._resident = ResidentModel.load(model, share, None if needed is None else needed.memory.beside)
+            _reserve(model, needed)
+        self._resident = ResidentModel.load(model, None if needed is None else needed.memory.beside)
         resident = self._resident
-        self._reuse = LayerReuse(resident.model, resident.layer_keys, reuse_bytes) if reuse_bytes else None
+        self._reuse = (
+            LayerReuse(resident.model, resident.layer_keys, activation_cache_bytes) if activation_cache_bytes else None
+        )
         self._engine = GenerationEngine(resident.model, resident.tokenizer, engine, shortcuts, self._reuse)
         self._name = f"{socket.gethostname()}/{os.getpid()}"
 
@@ -132,7 +113,7 @@ class EvaluationWorker:
         Raises:
             UserError: the model isn't one that the recipe is for, or its own numbers are not finite.
         """
-        self._resident.restore()
+        self._resident.revert()
         try:
             return calibrate(self._resident, self._engine, recipe, splits).to_bytes()
         except CandidateError as error:
@@ -179,12 +160,12 @@ class EvaluationWorker:
         return replace(result, seconds=time.perf_counter() - begun, spared=spared)
 
 
-def _reserve(model: ModelConfig, needed: NeededMemory, share: bool) -> None:
+def _reserve(model: ModelConfig, needed: NeededMemory) -> None:
     """See that there is room for a model, and keep to the part of a device that is this worker's."""
     device = resolve_device(model)
     if device.type == "cuda" and needed.gpus < 1:
         torch.cuda.set_per_process_memory_fraction(needed.gpus, device)
-    check_room(needed, device, share)
+    check_room(needed, device)
 
 
 _DEVICE_FAULTS = ("CUDA", "CUBLAS", "CUDNN", "CUSPARSE", "CUSOLVER", "NCCL", "HIP error", "device-side assert")

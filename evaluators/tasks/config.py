@@ -232,7 +232,7 @@ class TaskConfig(TaskFileSection):
             try:
                 chosen = Selection.model_validate(value)
             except ValidationError as error:
-                raise ValueError(explain_validation(error, Selection)) from None
+                raise ValueError(explain_validation(error, value, Selection.model_fields)) from None
             if chosen.count is None and chosen.indices is None:
                 raise ValueError("say how many shots with `count`, or which rows with `indices`")
             return chosen
@@ -358,7 +358,7 @@ class TaskConfig(TaskFileSection):
         try:
             task: TaskConfig = cls.model_validate(dict(raw))
         except ValidationError as error:
-            raise UserError(f"{origin or 'task'}: {explain_validation(error, cls)}") from None
+            raise UserError(f"{origin or 'task'}: {explain_validation(error, dict(raw), cls.model_fields)}") from None
         task._origin = origin
         return task
 

@@ -11,7 +11,7 @@ from typing import Any
 from datasets import Dataset, load_dataset
 from datasets.exceptions import DatasetsError
 
-from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.errors import UserError, first_line
 from moevolve.evaluators.tasks.config import Source
 
 Row = dict[str, Any]
@@ -125,7 +125,7 @@ def _as_dataset(rows: list[Row], places: list[str]) -> Dataset:
     try:
         return Dataset.from_dict({name: [row.get(name) for row in rows] for name in columns})
     except (TypeError, ValueError, OverflowError) as error:  # what pyarrow raises for mixed types deeper inside a value
-        raise UserError(f"{places[0]}: fields are not of one type in all lines: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{places[0]}: fields are not of one type in all lines: {first_line(error)}") from None
 
 
 def _kind(value: Any) -> str:
@@ -139,9 +139,8 @@ def _load_hub(source: Source, split: str) -> Table:
         # `datasets` no longer runs loading scripts, so no remote code either.
         data = load_dataset(source.hub, source.config, split=split, revision=source.revision)
     except (DatasetsError, OSError, ValueError, RuntimeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"hub dataset {name}: can't be loaded: {reason} (offline: give the task local JSONL files under "
+            f"hub dataset {name}: can't be loaded: {first_line(error)} (offline: give the task local JSONL files under "
             "`source.files`, or fill the cache on a machine with network and set HF_HOME to it)"
         ) from None
     if len(data) == 0:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
 
-if TYPE_CHECKING:
-    from moevolve.search.server.client import Client
-    from moevolve.store.reader import StoreReader
-    from moevolve.store.repository import Store
-
-Overrides = Mapping[str, Any] | Sequence[str]
-"""Settings by dotted path, or `KEY=VALUE` lines as the command line has them."""
+from moevolve.search.config.files import override_lines
+from moevolve.search.operations.opening import is_server, refuse_server
+from moevolve.search.service.service import LocalService, Service
+from moevolve.store.reader import StoreReader
+from moevolve.store.repository import Store
 
 
 def open_store(url: str, *, create: bool = False) -> Store:
@@ -27,9 +24,7 @@ def open_store(url: str, *, create: bool = False) -> Store:
         StoreError: it can't be opened; the message says why.
         UserError: it is a server's, which answers what only reads or steers.
     """
-    from moevolve.store.repository import Store
-
-    _refuse_server(url)
+    refuse_server(url)
     return Store.open(url, create)
 
 
@@ -43,84 +38,30 @@ def open_reader(url: str) -> StoreReader:
         StoreError: it can't be opened; the message says why.
         UserError: it is a server's, which answers what only reads or steers.
     """
-    from moevolve.store.reader import StoreReader
-
-    _refuse_server(url)
+    refuse_server(url)
     return StoreReader.open(url)
 
 
-def store_of(store: str | Store, create: bool = False) -> AbstractContextManager[Store]:
-    """A store by URL, closed afterwards; or an open one, left open.
+def service_of(store: str | StoreReader, writes: bool = False) -> AbstractContextManager[Service]:
+    """Who answers requests: a store by URL, which is closed afterwards, or an open one; or a server by its URL.
 
-    Raises:
-        StoreError: it can't be opened, or was opened only to read.
+    Args:
+        store: the store, or the server.
+        writes: whether a store is opened to be written to.
     """
-    from moevolve.store.errors import StoreError
-    from moevolve.store.repository import Store
-    from moevolve.store.session import without_password
+    if not isinstance(store, str):
+        return LocalService(store, keep_open=True)
+    if is_server(store):
+        from moevolve.search.server.client import RemoteService
 
-    if isinstance(store, str):
-        return open_store(store, create=create)
-    if not isinstance(store, Store):  # in a notebook no type checker says so
-        where = without_password(store.url)
-        raise StoreError(f"{where} was opened for reading only, and this writes to it: use moevolve.open_store")
-    return nullcontext(store)
-
-
-def reader_of(store: str | StoreReader) -> AbstractContextManager[StoreReader]:
-    """The same, only to read."""
-    return open_reader(store) if isinstance(store, str) else nullcontext(store)
-
-
-def asked_of(store: str | StoreReader) -> AbstractContextManager[StoreReader | Client]:
-    """Who answers what only reads: a store as `reader_of` has it, or a server by its URL."""
-    return _client(store) if isinstance(store, str) and is_server(store) else reader_of(store)
-
-
-def steered_by(store: str | Store) -> AbstractContextManager[Store | Client]:
-    """Who passes on what is asked of a search: a store as `store_of` has it, or a server by its URL."""
-    return _client(store) if isinstance(store, str) and is_server(store) else store_of(store)
-
-
-def is_server(url: str) -> bool:
-    """Whether a store's URL is that of a server.
-
-    Raises:
-        UserError: it is HOST:PORT, which is neither.
-    """
-    if re.fullmatch(r"(\[[\da-fA-F:]+\]|[\w.-]+):\d+/?", url):
-        from moevolve.evaluators.errors import UserError
-
-        raise UserError(f"{url} is no URL: a server's is http://{url}")
-    return url.startswith(("http://", "https://"))
-
-
-def _client(url: str) -> Client:
-    from moevolve.search.server.client import Client
-
-    return Client(url)
-
-
-def _refuse_server(url: str) -> None:
-    if is_server(url):
-        from moevolve.evaluators.errors import UserError
-
-        raise UserError(f"{url} is a server: this needs the store itself, and the model; do it where they are")
+        return RemoteService(store)
+    return LocalService(open_store(store) if writes else open_reader(store))
 
 
 def url_of(store: str | Store | None) -> str | None:
     return store if store is None or isinstance(store, str) else store.url
 
 
-def override_lines(overrides: Overrides) -> tuple[str, ...]:
-    """Changes of settings as `KEY=VALUE` lines."""
-    from moevolve.search.config.files import as_override
-
-    if isinstance(overrides, Mapping):
-        return tuple(as_override(key, value) for key, value in overrides.items())
-    return tuple(overrides)
-
-
 def given_lines(settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """The same of those settings that are given, which None isn't."""
+    """Changes of those settings that are given, which None isn't, as `KEY=VALUE` lines."""
     return override_lines({key: value for key, value in settings.items() if value is not None})

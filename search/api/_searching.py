@@ -7,26 +7,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moevolve._arguments import (
-    Overrides,
     given_lines,
-    is_server,
-    override_lines,
-    reader_of,
-    steered_by,
-    store_of,
+    service_of,
     url_of,
 )
+from moevolve.search.config.files import override_lines
+from moevolve.search.operations.opening import is_server, opened_store
+from moevolve.search.requests import Overrides, ResumeRequest, RetryRequest, refused_in_a_line
 
 if TYPE_CHECKING:
+    from moevolve.search.cluster.submit import Submitted
     from moevolve.search.compare.config import Cell, Comparison
     from moevolve.search.compare.rows import ComparisonRow
     from moevolve.search.config.run import RunConfig
     from moevolve.search.estimate.estimate import Estimate
-    from moevolve.search.estimate.measured import MeasuredEstimate
-    from moevolve.search.loop.standings import Standings
+    from moevolve.search.loop.final_table import FinalTable
     from moevolve.search.running.observer import Observer
-    from moevolve.search.service.submit import Submitted
-    from moevolve.store.reader import StoreReader
     from moevolve.store.repository import Store
 
 
@@ -51,7 +47,7 @@ def launch(
     or_resume: bool = False,
     search_id: str | None = None,
     observer: Observer | None = None,
-) -> Standings:
+) -> FinalTable:
     """Launch a search and follow it to its end.
 
     Args:
@@ -86,12 +82,12 @@ def launch(
     settings = as_run_config(config, (*override_lines(overrides), *changes))
 
     # Not sooner: what is wrong in a configuration is said at once, without waiting for torch and Ray.
+    from moevolve.search.running import launch as service
     from moevolve.search.running.observer import Observer
-    from moevolve.search.service import launch as service
 
     setup = service.set_up_new(settings, search_id)
     source = "this configuration" if not isinstance(config, str | Path) else str(config)
-    with store_of(settings.store if store is None else store, create=True) as opened:
+    with opened_store(settings.store if store is None else store, create=True) as opened:
         given = search_id is not None
         return service.launch(setup, opened, observer or Observer(), or_resume or given, source, only_this=given)
 
@@ -132,7 +128,7 @@ def submit(
         raise UserError(f"{store} is a server: a driver on a cluster needs the URL of the database itself")
     settings = as_run_config(config, (*override_lines(overrides), *given_lines({"store": store, "name": name})))
 
-    from moevolve.search.service import submit as service
+    from moevolve.search.cluster import submit as service
 
     return service.submit(settings, cluster, search_id, insecure, shared_paths)
 
@@ -149,7 +145,7 @@ def logs(search: str, cluster: str, *, follow: bool = False, insecure: bool = Fa
     Raises:
         UserError: the cluster can't be had, or knows no driver of that search.
     """
-    from moevolve.search.service import submit as service
+    from moevolve.search.cluster import submit as service
 
     return service.logs(cluster, search, follow, insecure)
 
@@ -161,91 +157,53 @@ def _launched_there(
     overrides: Overrides,
     observer: Observer | None,
     inapplicable: Sequence[str],
-) -> Standings:
+) -> FinalTable:
     """`launch` on a server's machine, of one of its configurations by name; what is asked besides is refused."""
     from moevolve.evaluators.errors import UserError
     from moevolve.search.config.files import settings_of
     from moevolve.search.running.observer import Observer
-    from moevolve.search.server.client import Client
+    from moevolve.search.server.client import RemoteService
 
     if not isinstance(config, str | Path) or inapplicable:
         besides = f": without {' and '.join(inapplicable)}" if inapplicable else ""
         raise UserError(f"{url} launches its own configurations, by their names, on its own cluster{besides}")
-    with Client(url) as server:
+    with RemoteService(url) as server:
         return server.launch(str(config), name, settings_of(override_lines(overrides)), observer or Observer())
 
 
-def _check_no_changes(url: str, address: str | None, overrides: Overrides) -> None:
-    if address is not None or overrides:
-        from moevolve.evaluators.errors import UserError
-
-        raise UserError(f"{url} resumes searches as they are; change settings where the store is")
-
-
 def resume(
+    store: str | Store,
     search: str,
     *,
-    store: str | Store,
-    address: str | None = None,
     overrides: Overrides = (),
+    address: str | None = None,
     observer: Observer | None = None,
-) -> Standings | None:
-    """Continue a search from the store: the population comes out as if it had never stopped.
-
-    Args:
-        search: name or id.
-        store: where it is.
-        address: Ray cluster to join; None takes the one that the search was launched on.
-        overrides: of `workers` and `final` settings; no others may change.
-        observer: told what happens meanwhile.
-
-    Returns:
-        How it ended; None if it was paused, and goes on where it runs.
-
-    Raises:
-        UserError: model, tasks or settings are not what the search was launched with.
-        StoreError: no such store or search, another process runs it, or it was cancelled.
-        PoolError: no worker can be had; try again.
-    """
+) -> FinalTable | None:
+    """Continue a search; see `moevolve.search.requests.ResumeRequest`. The observer is told what happens meanwhile."""
     from moevolve.search.running.observer import Observer
-    from moevolve.search.service import resume as service
-    from moevolve.store.repository import Store
 
-    with steered_by(store) as opened:
-        if not isinstance(opened, Store):
-            _check_no_changes(opened.url, address, overrides)
-            return opened.resume(search, observer or Observer())
-        changes = _resumed(opened, overrides, address)
-        return service.resume(opened, search, changes, observer or Observer())
+    with refused_in_a_line():
+        request = ResumeRequest(search, overrides=overrides, address=address)
+    with service_of(store, writes=True) as service:
+        return service.resume(request, observer or Observer())
 
 
 def retry(
+    store: str | Store,
     search: str,
     *,
-    store: str | Store,
-    address: str | None = None,
     overrides: Overrides = (),
+    address: str | None = None,
     observer: Observer | None = None,
-) -> Standings | None:
-    """Evaluate individuals again that failed by fault of workers or of time, and all that was made in their sight.
-
-    Args and errors are those of `resume`.
-
-    Returns:
-        How the search ended; None if there is nothing to retry.
-    """
+) -> FinalTable | None:
+    """Retry what failed; see `moevolve.search.requests.RetryRequest`. The observer is told what happens meanwhile."""
+    from moevolve.search.running import retry as service
     from moevolve.search.running.observer import Observer
-    from moevolve.search.service import retry as service
 
-    with store_of(store) as opened:
-        changes = _resumed(opened, overrides, address)
-        return service.retry(opened, search, changes, observer or Observer())
-
-
-def _resumed(store: StoreReader, overrides: Overrides, address: str | None) -> tuple[str, ...]:
-    """What becomes of a stored search's settings: it is in this store now, whatever the store was called."""
-    cluster = given_lines({"workers.address": address or None})
-    return (*given_lines({"store": store.url}), *override_lines(overrides), *cluster)
+    with refused_in_a_line():
+        request = RetryRequest(search, overrides=overrides, address=address)
+    with opened_store(store) as opened:
+        return service.retry(opened, request, observer or Observer())
 
 
 def load_comparison(
@@ -284,7 +242,7 @@ def compare(
     from moevolve.search.running.observer import Observer
 
     read = load_comparison(comparison) if isinstance(comparison, str | Path) else comparison
-    with store_of(read.store, create=True) as opened:
+    with opened_store(read.store, create=True) as opened:
         return comparison_rows(run_comparison(read, opened, observer or (lambda place, cell: Observer())), opened)
 
 
@@ -294,31 +252,35 @@ def estimate(
     model: str | None = None,
     keep: float | None = None,
     gpus: str | None = None,
-    cpu: bool = False,
     prompt_tokens: int | None = None,
     new_tokens: int | None = None,
     examples: int | None = None,
     utilisation: float | None = None,
+    pilot: int | None = None,
     overrides: Overrides = (),
+    on_stage: Callable[[str], None] = lambda _: None,
 ) -> Estimate:
-    """Estimate a search's memory, operations and hours from its model's config alone.
+    """Say what a search takes before it is launched: memory, evaluations, FLOPs, and about how many hours.
 
     Args:
         config: the search.
         model: folder of a config, or name of one that comes with moevolve, in the place of the run's.
         keep: share of the experts that is retained, in (0, 1], in the place of `genome.experts`.
-        gpus: names of devices, separated by commas; None takes what suits the run.
-        cpu: whether to measure this machine's CPU, and estimate for it.
+        gpus: names of devices, separated by commas; None takes three common ones, or none for a run on the CPU.
         prompt_tokens: of every prompt, in the place of the tasks' data.
         new_tokens: of every answer, with `prompt_tokens`; None takes the task's `max_new_tokens`.
         examples: of every split, with `prompt_tokens`; None takes what the tasks' files say.
-        utilisation: share of a GPU's operations/s that passes get, in (0, 1].
+        utilisation: share of a GPU's peak FLOP/s that is assumed, in (0, 1]; None takes 0.4.
+        pilot: how many individuals to evaluate for real, to tell how long the search takes on this machine; None reads
+            nothing but the model's config.
         overrides: settings to change.
+        on_stage: told what the pilot is doing.
 
     Raises:
         UserError: something in the configuration or the request can't be had.
+        PoolError: no worker can be had for the pilot.
     """
-    from moevolve.search.service.estimate import estimate_run
+    from moevolve.search.operations.estimate import estimate_run
 
     return estimate_run(
         config,
@@ -326,22 +288,10 @@ def estimate(
         model=model,
         keep=keep,
         gpus=gpus,
-        cpu=cpu,
         prompt_tokens=prompt_tokens,
         new_tokens=new_tokens,
         examples=examples,
         utilisation=utilisation,
+        pilot=pilot,
+        on_stage=on_stage,
     )
-
-
-def compare_measured(estimate: Estimate, search: str, *, store: str | StoreReader) -> tuple[MeasuredEstimate, ...]:
-    """Set what evaluating candidates took in a search beside the estimate of its configuration.
-
-    Raises:
-        StoreError: no such store or search.
-        UserError: it has other settings than the estimate, or has evaluated nothing itself.
-    """
-    from moevolve.search.estimate import measured
-
-    with reader_of(store) as opened:
-        return measured.compare(estimate, opened, search)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from moevolve._arguments import reader_of, store_of
+from moevolve.search.operations.opening import opened_reader, opened_store
 
 if TYPE_CHECKING:
     from moevolve.store.reader import StoreReader
@@ -24,24 +24,21 @@ def upgrade(store: str) -> Upgrade:
     Raises:
         StoreError: no such store, or a search of it is being run: the message says which, and by whom.
     """
-    from moevolve.search.running.driving import is_gone
     from moevolve.store import schema
 
-    return schema.upgrade(store, is_gone)
+    return schema.upgrade(store)
 
 
 def check(store: str | StoreReader) -> Checked:
-    """Look a store through for what betrays that it is damaged, or was changed by hand. Writes nothing.
-
-    Genomes are compared with their hashes where their model's configuration is at hand.
+    """Look a store through for damage. Writes nothing.
 
     Raises:
         StoreError: no such store.
     """
-    from moevolve.search.service import upkeep
+    from moevolve.store.upkeep.check import check as look_through
 
-    with reader_of(store) as opened:
-        return upkeep.check(opened)
+    with opened_reader(store) as opened:
+        return look_through(opened)
 
 
 def prune(*searches: str, store: str | Store, dry_run: bool = False) -> Pruned:
@@ -55,9 +52,9 @@ def prune(*searches: str, store: str | Store, dry_run: bool = False) -> Pruned:
     Raises:
         StoreError: no such store or search, or it is being run. Nothing is deleted then.
     """
-    from moevolve.search.service import upkeep
+    from moevolve.search.operations import upkeep
 
-    with store_of(store) as opened:
+    with opened_store(store) as opened:
         return upkeep.prune(opened, searches, dry_run)
 
 
@@ -76,7 +73,7 @@ def copy(*searches: str, store: str | StoreReader, to: str | Store) -> Copied:
             then.
         UserError: both are the same store.
     """
-    from moevolve.search.service import upkeep
+    from moevolve.search.operations import upkeep
 
-    with reader_of(store) as opened, store_of(to, create=True) as target:
+    with opened_reader(store) as opened, opened_store(to, create=True) as target:
         return upkeep.copy(opened, target, searches)

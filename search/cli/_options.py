@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -19,27 +19,7 @@ StoreOption = Annotated[
         show_envvar=True,
     ),
 ]
-ModelOption = Annotated[
-    str | None,
-    typer.Option(
-        "--model", metavar="PATH", help="The search's checkpoint (folder or hub id), if it isn't where the store says."
-    ),
-]
-LoadingOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a setting of `model.*` or `engine.*` of the search."),
-]
-DeviceOption = Annotated[
-    Literal["auto", "cpu", "cuda"] | None,
-    typer.Option("--device", help="Where to hold the model; default: where the search ran, the CPU if it isn't there."),
-]
-DtypeOption = Annotated[
-    Literal["float32", "bfloat16", "float16"] | None,
-    typer.Option("--dtype", help="Of the parameters; default: the search's."),
-]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-IndividualArgument = Annotated[str, typer.Argument(metavar="INDIVIDUAL", help="SEARCH:INDEX, for example demo:137.")]
-
 ConfigArgument = Annotated[Path, typer.Argument(help="Run configuration (YAML).")]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. genome.experts=4.")
@@ -48,9 +28,6 @@ NewStoreOption = Annotated[
     str | None, typer.Option("--store", envvar="MOEVOLVE_STORE", help="SQLAlchemy URL; default: the config's.")
 ]
 SearchArgument = Annotated[str, typer.Argument(help="Name or id of the search.")]
-ChangeOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Only `workers.*` and `final.*` may change.")
-]
 AddressOption = Annotated[
     str | None, typer.Option("--address", help="Ray cluster to join (`auto` or host:port); default: start one here.")
 ]

@@ -3,50 +3,31 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Mapping
 from importlib import import_module
 
 import typer
 
 import moevolve
-from moevolve.search.cli._console import errors
 from moevolve.search.cli._logging import set_up_logging
+from moevolve.search.cli.output.console import errors
 
-COMMANDS = (
-    "launch",
-    "resume",
-    "retry",
-    "pause",
-    "stop",
-    "cancel",
-    "scale",
-    "logs",
-    "plan",
-    "compare",
-    "searches",
-    "best",
-    "show",
-    "lineage",
-    "tasks",
-    "evaluate",
-    "answers",
-    "export",
-    "import_eep",
-    "profile",
-    "plot",
-    "analyse",
-    "report",
-    "serve",
-    "db.upgrade",
-    "db.check",
-    "db.prune",
-    "db.copy",
-)
-"""What a user types, with dashes for underscores, and a space for a dot: each is a file here, or in a folder of the
-group's name, with a function of its own name."""
+COMMANDS = {
+    **dict.fromkeys(("launch", "resume", "retry", "pause", "stop", "cancel", "scale", "logs"), "running"),
+    **dict.fromkeys(("plan", "compare"), "planning"),
+    **dict.fromkeys(("searches", "best", "show", "lineage", "tasks"), "searches"),
+    **dict.fromkeys(("evaluate", "answers"), "models"),
+    **dict.fromkeys(("export", "import_eep", "profile"), "checkpoints"),
+    "plot": "sharing",
+    "analyse": "models",
+    **dict.fromkeys(("report", "serve"), "sharing"),
+    **dict.fromkeys(("db.upgrade", "db.check", "db.prune", "db.copy"), "db"),
+}
+"""The file here that has each command, as a function of its name. Users type dashes for underscores, and a space for a
+dot: what is in front of it is a group of commands, which the file's docstring describes."""
 
 
-def make_app(commands: Iterable[str] = COMMANDS) -> typer.Typer:
+def make_app(commands: Mapping[str, str] = COMMANDS) -> typer.Typer:
     """The command line, in the order of the commands."""
     app = typer.Typer(
         help="Make mixture-of-experts language models smaller and faster for your tasks, using inference only.",
@@ -55,13 +36,12 @@ def make_app(commands: Iterable[str] = COMMANDS) -> typer.Typer:
         add_completion=False,
     )
     groups: dict[str, typer.Typer] = {"": app}
-    for name in commands:
+    for name, file in commands.items():
         group, _, verb = name.rpartition(".")
+        module = import_module(f"moevolve.search.cli.{file}")
         if group not in groups:
-            said = import_module(f"moevolve.search.cli.{group}").__doc__
-            groups[group] = typer.Typer(help=said, no_args_is_help=True)
+            groups[group] = typer.Typer(help=module.__doc__, no_args_is_help=True)
             app.add_typer(groups[group], name=group)
-        module = import_module(f"moevolve.search.cli.{name}")
         groups[group].command(verb.replace("_", "-"))(getattr(module, verb))
     return app
 

@@ -1,16 +1,28 @@
-"""`searches`."""
+"""Commands that list what a store has: searches, configurations, individuals, lineage, and the tasks there are."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
 import moevolve
-from moevolve.search.cli._console import percent, print_json, print_table
 from moevolve.search.cli._options import DEFAULT_STORE, JsonOption, StoreOption
-from moevolve.store.records import SearchSummary
+from moevolve.search.cli._requests import takes
+from moevolve.search.cli.output.console import output, plain, print_json, print_table
+from moevolve.search.genomes.registry import KINDS, counted, parts_of
+from moevolve.search.requests import BestRequest, LineageRequest, SearchesRequest, ShowRequest
+from moevolve.search.text import parameter_count, percent
+from moevolve.store.lineage import to_dot
+
+if TYPE_CHECKING:
+    from moevolve import LineageGraph, SearchSummary
+    from moevolve.store.records import IndividualRecord
 
 
-def searches(store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
-    """All searches of the store."""
-    found = moevolve.searches(store)
+@takes(SearchesRequest)
+def searches(request: SearchesRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+    found = moevolve.ask(store, request)
     if as_json:
         print_json(found)
         return
@@ -41,4 +53,156 @@ def searches(store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) ->
 
 
 def _reason(row: SearchSummary) -> str | None:
-    return "its driver is gone: resume it" if row.is_left_behind else row.search.status_reason
+    return "its driver is gone: resume it" if row.is_orphaned else row.search.status_reason
+
+
+@takes(BestRequest)
+def best(request: BestRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+    found = moevolve.ask(store, request)
+    if as_json:
+        print_json(found)
+        return
+    columns = [
+        ("individual", False),
+        ("task", False),
+        ("search", True),
+        ("dev", True),
+        ("test", True),
+        (parts_of({row.genome_kind for row in found} or KINDS), True),
+        ("active", True),
+        ("parameters", True),
+        ("genome", False),
+        ("depth", True),
+    ]
+    rows = [
+        [
+            row.ref,
+            row.task,
+            percent(row.search_score),
+            percent(row.dev_score),
+            percent(row.test_score),
+            str(row.experts),
+            str(row.active),
+            f"{parameter_count(row.parameters)} ({100 * row.parameters / row.parameters_full:.0f} %)",
+            row.summary,
+            str(row.depth),
+        ]
+        for row in found
+    ]
+    print_table(None, columns, rows)
+
+
+@takes(ShowRequest)
+def show(request: ShowRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+    detail = moevolve.ask(store, request)
+    if as_json:
+        print_json(detail)
+        return
+    record, kind = detail.individual, detail.search.genome_kind
+    lines = [
+        ("individual", detail.ref),
+        ("genome", f"{detail.search.genome_kind}: {record.summary}"),
+        ("made by", f"{record.operator} in phase {record.phase}, depth {record.depth}"),
+        ("parents", ", ".join(f"{detail.search.name}:{parent}" for parent in record.parents) or "none"),
+        (parts_of([kind]), counted(kind, record.experts, record.active)),
+        (
+            "parameters",
+            (
+                f"{record.parameters:,} of {record.parameters_full:,} "
+                f"({100 * record.parameters / record.parameters_full:.1f} %), {record.active_parameters:,} active"
+            ),
+        ),
+        ("status", _status(record)),
+        (
+            "fitness",
+            "-" if record.fitness is None else f"{percent(record.fitness)} (tie-break {record.tie_break:.4f})",
+        ),
+        ("content hash", record.content_hash),
+        ("exports", ", ".join(f"{export.path} ({export.form})" for export in detail.exports) or "none"),
+    ]
+    for label, value in lines:
+        output.print(f"{label:>13}  ", style="bold", end="")
+        output.print(value, soft_wrap=True)
+    columns = [
+        ("task", False),
+        ("split", False),
+        ("score", True),
+        ("gold log-prob", True),
+        ("examples", True),
+        ("seconds", True),
+        ("attempt", True),
+        ("failure", False),
+    ]
+    rows = [
+        [
+            item.task,
+            item.split,
+            percent(item.score),
+            "-" if item.gold_logprob is None else f"{item.gold_logprob:.4f}",
+            str(item.examples_seen),
+            f"{item.seconds:.2f}",
+            str(item.attempt),
+            item.failure or "",
+        ]
+        for item in detail.evaluations
+    ]
+    print_table(None, columns, rows)
+
+
+def _status(one: IndividualRecord) -> str:
+    """The status, and of a failed one whose fault it was and why."""
+    return one.status + (f" ({one.failure_kind}): {one.failure}" if one.failure else "")
+
+
+@takes(LineageRequest)
+def lineage(
+    request: LineageRequest,
+    dot: Annotated[bool, typer.Option("--dot", help="Print a Graphviz graph.")] = False,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    graph = moevolve.ask(store, request)
+    if dot:
+        typer.echo(plain(to_dot(graph)))
+    elif as_json:
+        print_json(graph)
+    else:
+        _print_lineage(graph)
+
+
+def _print_lineage(graph: LineageGraph) -> None:
+    parents: dict[int, list[int]] = {node.index: [] for node in graph.nodes}
+    for parent, child in graph.edges:
+        parents[child].append(parent)
+    columns = [
+        ("individual", False),
+        ("depth", True),
+        ("phase", False),
+        ("operator", False),
+        ("parents", False),
+        ("fitness", True),
+        ("genome", False),
+    ]
+    rows = [
+        [
+            f"{graph.search_name}:{node.index}",
+            str(node.depth),
+            node.phase,
+            node.operator,
+            ", ".join(str(parent) for parent in parents[node.index]),
+            percent(node.fitness),
+            node.summary,
+        ]
+        for node in graph.nodes
+    ]
+    print_table(None, columns, rows)
+
+
+def tasks(as_json: JsonOption = False) -> None:
+    """The tasks that can be named in a configuration; NAME@FITNESS is NAME under another fitness (demo-span@kl)."""
+    found = moevolve.tasks()
+    if as_json:
+        print_json(found)
+        return
+    rows = [[task.name, task.fitness, ", ".join(task.splits), task.description] for task in found]
+    print_table(None, [("task", False), ("fitness", False), ("splits", False), ("description", False)], rows)

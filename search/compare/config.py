@@ -13,19 +13,18 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError, field_validator
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.yaml_files import read_yaml
+from moevolve.evaluators.yaml_files import explain_validation, read_yaml
 from moevolve.search.config.files import (
     apply_override,
-    describe_validation,
     parse_run_config,
     resolve_paths,
     set_path,
 )
-from moevolve.search.config.phases import START
 from moevolve.search.config.presets import PRESET, filled, preset, with_preset
 from moevolve.search.config.run import RunConfig
-from moevolve.search.config.section import Section
 from moevolve.search.genomes.registry import DEFAULT, KINDS
+from moevolve.search.settings.phases import START
+from moevolve.search.settings.section import Section
 
 BASELINE = "baseline"
 """Key of a method that is a one-shot baseline instead of a search."""
@@ -126,7 +125,7 @@ def load_comparison(path: Path, overrides: tuple[str, ...] = ()) -> Comparison:
     try:
         section = ComparisonSection.model_validate(data)
     except ValidationError as error:
-        raise UserError(f"{path}: {describe_validation(error, data)}") from None
+        raise UserError(f"{path}: {explain_validation(error, data)}") from None
     cells = tuple(_cells(section, path))
     names = [cell.config.name for cell in cells]
     for name in names:
@@ -189,15 +188,15 @@ def _one_shot(name: str, kind: str, data: Mapping[str, Any], where: str, own: Ov
     phase: dict[str, Any] = {"kind": first, "init": [name], REPAIR: own.get(REPAIR)}
     form = dict(KINDS[kind].one_shot)
     if name == "random":
-        draws = own.get("final.random_draws", final.get("random_draws")) or 20
+        draws = own.get("final.random_baselines", final.get("random_baselines")) or 20
         phase |= {"evaluations": draws, "initial": draws}
-        return form | {"phases": [phase], "strategy": "evolution", "final.rerank": 0, "final.random_draws": draws}
+        return form | {"phases": [phase], "strategy": "evolution", "final.rerank": 0, "final.random_baselines": draws}
     plain = ("random", START) if first == "tune" else ("random",)
     if name not in known and name not in plain:
         raise UserError(f"{where}: baseline: {name} is unknown; there are {', '.join((*plain, *known))}")
     phase |= {"kind": known[name].phases[0] if name in known else first, "evaluations": 1, "initial": 1}
     rerank = 0 if final.get("rerank") == 0 else 1
-    return form | {"phases": [phase], "strategy": "evolution", "final.rerank": rerank, "final.random_draws": 0}
+    return form | {"phases": [phase], "strategy": "evolution", "final.rerank": rerank, "final.random_baselines": 0}
 
 
 def _slug(label: str) -> str:

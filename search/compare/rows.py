@@ -13,24 +13,24 @@ from numpy.typing import NDArray
 from moevolve.evaluators.types import SCORED, Split
 from moevolve.search.compare.run import Outcome
 from moevolve.search.compare.significance import Outcomes, Significance, paired_test, score_interval
-from moevolve.search.loop.standings import (
+from moevolve.search.loop.final_table import (
     BEFORE_LABEL,
     BEST_LABEL,
     FULL_LABEL,
     START_LABEL,
-    Contestant,
+    Entry,
+    FinalTable,
     Score,
     Scorer,
-    Standings,
 )
 from moevolve.search.running.calibration import stored_calibration
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import EvaluationRecord
 
-_Held = Sequence[tuple[Outcome, Contestant]]
+_Held = Sequence[tuple[Outcome, Entry]]
 """A contestant in each of the searches, one per seed, that have it."""
 _Found = Sequence[dict[tuple[str, Split], EvaluationRecord]]
-"""By task and split, what the contestants were evaluated on, in the same order."""
+"""By task and split, what the entries were evaluated on, in the same order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,20 +107,20 @@ def _full(outcomes: Sequence[Outcome], seeds: tuple[int, ...], store: StoreReade
     return []
 
 
-def _reported(outcomes: Sequence[Outcome]) -> Iterator[tuple[Outcome, Standings]]:
+def _reported(outcomes: Sequence[Outcome]) -> Iterator[tuple[Outcome, FinalTable]]:
     return ((each, each.report) for each in outcomes if each.report is not None)
 
 
 def _method(outcomes: Sequence[Outcome], seeds: tuple[int, ...], store: StoreReader) -> list[ComparisonRow]:
-    """A method's contestants over its seeds: random draws and its own start where they were scored, and the best."""
+    """A method's entries over its seeds: random draws and its own start where they were scored, and the best."""
     rows = []
     cell = outcomes[0].cell
     # One-shot baselines that a search begins with are methods of their own, if they are to be compared.
     own = (FULL_LABEL, START_LABEL, BEFORE_LABEL, BEST_LABEL)
-    contestants = (c for _, report in _reported(outcomes) for c in report.contestants)
-    labels = dict.fromkeys(c.label for c in contestants if c.draws or c.label in own)
+    entries = (c for _, report in _reported(outcomes) for c in report.entries)
+    labels = dict.fromkeys(c.label for c in entries if c.draws or c.label in own)
     for label in labels:
-        held = [(each, c) for each, report in _reported(outcomes) for c in report.contestants if c.label == label]
+        held = [(each, c) for each, report in _reported(outcomes) for c in report.entries if c.label == label]
         # Of a baseline of random ones, the draws themselves are the result, not the best of them.
         if label != FULL_LABEL and not (cell.baseline and label == BEST_LABEL and len(labels) > 2):
             rows.append(_row(held, seeds, store))
@@ -162,9 +162,7 @@ def _row(held: _Held, seeds: tuple[int, ...], store: StoreReader) -> ComparisonR
     )
 
 
-def _evaluations(
-    outcome: Outcome, contestant: Contestant, store: StoreReader
-) -> dict[tuple[str, Split], EvaluationRecord]:
+def _evaluations(outcome: Outcome, contestant: Entry, store: StoreReader) -> dict[tuple[str, Split], EvaluationRecord]:
     if contestant.phenotype is None:
         return {}
     found = Scorer(store, store.search(outcome.setup.search_id), outcome.setup.config).find([contestant.phenotype])
@@ -182,7 +180,7 @@ def _breaks(held: _Held) -> str | None:
     return "; ".join(said) or None
 
 
-def _cost(outcome: Outcome, contestant: Contestant, store: StoreReader) -> tuple[float, float]:
+def _cost(outcome: Outcome, contestant: Entry, store: StoreReader) -> tuple[float, float]:
     """Models evaluated and seconds; a method's own start takes no evaluation to find, random draws take theirs."""
     if contestant.label == FULL_LABEL:
         return 0.0, 0.0

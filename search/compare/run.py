@@ -4,29 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.compare.config import Cell, Comparison
 from moevolve.search.config.files import parse_stored_config
+from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.loop.standings import Standings
 from moevolve.search.pools.base import Pool
-from moevolve.search.pools.ray_pool import calibrate_on_ray
-from moevolve.search.running.calibration import Calibrate
 from moevolve.search.running.execute import execute, ray_pool
+from moevolve.search.running.launch import register, set_up_new
 from moevolve.search.running.observer import Observer
-from moevolve.search.service.launch import register, set_up_new
-from moevolve.search.service.resume import set_up_stored
+from moevolve.search.running.resume import set_up_stored
 from moevolve.store.errors import StoreError
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import SearchRecord
 from moevolve.store.repository import Store
-from moevolve.workers.capacity import NeededMemory
-from moevolve.workers.config import EngineConfig, ModelConfig
-from moevolve.workers.messages import EvaluationReply, EvaluationRequest
+from moevolve.workers.contract.edits import CalibrationRecipe
+from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
+from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 
 
 class GrowingPool(Pool, Protocol):
@@ -38,7 +35,7 @@ class GrowingPool(Pool, Protocol):
 
 
 class SharedWorkers:
-    """One pool for searches on the same model and engine; it starts when something is evaluated for the first time.
+    """One pool for searches on the same model and engine; it starts when something is first measured or evaluated.
 
     Args:
         make: starts a pool for a setup.
@@ -78,12 +75,18 @@ class _Lent:
         self._pool: Pool | None = None
 
     def submit(self, request: EvaluationRequest) -> None:
-        if self._pool is None:
-            self._pool = self._workers.pool(self._setup)
-        self._pool.submit(request)
+        self._started().submit(request)
 
     def poll(self, timeout: float) -> list[EvaluationReply]:
         return [] if self._pool is None else self._pool.poll(timeout)
+
+    def calibrate(
+        self,
+        recipe: CalibrationRecipe,
+        splits: tuple[PreparedSplit, ...],
+        check: Callable[[], object] = lambda: None,
+    ) -> bytes:
+        return self._started().calibrate(recipe, splits, check)
 
     def resize(self, count: int, at_once: bool = False) -> None:
         if self._pool is not None:
@@ -91,6 +94,11 @@ class _Lent:
 
     def close(self) -> None:
         self._pool = None
+
+    def _started(self) -> Pool:
+        if self._pool is None:
+            self._pool = self._workers.pool(self._setup)
+        return self._pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +114,7 @@ class Outcome:
 
     cell: Cell
     setup: SearchSetup = field(repr=False)
-    report: Standings | None = field(repr=False)
+    report: FinalTable | None = field(repr=False)
     failure: str | None = None
 
 
@@ -115,7 +123,6 @@ def run_comparison(
     store: Store,
     observer: Callable[[int, Cell], Observer],
     make_pool: Callable[[SearchSetup], GrowingPool] = ray_pool,
-    calibrate: Calibrate | None = None,
 ) -> list[Outcome]:
     """Run every search that isn't finished, and report on all.
 
@@ -126,7 +133,6 @@ def run_comparison(
         store: where the searches are, or go.
         observer: told of each search, by its place among the cells.
         make_pool: starts the workers.
-        calibrate: makes calibrations; None does so on Ray.
 
     Raises:
         UserError: before anything runs, when a cell can't be: its settings don't fit its model or tasks, or the store
@@ -141,19 +147,11 @@ def run_comparison(
             register(setup, store)
     setups = _beside_all(setups)
     workers = SharedWorkers(make_pool)
-
-    def calibrate_alone(needed: NeededMemory | None, *args: Any) -> bytes:
-        # The workers hold all CPUs or GPUs there are; one that measures would wait for them forever.
-        workers.close()
-        measure: Any = partial(calibrate_on_ray, needed=needed) if calibrate is None else calibrate
-        return bytes(measure(*args))
-
     outcomes: list[Outcome] = []
     try:
         for place, (cell, setup) in enumerate(zip(comparison.cells, setups, strict=True)):
             try:
-                measure = partial(calibrate_alone, setup.needed)
-                report = execute(setup, store, observer(place, cell), workers.lend, measure)
+                report = execute(setup, store, observer(place, cell), workers.lend)
             except (UserError, StoreError) as error:
                 workers.close()
                 outcomes.append(Outcome(cell, setup, None, str(error)))

@@ -1,16 +1,14 @@
-"""Whether two contestants' scores differ by more than the choice of examples and of seeds explains."""
+"""Whether two entries' scores differ by more than the choice of examples and of seeds explains."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
-from scipy.stats import binomtest
-from scipy.stats import t as student
 
 from moevolve.evaluators.metrics import confidence_interval
 
@@ -29,6 +27,9 @@ class Outcomes:
         metric: how a seed's make a score, `mean` or `geometric_mean`.
         weight: of the task in the score over all tasks.
     """
+
+    # Rows of a comparison, which are printed as JSON, have a field for it that is empty by then.
+    __pydantic_config__: ClassVar[dict[str, bool]] = {"arbitrary_types_allowed": True}
 
     values: NDArray[np.float64] = field(repr=False)
     metric: str
@@ -140,6 +141,8 @@ def _over_examples(
     """The tests of one seed: outcomes [examples] of both sides, per task."""
     if len(pairs) == 1 and all(np.isin(side, (0.0, 1.0)).all() for side in pairs[0][:2]):
         difference = pairs[0][0] - pairs[0][1]
+        from scipy.stats import binomtest
+
         won, lost = int((difference > 0).sum()), int((difference < 0).sum())
         p = 1.0 if won + lost == 0 else float(binomtest(won, won + lost).pvalue)
         return Significance(p, "McNemar", seeds)
@@ -175,6 +178,8 @@ class _TwoWay:
 
     def limit(self, level: float) -> float:
         """How far the mean is from the true one, with a probability of `level` at most, or farther."""
+        from scipy.stats import t as student
+
         variance = self.by_seeds + self.by_examples
         if not variance:
             return 0.0
@@ -184,6 +189,8 @@ class _TwoWay:
     @property
     def p(self) -> float:
         """Two-sided, of a true mean of 0."""
+        from scipy.optimize import brentq
+
         distance = abs(self.mean)
         if distance < _TINY:
             return 1.0

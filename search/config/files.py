@@ -12,12 +12,12 @@ from pydantic import ValidationError
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.harness.files import split_name
-from moevolve.evaluators.tasks.registry import split_fitness
-from moevolve.evaluators.yaml_files import read_yaml
+from moevolve.evaluators.preparation.registry import split_fitness
+from moevolve.evaluators.yaml_files import explain_validation, read_yaml
 from moevolve.search.config.presets import PRESET, with_preset
-from moevolve.search.config.run import RunConfig, StoredConfig
-from moevolve.search.config.section import Section
-from moevolve.workers.config import EngineConfig, ModelConfig
+from moevolve.search.config.run import RunConfig
+from moevolve.search.settings.section import Section
+from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 
 
 def load_run_config(path: Path, overrides: tuple[str, ...] = ()) -> RunConfig:
@@ -44,25 +44,38 @@ def load_run_config(path: Path, overrides: tuple[str, ...] = ()) -> RunConfig:
 
 
 def parse_run_config(data: dict[str, Any], where: str) -> RunConfig:
-    """Validate plain data; `where` heads the error message."""
+    """The configuration of a search to run, from plain data.
+
+    Args:
+        data: as YAML has it.
+        where: heads the error message.
+
+    Raises:
+        UserError: it has an unknown key, a bad value, or no tasks or phases; the message names the field.
+    """
+    config = _validated(data, where)
+    lacking = [name for name in ("tasks", "phases") if not getattr(config, name)]
+    if lacking:
+        raise UserError(f"{where}: {'; '.join(f'{name}: expected 1 or more entries' for name in lacking)}")
+    return config
+
+
+def _validated(data: dict[str, Any], where: str) -> RunConfig:
     try:
         return RunConfig.model_validate(data)
     except ValidationError as error:
-        raise UserError(f"{where}: {describe_validation(error, data)}") from None
+        raise UserError(f"{where}: {explain_validation(error, data)}") from None
 
 
-def parse_stored_config(text: str) -> StoredConfig:
-    """The configuration of a stored search: a `RunConfig`, or a plain `StoredConfig` if it was imported.
+def parse_stored_config(text: str) -> RunConfig:
+    """The configuration of a stored search, imported ones included.
 
     Raises:
         UserError: it isn't one that this version understands; the message names the field.
     """
     data = json.loads(text)
     where = f"stored configuration of search {data.get('name', '?')}"
-    try:
-        config = RunConfig.model_validate(data) if "phases" in data else StoredConfig.model_validate(data)
-    except ValidationError as error:
-        raise UserError(f"{where}: {describe_validation(error, data)}") from None
+    config = _validated(data, where)
     # It was stored whole: a default of today must not stand for what another version of moevolve left out.
     if config.model_dump(mode="json") != data:
         raise UserError(f"{where}: settings are missing that this version of moevolve has; another one stored it")
@@ -113,12 +126,19 @@ def changed_loading(model: ModelConfig, engine: EngineConfig, overrides: Sequenc
     try:
         return Loading.model_validate(data)
     except ValidationError as error:
-        raise UserError(f"--set {' '.join(overrides)}: {describe_validation(error, data)}") from None
+        raise UserError(f"--set {' '.join(overrides)}: {explain_validation(error, data)}") from None
 
 
 def as_override(key: str, value: Any) -> str:
     """The override that sets plain data, text among it, whatever else YAML would read in that."""
     return f"{key}={json.dumps(value)}"
+
+
+def override_lines(overrides: Mapping[str, Any] | Sequence[str]) -> tuple[str, ...]:
+    """Changes of settings, by dotted path or as such lines already, as `KEY=VALUE` lines."""
+    if isinstance(overrides, Mapping):
+        return tuple(as_override(key, value) for key, value in overrides.items())
+    return tuple(overrides)
 
 
 def apply_override(data: dict[str, Any], override: str) -> None:
@@ -173,52 +193,6 @@ def set_path(data: dict[str, Any], dotted: str, value: Any, where: str) -> None:
             node[slot] = value
         else:
             node = node.setdefault(slot, {}) if isinstance(node, dict) else node[slot]
-
-
-def describe_validation(error: ValidationError, data: Any) -> str:
-    """Pydantic's findings on plain data as one line that names every field once."""
-    findings: dict[str, list[str]] = {}
-    for item in error.errors():
-        message = _message(item["type"], item["msg"], item.get("ctx", {}))
-        field = _field(item["loc"], data, missing=item["type"] == "missing")
-        findings.setdefault(".".join(field), []).append(message)
-    # Where a field may be one of several things, each of them has its own finding.
-    return "; ".join(
-        f"{field}: {' or '.join(dict.fromkeys(messages))}" if field else "; ".join(messages)
-        for field, messages in findings.items()
-    )
-
-
-def _field(location: tuple[int | str, ...], data: Any, missing: bool) -> list[str]:
-    """The part of pydantic's location that is in the data, or missing there: not the kinds of sections it tried."""
-    path: list[str] = []
-    node = data
-    for place, part in enumerate(location):
-        inside = isinstance(node, dict) and part in node
-        if inside or (isinstance(node, list | tuple) and isinstance(part, int) and part < len(node)):
-            node = node[part]
-        elif place < len(location) - 1 or not missing:
-            continue
-        path.append(str(part))
-    return path
-
-
-def _message(kind: str, message: str, context: Mapping[str, Any]) -> str:
-    """Pydantic's message in the words of YAML, which has lists and mappings."""
-    match kind:
-        case "extra_forbidden" | "unexpected_keyword_argument":
-            return "unknown key"
-        case "tuple_type":
-            return "expected a list, for example [a, b]"
-        case "model_type" | "model_attributes_type" | "dict_type" | "dataclass_type":
-            return "expected a mapping of settings"
-        case "too_short":
-            return f"expected {context['min_length']} or more entries"
-        case "union_tag_invalid":
-            return f"{context['tag']} is unknown; there are {context['expected_tags'].replace(chr(39), '')}"
-        case "union_tag_not_found":
-            return f"expected a mapping of settings with {context['discriminator'].strip(chr(39))}"
-    return message.removeprefix("Value error, ")
 
 
 def _yaml_value(override: str, value: str) -> Any:

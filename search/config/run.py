@@ -1,4 +1,4 @@
-"""The configuration of a search as frozen, checked values; `config_files` reads it."""
+"""The configuration of a search as frozen, checked values; `files.py` reads it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from moevolve.evaluators.preparation.registry import load_task
 from moevolve.evaluators.tasks.config import TaskConfig
-from moevolve.evaluators.tasks.registry import load_task
 from moevolve.evaluators.types import PreparedSplit, Split
-from moevolve.search.config.phases import EvolutionSection, Phase, StrategySection
-from moevolve.search.config.section import Section
 from moevolve.search.genomes.registry import AnyGenomeSection
+from moevolve.search.requests import LONGEST_NAME
+from moevolve.search.settings.phases import EvolutionSection, Phase, StrategySection
+from moevolve.search.settings.section import Section
 from moevolve.store.session import without_password
-from moevolve.workers.config import EngineConfig, ModelConfig
+from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 
 
 class TaskSection(Section):
@@ -66,7 +67,7 @@ class TaskSection(Section):
         Raises:
             UserError: as `task`, or the split's data can't be had or rendered.
         """
-        from moevolve.evaluators.tasks.prepare import prepare_split  # not sooner: it loads `datasets`
+        from moevolve.evaluators.preparation.prepare import prepare_split  # not sooner: it loads `datasets`
 
         task = self.task(split, calibrating)
         return prepare_split(task if fitness in (None, task.fitness) else task.with_fitness(fitness), split)
@@ -92,8 +93,8 @@ class WorkersSection(Section):
         start_timeout_s: how long the first worker may wait for room, and may then take to load the model; one that
             takes longer to load while others are ready is started again. Calibrations get as much.
         address: Ray address to join (`auto`, `host:port`); None starts Ray on this machine.
-        reuse_memory_mb: MiB of host memory per worker for hidden states that candidates leave for those that have their
-            first layers in common; 0 keeps none.
+        activation_cache_mb: MiB of host memory per worker in which hidden states of candidates are kept for others with
+            the same first layers; 0 keeps none.
         lease_s: how long a search stays this driver's when it can't be heard from, before another may take it over.
     """
 
@@ -107,7 +108,7 @@ class WorkersSection(Section):
     timeout_s: float = Field(3600, gt=0)
     start_timeout_s: float = Field(3600, gt=0)
     address: str | None = None
-    reuse_memory_mb: int = Field(512, ge=0)
+    activation_cache_mb: int = Field(512, ge=0)
     lease_s: float = Field(30, ge=1)
 
     @model_validator(mode="after")
@@ -130,9 +131,9 @@ class WorkersSection(Section):
         return max(self.min, useful if self.max is None else min(self.max, useful))
 
     @property
-    def reuse_bytes(self) -> int:
-        """`reuse_memory_mb` in bytes."""
-        return self.reuse_memory_mb << 20
+    def activation_cache_bytes(self) -> int:
+        """`activation_cache_mb` in bytes."""
+        return self.activation_cache_mb << 20
 
 
 class FinalSection(Section):
@@ -141,7 +142,7 @@ class FinalSection(Section):
     Attributes:
         rerank: the best this many on `search` are scored on `dev`, which picks the winner; 0 skips it.
         test: score the full model and the winner on `test` for the final table.
-        random_draws: this many of the random initial individuals are scored on `test` too, as the random-pruning
+        random_baselines: this many of the random initial individuals are scored on `test` too, as the random-pruning
             baseline of the final table.
         held_out: names of tasks that are no part of the fitness; full model and winner are scored on their `test` split
             too, to see whether what was searched for generalises.
@@ -149,7 +150,7 @@ class FinalSection(Section):
 
     rerank: int = Field(5, ge=0)
     test: bool = True
-    random_draws: int = Field(0, ge=0)
+    random_baselines: int = Field(0, ge=0)
     held_out: tuple[str, ...] = ()
 
 
@@ -163,28 +164,73 @@ def _without_folder(name: str) -> str:
     return f"{prefix}:{PurePath(path).name}".lstrip(":") if path.startswith("/") else name
 
 
-LONGEST_NAME = 200
-"""Characters of a search's name: it is part of file names and URLs."""
 SearchName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=LONGEST_NAME)]
 
 
-class StoredConfig(Section):
-    """What every stored search has, imported ones included: enough to rebuild a genome, its model and its engine."""
+class RunConfig(Section):
+    """The configuration of one search, whole.
+
+    Attributes:
+        name: name of the search in its store.
+        model: the checkpoint and how it is loaded.
+        genome: the kind of genome, and the settings of that kind.
+        engine: settings of the inference engine that runs the prompts.
+        seed: seed of all of the search's randomness.
+        tasks: the tasks whose scores make up the fitness; empty for individuals that were imported.
+        strategy: the search strategy of phases that name none of their own.
+        phases: stretches of the search, in order; empty for individuals that were imported.
+        window: individuals that may be under evaluation at once.
+        tie_break: the criterion between equal scores, before the smaller index decides: the mean log-probability of the
+            gold answers, the mean `agreement` with the full model (one more evaluation per candidate, of the same
+            prompts), or nothing (`index`).
+        workers: how many workers evaluate, and where; changes no score.
+        final: what is measured after the last individual.
+        store: SQLAlchemy URL of the store.
+    """
 
     name: SearchName
     model: ModelConfig
     genome: AnyGenomeSection
     engine: EngineConfig = EngineConfig()
+    seed: int = Field(0, ge=0)
+    tasks: tuple[TaskSection, ...]
+    strategy: StrategySection = EvolutionSection()
+    phases: tuple[Phase, ...]
+    window: int = Field(8, ge=1)
+    tie_break: Literal["gold_logprob", "agreement", "index"] = "gold_logprob"
+    workers: WorkersSection = WorkersSection()
+    final: FinalSection = FinalSection()
+    store: str = "sqlite:///moevolve.db"
+
+    @classmethod
+    def imported(cls, name: str, model: ModelConfig, genome: AnyGenomeSection, engine: EngineConfig) -> Self:
+        """The configuration of individuals that no search of ours made: it has neither phases nor tasks.
+
+        Raises:
+            ValidationError: the name can't be a search's.
+        """
+        final = FinalSection(rerank=0, test=False)
+        return cls(
+            name=name, model=model, genome=genome, engine=engine, tasks=(), phases=(), tie_break="index", final=final
+        )
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether it is the configuration of imported individuals, so that there is nothing to run."""
+        return not self.phases
 
     def canonical_json(self) -> str:
         """The configuration as stored with the search: whole, so that another default later on changes nothing here.
 
-        But not the password of its store, which is nobody's who may read the store.
+        The password of its store is left out: others may read what is stored.
         """
         content = self.model_dump(mode="json")
-        if "store" in content:
-            content["store"] = without_password(content["store"])
+        content["store"] = without_password(content["store"])
         return json.dumps(content, sort_keys=True)
+
+    def stored_over(self, stored: str) -> str:
+        """What is stored of this configuration where the search was recorded already: of that only `final` changes."""
+        return json.dumps(json.loads(stored) | {"final": self.final.model_dump(mode="json")}, sort_keys=True)
 
     @property
     def config_hash(self) -> str:
@@ -197,30 +243,10 @@ class StoredConfig(Section):
         for found in ("revision", "own_dtype"):
             del content["model"][found]
         content["model"]["path"] = _without_folder(self.model.path)
-        for task in content.get("tasks", ()):
+        for task in content["tasks"]:
             task["name"] = _without_folder(task["name"])
         versioned = {"version": _HASHED_VERSION, **content}
         return hashlib.sha256(json.dumps(versioned, sort_keys=True).encode()).hexdigest()
-
-
-class RunConfig(StoredConfig):
-    """One search, whole.
-
-    Attributes:
-        tie_break: what decides between equal scores, before the smaller index does: the mean log-probability of the
-            gold answers, the mean `agreement` with the full model (one more evaluation per candidate, of the same
-            prompts), or nothing (`index`).
-    """
-
-    seed: int = Field(0, ge=0)
-    tasks: tuple[TaskSection, ...] = Field(min_length=1)
-    strategy: StrategySection = EvolutionSection()
-    phases: tuple[Phase, ...] = Field(min_length=1)
-    window: int = Field(8, ge=1)
-    tie_break: Literal["gold_logprob", "agreement", "index"] = "gold_logprob"
-    workers: WorkersSection = WorkersSection()
-    final: FinalSection = FinalSection()
-    store: str = "sqlite:///moevolve.db"
 
     @model_validator(mode="after")
     def _tasks_differ(self) -> Self:
@@ -241,7 +267,7 @@ class RunConfig(StoredConfig):
     @model_validator(mode="after")
     def _repair_comes_last(self) -> Self:
         kinds = [phase.kind for phase in self.phases]
-        if kinds[0] == "repair" or "repair" in kinds[:-1]:
+        if kinds[:1] == ["repair"] or "repair" in kinds[:-1]:
             raise ValueError(
                 "phases: a repair phase repairs what the phases before it found, so it is the last of several"
             )
@@ -252,14 +278,4 @@ class RunConfig(StoredConfig):
         kinds = [phase.kind for phase in self.phases if phase.kind in ("prune", "merge")]
         if kinds != sorted(kinds, key=("prune", "merge").index):
             raise ValueError("phases: a prune phase can't follow a merge phase, merged experts have no retained ones")
-        return self
-
-    @model_validator(mode="after")
-    def _fresh_rows_are_evolutions(self) -> Self:
-        for position, phase in enumerate(self.phases):
-            kind = "a repair phase" if phase.kind == "repair" else f"strategy {(phase.strategy or self.strategy).kind}"
-            if phase.parents.rows is not None and kind != "strategy evolution":
-                raise ValueError(
-                    f"phases.{position}.parents.rows: only strategy evolution picks parents by fresh rows, not {kind}"
-                )
         return self

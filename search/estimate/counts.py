@@ -9,14 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from moevolve.search.config.phases import PhaseConfig
 from moevolve.search.config.run import RunConfig
-from moevolve.search.genomes.costs import GenomeCosts, full_work
+from moevolve.search.genomes.contract.costs import GenomeCosts
 from moevolve.search.genomes.registry import costs_of, make_space
-from moevolve.workers.facts import active_parameters
+from moevolve.search.settings.phases import PhaseConfig
+from moevolve.workers.contract.facts import active_parameters
 
 if TYPE_CHECKING:
     from moevolve.workers.profiling.outline import ModelOutline
+
+FULL_MODEL = "full model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class ModelSize:
         active: per token.
         parameters: in all; None where candidates differ.
         active_parameters: that a token passes through; where candidates differ, in the start.
-        token_flops: operations per token as the worker runs it, attention between positions left out.
+        token_flops: FLOPs per token in matrix products with weights, attention between positions left out.
     """
 
     title: str
@@ -63,10 +65,9 @@ def model_sizes(outline: ModelOutline, costs: GenomeCosts[Any], like: Mapping[st
     """The full model, then a candidate of every kind of phase; `like` says which kind it is counted as."""
     facts = outline.facts
     active = active_parameters(facts, facts.experts, facts.active)
-    flops = full_work(outline).token_flops
-    full = ModelSize("full model", facts.experts, facts.active, facts.parameters, active, flops)
+    full = ModelSize(FULL_MODEL, facts.experts, facts.active, facts.parameters, active, outline.token_flops)
     pairs = like.items()
-    return full, *(ModelSize(kind, *costs.counts(each), costs.work(each).token_flops) for kind, each in pairs)
+    return full, *(ModelSize(kind, *costs.counts(each), costs.token_flops(each)) for kind, each in pairs)
 
 
 def described_as(phases: Sequence[PhaseConfig]) -> Mapping[str, str]:
@@ -78,9 +79,9 @@ def described_as(phases: Sequence[PhaseConfig]) -> Mapping[str, str]:
 def final_evaluations(config: RunConfig) -> tuple[int, int]:
     """Evaluations after the last individual: of candidates on `dev`, of models on `test` (the full one's included)."""
     section = config.final
-    # The full model and the best; what stands beside them (`search.loop.standings.beside`); random draws.
+    # The full model and the best; what stands beside them (`search.loop.final_table.beside`); random draws.
     beside = any(phase.kind == "repair" for phase in config.phases) + sum(len(phase.named) for phase in config.phases)
-    return section.rerank, (2 + beside + section.random_draws if section.test else 0)
+    return section.rerank, (2 + beside + section.random_baselines if section.test else 0)
 
 
 def count_run(config: RunConfig, outline: ModelOutline) -> tuple[tuple[ModelSize, ...], tuple[PhaseCount, ...]]:

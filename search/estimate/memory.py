@@ -7,9 +7,10 @@ from typing import Any
 
 from moevolve.kernels.expert_merge import staged_bytes
 from moevolve.search.config.run import RunConfig
+from moevolve.search.estimate.counts import described_as
 from moevolve.search.estimate.repairs import RepairWork, repair_works
-from moevolve.search.genomes.costs import GenomeCosts
-from moevolve.workers.capacity import MemoryItem, NeededMemory, Way, WorkerMemory
+from moevolve.search.genomes.contract.costs import GenomeCosts
+from moevolve.workers.contract.capacity import MemoryItem, NeededMemory, Way, WorkerMemory
 from moevolve.workers.profiling.activations import STREAMS
 from moevolve.workers.profiling.outline import ModelOutline
 from moevolve.workers.profiling.passes import Pass
@@ -52,26 +53,37 @@ def worker_memory(
     experts, passes = outline.experts_bytes, tuple(passes)
     items = [MemoryItem("weights outside of experts", outline.weight_bytes - experts, 0)]
     at_once = 0
-    if experts:
+    buffers = costs.buffer_bytes([phase.kind for phase in config.phases], host, bool(repairs))
+    if not experts:
+        items.append(MemoryItem("candidates' own weights", buffers, 0))
+    else:
         layers = len(outline.facts.moe_layers)
         items.append(_original(outline, host, on_gpu))
-        buffers = costs.buffer_bytes([phase.kind for phase in config.phases], host, bool(repairs))
         at_once = max(experts, buffers) if host else 0
         # Layers that don't all fit take turns; those that a repair changes stay.
         items.append(MemoryItem("buffers for candidates' experts", 0 if host and not repairs else buffers, 0))
         items.append(MemoryItem("one layer's original experts", experts // layers if host else 0, 0))
+    activations = _activations(outline, passes)
+    longest = max((one.longest for one in passes), default=0)
+    between = max(_merging(config, outline), costs.measuring_bytes(longest))
     needed = [
         MemoryItem("keys and values of a batch", max((_cached(outline, one) for one in passes), default=0), 0),
-        # Experts are merged when no pass is under way, or between layers, so both are never there at once.
+        MemoryItem("activations and logits of a batch (estimate)", activations, 0),
+        # Experts are merged when no pass is under way, or between layers, and measured when no batch is, so none of
+        # these is ever there with another.
         MemoryItem(
-            "activations and logits of a batch (estimate)",
-            max(_activations(outline, passes), _merging(config, outline)),
-            0,
+            "what merging or calibrating takes beyond these",
+            max(0, between - activations),
+            costs.measuring_host_bytes(),
         ),
-        *_repairing(config, costs, repairs, bool(experts)),
+        *_repairing(repairs),
     ]
     beside = sum(item.device for item in needed)
-    return WorkerMemory((*items, *needed), _loading(config, outline, on_gpu, host), beside, at_once)
+    exporting = 0
+    if experts:
+        retained, *_ = costs.counts(described_as(config.phases)[config.phases[-1].kind])
+        exporting = sum(item.device for item in items) + _exported(outline, retained)
+    return WorkerMemory((*items, *needed), _loading(config, outline, on_gpu, host), beside, at_once, exporting)
 
 
 def launch_memory(
@@ -89,7 +101,7 @@ def launch_memory(
     def taken(host: bool, batch_tokens: int) -> WorkerMemory:
         return worker_memory(config, outline, costs, _largest(batch_tokens, outline), on_gpu, host, repairs)
 
-    repairs = repair_works(config, costs, outline, 1.0)
+    repairs = repair_works(config, costs, outline)
     host, tokens = config.model.originals == "host", config.engine.batch_tokens
     ways: list[Way] = []
     halves = [tokens]
@@ -128,8 +140,8 @@ def _trouble(way: Way) -> int:
 def _largest(batch_tokens: int, outline: ModelOutline) -> tuple[Pass, ...]:
     """Passes as large as a batch of this size can make them."""
     read = max(1, batch_tokens // _READ)
-    first = Pass(batch_tokens, 0, batch_tokens, read, read, read, 0, outline.caches, 1, batch_tokens)
-    step = Pass(read, 0, read, read, read, read, batch_tokens, outline.caches, 1, batch_tokens, batch_tokens)
+    first = Pass(batch_tokens, batch_tokens, read, 0, outline.caches, 1, batch_tokens)
+    step = Pass(read, read, read, batch_tokens, outline.caches, 1, batch_tokens, batch_tokens)
     return first, step
 
 
@@ -149,6 +161,25 @@ def _loading(config: RunConfig, outline: ModelOutline, on_gpu: bool, host: bool)
     return outline.weight_bytes - outline.experts_bytes + outline.pinned_bytes + max(map(sum, outline.expert_bytes))
 
 
+_COMPARED = 128
+"""About as many positions' logits are compared at once (`workers/export/verify.py`)."""
+
+
+def _exported(outline: ModelOutline, retained: int) -> int:
+    """The largest part of a checkpoint that is compared with the resident model: a layer's, or the embeddings.
+
+    Args:
+        outline: the model.
+        retained: experts of the checkpoint's layers.
+    """
+    embeddings = outline.vocabulary * outline.hidden * outline.facts.dtype_bytes
+    others = max(0, outline.weight_bytes - outline.experts_bytes - 2 * embeddings) // len(outline.layers)
+    experts = max(map(sum, outline.expert_bytes)) * retained // outline.facts.experts
+    # Gates and ups, two thirds, come first, and are put together of single experts' while these are there.
+    logits = _COMPARED * outline.vocabulary * outline.facts.dtype_bytes
+    return max(embeddings + logits, experts * 4 // 3, experts + others)
+
+
 def _merging(config: RunConfig, outline: ModelOutline) -> int:
     """Pieces of experts that are brought over, or widened to float32, to be merged; of as many as there are at most."""
     if not outline.expert_bytes or all(phase.kind != "merge" for phase in config.phases):
@@ -157,15 +188,10 @@ def _merging(config: RunConfig, outline: ModelOutline) -> int:
     return staged_bytes(count, count, max(outline.expert_bytes[0]) // (count * itemsize), itemsize)
 
 
-def _repairing(
-    config: RunConfig, costs: GenomeCosts[Any], repairs: Sequence[RepairWork], experts: bool
-) -> Iterator[MemoryItem]:
+def _repairing(repairs: Sequence[RepairWork]) -> Iterator[MemoryItem]:
     """What repairs take beside scoring, at most."""
     if not repairs:
         return
-    if not experts:
-        copies = costs.buffer_bytes([phase.kind for phase in config.phases], False, repaired=True)
-        yield MemoryItem("copies of what is fitted", copies, 0)
     yield MemoryItem("a layer's fit, with states of its tokens", max(each.taken for each in repairs), 0)
     yield MemoryItem("fitted layers kept for other candidates", max(each.kept for each in repairs), 0)
     yield MemoryItem("states of all layers to fit to", 0, max(each.streams for each in repairs))

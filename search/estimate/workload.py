@@ -8,8 +8,8 @@ from typing import Any
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.fitness.registry import FITNESSES
+from moevolve.evaluators.preparation.prepare import prepare_split
 from moevolve.evaluators.tasks.config import TaskConfig
-from moevolve.evaluators.tasks.prepare import prepare_split
 from moevolve.evaluators.types import PreparedSplit, Split
 from moevolve.search.config.run import RunConfig, TaskSection
 from moevolve.search.loop.setup import set_aside_note
@@ -145,7 +145,6 @@ class WorkloadReader:
             drafts,
             [list(map(tokens, example.choices)) for example in prepared.examples],
             prepared.max_new_tokens,
-            prepared.positions,
         )
         return made, f"data, {_CHARACTERS} characters a token (no tokenizer)"
 
@@ -177,7 +176,6 @@ def _given(task: TaskConfig, split: Split, given: Prompts) -> SplitTokens:
         (answer,) * count,
         ((1, 1),) * count,
         new,
-        task.compared,
     )
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from moevolve.search.figures.heatmaps import blocks_figure, spread
 from moevolve.search.figures.style import BLUE, GREY, ORANGE, SEQUENTIAL, drawing, scale_below
-from moevolve.workers.methods.usage import MixedLayer, RoutedLayer, Usage
+from moevolve.workers.contract.usage import MixedLayer, RoutedLayer, Usage
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,8 +9,7 @@ from pydantic import SerializeAsAny, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticKnownError
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.config.phases import START, PhaseConfig, TunePhase
-from moevolve.search.genomes.base import (
+from moevolve.search.genomes.contract.base import (
     Genome,
     GenomeFigures,
     GenomeKind,
@@ -18,13 +17,14 @@ from moevolve.search.genomes.base import (
     GenomeSpace,
     Offspring,
 )
-from moevolve.search.genomes.costs import GenomeCosts
+from moevolve.search.genomes.contract.costs import GenomeCosts
 from moevolve.search.genomes.eep.kind import EEP
 from moevolve.search.genomes.factorllm.kind import FACTORLLM
 from moevolve.search.genomes.nanomoe.kind import NANOMOE
 from moevolve.search.genomes.repaired import RepairedSpace, bare_space, repaired_space
 from moevolve.search.genomes.tomoe.kind import TOMOE
-from moevolve.workers.facts import ModelFacts
+from moevolve.search.settings.phases import START, PhaseConfig, TunePhase
+from moevolve.workers.contract.facts import ModelFacts
 
 if TYPE_CHECKING:
     from moevolve.workers.profiling.outline import ModelOutline

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.search.config.phases import PhaseConfig, RepairPhase
-from moevolve.search.genomes.base import Choosing, Description, Genome, GenomeSpace, Offspring
-from moevolve.workers.methods.base import Calibration, CalibrationRecipe, Edit, IdentityEdit, LayeredEdit, combined
-from moevolve.workers.methods.fitting import FitRows, NeuronRecipe, RowsRecipe
+from moevolve.search.genomes.contract.base import Choosing, Description, Genome, GenomeSpace, Offspring
+from moevolve.search.settings.phases import PhaseConfig, RepairPhase
+from moevolve.workers.contract.edits import Calibration, CalibrationRecipe, Edit, IdentityEdit, LayeredEdit, combined
+from moevolve.workers.contract.fitting import FitRows, NeuronRecipe, RowsRecipe
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
 
 _HEADER = struct.Struct("<4sI")
@@ -180,17 +180,17 @@ def repaired_space(inner: GenomeSpace[Any], phases: Sequence[PhaseConfig], recom
 
 def described(recipe: RepairRecipe) -> str:
     """A recipe for listings."""
-    low, high = min(recipe.strengths), max(recipe.strengths)
-    strengths = f"{low:.2g}" if low == high else f"{low:.2g} to {high:.2g}"
-    parts = ["repaired", recipe.target, f"strength {strengths}", f"{recipe.tokens} tokens"]
+    low, high = min(recipe.ridge_lambdas), max(recipe.ridge_lambdas)
+    lambdas = f"{low:.2g}" if low == high else f"{low:.2g} to {high:.2g}"
+    parts = ["repaired", recipe.target, f"ridge lambda {lambdas}", f"{recipe.tokens} tokens"]
     if recipe.neurons is not None:
         each = recipe.neurons
         shares = "shared" if each.shared else "apart"
         worth = f"{each.routing:.2g}/{each.activation:.2g}/{each.output:.2g}"
         parts.append(f"neurons {shares} by {worth} of {each.candidates:.2g} times as many")
         parts.append(f"router {each.router}")
-        if each.slope:
-            parts.append(f"widths by {each.slope:+.2g}")
+        if each.width_slope:
+            parts.append(f"widths by {each.width_slope:+.2g}")
     return ", ".join(parts)
 
 
@@ -206,8 +206,8 @@ def vary(rng: np.random.Generator, recipe: RepairRecipe, phase: RepairRecipe, re
     changes: dict[str, Any] = {}
     while not changes:
         if rng.random() < 0.5:
-            middle = float(np.exp(np.mean(np.log(recipe.strengths))))
-            changes["strengths"] = (float(np.clip(middle * 10 ** rng.normal(0, 0.7), 1e-6, 1e2)),)
+            middle = float(np.exp(np.mean(np.log(recipe.ridge_lambdas))))
+            changes["ridge_lambdas"] = (float(np.clip(middle * 10 ** rng.normal(0, 0.7), 1e-6, 1e2)),)
         if rng.random() < 0.25:
             changes["target"] = "local" if recipe.target == "global" else "global"
         if rng.random() < 0.25:
@@ -221,7 +221,7 @@ def vary(rng: np.random.Generator, recipe: RepairRecipe, phase: RepairRecipe, re
 def _varied_neurons(rng: np.random.Generator, neurons: NeuronRecipe | None, first: NeuronRecipe) -> NeuronRecipe | None:
     """Put aside, put back, or with another exponent, sharing, number of candidates, or other rows of the router.
 
-    Widths are varied only where the phase has a slope: uneven ones take the native form.
+    Widths are varied only where the phase has a width_slope: uneven ones take the native form.
     """
     if neurons is None:
         return replace(first, shared=bool(rng.random() < 0.5))
@@ -234,8 +234,8 @@ def _varied_neurons(rng: np.random.Generator, neurons: NeuronRecipe | None, firs
         return replace(neurons, router="kept" if neurons.router == "fitted" else "fitted")
     if draw < 0.65:
         return replace(neurons, candidates=float(rng.choice([1.0, 2.0, 4.0, 8.0])))
-    if draw < 0.8 and first.slope:
-        return replace(neurons, slope=float(rng.choice([-0.25, 0.0, 0.25, 0.5, 0.75])))
+    if draw < 0.8 and first.width_slope:
+        return replace(neurons, width_slope=float(rng.choice([-0.25, 0.0, 0.25, 0.5, 0.75])))
     exponent, which = float(rng.choice([0.0, 0.5, 1.0, 2.0, 3.0])), int(rng.integers(3))
     if which == 0:
         return replace(neurons, routing=exponent)

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from moevolve.evaluators.types import SplitRef, SplitResult
 from moevolve.search.pools.base import Pool
-from moevolve.store.errors import StoreError
 from moevolve.store.records import EvaluationRecord, FailureKind, IndividualRecord, Lease
 from moevolve.store.repository import Store
-from moevolve.workers.messages import EvaluationReply, EvaluationRequest
-from moevolve.workers.methods.base import IdentityEdit
+from moevolve.workers.contract.edits import IdentityEdit
+from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,27 +111,6 @@ class EvaluationCache:
             else:
                 self._store.record(self._writer, individuals, unsaved)
             del self._unsaved[: len(unsaved)]
-
-    def stored(self, phenotypes: Sequence[str], splits: Sequence[SplitRef]) -> dict[str, tuple[EvaluationRecord, ...]]:
-        """What the store has of phenotypes, outcomes included, in the order of the splits.
-
-        New evaluations are recorded first, so that all that settled is there.
-
-        Raises:
-            StoreError: one isn't there, or without its outcomes.
-        """
-        self.record()
-        fingerprints = [split.fingerprint for split in splits]
-        rows = self._store.evaluations(phenotypes, self._model, self._engine, fingerprints)
-        found = {(row.phenotype_hash, row.task_fingerprint): row for row in rows if row.outcomes}
-        for phenotype in phenotypes:
-            for split in splits:
-                if (phenotype, split.fingerprint) not in found:
-                    raise StoreError(
-                        f"phenotype {phenotype[:12]} has no outcomes on task {split.task}, split {split.split}, though "
-                        "it was evaluated; the store was changed by hand"
-                    )
-        return {key: tuple(found[key, fingerprint] for fingerprint in fingerprints) for key in phenotypes}
 
     def _look_up(self, requests: Sequence[EvaluationRequest]) -> None:
         unknown = {

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from moevolve.evaluators.types import Split
 from moevolve.search.loop.evaluation_cache import EvaluationCache
+from moevolve.search.loop.final_table import beside, drawn, winner_of
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.loop.standings import beside, drawn, winner_of
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualRecord
-from moevolve.workers.messages import EvaluationRequest
+from moevolve.workers.contract.messages import EvaluationRequest
 
 
 class Finaliser:
@@ -20,13 +20,13 @@ class Finaliser:
         self._cache = cache
 
     def run(self) -> None:
-        """Score the leaders on `dev`, then the contestants on the other splits; new evaluations are recorded."""
+        """Score the leaders on `dev`, then the entries on the other splits; new evaluations are recorded."""
         setup, final = self._setup, self._setup.config.final
         leaders = self._store.best_of_search(setup.search_id, max(1, final.rerank))
         if final.rerank:
             self._cache.settle([self._request(row, "dev") for row in leaders])
         search, history = self._store.search(setup.search_id), self._store.history(setup.search_id)
-        winner, _ = winner_of(self._store, search)
+        winner, _ = winner_of(self._store, search, setup.config)
         # The others aren't scored on dev unless they are leaders: they could outrank the winner in listings.
         single = [row for _, row in beside(setup.config, history, winner)]
         single += [] if winner is None else [winner]

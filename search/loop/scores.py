@@ -10,7 +10,7 @@ from moevolve.evaluators.metrics import confidence_interval, weighted_mean
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import EvaluationRecord, SearchRecord
-from moevolve.workers.methods.base import IdentityEdit
+from moevolve.workers.contract.edits import IdentityEdit
 
 FULL = "full"
 """What people call the unedited model where individuals are named."""

@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from moevolve.evaluators.types import PreparedSplit, Split, SplitRef
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.types import SCORED, PreparedSplit, Split, SplitRef
 from moevolve.search.config.run import RunConfig
-from moevolve.search.genomes.base import Description, Genome, GenomeSpace
-from moevolve.search.loop.schedule import Schedule, rounds_notes
-from moevolve.workers.capacity import NeededMemory
-from moevolve.workers.facts import ModelFacts
-from moevolve.workers.messages import EvaluationRequest
-from moevolve.workers.methods.base import Edit, IdentityEdit
+from moevolve.search.genomes.contract.base import Description, Genome, GenomeSpace
+from moevolve.search.strategies.schedule import Schedule, rounds_notes
+from moevolve.store.records import SearchTaskRecord
+from moevolve.workers.contract.capacity import NeededMemory
+from moevolve.workers.contract.edits import Edit, IdentityEdit
+from moevolve.workers.contract.facts import ModelFacts
+from moevolve.workers.contract.messages import EvaluationRequest
 
 
 def needs_calibration(space: GenomeSpace[Any]) -> bool:
@@ -55,6 +57,9 @@ class SearchSetup:
             are ranked; else empty.
         held_out: `test` splits of tasks that the search doesn't know, for the final table.
         needed: memory that a worker has to find before it loads anything; None if that isn't known.
+
+    Raises:
+        UserError: two splits have the same name and different examples, so that tables couldn't tell them apart.
     """
 
     config: RunConfig
@@ -66,6 +71,32 @@ class SearchSetup:
     tie_breakers: Mapping[Split, tuple[PreparedSplit, ...]] = field(default_factory=dict, repr=False)
     held_out: tuple[PreparedSplit, ...] = field(default=(), repr=False)
     needed: NeededMemory | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        known: dict[tuple[str, Split], str] = {}
+        for item in self._all_splits:
+            if known.setdefault((item.task, item.split), item.fingerprint) != item.fingerprint:
+                raise UserError(
+                    f"task {item.task}: its {item.split} split is used twice with different examples (by tasks, "
+                    "tie_break: agreement, or final.held_out); give both the same counts, or one another name"
+                )
+
+    @property
+    def _all_splits(self) -> tuple[PreparedSplit, ...]:
+        groups = (*self.prepared.values(), *self.tie_breakers.values(), self.held_out)
+        return tuple(item for group in groups for item in group)
+
+    @property
+    def beside(self) -> tuple[SearchTaskRecord, ...]:
+        """What the search is recorded with beside its fitness, each split of weight 0.
+
+        First what is measured on, then what breaks ties, then held-out tasks.
+        """
+        scored = [item for name in SCORED for item in self.prepared.get(name, ())]
+        found = {(item.task, item.split): item.fingerprint for item in self._all_splits}
+        for item in scored:
+            found.pop((item.task, item.split), None)
+        return tuple(SearchTaskRecord(task, split, key, weight=0.0) for (task, split), key in found.items())
 
     @property
     def weights(self) -> tuple[float, ...]:
@@ -90,8 +121,7 @@ class SearchSetup:
     @property
     def all_prepared(self) -> dict[str, PreparedSplit]:
         """Every split that a worker may be sent, by fingerprint."""
-        groups = (*self.prepared.values(), *self.tie_breakers.values(), self.held_out)
-        return {item.fingerprint: item for group in groups for item in group}
+        return {item.fingerprint: item for item in self._all_splits}
 
     def scored_on(self, split: Split) -> tuple[SplitRef, ...]:
         """All that a candidate is evaluated on for the splits of one name."""

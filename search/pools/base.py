@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
-from moevolve.workers.messages import EvaluationReply, EvaluationRequest
+from moevolve.evaluators.types import PreparedSplit
+from moevolve.workers.contract.edits import CalibrationRecipe
+from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
 
 
 class PoolError(Exception):
@@ -23,6 +26,26 @@ class Pool(Protocol):
 
         Raises:
             PoolError: no worker can be had.
+        """
+        ...
+
+    def calibrate(
+        self,
+        recipe: CalibrationRecipe,
+        splits: tuple[PreparedSplit, ...],
+        check: Callable[[], object] = lambda: None,
+    ) -> bytes:
+        """Make a calibration on one of the workers, as a safetensors file; see `EvaluationWorker.calibrate`.
+
+        Args:
+            recipe: what is measured.
+            splits: on whose prompts.
+            check: called every second or so while it is waited for; its errors end the calibration.
+
+        Raises:
+            NoRoomError: the model doesn't fit on any worker.
+            UserError: the model can't be loaded, or isn't one that the recipe is for.
+            PoolError: no worker can be had, or measuring fails, kills its workers or takes too long.
         """
         ...
 

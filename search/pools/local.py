@@ -8,21 +8,23 @@ from typing import Protocol
 
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.pools.base import PoolError
-from moevolve.workers.messages import EvaluationReply, EvaluationRequest
-from moevolve.workers.worker import WorkerFault
+from moevolve.workers.contract.edits import CalibrationRecipe
+from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, WorkerFault
 
 
 class Evaluator(Protocol):
-    """Scores one request, like `EvaluationWorker`."""
+    """Scores one request, or makes a calibration, like `EvaluationWorker`."""
 
     def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply: ...
+
+    def calibrate(self, recipe: CalibrationRecipe, splits: tuple[PreparedSplit, ...]) -> bytes: ...
 
 
 class LocalPool:
     """Evaluates one request per poll, in order of submission.
 
     Args:
-        make: makes the evaluator; called when the first request is polled, so that nothing is loaded in vain.
+        make: makes the evaluator; called when it is first needed, so that nothing is loaded in vain.
         splits: prepared splits by fingerprint.
     """
 
@@ -48,15 +50,28 @@ class LocalPool:
             return []
         request = self._queue.popleft()
         splits = tuple(self._splits[fingerprint] for fingerprint in request.fingerprints)
-        if self._evaluator is None:
-            self._evaluator = self._make()
         try:
-            return [self._evaluator.evaluate(request, splits)]
+            return [self._made().evaluate(request, splits)]
         except WorkerFault as error:
             raise PoolError(f"the evaluation failed through no fault of the model: {error}") from error
+
+    def calibrate(
+        self,
+        recipe: CalibrationRecipe,
+        splits: tuple[PreparedSplit, ...],
+        check: Callable[[], object] = lambda: None,
+    ) -> bytes:
+        """See `Pool`; it is checked once, before."""
+        check()
+        return self._made().calibrate(recipe, splits)
 
     def resize(self, count: int, at_once: bool = False) -> None:
         """Nothing to do: there is one evaluator."""
 
     def close(self) -> None:
         self._queue.clear()
+
+    def _made(self) -> Evaluator:
+        if self._evaluator is None:
+            self._evaluator = self._make()
+        return self._evaluator

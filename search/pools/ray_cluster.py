@@ -7,8 +7,7 @@ import logging
 import math
 import os
 import signal
-import subprocess
-import sys
+import socket
 import tempfile
 import threading
 from typing import Any
@@ -16,18 +15,21 @@ from typing import Any
 import ray
 from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 from ray._private.utils import get_num_cpus
-from ray._raylet import Config  # type: ignore[attr-defined]
 from ray.exceptions import GetTimeoutError, RayError
 
 from moevolve.search.config.run import WorkersSection
-from moevolve.search.pools import ray_knock as knocking
 from moevolve.search.pools.base import PoolError
 from moevolve.search.pools.shares import Node
-from moevolve.workers.capacity import CAPACITY
-from moevolve.workers.engine.engine import WORKER_ENV
+from moevolve.workers.contract.capacity import CAPACITY
+from moevolve.workers.contract.settings import WORKER_ENV
 
-_PATIENCE_S = 60.0
-"""Seconds until knocking is given up; it ends sooner by itself, unless this machine is out of breath."""
+_ANSWER_S = 10.0
+"""Seconds in which something has to listen at a cluster's address."""
+
+_HINT = (
+    "; this machine must be one of its nodes (`ray start --address HEAD:PORT` makes it one; --submit sends the search "
+    "to one), and for a cluster with a token RAY_AUTH_MODE=token and the token must be set here"
+)
 
 _brought: dict[str | None, str | None] = {}
 """Sessions of Ray that this process is in by our doing, and not its user's; with `workers.address` of who wanted in."""
@@ -107,11 +109,9 @@ def _enter(workers: WorkersSection) -> None:
         cpus = max(int(get_num_cpus()), _cpus_needed(workers))
         options = {"address": "local", "include_dashboard": False, "num_cpus": cpus}
     else:
-        found, mode = find_cluster(workers.address)
-        options = {"address": found}
-        # For good: Ray keeps to what it began with for as long as the process lives.
-        os.environ.setdefault(knocking.MODE, mode)
-        Config.initialize("")  # has read the environment already
+        if workers.address != "auto":
+            _check_listens(workers.address)
+        options = {"address": workers.address}
     try:
         with tempfile.TemporaryDirectory(prefix="moevolve-") as empty:
             ray.init(
@@ -121,10 +121,9 @@ def _enter(workers: WorkersSection) -> None:
                 logging_level=logging.ERROR,
                 **options,
             )
-    except (ConnectionError, RayError, ValueError) as error:
-        raise PoolError(
-            f"workers.address {workers.address}: can't join this Ray cluster: {error.__cause__ or error}"
-        ) from error
+    except (ConnectionError, RayError, RuntimeError, ValueError) as error:
+        said = str(error).strip().split("\n", 1)[0]
+        raise PoolError(f"workers.address {workers.address}: can't join this Ray cluster: {said}{_HINT}") from error
     finally:
         _handle(signal.SIGTERM, before)
 
@@ -149,83 +148,23 @@ def cluster_nodes() -> list[Node] | None:
     return [Node(has.get("CPU", 0.0), has.get("GPU", 0.0)) for has in alive]
 
 
-def find_cluster(address: str) -> tuple[str, str]:
-    """A cluster's `host:port`, and how it authenticates: `token` or `disabled`, as RAY_AUTH_MODE has it.
-
-    With an address, Ray sends a token only where RAY_AUTH_MODE tells it to; the cluster knows whether it asks for one.
-    The token is where Ray's own tools look for it: RAY_AUTH_TOKEN, the file RAY_AUTH_TOKEN_PATH, or .ray/auth_token in
-    the home folder.
-
-    Args:
-        address: `host:port` or `auto`.
+def _check_listens(address: str) -> None:
+    """Refuse an address where nothing listens, which Ray would try for minutes; it is asked for `auto` itself.
 
     Raises:
-        PoolError: nothing answers there, it doesn't let us in, or this machine is none of its nodes.
+        PoolError: nothing listens there, or it isn't HOST:PORT.
     """
-    answer, found = _knock(address)
-    where = f"workers.address {address}"
-    mode = os.environ.get(knocking.MODE)
-    if answer == "nothing there":
-        raise PoolError(f"{where}: no Ray cluster answers there: {found}")
-    if answer == "no node":
-        raise PoolError(
-            f"{where}: a Ray cluster answers there, but this machine is no node of it, and drivers run on nodes: run "
-            f"`ray start --address {found}` here first, launch on a node, or send the search there with --submit"
-        )
-    if answer == "open":
-        if mode is not None and mode.lower() == "token":
-            raise PoolError(
-                f"{where}: {knocking.MODE} is token here, but this cluster was started without tokens; "
-                f"unset {knocking.MODE}, or start all of its nodes with {knocking.MODE}=token"
-            )
-        return found, "disabled"
-    if mode is not None and mode.lower() != "token":
-        raise PoolError(
-            f"{where}: this cluster asks for a token, but {knocking.MODE} is {mode!r} here; "
-            "set it to token, or unset it"
-        )
-    if answer == "no token":
-        path = os.environ.get("RAY_AUTH_TOKEN_PATH")
-        lacks = f"no readable token in RAY_AUTH_TOKEN_PATH={path}" if path else "no token here"
-        raise PoolError(
-            f"{where}: this cluster asks for a token, and there is {lacks}; copy ~/.ray/auth_token of its head node "
-            "to this one, or set RAY_AUTH_TOKEN"
-        )
-    if answer == "wrong token":
-        raise PoolError(
-            f"{where}: this cluster refuses the token in {_token_source()}; "
-            "take the one that `ray get-auth-token` prints on its head node"
-        )
-    return found, "token"
-
-
-def _knock(address: str) -> tuple[str, str]:
-    # Without the working directory on `sys.path`, where folders may be named like packages.
-    command = [sys.executable, "-P", "-m", knocking.__name__, address]
+    host, _, port = address.rpartition(":")
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
-    except subprocess.TimeoutExpired:
-        return "nothing there", f"no answer within {_PATIENCE_S:g} s"
-    if done.returncode == -signal.SIGALRM:
-        return "nothing there", f"something listens, but gives no answer of a Ray head within {knocking.LIMIT_S} s"
-    answer = done.stdout.splitlines()[-2:]
-    if done.returncode or len(answer) != 2:
-        said = done.stderr.strip().splitlines() or ["no reason given"]
-        return "nothing there", said[-1]
-    return answer[0], answer[1]
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
+    except (OSError, OverflowError, ValueError) as error:
+        raise PoolError(f"workers.address {address}: no Ray cluster answers there: {error}") from None
 
 
 def _has_folder() -> bool:
     """Whether this process is a Ray job with a working directory, in whose place Ray takes no other."""
     job = json.loads(os.environ.get(RAY_JOB_CONFIG_JSON_ENV_VAR) or "{}")
     return "working_dir" in (job.get("runtime_env") or {})
-
-
-def _token_source() -> str:
-    """Where Ray takes the token from."""
-    if os.environ.get("RAY_AUTH_TOKEN"):
-        return "RAY_AUTH_TOKEN"
-    return os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token"
 
 
 def _handle(number: signal.Signals, handler: Any) -> None:

@@ -26,11 +26,10 @@ from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.pools.base import PoolError
 from moevolve.search.pools.ray_cluster import leave_ray, start_ray
-from moevolve.workers.capacity import NeededMemory, NoRoomError
-from moevolve.workers.config import ALL_SHORTCUTS, EngineConfig, ModelConfig, Shortcuts
-from moevolve.workers.messages import EvaluationReply, EvaluationRequest, FailureKind
-from moevolve.workers.methods.base import CalibrationRecipe, Edit, LayeredEdit
-from moevolve.workers.worker import EvaluationWorker, WorkerInfo
+from moevolve.workers.contract.capacity import NeededMemory, NoRoomError
+from moevolve.workers.contract.edits import CalibrationRecipe, Edit, LayeredEdit
+from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, FailureKind, WorkerInfo
+from moevolve.workers.contract.settings import ALL_SHORTCUTS, EngineConfig, ModelConfig, Shortcuts
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +45,9 @@ _LONGEST_PAUSE_S = 60.0
 
 _CHECK_S = 1.0
 """How often who waits for a calibration looks whether the search is to go on."""
+
+_CALIBRATION = "the calibration"
+"""What a calibration is counted under, in place of a request's ticket."""
 
 _OVERTAKEN = 4
 """How often later candidates may be taken before the first in the queue, which everything may soon wait for."""
@@ -95,6 +97,14 @@ def _leading(one: tuple[str, ...], other: tuple[str, ...]) -> int:
     return min(len(one), len(other))
 
 
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A calibration that is wanted: what is measured, and on whose prompts."""
+
+    recipe: CalibrationRecipe
+    splits: tuple[PreparedSplit, ...]
+
+
 @dataclass(eq=False)
 class _Slot:
     """One worker actor and what it is doing.
@@ -108,7 +118,8 @@ class _Slot:
         node, host: where Ray has found room for it; empty until then.
         info: of the loaded worker.
         request: what it evaluates.
-        since: when it began what it does: to wait for room, to load, or to evaluate.
+        job: the calibration that it makes.
+        since: when it began what it does: to wait for room, to load, to evaluate, or to calibrate.
         recent: what it evaluated before.
     """
 
@@ -121,8 +132,13 @@ class _Slot:
     host: str = ""
     info: WorkerInfo | None = None
     request: EvaluationRequest | None = None
+    job: _Job | None = None
     since: float = field(default_factory=time.monotonic)
     recent: Recent = field(default_factory=Recent)
+
+    @property
+    def busy(self) -> bool:
+        return self.request is not None or self.job is not None
 
     def wait_for(self, pending: Any) -> None:
         """Begin what ends with an object reference."""
@@ -135,7 +151,8 @@ class RayPool:
     A worker that dies, that finds itself at fault (`WorkerFault`) or that outruns `timeout_s` is replaced, and its
     candidate evaluated again. That is counted against the candidate unless the worker's node is gone; after
     `max_attempts` the candidate fails with that reason, as a failure of kind `worker` or `timeout`. A node that is
-    lost or out of reach counts against nobody, up to a bound that only a broken cluster reaches.
+    lost or out of reach counts against nobody, up to a bound that only a broken cluster reaches. A calibration is tried
+    again likewise, and gets `start_timeout_s`, like a model that is loaded.
 
     A worker that can't start, or isn't loaded `start_timeout_s` after Ray has found room for it, is started again,
     after a pause that grows. The pool goes on with those that are ready; it gives up if none is and no start succeeds.
@@ -145,7 +162,8 @@ class RayPool:
         model: checkpoint every worker loads.
         engine: how prompts are run.
         splits: prepared splits by fingerprint; shipped to each worker once.
-        worker: the actor's class (tests inject faults through a subclass).
+        worker: makes the worker, in its actor's process; by default an `EvaluationWorker`, which that process alone
+            imports (tests inject faults through a subclass).
         shortcuts: which ways to compute less the workers take.
         needed: memory that each has to find before it loads the model, if that is known.
 
@@ -158,7 +176,7 @@ class RayPool:
         model: ModelConfig,
         engine: EngineConfig,
         splits: Mapping[str, PreparedSplit],
-        worker: type[EvaluationWorker] = EvaluationWorker,
+        worker: Callable[..., Any] | None = None,
         shortcuts: Shortcuts = ALL_SHORTCUTS,
         needed: NeededMemory | None = None,
     ) -> None:
@@ -167,7 +185,7 @@ class RayPool:
         self._splits: dict[str, Any] = {}
         self.add_splits(splits)
         self._actor_class: Any = ray.remote(num_cpus=workers.num_cpus, num_gpus=workers.num_gpus)(actor_class(worker))
-        self._actor_args = (model, engine, shortcuts, workers.reuse_bytes, workers.count != 1, needed)
+        self._actor_args = (model, engine, shortcuts, workers.activation_cache_bytes, needed)
         self._queue: deque[EvaluationRequest] = deque()
         # By ticket: workers that died or were retired under a request, those that nodes took along, and how often
         # later requests went first.
@@ -175,6 +193,9 @@ class RayPool:
         self._losses: Counter[str] = Counter()
         self._overtaken: Counter[str] = Counter()
         self._failed: list[EvaluationReply] = []
+        # A calibration that waits for a worker, and one that is made.
+        self._job: _Job | None = None
+        self._calibrated: bytes | None = None
         self._count = workers.least
         self._slots: list[_Slot] = []
         self._fit()
@@ -204,6 +225,28 @@ class RayPool:
         self._failed = []
         return replies
 
+    def calibrate(
+        self,
+        recipe: CalibrationRecipe,
+        splits: tuple[PreparedSplit, ...],
+        check: Callable[[], object] = lambda: None,
+    ) -> bytes:
+        """See `Pool`. The first worker that is free makes it, while others load."""
+        replies: list[EvaluationReply] = []
+        self._job, self._calibrated = _Job(recipe, splits), None
+        self._dispatch()
+        try:
+            while self._calibrated is None:
+                check()
+                replies += self.poll(_CHECK_S)
+            return self._calibrated
+        finally:
+            self._job = self._calibrated = None
+            self._tries(_CALIBRATION)
+            self._failed = replies + self._failed
+            for slot in [slot for slot in self._slots if slot.job is not None]:  # it was given up
+                self._replace(slot, _Slot())
+
     @property
     def ready(self) -> int:
         """Workers whose model is loaded."""
@@ -226,8 +269,8 @@ class RayPool:
         leave_ray(self)
 
     def _fit(self) -> None:
-        """Have as many workers as wanted, or on the way there as few as are evaluating something; start those due."""
-        idle = sorted((slot for slot in self._slots if slot.request is None), key=lambda slot: slot.info is not None)
+        """Have as many workers as wanted, or on the way there as few as have work; start those due."""
+        idle = sorted((slot for slot in self._slots if not slot.busy), key=lambda slot: slot.info is not None)
         for slot in idle[: max(0, len(self._slots) - self._count)]:
             _kill(slot.actor)
             self._slots.remove(slot)
@@ -242,10 +285,15 @@ class RayPool:
 
     def _dispatch(self) -> None:
         for slot in self._slots:
+            if slot.info is None or slot.busy:
+                continue
+            if self._job is not None:
+                job, self._job = self._job, None
+                slot.job = job
+                slot.wait_for(slot.actor.calibrate.remote(job.recipe, job.splits))
+                continue
             if not self._queue:
                 return
-            if slot.info is None or slot.request is not None:
-                continue
             request = slot.request = self._next_for(slot)
             slot.wait_for(slot.actor.evaluate_refs.remote(request, self._refs(request)))
 
@@ -256,7 +304,7 @@ class RayPool:
     def _next_for(self, slot: _Slot) -> EvaluationRequest:
         """Take the waiting candidate that can start from most of what the worker keeps."""
         first = self._queue[0].ticket
-        if not self._workers.reuse_bytes or self._overtaken[first] >= _OVERTAKEN:
+        if not self._workers.activation_cache_bytes or self._overtaken[first] >= _OVERTAKEN:
             place = 0
         else:
             place = slot.recent.best(request.edit for request in self._queue)
@@ -267,10 +315,20 @@ class RayPool:
         return request
 
     def _collect(self, slot: _Slot) -> list[EvaluationReply]:
-        """Take a slot's finished reference: a place for its worker, a loaded worker, a reply, or a death."""
+        """Take a slot's finished reference: a place for its worker, a loaded worker, work that is done, or a death.
+
+        Raises:
+            UserError: the model that is to be calibrated can't be.
+            PoolError: the calibration failed, or no start succeeds.
+            NoRoomError: see `RayPool`.
+        """
         try:
             value = ray.get(slot.pending)
         except RayError as error:
+            if slot.job is not None and isinstance(error, RayTaskError):
+                if isinstance(error.cause, UserError):
+                    raise UserError(str(error.cause)) from error
+                raise PoolError(f"{_CALIBRATION} failed: {reason_of(error)}") from error
             self._bury(slot, error)
             return []
         slot.pending = None
@@ -281,17 +339,27 @@ class RayPool:
         if slot.info is None:
             slot.info, slot.failed_starts = value, 0
             return []
+        if slot.job is not None:
+            slot.job, self._calibrated = None, value
+            return []
         assert slot.request is not None and isinstance(value, EvaluationReply)
         slot.request = None
         return [replace(value, attempts=self._tries(value.ticket) + 1)]
 
     def _bury(self, slot: _Slot, error: Exception) -> None:
-        """Replace a worker that is dead or at fault, and decide what becomes of its candidate."""
+        """Replace a worker that is dead or at fault, and decide what becomes of its candidate or calibration."""
         fresh = _Slot()
         if slot.info is None:
             fresh = self._after_failed_start(slot, error)
         elif slot.request is not None:
             self._charge(slot.request, slot.info, error)
+        elif slot.job is not None:
+            if (reason := self._given_up(_CALIBRATION, slot.info, error)) is not None:
+                raise PoolError(f"{_CALIBRATION} failed: it {reason}") from error
+            self._job = slot.job
+        self._replace(slot, fresh)
+
+    def _replace(self, slot: _Slot, fresh: _Slot) -> None:
         # Harmless if it is dead; one at fault, or that only can't be reached, must not come back and hold resources.
         _kill(slot.actor)
         self._slots[self._slots.index(slot)] = fresh
@@ -300,6 +368,8 @@ class RayPool:
         """What takes the place of a worker that has not come to evaluate anything.
 
         Raises:
+            NoRoomError: no worker is ready, and all that were placed have found too little memory.
+            UserError: no worker is ready to calibrate the model, which can't be loaded.
             PoolError: no worker is ready, and all have failed to start again and again.
         """
         lost = _out_of_reach(error) or (slot.node != "" and not node_alive(slot.node))
@@ -307,6 +377,9 @@ class RayPool:
         slot.no_room = _no_room(error)
         if slot.no_room is not None and not self.ready and all(each.no_room for each in self._slots if each.node):
             raise NoRoomError(str(slot.no_room)) from error
+        cause = error.cause if isinstance(error, RayTaskError) else None
+        if self._job is not None and not self.ready and slot.no_room is None and isinstance(cause, UserError):
+            raise UserError(str(cause)) from error
         if not self.ready and all(each.failed_starts >= _FAILED_STARTS for each in self._slots):
             raise PoolError(f"workers can't start: {reason_of(error)}") from error
         pause = min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0 ** min(slot.failed_starts - 1, 16)) if slot.failed_starts else 0.0
@@ -322,22 +395,27 @@ class RayPool:
         return _Slot(start_at=time.monotonic() + pause, failed_starts=slot.failed_starts, no_room=slot.no_room)
 
     def _charge(self, request: EvaluationRequest, info: WorkerInfo, error: Exception) -> None:
-        """Count a worker's end against its candidate or its node, and evaluate the candidate again or let it fail."""
-        lost = _out_of_reach(error) or not node_alive(info.node)
+        """Evaluate the candidate of a worker that is gone again, or let it fail."""
         ticket = request.ticket
-        (self._losses if lost else self._deaths)[ticket] += 1
-        log.warning("worker %s was lost evaluating %s: %s", info.name, ticket, reason_of(error))
-        kind: FailureKind = "timeout" if isinstance(error, TimeoutError) else "worker"
-        if self._deaths[ticket] >= self._workers.max_attempts:
-            what = "outran its time" if kind == "timeout" else "killed its worker"
-            failure = f"{what} {self._deaths[ticket]} times, last: {reason_of(error)}"
-        elif self._losses[ticket] >= _MAX_LOSSES:
-            failure = f"lost its worker {self._losses[ticket]} times, last: {reason_of(error)}"
-        else:
+        failure = self._given_up(ticket, info, error)
+        if failure is None:
             self._queue.appendleft(request)
             return
+        kind: FailureKind = "timeout" if isinstance(error, TimeoutError) else "worker"
         tries = self._tries(ticket)
         self._failed.append(EvaluationReply(ticket, {}, failure, 0.0, info.name, kind, attempts=tries))
+
+    def _given_up(self, ticket: str, info: WorkerInfo, error: Exception) -> str | None:
+        """Count a worker's end against what it did or its node; why that isn't tried again, None if it is."""
+        lost = _out_of_reach(error) or not node_alive(info.node)
+        (self._losses if lost else self._deaths)[ticket] += 1
+        log.warning("worker %s was lost evaluating %s: %s", info.name, ticket, reason_of(error))
+        if self._deaths[ticket] >= self._workers.max_attempts:
+            what = "outran its time" if isinstance(error, TimeoutError) else "killed its worker"
+            return f"{what} {self._deaths[ticket]} times, last: {reason_of(error)}"
+        if self._losses[ticket] >= _MAX_LOSSES:
+            return f"lost its worker {self._losses[ticket]} times, last: {reason_of(error)}"
+        return None
 
     def _tries(self, ticket: str) -> int:
         """How often a request that has ended was tried in vain; nothing more will be asked about it."""
@@ -345,7 +423,11 @@ class RayPool:
         return self._deaths.pop(ticket, 0) + self._losses.pop(ticket, 0)
 
     def _expire(self) -> None:
-        """Replace workers whose evaluation, or loading, outran its limit; give up when none gets ready in time."""
+        """Replace workers whose evaluation, or loading, outran its limit.
+
+        Raises:
+            PoolError: none gets ready in time, or the calibration isn't made in time.
+        """
         now, limit = time.monotonic(), self._workers.start_timeout_s
         late = [slot for slot in self._slots if slot.info is None and now - slot.since > limit]
         if late and len(late) == len(self._slots):
@@ -355,6 +437,11 @@ class RayPool:
                 self._bury(
                     slot, TimeoutError(f"the model took longer to load than workers.start_timeout_s = {limit:g}")
                 )
+        if any(slot.job is not None and now - slot.since > limit for slot in self._slots):
+            raise PoolError(
+                f"measuring the model before the search took longer than {limit:g} s; raise workers.start_timeout_s, "
+                "or measure on fewer tokens (genome.calibration_tokens)"
+            )
         limit = self._workers.timeout_s
         for slot in self._slots:
             if slot.request is not None and now - slot.since > limit:
@@ -368,74 +455,12 @@ def _none_ready(workers: WorkersSection, placed: bool) -> str:
     return f"no worker was ready after {workers.start_timeout_s:g} s (workers.start_timeout_s): {why}"
 
 
-def calibrate_on_ray(
-    workers: WorkersSection,
-    model: ModelConfig,
-    engine: EngineConfig,
-    recipe: CalibrationRecipe,
-    splits: tuple[PreparedSplit, ...],
-    check: Callable[[], object],
-    needed: NeededMemory | None = None,
-) -> bytes:
-    """Make a calibration on a worker of its own; see `EvaluationWorker.calibrate`.
-
-    Args:
-        workers: what it reserves; `start_timeout_s` is what it gets to find room, and again to load and to measure.
-        model: checkpoint that is measured.
-        engine: how prompts are run.
-        recipe: what is measured.
-        splits: on whose prompts.
-        check: called every second; its errors end the calibration.
-        needed: memory that the worker has to find before it loads the model, if that is known.
-
-    Raises:
-        NoRoomError: there isn't that much memory.
-        UserError: the model can't be loaded, or isn't one that the recipe is for.
-        PoolError: no worker could be had, or it died.
-    """
-    user = object()
-    start_ray(workers, user)
-    actor_of: Any = ray.remote(num_cpus=workers.num_cpus, num_gpus=workers.num_gpus)(actor_class(EvaluationWorker))
-    actor = actor_of.remote(model, engine, ALL_SHORTCUTS, 0, False, needed)
-    limit = workers.start_timeout_s
-    try:
-        _awaited(actor.place.remote(), limit, check, _none_ready(workers, placed=False))
-        late = (
-            f"loading the model and measuring it before the search took longer than {limit:g} s; raise "
-            "workers.start_timeout_s, or measure on fewer tokens (genome.calibration_tokens)"
-        )
-        return bytes(_awaited(actor.calibrate.remote(recipe, splits), limit, check, late))
-    except RayError as error:
-        if (refused := _no_room(error)) is not None:
-            raise NoRoomError(str(refused)) from error
-        if isinstance(error, RayTaskError) and isinstance(error.cause, UserError):
-            raise UserError(str(error.cause)) from error
-        raise PoolError(f"the calibration failed: {reason_of(error)}") from error
-    finally:
-        _kill(actor)
-        leave_ray(user)
-
-
-def _awaited(reference: Any, limit: float, check: Callable[[], object], late: str) -> Any:
-    """What an object reference comes to within so many seconds.
-
-    Raises:
-        PoolError: it doesn't, as `late` says.
-    """
-    deadline = time.monotonic() + limit
-    while not ray.wait([reference], timeout=min(_CHECK_S, limit))[0]:
-        check()
-        if time.monotonic() > deadline:
-            raise PoolError(late)
-    return ray.get(reference)
-
-
-def actor_class(worker: type[EvaluationWorker]) -> type:
+def actor_class(worker: Callable[..., Any] | None = None) -> type:
     """An actor that holds a worker.
 
     It says where it is before it loads the model, so that one without room, one that loads and one whose node is lost
     are told apart. Splits are fetched once from the object store. Ray sends its code along, so that workers import
-    nothing for it but the worker.
+    nothing for it but the worker; and the driver doesn't import that, nor torch and transformers with it.
     """
 
     class Actor:
@@ -447,19 +472,29 @@ def actor_class(worker: type[EvaluationWorker]) -> type:
             return ray.get_runtime_context().get_node_id(), socket.gethostname()
 
         def load(self) -> WorkerInfo:
-            self._worker = worker(*self._args)
-            return self._worker.info(ray.get_runtime_context().get_node_id())
+            self._worker: Any
+            if worker is None:
+                from moevolve.workers.worker import EvaluationWorker
+
+                self._worker = EvaluationWorker(*self._args)
+            else:
+                self._worker = worker(*self._args)
+            info: WorkerInfo = self._worker.info(ray.get_runtime_context().get_node_id())
+            return info
 
         def calibrate(self, recipe: CalibrationRecipe, splits: tuple[PreparedSplit, ...]) -> bytes:
-            return worker(*self._args).calibrate(recipe, splits)
+            return bytes(self._worker.calibrate(recipe, splits))
 
         def evaluate_refs(self, request: EvaluationRequest, references: list[Any]) -> EvaluationReply:
             for key, reference in zip(request.fingerprints, references, strict=True):
                 if key not in self._splits:
                     self._splits[key] = ray.get(reference)
-            return self._worker.evaluate(request, tuple(self._splits[key] for key in request.fingerprints))
+            reply: EvaluationReply = self._worker.evaluate(
+                request, tuple(self._splits[key] for key in request.fingerprints)
+            )
+            return reply
 
-    Actor.__name__ = worker.__name__
+    Actor.__name__ = "EvaluationWorker"  # what processes and Ray's own tools show
     return Actor
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from moevolve.store.records import Claim, Control
+from moevolve.store.records import Control, ResourceRequest
 
 _GRAIN = 1e-6
 """Shares of a CPU or a GPU that are not told apart; Ray counts in 1e-4."""
@@ -47,10 +47,10 @@ class Contender:
     gpus: float
 
 
-def contender(search: str, control: Control, claim: Claim) -> Contender:
+def contender(search: str, control: Control, claim: ResourceRequest) -> Contender:
     """A search as it stands: none of its workers is wanted while it is paused, and just so many if that was asked."""
     least, most = claim.least, claim.most
-    if control.wanted != "running":
+    if control.desired_state != "running":
         least = most = 0
     elif control.workers is not None:
         least = most = control.workers

@@ -14,21 +14,21 @@ import yaml
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import parse_stored_config
-from moevolve.search.config.phases import (
+from moevolve.search.config.run import RunConfig
+from moevolve.search.figures.lineage import main_line
+from moevolve.search.genomes.contract.base import Genome
+from moevolve.search.loop.final_table import Entry, FinalTable, Scorer, standings
+from moevolve.search.loop.scores import full_fitness
+from moevolve.search.loop.setup import set_aside_note
+from moevolve.search.operations.analyse import Analysis
+from moevolve.search.operations.subject import Subject, find_subject, start_of
+from moevolve.search.settings.phases import (
     EvolutionSection,
     NevergradSection,
     PhaseConfig,
     StrategySection,
     SurrogateSection,
 )
-from moevolve.search.config.run import RunConfig, StoredConfig
-from moevolve.search.figures.lineage import main_line
-from moevolve.search.genomes.base import Genome
-from moevolve.search.loop.scores import full_fitness
-from moevolve.search.loop.setup import set_aside_note
-from moevolve.search.loop.standings import Contestant, Scorer, Standings, standings
-from moevolve.search.service.analyse import Analysis
-from moevolve.search.service.subject import Subject, find_subject, start_of
 from moevolve.store.costs import SearchCosts
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualRecord, LineageGraph, LineageNode, SearchRecord
@@ -40,7 +40,7 @@ _REASON = 160
 class Leader:
     """One of the best individuals, with its fitness and what made it."""
 
-    contestant: Contestant
+    entry: Entry
     fitness: float
     operator: str
 
@@ -81,13 +81,13 @@ class Contents:
     """
 
     search: SearchRecord
-    config: StoredConfig = field(repr=False)
+    config: RunConfig = field(repr=False)
     settings: str = field(repr=False)
     facts: tuple[tuple[str, str], ...] = field(repr=False)
     counts: dict[str, int | None]
     history: Sequence[IndividualRecord] = field(repr=False)
     full: float | None
-    standings: Standings = field(repr=False)
+    standings: FinalTable = field(repr=False)
     leaders: tuple[Leader, ...] = field(repr=False)
     graph: LineageGraph | None = field(repr=False)
     line: tuple[LineageNode, ...] = field(repr=False)
@@ -119,7 +119,7 @@ def gather(store: StoreReader, name: str, limit: int = 5, analysis: Analysis | N
     if analysis is not None and analysis.search_id != search.id:
         raise UserError(f"the analysis is of {analysis.ref}, which is no individual of search {search.name}")
     history = store.history(search.id)
-    table = standings(store, search, history)
+    table = standings(store, search, config, history)
     subject, start, notes = _subject(store, table.winner, history)
     graph = None if table.winner is None else store.ancestors(table.winner)
     nodes = {} if graph is None else {node.index: node for node in graph.nodes}
@@ -164,12 +164,12 @@ def _subject(
     return subject, start_of(subject, history), []
 
 
-def _set_aside(store: StoreReader, search: SearchRecord, config: StoredConfig) -> list[str]:
+def _set_aside(store: StoreReader, search: SearchRecord, config: RunConfig) -> list[str]:
     """A line for each task whose `search` gave rows to measure on, if its data are still what they were."""
     records = store.search_tasks(search.id, beside=True)
     measured = {task.task_fingerprint for task in records if task.split == "calibration"}
     notes = []
-    for section in config.tasks if measured and isinstance(config, RunConfig) else ():
+    for section in config.tasks if measured else ():
         try:
             split = section.prepared("calibration", calibrating=True) if section.sets_aside else None
         except (UserError, OSError):
@@ -179,7 +179,7 @@ def _set_aside(store: StoreReader, search: SearchRecord, config: StoredConfig) -
     return notes
 
 
-def _facts(store: StoreReader, search: SearchRecord, config: StoredConfig) -> list[tuple[str, str]]:
+def _facts(store: StoreReader, search: SearchRecord, config: RunConfig) -> list[tuple[str, str]]:
     model, engine = config.model, config.engine
     facts = [("model", f"{model.path} ({model.parameter_dtype})")]
     tasks = [task for task in store.search_tasks(search.id) if task.split == "search"]
@@ -188,7 +188,7 @@ def _facts(store: StoreReader, search: SearchRecord, config: StoredConfig) -> li
     facts.append(("tasks" if len(names) > 1 else "task", ", ".join(names) or "none"))
     genome = {key: value for key, value in config.genome.model_dump().items() if key != "kind" and value is not None}
     facts.append(("genome", f"{config.genome.kind}: " + ", ".join(f"{key} {_word(v)}" for key, v in genome.items())))
-    if isinstance(config, RunConfig):
+    if not config.is_imported:
         facts += [("phases", "; ".join(_phase(phase) for phase in config.phases))]
         strategy = config.strategy
         facts += [("strategy", f"{_strategy(strategy)}, window {config.window}"), ("seed", str(config.seed))]
@@ -204,7 +204,7 @@ def _strategy(section: StrategySection) -> str:
         case NevergradSection():
             return f"{section.kind} ({section.optimizer})"
         case SurrogateSection():
-            return f"{section.kind} ({section.propose})"
+            return section.kind
 
 
 def _phase(phase: PhaseConfig) -> str:
@@ -217,15 +217,15 @@ def _word(value: Any) -> str:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
-def _counts(config: StoredConfig, history: Sequence[IndividualRecord]) -> dict[str, int | None]:
+def _counts(config: RunConfig, history: Sequence[IndividualRecord]) -> dict[str, int | None]:
     statuses = [row.status for row in history]
-    planned = sum(phase.evaluations for phase in config.phases) if isinstance(config, RunConfig) else None
+    planned = None if config.is_imported else sum(phase.evaluations for phase in config.phases)
     return {"planned": planned, "made": len(history)} | {
         status: statuses.count(status) for status in ("ok", "failed", "pending")
     }
 
 
-def _leaders(store: StoreReader, search: SearchRecord, config: StoredConfig, limit: int) -> list[Leader]:
+def _leaders(store: StoreReader, search: SearchRecord, config: RunConfig, limit: int) -> list[Leader]:
     scorer = Scorer(store, search, config)
     leaders = []
     for row in store.best_of_search(search.id, limit):
@@ -233,8 +233,8 @@ def _leaders(store: StoreReader, search: SearchRecord, config: StoredConfig, lim
         one = detail.individual
         scorer.learn(detail.evaluations)
         scores, sizes = scorer.scores(one.phenotype_hash), (one.parameters, one.active_parameters)
-        contestant = Contestant("", detail.ref, scores, *sizes, one.summary)
-        leaders.append(Leader(contestant, float(row.fitness or 0.0), f"{one.phase}: {one.operator}"))
+        entry = Entry("", detail.ref, scores, *sizes, one.summary)
+        leaders.append(Leader(entry, float(row.fitness or 0.0), f"{one.phase}: {one.operator}"))
     return leaders
 
 
@@ -258,10 +258,10 @@ def _ref(search: SearchRecord, rows: Sequence[IndividualRecord]) -> str:
     return f"{search.name}:{rows[0].index}"
 
 
-def _commands(search: SearchRecord, table: Standings, config: StoredConfig) -> list[tuple[str, str]]:
+def _commands(search: SearchRecord, table: FinalTable, config: RunConfig) -> list[tuple[str, str]]:
     name = shlex.quote(search.name)
     commands = []
-    if isinstance(config, RunConfig):
+    if not config.is_imported:
         commands.append(("search again: save the settings below as run.yaml", "moevolve launch run.yaml --name again"))
         if search.status != "finished":
             commands.append(("go on with this search", f"moevolve resume {name}"))
@@ -273,7 +273,7 @@ def _commands(search: SearchRecord, table: Standings, config: StoredConfig) -> l
             ("where it comes from", f"moevolve lineage {ref}"),
         ]
         if table.tasks:
-            names = [section.name for section in config.tasks] if isinstance(config, RunConfig) else list(table.tasks)
+            names = [section.name for section in config.tasks] or list(table.tasks)
             task = shlex.quote(names[0])
             commands += [
                 ("its experts at work, for this page too", f"moevolve analyse {ref} --task {task} -o ./analysis"),

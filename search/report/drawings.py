@@ -10,8 +10,9 @@ from moevolve.search.figures.lineage import lineage_figure
 from moevolve.search.figures.style import to_svg
 from moevolve.search.genomes.registry import figures_for
 from moevolve.search.genomes.repaired import bare
+from moevolve.search.operations.analyse import Analysis, figures_of
 from moevolve.search.report.contents import Contents
-from moevolve.search.service.analyse import Analysis, figures_of
+from moevolve.search.text import percent
 
 if TYPE_CHECKING:
     from moevolve.search.figures.style import Figure
@@ -60,9 +61,9 @@ def _best(contents: Contents) -> str:
 def _course(contents: Contents) -> Drawing:
     scored = [row for row in contents.history if row.fitness is not None]
     top = max(row.fitness or 0.0 for row in scored)
-    caption = f"Every individual's score on the search split, in order of creation; the highest is {100 * top:.1f} %"
-    caption += "." if contents.full is None else f", the full model has {100 * contents.full:.1f} %."
-    return _drawing("course", "Course of the search", caption, course_figure(contents.history, contents.full))
+    caption = f"Every individual's score on the search split, in order of creation; the highest is {percent(top)} %"
+    caption += "." if contents.full is None else f", the full model has {percent(contents.full)} %."
+    return _drawing("course", "Fitness over the search", caption, course_figure(contents.history, contents.full))
 
 
 def _sizes(contents: Contents) -> Drawing:

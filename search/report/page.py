@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import SCORED
-from moevolve.search.report.contents import Contents
+from moevolve.search.report.contents import Contents, gather
 from moevolve.search.report.drawings import drawings_of
+from moevolve.search.report.rendering import FOLDER, environment
+from moevolve.search.requests import ReportRequest
+from moevolve.search.text import percent
+from moevolve.store.reader import StoreReader
 
 _LINE = 12
 """Ancestors of the main line that are listed: the oldest, and the youngest ones."""
@@ -15,59 +16,27 @@ _LINE = 12
 
 def render_page(contents: Contents) -> str:
     """The page; the same contents give the same text."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
-
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        undefined=StrictUndefined,
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "percent": _percent,
-        "number": lambda value: "-" if value is None else f"{value:,}",
-        "duration": duration,
-        "typeset": lambda line: line.replace("+-", "\N{PLUS-MINUS SIGN}").replace(" - ", " \N{EN DASH} "),
-        "svg": Markup,  # our own drawing, whose texts are escaped already
-    }
     line = contents.line
     skipped = max(0, len(line) - _LINE)
-    return environment.get_template("report.html.jinja").render(
-        c=contents,
-        s=contents.search,
-        drawings=drawings_of(contents),
-        splits=SCORED,
-        line=line if not skipped else (line[0], *line[skipped + 1 :]),
-        skipped=skipped,
-        verdict=_verdict(contents),
+    return (
+        environment()
+        .get_template("report.jinja")
+        .render(
+            c=contents,
+            search=contents.search,
+            drawings=drawings_of(contents),
+            splits=SCORED,
+            line=line if not skipped else (line[0], *line[skipped + 1 :]),
+            skipped=skipped,
+            verdict=_verdict(contents),
+            style=(FOLDER / "static" / "style.css").read_text(encoding="utf-8"),
+        )
     )
 
 
-def write_page(contents: Contents, path: Path) -> None:
-    """Write the page.
-
-    Raises:
-        UserError: the file can't be written.
-    """
-    text = render_page(contents)
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path}: can't be written: {error.strerror}") from None
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f}"
-
-
-def duration(seconds: float) -> str:
-    """A time for people."""
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    minutes, hours = seconds / 60, seconds / 3600
-    return f"{minutes:.1f} min" if minutes < 120 else f"{hours:.1f} h"
+def page_of(store: StoreReader, request: ReportRequest) -> bytes:
+    """See `ReportRequest`."""
+    return render_page(gather(store, request.search, request.limit)).encode()
 
 
 def _verdict(contents: Contents) -> str:
@@ -88,6 +57,6 @@ def _verdict(contents: Contents) -> str:
             continue
         found = measured[-1]
         whole = table.full.score(task, found.split)
-        against = "" if whole is None or whole.score is None else f", the full model {_percent(whole.score)} %"
-        parts.append(f"{_percent(measured[-1].score)} % on {task} ({found.split}{against})")
+        against = "" if whole is None or whole.score is None else f", the full model {percent(whole.score)} %"
+        parts.append(f"{percent(measured[-1].score)} % on {task} ({found.split}{against})")
     return f"{has}. It scores {'; '.join(parts)}." if parts else f"{has}."

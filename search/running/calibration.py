@@ -7,32 +7,25 @@ from dataclasses import replace
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
-from moevolve.search.config.run import StoredConfig, WorkersSection
-from moevolve.search.genomes.base import G, GenomeSpace
+from moevolve.search.config.run import RunConfig
+from moevolve.search.genomes.contract.base import G, GenomeSpace
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
-from moevolve.workers.config import EngineConfig, ModelConfig, engine_fingerprint
-from moevolve.workers.methods.base import Calibration, CalibrationRecipe, calibration_fingerprint
+from moevolve.workers.contract.edits import Calibration, CalibrationRecipe, calibration_fingerprint
+from moevolve.workers.contract.settings import engine_fingerprint
 
-Calibrate = Callable[
-    [WorkersSection, ModelConfig, EngineConfig, CalibrationRecipe, tuple[PreparedSplit, ...], Callable[[], object]],
-    bytes,
-]
-"""Makes a calibration, as a safetensors file, on some worker; it calls the last argument now and then, whose errors end
-it."""
+Calibrate = Callable[[CalibrationRecipe, tuple[PreparedSplit, ...]], bytes]
+"""Makes a calibration, as a safetensors file; see `Pool.calibrate`."""
 
 
-def calibrated_setup(
-    setup: SearchSetup, store: Store, calibrate: Calibrate, check: Callable[[], object] = lambda: None
-) -> SearchSetup:
+def calibrated_setup(setup: SearchSetup, store: Store, calibrate: Calibrate) -> SearchSetup:
     """The setup with a space that can breed; it must be registered.
 
     Args:
         setup: of the search.
         store: where its calibration is, or goes.
-        calibrate: makes it.
-        check: called meanwhile; its errors end the calibration.
+        calibrate: makes it where the store doesn't have it.
 
     Raises:
         UserError: the calibration can't be made.
@@ -46,13 +39,13 @@ def calibrated_setup(
     fingerprint = _fingerprint(config, recipe, setup.facts.fingerprint, tasks)
     content = store.calibration(fingerprint)
     if content is None:
-        content = calibrate(config.workers, config.model, config.engine, recipe, splits, check)
+        content = calibrate(recipe, splits)
         store.add_calibration(fingerprint, content)
     return replace(setup, space=setup.space.calibrated(Calibration.from_bytes(content)))
 
 
 def calibrated_space(
-    space: GenomeSpace[G], config: StoredConfig, store: StoreReader, search_id: str, model_fingerprint: str
+    space: GenomeSpace[G], config: RunConfig, store: StoreReader, search_id: str, model_fingerprint: str
 ) -> GenomeSpace[G]:
     """The space of a recorded search, with its stored calibration.
 
@@ -68,7 +61,7 @@ def calibrated_space(
 
 
 def stored_calibration(
-    recipe: CalibrationRecipe, config: StoredConfig, store: StoreReader, search_id: str, model_fingerprint: str
+    recipe: CalibrationRecipe, config: RunConfig, store: StoreReader, search_id: str, model_fingerprint: str
 ) -> Calibration | None:
     """The calibration of a recorded search (what it cost is noted in it), None if it isn't made yet."""
     content = store.calibration(stored_fingerprint(recipe, config, store, search_id, model_fingerprint))
@@ -76,7 +69,7 @@ def stored_calibration(
 
 
 def stored_fingerprint(
-    recipe: CalibrationRecipe, config: StoredConfig, store: StoreReader, search_id: str, model_fingerprint: str
+    recipe: CalibrationRecipe, config: RunConfig, store: StoreReader, search_id: str, model_fingerprint: str
 ) -> str:
     """What the calibration of a recorded search is stored under."""
     tasks = tuple(
@@ -85,6 +78,6 @@ def stored_fingerprint(
     return _fingerprint(config, recipe, model_fingerprint, tasks)
 
 
-def _fingerprint(config: StoredConfig, recipe: CalibrationRecipe, model: str, tasks: tuple[str, ...]) -> str:
+def _fingerprint(config: RunConfig, recipe: CalibrationRecipe, model: str, tasks: tuple[str, ...]) -> str:
     engine = engine_fingerprint(config.model, config.engine)
     return calibration_fingerprint(recipe, model, engine, tasks)

@@ -5,27 +5,27 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
-from moevolve.search.config.files import parse_stored_config
-from moevolve.search.loop.driver import Driver
+from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.final import Finaliser
+from moevolve.search.loop.final_table import FinalTable, standings
+from moevolve.search.loop.search_loop import SearchLoop
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.loop.standings import Standings, standings
 from moevolve.search.pools.base import Pool
-from moevolve.search.pools.ray_pool import RayPool, calibrate_on_ray
-from moevolve.search.pools.steered import SteeredPool, StopAsked, unless_ended
-from moevolve.search.running.calibration import Calibrate, calibrated_setup
-from moevolve.search.running.driving import Driving
+from moevolve.search.pools.controlled import ControlledPool, StopAsked
+from moevolve.search.pools.ray_pool import RayPool
+from moevolve.search.running.calibration import calibrated_setup
+from moevolve.search.running.lease_heartbeat import LeaseHeartbeat
 from moevolve.search.running.observer import Observer, logged_as
-from moevolve.search.running.set_up import splits_beside
 from moevolve.search.running.sharing import Share
+from moevolve.search.running.webhooks import telling_the_end
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.errors import CancelledError, LeaseLostError
 from moevolve.store.records import Lease, Progress, SearchRecord
 from moevolve.store.repository import Store
-from moevolve.workers.config import engine_fingerprint
+from moevolve.workers.contract.edits import CalibrationRecipe
+from moevolve.workers.contract.settings import engine_fingerprint
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +45,7 @@ def execute(
     store: Store,
     observer: Observer,
     make_pool: PoolFactory = ray_pool,
-    calibrate: Calibrate | None = None,
-) -> Standings:
+) -> FinalTable:
     """Run a recorded search from wherever it stands; its status in the store tells how it ended.
 
     A finished one is not replayed: only final scores are taken, and measured where some are missing. The store keeps
@@ -66,21 +65,20 @@ def execute(
     share = Share(workers, setup.schedule.in_flight)
     with (
         logged_as(setup.config.name),
-        Driving(store, setup.search_id, workers.lease_s, workers.priority, share.claim) as driving,
+        LeaseHeartbeat(store, setup.search_id, workers.lease_s, workers.priority, share.claim) as driving,
+        telling_the_end(store, setup.search_id),
     ):
         lease = driving.lease
         record = check_goes_on(store, lease)  # as the driver before left it
         log.info("%s runs it from now on, for the %d. time", lease.owner, lease.epoch)
         finished = record.status == "finished"
-        config = parse_stored_config(record.config).model_copy(update={"final": setup.config.final})
-        store.amend_search(lease, config.canonical_json(), splits_beside(setup))
+        store.amend_search(lease, setup.config.stored_over(record.config), setup.beside)
         if not finished:
             for note in setup.notes:
                 observer.on_note(note)
             store.set_status(lease, "running")
         try:
-            measure = calibrate or partial(calibrate_on_ray, needed=setup.needed)
-            _run(setup, store, driving, share, observer, make_pool, measure, finished)
+            _run(setup, store, driving, share, observer, make_pool, finished)
         except StopAsked as asked:
             store.set_status(lease, asked.status, "asked for from outside")
             raise
@@ -94,7 +92,7 @@ def execute(
             raise
         store.set_status(lease, "finished")
         log.info("finished")
-    return standings(store, store.search(setup.search_id), store.history(setup.search_id), setup.facts)
+    return standings(store, store.search(setup.search_id), setup.config, store.history(setup.search_id), setup.facts)
 
 
 def check_goes_on(store: Store, lease: Lease) -> SearchRecord:
@@ -103,7 +101,7 @@ def check_goes_on(store: Store, lease: Lease) -> SearchRecord:
     Raises:
         CancelledError: it was since it was last looked at, or a driver that was asked to died before it heard it.
     """
-    if store.control(lease.search_id).wanted == "cancelled":
+    if store.control(lease.search_id).desired_state == "cancelled":
         store.set_status(lease, "cancelled", "asked for from outside")
     record = store.search(lease.search_id)
     refuse_cancelled(record)
@@ -121,11 +119,10 @@ def refuse_cancelled(record: SearchRecord) -> None:
 def _run(
     setup: SearchSetup,
     store: Store,
-    driving: Driving,
+    driving: LeaseHeartbeat,
     share: Share,
     observer: Observer,
     make_pool: PoolFactory,
-    calibrate: Calibrate,
     finished: bool,
 ) -> None:
     last = ""
@@ -142,25 +139,25 @@ def _run(
         driving.tell_progress(progress)
         observer.on_progress(progress)
 
-    def measure(*args: Any) -> bytes:
-        on_stage("calibrating")
-        return calibrate(*args)
-
     def on_pause(paused: bool) -> None:
         on_stage(_PAUSED if paused else last)
         store.set_status(driving.lease, "paused" if paused else "running")
 
-    setup = calibrated_setup(setup, store, measure, lambda: unless_ended(driving.control))
     on_stage("starting workers")
-    pool = SteeredPool(make_pool(setup), partial(share.due, driving), lambda: driving.control, on_pause)
+    pool = ControlledPool(make_pool(setup), partial(share.due, driving), lambda: driving.control, on_pause)
+
+    def measure(recipe: CalibrationRecipe, splits: tuple[PreparedSplit, ...]) -> bytes:
+        on_stage("calibrating")
+        return pool.calibrate(recipe, splits)
+
     try:
+        setup = calibrated_setup(setup, store, measure)
         engine = engine_fingerprint(setup.config.model, setup.config.engine)
         cache = EvaluationCache(store, pool, driving.lease, setup.facts.fingerprint, engine)
         if not finished:
-            read = partial(cache.stored, splits=setup.splits("search"))
-            strategy = make_strategy(setup.config, setup.space, setup.schedule, read)
+            strategy = make_strategy(setup.config, setup.space, setup.schedule)
             on_stage("evaluating")
-            Driver(setup, strategy, store, cache, on_progress).run()
+            SearchLoop(setup, strategy, store, cache, on_progress).run()
         on_stage("re-ranking and final scores")
         Finaliser(setup, store, cache).run()
     finally:

@@ -10,19 +10,18 @@ from moevolve.evaluators.types import SPLITS, PreparedSplit, Split
 from moevolve.search.config.run import RunConfig, TaskSection
 from moevolve.search.estimate.memory import launch_memory
 from moevolve.search.estimate.repairs import repair_works
-from moevolve.search.genomes.base import GenomeSpace
-from moevolve.search.genomes.costs import GenomeCosts
+from moevolve.search.genomes.contract.base import GenomeSpace
+from moevolve.search.genomes.contract.costs import GenomeCosts
 from moevolve.search.genomes.registry import KINDS, check_baselines, costs_of, make_space
-from moevolve.search.loop.schedule import make_schedule
 from moevolve.search.loop.setup import SearchSetup, needs_calibration
 from moevolve.search.strategies.phased import make_strategy
-from moevolve.store.records import SearchTaskRecord
-from moevolve.workers.config import ModelConfig
+from moevolve.search.strategies.schedule import make_schedule
+from moevolve.workers.checkpoints.fingerprint import pinned_revision
+from moevolve.workers.checkpoints.loading import load_tokenizer, own_dtype
+from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.engine.chat import chat_template
 from moevolve.workers.methods.repair.edit import RepairRecipe
 from moevolve.workers.model.describe import describe_model
-from moevolve.workers.model.fingerprint import pinned_revision
-from moevolve.workers.model.loading import load_tokenizer, own_dtype
 from moevolve.workers.profiling.outline import ModelOutline, outline_model
 from moevolve.workers.profiling.passes import PromptMeter
 
@@ -36,7 +35,8 @@ def set_up(config: RunConfig, search_id: str) -> SearchSetup:
     config = config.model_copy(update={"model": pinned(config.model)})
     facts = describe_model(config.model)
     if config.engine.chat_template not in ("auto", "none"):
-        chat_template(load_tokenizer(config.model), config.engine)  # only to see that it is there
+        # The workers render prompts; a name that the tokenizer doesn't have is said before any of them starts.
+        chat_template(load_tokenizer(config.model), config.engine)
     space = make_space(config.genome, facts, config.phases)
     calibrating = needs_calibration(space)
     wanted = {"calibration": calibrating, "search": True, "dev": config.final.rerank, "test": config.final.test}
@@ -48,10 +48,10 @@ def set_up(config: RunConfig, search_id: str) -> SearchSetup:
     }
     _check_phases(config, space)
     schedule = make_schedule(config)
-    make_strategy(config, space, schedule)  # only to see that it can be made
+    # A strategy has state and a calibrated space, so each run makes its own; what is wrong with it is said here.
+    make_strategy(config, space, schedule)
     held_out = tuple(TaskSection(name=name).prepared("test") for name in config.final.held_out)
     setup = SearchSetup(config, search_id, facts, space, schedule, prepared, ties, held_out)
-    splits_beside(setup)  # only to see that names tell them apart
     outline = outline_model(config.model)
     costs = costs_of(space, outline)
     _check_fits(setup, outline, costs)
@@ -68,26 +68,6 @@ def pinned(model: ModelConfig) -> ModelConfig:
     """
     model = replace(model, revision=pinned_revision(model))
     return replace(model, own_dtype=own_dtype(model))
-
-
-def splits_beside(setup: SearchSetup) -> list[SearchTaskRecord]:
-    """The splits beside the fitness: what is measured on, what breaks ties, then held-out tasks.
-
-    Raises:
-        UserError: one has the name of another with other examples, so that tables couldn't tell them apart.
-    """
-    known = {(item.task, item.split): item.fingerprint for group in setup.prepared.values() for item in group}
-    calibration = setup.prepared.get("calibration", ())
-    beside = [SearchTaskRecord(item.task, item.split, item.fingerprint, weight=0.0) for item in calibration]
-    for item in (*(twin for group in setup.tie_breakers.values() for twin in group), *setup.held_out):
-        if (item.task, item.split) not in known:
-            beside.append(SearchTaskRecord(item.task, item.split, item.fingerprint, weight=0.0))
-        if known.setdefault((item.task, item.split), item.fingerprint) != item.fingerprint:
-            raise UserError(
-                f"task {item.task}: its {item.split} split is used twice with different examples (by tasks, "
-                "tie_break: agreement, or final.held_out); give both the same counts, or one another name"
-            )
-    return beside
 
 
 def _check_phases(config: RunConfig, space: GenomeSpace[Any]) -> None:
@@ -107,12 +87,12 @@ def _check_fits(setup: SearchSetup, outline: ModelOutline, costs: GenomeCosts[An
     config = setup.config
     if all(phase.repair is None for phase in config.phases):
         return
-    if not any(work.fault for work in repair_works(config, costs, outline, 1.0)):
+    if not any(work.fault for work in repair_works(config, costs, outline)):
         return
     # There may be fewer tokens than they ask for.
     meter = PromptMeter(config.model, config.engine)
     rows = sum(meter.most_tokens(split) for split in setup.prepared["calibration"])
-    for work in repair_works(config, costs, outline, 1.0, max(rows, 2)):
+    for work in repair_works(config, costs, outline, max(rows, 2)):
         if work.fault is not None:
             raise UserError(work.fault)
 

@@ -7,8 +7,8 @@ import time
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.pools.ray_cluster import cluster_name, cluster_nodes
 from moevolve.search.pools.shares import contender, shares
-from moevolve.search.running.driving import Driving
-from moevolve.store.records import Claim, Control
+from moevolve.search.running.lease_heartbeat import LeaseHeartbeat
+from moevolve.store.records import Control, ResourceRequest
 
 _LOOK_S = 1.0
 """How often the cluster is looked at."""
@@ -27,14 +27,14 @@ class Share:
         self._count = workers.least
         self._looked = -_LOOK_S
 
-    def claim(self) -> Claim | None:
+    def claim(self) -> ResourceRequest | None:
         """What other drivers are to know; nothing before it has joined a cluster."""
         cluster, workers = cluster_name(), self._workers
         if cluster is None:
             return None
-        return Claim(cluster, workers.least, workers.most(self._useful), workers.num_cpus, workers.num_gpus)
+        return ResourceRequest(cluster, workers.least, workers.most(self._useful), workers.num_cpus, workers.num_gpus)
 
-    def due(self, driving: Driving, control: Control) -> int:
+    def due(self, driving: LeaseHeartbeat, control: Control) -> int:
         """Workers that it is to have now.
 
         Args:

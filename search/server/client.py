@@ -1,11 +1,10 @@
-"""A served store, seen from another machine: the questions that a server answers, under the store's own names."""
+"""A server seen from another machine: requests are sent to it, searches run there and are followed from here."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -14,23 +13,23 @@ from pydantic import TypeAdapter, ValidationError
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig
-from moevolve.search.server.drivers import Launch
-from moevolve.store.errors import NotFoundError, StoreError
-from moevolve.store.records import (
-    BestRow,
-    Control,
-    IndividualDetail,
-    LineageGraph,
-    SearchRecord,
-    SearchSummary,
-    Split,
-    Wanted,
+from moevolve.search.requests import (
+    ControlRequest,
+    Request,
+    ResumeRequest,
+    SearchRequest,
+    StandingsRequest,
+    path_fields,
 )
+from moevolve.search.server.drivers import Launch
+from moevolve.search.service.use_cases import use_case_of
+from moevolve.store.errors import NotFoundError, StoreError
+from moevolve.store.records import Control, SearchRecord
 
 if TYPE_CHECKING:
     import httpx2
 
-    from moevolve.search.loop.standings import Standings
+    from moevolve.search.loop.final_table import FinalTable
     from moevolve.search.running.observer import Observer
 
 TOKEN = "MOEVOLVE_TOKEN"
@@ -38,13 +37,12 @@ _TIMEOUT_S = 60.0
 _EVERY_S = 1.0
 _LOOKS = 3
 """How often a search is seen to be run by nobody and not to have ended: record and lease are asked for one by one."""
-_VERBS: dict[Wanted, str] = {"paused": "pause", "stopped": "stop", "cancelled": "cancel"}
 
 T = TypeVar("T")
 
 
-class Client:
-    """A server's store. The environment variable MOEVOLVE_TOKEN has the token, if it needs one.
+class RemoteService:
+    """The service of a server. The environment variable MOEVOLVE_TOKEN has the token, if it needs one.
 
     Whatever fails is a `StoreError` or a `UserError` with the line that the server gave.
 
@@ -78,71 +76,23 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
-    def searches(self) -> list[SearchSummary]:
-        """See `StoreReader.searches`."""
-        return self._get(list[SearchSummary], "/api/searches")
+    def ask(self, request: Request[T]) -> T:
+        """See `Service`."""
+        case = use_case_of(request)
+        if case.path is None:
+            raise UserError(f"{self.url} is a server: this needs the store itself, and the model; do it where they are")
+        values = TypeAdapter(type(request)).dump_python(request, mode="json", exclude_none=True)
+        path = _path(*(_filled(part, values) for part in case.path.strip("/").split("/")))
+        others = {name: value for name, value in values.items() if name not in path_fields(case.path)}
+        if case.answer is bytes:
+            content: Any = self._ask("GET", path, params=others).content
+            drawn: T = content
+            return drawn
+        answer = self._post(case.answer, path, others) if case.writes else self._get(case.answer, path, **others)
+        found: T = answer
+        return found
 
-    def search(self, name_or_id: str) -> SearchRecord:
-        """See `StoreReader.search`."""
-        return self._get(SearchRecord, _path("searches", name_or_id))
-
-    def control(self, search: str) -> Control:
-        """See `StoreReader.control`; by name or id."""
-        return self._get(Control, _path("searches", search, "control"))
-
-    def best(
-        self,
-        task: str | None = None,
-        experts: int | None = None,
-        active: int | None = None,
-        search: str | None = None,
-        limit: int = 10,
-        by: Split = "dev",
-    ) -> list[BestRow]:
-        """See `StoreReader.best`."""
-        asked = {"task": task, "experts": experts, "active": active, "search": search, "limit": limit, "by": by}
-        return self._get(list[BestRow], "/api/best", **asked)
-
-    def individual(self, ref: str) -> IndividualDetail:
-        """See `StoreReader.individual`."""
-        return self._get(IndividualDetail, _path("individuals", ref))
-
-    def ancestors(self, ref: str, max_depth: int | None = None) -> LineageGraph:
-        """See `StoreReader.ancestors`."""
-        return self._get(LineageGraph, _path("individuals", ref, "ancestors"), depth=max_depth)
-
-    def descendants(self, ref: str, max_depth: int | None = None) -> LineageGraph:
-        """See `StoreReader.descendants`."""
-        return self._get(LineageGraph, _path("individuals", ref, "descendants"), depth=max_depth)
-
-    def standings(self, search: str) -> Standings:
-        """The winner and the final table of a search."""
-        from moevolve.search.loop.standings import Standings
-
-        return self._get(Standings, _path("searches", search, "standings"))
-
-    def report(self, search: str, path: Path, limit: int, analysis: object = None) -> Standings:
-        """See `moevolve.report`; an analysis can't be sent."""
-        if analysis is not None:
-            raise UserError(f"{self.url} makes reports without an analysis; make this one where the store is")
-        self._save(path, _path("searches", search, "report"), limit=limit)
-        return self.standings(search)
-
-    def plot(self, search: str, path: Path, individual: str | None) -> None:
-        """See `moevolve.plot`."""
-        self._save(path, _path("searches", search, "plot"), form=path.suffix.lstrip("."), individual=individual)
-
-    def steer(self, search: str, wanted: Wanted) -> Control:
-        """See `moevolve.search.service.steer.steer`."""
-        return self._post(Control, _path("searches", search, _VERBS[wanted]))
-
-    def scale(self, search: str, workers: int | None, priority: int | None) -> Control:
-        """See `moevolve.search.service.steer.scale`."""
-        given = {"workers": workers, "priority": priority}
-        asked = {name: value for name, value in given.items() if value is not None}
-        return self._post(Control, _path("searches", search, "scale"), asked)
-
-    def launch(self, configuration: str, name: str | None, overrides: dict[str, Any], observer: Observer) -> Standings:
+    def launch(self, configuration: str, name: str | None, overrides: dict[str, Any], observer: Observer) -> FinalTable:
         """Launch a search on the server's machine and follow it to its end; interrupting that leaves it running.
 
         Args:
@@ -158,22 +108,22 @@ class Client:
         started = self._post(Launch, "/api/searches", asked)
         return self.follow(started.name, 0, observer)
 
-    def resume(self, search: str, observer: Observer) -> Standings | None:
-        """Continue a search on the server's machine and follow it; None if it was paused, and goes on where it runs.
-
-        Of one that is finished it is the table, as it stands.
-        """
-        record = self.search(search)
+    def resume(self, request: ResumeRequest, observer: Observer) -> FinalTable | None:
+        """See `Service`: the search goes on on the server's machine. Of one that is finished it is the table."""
+        if request.address is not None or request.overrides:
+            raise UserError(f"{self.url} resumes searches as they are; change settings where the store is")
+        search = request.search
+        record = self.ask(SearchRequest(search))
         if record.status == "finished":
             observer.on_begin(self._here(record))
-            return self.standings(search)
-        before = self.control(search).epoch
+            return self.ask(StandingsRequest(search))
+        before = self.ask(ControlRequest(search)).epoch
         kind: Any = Launch | None
         if self._post(kind, _path("searches", search, "resume")) is None:
             return None
         return self.follow(record.name, before, observer)
 
-    def follow(self, name: str, epoch: int, observer: Observer) -> Standings:
+    def follow(self, name: str, epoch: int, observer: Observer) -> FinalTable:
         """Follow a search until its driver, of a later epoch than that, has come to its end.
 
         Raises:
@@ -195,7 +145,7 @@ class Client:
                     progress = control.progress
                     observer.on_progress(progress)
                 if record.status == "finished":
-                    return self.standings(name)
+                    return self.ask(StandingsRequest(name))
                 silent = 0 if control.alive else silent + 1
                 if silent and record.status not in ("running", "paused"):
                     raise UserError(f"search {name} is {record.status}: {record.status_reason or 'nobody says why'}")
@@ -206,7 +156,7 @@ class Client:
     def _state(self, name: str) -> tuple[SearchRecord, Control] | tuple[None, None]:
         """A search, and where it stands; nothing of one that isn't recorded yet."""
         try:
-            return self.search(name), self.control(name)
+            return self.ask(SearchRequest(name)), self.ask(ControlRequest(name))
         except NotFoundError:
             return None, None
 
@@ -218,17 +168,9 @@ class Client:
     def _here(self, record: SearchRecord) -> RunConfig:
         """A search's configuration, with the server in the place of its store."""
         config = parse_stored_config(record.config)
-        if not isinstance(config, RunConfig):
+        if config.is_imported:
             raise UserError(f"search {record.name} was imported: there is nothing to resume")
         return config.model_copy(update={"store": self.url})
-
-    def _save(self, path: Path, route: str, **asked: Any) -> None:
-        given = {name: value for name, value in asked.items() if value is not None}
-        content = self._ask("GET", route, params=given).content
-        try:
-            path.write_bytes(content)
-        except OSError as error:
-            raise UserError(f"{path}: can't be written: {error.strerror}") from None
 
     def _get(self, kind: type[T], path: str, **asked: Any) -> T:
         given = {name: value for name, value in asked.items() if value is not None}
@@ -278,3 +220,8 @@ def _token() -> str:
 def _path(*parts: str) -> str:
     """A route under /api; names in it are whatever the user typed."""
     return "/api/" + "/".join(quote(part, safe="") for part in parts)
+
+
+def _filled(part: str, values: Mapping[str, Any]) -> str:
+    """A part of a route with the value of the parameter that stands in it, if one does."""
+    return str(values[part[1:-1]]) if part.startswith("{") else part

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from moevolve.evaluators.errors import UserError
+from moevolve.search.running.webhooks import WebhookSection, environment_of
 
 _TAIL_BYTES = 1 << 16
 
@@ -52,10 +53,17 @@ class Drivers:
     Args:
         store: URL of the store that they work on; it goes through the environment, since anybody may read a command.
         logs: folder of their logs.
+        webhooks: whom they tell how searches end.
+
+    Raises:
+        UserError: the key of a webhook isn't in the environment.
     """
 
-    def __init__(self, store: str, logs: Path) -> None:
-        self._store, self._logs = store, logs
+    def __init__(self, store: str, logs: Path, webhooks: Sequence[WebhookSection] = ()) -> None:
+        for target in webhooks:
+            _ = target.secret
+        self._logs = logs
+        self._environment = {"MOEVOLVE_STORE": store, **environment_of(webhooks)}
         self._started: dict[str, _Started] = {}
         self._lock = threading.Lock()
 
@@ -83,7 +91,7 @@ class Drivers:
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=subprocess.STDOUT,
-                        env={**_inherited(), "MOEVOLVE_STORE": self._store},
+                        env=_inherited() | self._environment,
                         start_new_session=True,
                     )
             except OSError as error:

@@ -7,14 +7,12 @@ that they fetch, from where they were. Nobody's connection to the store stays op
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 
 from starlette.concurrency import run_in_threadpool
 
-from moevolve.search.running.driving import is_gone
 from moevolve.store.errors import StoreError
 from moevolve.store.reader import StoreReader
 
@@ -23,8 +21,6 @@ log = logging.getLogger(__name__)
 MOST_WATCHERS = 200
 """Each holds a connection for as long as it looks at a page."""
 _EVERY_S = 1.0
-_SILENCE_S = 15.0
-"""A line is sent after so long without news, so that nobody in between gives the connection up."""
 _SLOWEST_S = 30.0
 """Between two looks at a store that can't be reached."""
 
@@ -65,8 +61,8 @@ class Feed:
         """Whether as many watch as may."""
         return self._watchers >= MOST_WATCHERS
 
-    async def watch(self) -> AsyncIterator[str]:
-        """Server-sent events `cursors`: a JSON object by search id, at first of all searches, then of changed ones."""
+    async def watch(self) -> AsyncGenerator[Mapping[str, Cursor]]:
+        """Cursors by search id: at first those of all searches, then those that changed, as often as any do."""
         sent: dict[str, Cursor] = {}
         self._watchers += 1
         try:
@@ -78,13 +74,9 @@ class Feed:
                 news = {key: cursor for key, cursor in self._now.items() if sent.get(key) != cursor}
                 if news or not sent:
                     sent = dict(self._now)
-                    said = {key: {"events": it.events, "done": it.done, "alive": it.alive} for key, it in news.items()}
-                    yield f"event: cursors\ndata: {json.dumps(said)}\n\n"
-                try:
-                    async with self._changed:
-                        await asyncio.wait_for(self._changed.wait(), _SILENCE_S)
-                except TimeoutError:
-                    yield ": still here\n\n"
+                    yield news
+                async with self._changed:
+                    await self._changed.wait()
         finally:
             self._watchers -= 1
 
@@ -108,7 +100,7 @@ class Feed:
 
     async def _look(self) -> bool:
         try:
-            controls = await run_in_threadpool(self._store.controls, is_gone)
+            controls = await run_in_threadpool(self._store.controls)
         except StoreError as error:
             log.warning("news can't be read: %s", error)
             return False

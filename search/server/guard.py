@@ -17,11 +17,14 @@ import hashlib
 import hmac
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs, quote, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.body_limit import RequestBodyLimitMiddleware
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -29,6 +32,7 @@ from moevolve.search.server.settings import Scope as TokenScope
 
 LARGEST_BODY = 1 << 16
 """Bytes of a request's body."""
+TOO_LARGE = f"a request's body may have {LARGEST_BODY:,} bytes"
 HEADER = "x-moevolve"
 COOKIE = "moevolve"
 HEALTH = "/healthz"
@@ -72,6 +76,7 @@ class Guard:
         sign_in: Callable[[bool, str], str],
     ) -> None:
         self._app, self._hosts, self._tokens, self._sign_in = app, hosts, tokens, sign_in
+        self._bounded = RequestBodyLimitMiddleware(self._let_in, LARGEST_BODY)
         # What a browser keeps tells nobody the token itself.
         self._sessions = {session_of(token): scope for token, scope in tokens.items()}
 
@@ -83,16 +88,16 @@ class Guard:
             return
         sender = _with_headers(send, secret=not scope["path"].startswith("/static/"))
         headers = Headers(scope=scope)
-        answer = self._refusal(scope, headers)
-        if answer is None and scope["method"] not in _SAFE:
-            body = await _read(receive)
-            if body is None:
-                answer = problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _TOO_LARGE)
-            elif scope["path"] == "/login":
-                answer = self._signed_in(headers, body)
-            else:
-                receive = _again(body, receive)
-        await (answer or self._app)(scope, receive, sender)
+        await (self._refusal(scope, headers) or self._bounded)(scope, receive, sender)
+
+    async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request that isn't refused."""
+        if scope["path"] != "/login" or scope["method"] in _SAFE:
+            await self._app(scope, receive, send)
+            return
+        with suppress(ClientDisconnect):
+            body = await Request(scope, receive).body()
+            await self._signed_in(Headers(scope=scope), body)(scope, receive, send)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
         if scope["path"] != HEALTH and hostname(headers.get("host", "")) not in self._hosts:
@@ -100,7 +105,7 @@ class Guard:
         if scope["path"] != HEALTH and not self._tokens and _is_passed_on(headers):
             return problem(HTTPStatus.FORBIDDEN, "this server has no tokens, which it needs behind a proxy")
         if headers.get("content-length", "0").isdigit() and int(headers.get("content-length", "0")) > LARGEST_BODY:
-            return problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _TOO_LARGE)
+            return problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, TOO_LARGE)
         path, writes = scope["path"], scope["method"] not in _SAFE
         if not _is_from_here(headers) and (writes or not _is_visit(headers)):
             return problem(HTTPStatus.FORBIDDEN, "the request comes from another site")
@@ -148,9 +153,6 @@ class Guard:
         return response
 
 
-_TOO_LARGE = f"a request's body may have {LARGEST_BODY:,} bytes"
-
-
 def _is_from_here(headers: Headers) -> bool:
     """Whether a browser says that one of this server's own pages asks, or it is no browser."""
     origin = headers.get("origin")
@@ -167,28 +169,6 @@ def _is_visit(headers: Headers) -> bool:
 def _is_passed_on(headers: Headers) -> bool:
     """Whether a proxy says that somebody else asks."""
     return any(name in _BY_PROXIES or name.startswith("x-forwarded-") for name in headers)
-
-
-async def _read(receive: Receive) -> bytes | None:
-    """The body of a request; None if it is too long, whatever its head says, or who sent it has gone before its end."""
-    body, more = b"", True
-    while more:
-        message = await receive()
-        body += message.get("body", b"")
-        more = message.get("more_body", False)
-        if message["type"] != "http.request" or len(body) > LARGEST_BODY:
-            return None
-    return body
-
-
-def _again(body: bytes, receive: Receive) -> Receive:
-    """What was read, to be read once more."""
-    whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receiver() -> Message:
-        return whole.pop() if whole else await receive()
-
-    return receiver
 
 
 def _with_headers(send: Send, *, secret: bool) -> Send:

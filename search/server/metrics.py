@@ -8,7 +8,6 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from moevolve.search.running.driving import is_gone
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import SEARCH_STATUSES
 
@@ -20,7 +19,7 @@ class _Searches(Collector):
         self._store = store
 
     def collect(self) -> Iterator[Metric]:
-        searches, controls = self._store.searches(), self._store.controls(is_gone)
+        searches, controls = self._store.searches(), self._store.controls()
         by_status = GaugeMetricFamily("moevolve_searches", "Searches of the store.", labels=["status"])
         for status in SEARCH_STATUSES:
             by_status.add_metric([status], sum(row.search.status == status for row in searches))

@@ -15,14 +15,14 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.tasks.registry import list_tasks
+from moevolve.evaluators.preparation.registry import list_tasks
 from moevolve.search.config.files import as_override, load_run_config, parse_stored_config
-from moevolve.search.config.run import RunConfig, SearchName, StoredConfig
+from moevolve.search.config.run import RunConfig, SearchName
 from moevolve.search.estimate.counts import ModelSize, PhaseCount, count_run, final_evaluations
 from moevolve.search.report.contents import settings_text
+from moevolve.search.running.weights import outline_here
 from moevolve.search.server.service import Service
 from moevolve.search.server.settings import ServerSettings
-from moevolve.search.service.weights import outline_here
 from moevolve.store.errors import NameTakenError, NotFoundError
 from moevolve.store.lineage import nearest
 from moevolve.store.reader import StoreReader
@@ -33,7 +33,7 @@ T = TypeVar("T")
 FREE = (
     *("seed", "window", "preset", "genome", "phases", "strategy", "tie_break", "final.rerank", "final.test"),
     *(
-        "final.random_draws",
+        "final.random_baselines",
         "workers.count",
         "workers.num_cpus",
         "workers.num_gpus",
@@ -207,7 +207,7 @@ def request_like(search: SearchRecord, settings: ServerSettings) -> LaunchReques
 _NOT_COMPARED = ("name", "store", "workers.address", "model.revision", "model.own_dtype")
 
 
-def _difference(name: str, given: RunConfig, stored: StoredConfig, settings: ServerSettings) -> LaunchRequest:
+def _difference(name: str, given: RunConfig, stored: RunConfig, settings: ServerSettings) -> LaunchRequest:
     """What to change of a run file for stored settings, as far as that can be asked for."""
     before, after = (dict(_leaves("", config.model_dump(mode="json"))) for config in (given, stored))
     changed = {key: value for key, value in after.items() if key not in before or before[key] != value}

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.server.guard import problem
+from moevolve.search.server.guard import TOO_LARGE, problem
 from moevolve.store.errors import (
     LeaseHeldError,
     LeaseLostError,
@@ -88,7 +88,8 @@ def answer_errors(app: FastAPI, page: Page) -> None:
 
     def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        answer = answered(request, error.status_code, str(error.detail))
+        too_large = error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+        answer = answered(request, error.status_code, TOO_LARGE if too_large else str(error.detail))
         answer.headers.update(error.headers or {})
         return answer
 

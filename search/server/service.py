@@ -7,10 +7,10 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from moevolve.search.server.courses import Courses
 from moevolve.search.server.drawing_queue import DrawingQueue
 from moevolve.search.server.drivers import Drivers
 from moevolve.search.server.feed import Feed
+from moevolve.search.server.fitness_curves import FitnessCurves
 from moevolve.search.server.settings import ServerSettings
 from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
@@ -31,7 +31,7 @@ class Service:
 
     writer: Store
     settings: ServerSettings
-    courses: Courses
+    courses: FitnessCurves
     drawings: DrawingQueue
     feed: Feed
     drivers: Drivers

@@ -15,9 +15,9 @@ from typing import Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.yaml_files import read_yaml
-from moevolve.search.config.files import describe_validation
-from moevolve.search.config.section import Section
+from moevolve.evaluators.yaml_files import explain_validation, read_yaml
+from moevolve.search.running.webhooks import WebhookSection
+from moevolve.search.settings.section import Section
 
 Scope = Literal["read", "write"]
 SCOPES: tuple[Scope, ...] = ("read", "write")
@@ -26,32 +26,6 @@ EVERYWHERE = ("0.0.0.0", "::")
 """Stand for all addresses of a machine."""
 _SHORTEST = 16
 """Characters of a token; shorter ones can be guessed."""
-
-
-class WebhookSection(Section):
-    """Who is told when a search comes to an end.
-
-    Attributes:
-        url: that a JSON body is posted to.
-        secret_env: environment variable with the key that the body is signed with (HMAC-SHA256).
-        on: statuses of a search that are told.
-    """
-
-    url: str = Field(pattern=r"^https?://")
-    secret_env: str
-    on: tuple[Literal["finished", "failed", "interrupted", "cancelled"], ...] = ("finished", "failed")
-
-    @property
-    def secret(self) -> bytes:
-        """The key.
-
-        Raises:
-            UserError: the environment variable isn't set.
-        """
-        value = os.environ.get(self.secret_env)
-        if not value:
-            raise UserError(f"webhooks: what is sent is signed with the environment variable {self.secret_env}: set it")
-        return value.encode()
 
 
 class ServerSettings(Section):
@@ -70,7 +44,7 @@ class ServerSettings(Section):
         exports: folder that exports are written into; None turns them off.
         logs: folder of the logs of searches that are launched from here.
         address: Ray cluster that searches launched from here join; None starts Ray on this machine for each.
-        webhooks: who is told of ends of searches.
+        webhooks: who is told how searches that are launched from here end.
     """
 
     store: str = "sqlite:///moevolve.db"
@@ -152,7 +126,7 @@ def read_settings(path: Path | None, changes: Mapping[str, object]) -> ServerSet
     try:
         return ServerSettings.model_validate(data)
     except ValidationError as error:
-        raise UserError(f"{path or 'serve'}: {describe_validation(error, data)}") from None
+        raise UserError(f"{path or 'serve'}: {explain_validation(error, data)}") from None
 
 
 def _own_names() -> tuple[str, ...]:

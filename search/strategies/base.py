@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from moevolve.search.config.phases import START, PhaseConfig
-from moevolve.search.genomes.base import GenomeSpace, Offspring
+from moevolve.search.genomes.contract.base import GenomeSpace, Offspring
 from moevolve.search.genomes.registry import baseline_offspring
+from moevolve.search.settings.phases import START, PhaseConfig
 from moevolve.store.records import IndividualRecord
 
 DRAWS = 32

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from moevolve.search.config.phases import MergePhase, PhaseConfig
-from moevolve.search.genomes.base import GenomeSpace, Offspring
-from moevolve.search.genomes.rng import generator
-from moevolve.search.loop.history import FreshRows, Ranking, eligible, rank_key
+from moevolve.search.genomes.contract.base import GenomeSpace, Offspring
+from moevolve.search.genomes.contract.rng import generator
+from moevolve.search.settings.phases import MergePhase, PhaseConfig
 from moevolve.search.strategies.base import DRAWS, fixed_offspring
+from moevolve.search.strategies.history import Ranking, eligible, rank_key
 from moevolve.store.records import IndividualRecord
 
 
@@ -39,7 +39,6 @@ class Evolution:
         phase: its settings.
         seed: the search's seed.
         first: index of the phase's first individual.
-        fresh: what possible parents are compared on where the phase's rule has `rows`, else None.
     """
 
     def __init__(
@@ -48,13 +47,11 @@ class Evolution:
         phase: PhaseConfig,
         seed: int,
         first: int = 0,
-        fresh: FreshRows | None = None,
     ) -> None:
         self._space = space
         self._phase = phase
         self._seed = seed
         self._first = first
-        self._fresh = fresh
         self._ranking = Ranking(phase.parents, phase.repeats)
         self._from_all = isinstance(phase, MergePhase) and phase.start == "all"
 
@@ -74,14 +71,14 @@ class Evolution:
         fixed = fixed_offspring(self._space, self._phase, index - self._first)
         if fixed is not None:
             return fixed
-        pool = None if initial else self.pool(index, start)
+        pool = None if initial else self._pool(start)
         for draw in range(DRAWS):
-            offspring = self.bred(rng, pool) if pool else self._sampled(rng, draw)
+            offspring = self._bred(rng, pool) if pool else self._sampled(rng, draw)
             if (pool and self._phase.repeats) or offspring.genome.express().phenotype_hash not in taken:
                 break
         return offspring
 
-    def bred(self, rng: np.random.Generator, pool: Pool) -> Offspring[Any]:
+    def _bred(self, rng: np.random.Generator, pool: Pool) -> Offspring[Any]:
         """A child of two different individuals of the pool, or of one; all drawn uniformly."""
         drawn = rng.choice(len(pool.crossover), size=min(2, len(pool.crossover)), replace=False)
         parents = [pool.crossover[position] for position in drawn]
@@ -99,17 +96,12 @@ class Evolution:
             offspring = replace(self._space.breed(rng, self._phase, (offspring.genome,)), parents=())
         return offspring
 
-    def pool(self, index: int, start: IndividualRecord | None) -> Pool | None:
-        """Possible parents of `index`: the phase's own individuals and what it starts from; None if there are none."""
+    def _pool(self, start: IndividualRecord | None) -> Pool | None:
+        """Possible parents: the phase's own individuals and what it starts from; None if there are none."""
         own = list(self._ranking)
         if start is not None and all(one.content_hash != start.content_hash for one in own):
             insort(own, start, key=rank_key)
         if not own:
             return None
         rule = self._phase.parents
-        if self._fresh is None:
-            return Pool(eligible(own, rule, "crossover"), eligible(own, rule, "mutation"))
-        fitness = self._fresh.fitness(index, own)
-        # Stable: those that are level on these rows stay in the order that all rows give.
-        own = sorted(own, key=lambda one: -fitness[one.index])
-        return Pool(eligible(own, rule, "crossover", fitness), eligible(own, rule, "mutation", fitness))
+        return Pool(eligible(own, rule, "crossover"), eligible(own, rule, "mutation"))

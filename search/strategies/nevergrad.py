@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.config.phases import NevergradSection, PhaseConfig
-from moevolve.search.genomes.base import GenomeSpace, Offspring
-from moevolve.search.genomes.rng import generator
+from moevolve.search.genomes.contract.base import GenomeSpace, Offspring
+from moevolve.search.genomes.contract.rng import generator
+from moevolve.search.settings.phases import NevergradSection, PhaseConfig
 from moevolve.search.strategies.base import initial_offspring
 from moevolve.store.records import IndividualRecord
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from typing import Any
 
-from moevolve.search.config.phases import EvolutionSection, NevergradSection, RepairPhase
 from moevolve.search.config.run import RunConfig
-from moevolve.search.genomes.base import GenomeSpace, Offspring
+from moevolve.search.genomes.contract.base import GenomeSpace, Offspring
 from moevolve.search.genomes.repaired import RepairedSpace
-from moevolve.search.loop.history import FreshRows, ReadStored, Stored, rank_key
-from moevolve.search.loop.schedule import Schedule
+from moevolve.search.settings.phases import EvolutionSection, NevergradSection, RepairPhase
 from moevolve.search.strategies.base import PhaseStrategy, Strategy
 from moevolve.search.strategies.evolution import Evolution
+from moevolve.search.strategies.history import rank_key
 from moevolve.search.strategies.nevergrad import NevergradPhase
 from moevolve.search.strategies.repairing import Repairing
+from moevolve.search.strategies.schedule import Schedule
 from moevolve.search.strategies.surrogate import Surrogate
 from moevolve.store.records import IndividualRecord
 
@@ -53,20 +53,13 @@ class Phased:
         return next((best for best in reversed(self._best[:position]) if best is not None), None)
 
 
-def _unread(hashes: Sequence[str]) -> Stored:
-    raise ValueError(f"{len(hashes)} individuals are to be compared on fresh rows, but nothing reads their outcomes")
-
-
-def make_strategy(
-    config: RunConfig, space: GenomeSpace[Any], schedule: Schedule, read: ReadStored = _unread
-) -> Strategy:
+def make_strategy(config: RunConfig, space: GenomeSpace[Any], schedule: Schedule) -> Strategy:
     """The strategy of a configuration: each phase's own, or the search's.
 
     Args:
         config: the configuration.
         space: where genomes come from.
         schedule: index arithmetic of its phases.
-        read: gives what is stored of individuals that were told; needed where parents are picked by fresh `rows`.
 
     Raises:
         UserError: a strategy isn't there, or can't do what the configuration asks for.
@@ -78,9 +71,7 @@ def make_strategy(
             assert isinstance(space, RepairedSpace), "a search with a repair phase has a space for it"
             phases.append(Repairing(space, phase, config.phases[position - 1], config.seed))
         elif isinstance(section, EvolutionSection):
-            weights = [task.weight for task in config.tasks]
-            fresh = None if phase.parents.rows is None else FreshRows(phase.parents, weights, config.seed, first, read)
-            phases.append(Evolution(space, phase, config.seed, first, fresh))
+            phases.append(Evolution(space, phase, config.seed, first))
         elif isinstance(section, NevergradSection):
             phases.append(NevergradPhase(space, position, phase, section, config.seed, schedule.in_flight, first))
         else:

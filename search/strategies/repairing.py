@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from moevolve.search.config.phases import PhaseConfig, RepairPhase, TopKParents
-from moevolve.search.genomes.base import Genome, Offspring
+from moevolve.search.genomes.contract.base import Genome, Offspring
+from moevolve.search.genomes.contract.rng import generator
 from moevolve.search.genomes.repaired import RepairedSpace
-from moevolve.search.genomes.rng import generator
-from moevolve.search.loop.history import Ranking, eligible
+from moevolve.search.settings.phases import PhaseConfig, RepairPhase, TopKParents
 from moevolve.search.strategies.base import DRAWS
+from moevolve.search.strategies.history import Ranking, eligible
 from moevolve.store.records import IndividualRecord
 
 

@@ -1,8 +1,8 @@
 """A strategy that learns which parts of genomes are worth having: Thompson sampling in a Bayesian linear model.
 
-The model is of what individuals scored, on features of their genomes: which parts they have where genomes are a choice
-among parts (`moevolve.search.genomes.base.Choosing`), else their standardised coordinates. A child is the best one by a
-draw of the weights from their posterior, so that uncertain parts are tried as often as they may be the best ones.
+The model is of what individuals scored, on features of their genomes: which parts they have, where genomes are a choice
+among parts (`Choosing`); phases of other genomes are evolution's. A child is the best one
+by a draw of the weights from their posterior, so that uncertain parts are tried as often as they may be the best ones.
 
 Sources: Bayesian linear regression as in Bishop, Pattern Recognition and Machine Learning (2006), Sec. 3.3; with
 Thompson sampling of binary choices it is BOCS (Baptista and Poloczek, arXiv 1806.08838), there on products of pairs,
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist
 from typing import Any
@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.search.config.phases import PhaseConfig, SurrogateSection
-from moevolve.search.genomes.base import Choosing, GenomeSpace, Offspring
-from moevolve.search.genomes.rng import generator
+from moevolve.search.genomes.contract.base import Choosing, GenomeSpace, Offspring
+from moevolve.search.genomes.contract.rng import generator
+from moevolve.search.settings.phases import PhaseConfig, SurrogateSection
 from moevolve.search.strategies.base import DRAWS
-from moevolve.search.strategies.evolution import Evolution, Pool
+from moevolve.search.strategies.evolution import Evolution
 from moevolve.store.records import IndividualRecord
 
 Floats = NDArray[np.float64]
@@ -109,8 +109,6 @@ class Surrogate:
         self._seed = seed
         self._evolution = Evolution(space, phase, seed, first)
         self._chooses = isinstance(space, Choosing) and space.chooses(phase)
-        self._direct = self._chooses and section.propose == "direct"
-        self._bred = (0.3 if self._direct else 0.1) if section.bred is None else section.bred
         self._told: deque[IndividualRecord] = deque(maxlen=section.memory)
         self._features: dict[int, Floats] = {}
 
@@ -134,46 +132,25 @@ class Surrogate:
         """See `PhaseStrategy`; what would repeat an earlier individual is left to evolution."""
         rng = generator(self._seed, index, "surrogate")
         made = None
-        if not initial and len(self._told) > 1 and rng.random() >= self._bred:
-            made = self._learned(rng, index, start, taken)
+        if self._chooses and not initial and len(self._told) > 1 and rng.random() >= self._section.bred:
+            made = self._learned(rng, taken)
         return made or self._evolution.ask(index, initial, start, taken)
 
-    def _learned(
-        self, rng: np.random.Generator, index: int, start: IndividualRecord | None, taken: Container[str]
-    ) -> Made:
-        features = np.stack([self._features_of(one) for one in self._told])
-        spread = np.ones(features.shape[1]) if self._chooses else features.std(axis=0)
-        scale = np.where(spread > 0, spread, np.inf)
-        standard = (features - features.mean(axis=0)) / scale
-        precision = float(standard.var(axis=0).sum() or 1.0) / self._section.signal**2
-        model = LinearPosterior(standard, targets_of(self._told), precision, self._section.noise)
-        if self._direct:
-            return self._best_choice(rng, model, taken)
-        pool = self._evolution.pool(index, start)
-        assert pool is not None, "two were told that didn't fail"
-        return self._best_child(rng, model.draw(rng) / scale, pool, taken)
-
-    def _best_choice(self, rng: np.random.Generator, model: LinearPosterior, taken: Container[str]) -> Made:
+    def _learned(self, rng: np.random.Generator, taken: Container[str]) -> Made:
         """The best genome of all by a draw of the weights. It is made from no one in particular, so has no parents.
 
         Draws that repeat an earlier individual are followed by ones ever further from the mean.
         """
+        features = np.stack([self._features_of(one) for one in self._told])
+        centred = features - features.mean(axis=0)
+        precision = float(centred.var(axis=0).sum() or 1.0) / self._section.signal**2
+        model = LinearPosterior(centred, targets_of(self._told), precision, self._section.noise)
         mean = model.mean
         for repeats in range(DRAWS):
             weights = mean + _WIDER**repeats * (model.draw(rng) - mean)
             genome = self._space.unflatten(weights, self._phase)
             if genome.express().phenotype_hash not in taken:
                 return Offspring(genome, "surrogate", (), f"learned from {len(self._told)}")
-        return None
-
-    def _best_child(self, rng: np.random.Generator, weights: Floats, pool: Pool, taken: Container[str]) -> Made:
-        """Of children bred from the pool the new one that the weights find best."""
-        children = [self._evolution.bred(rng, pool) for _ in range(self._section.candidates)]
-        scores = [weights @ self._space.flatten(child.genome, self._phase) for child in children]
-        for position in np.argsort(-np.array(scores), kind="stable"):
-            child = children[position]
-            if child.genome.express().phenotype_hash not in taken:
-                return replace(child, operator=f"surrogate:{child.operator}")
         return None
 
     def _features_of(self, individual: IndividualRecord) -> Floats:

@@ -13,12 +13,12 @@ from typing import Any
 from sqlalchemy import Connection, Row, RowMapping, Table, select, update
 
 from moevolve.store.errors import StoreError
-from moevolve.store.leases import Dead, fence, unheld
+from moevolve.store.leases import fence, unheld
 from moevolve.store.lineage import find_search
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL, SearchRecord
 from moevolve.store.repository import Store
-from moevolve.store.session import chunks, hold_content, insert_all
+from moevolve.store.session import chunks, insert_all, lock_against_prune
 from moevolve.store.tables import (
     calibrations,
     contexts,
@@ -62,7 +62,6 @@ def copy(
     target: Store,
     names: Sequence[str],
     needed: Callable[[SearchRecord], Collection[str]],
-    dead: Dead,
 ) -> Copied:
     """Copies searches with all that belongs to them, in one transaction of the other store.
 
@@ -73,7 +72,6 @@ def copy(
         target: where to.
         names: of the searches, or their ids.
         needed: fingerprints of the calibrations that a search starts from.
-        dead: as `Store.acquire` has it.
 
     Raises:
         LeaseHeldError: the target has one of the searches, and there it is being run.
@@ -83,10 +81,10 @@ def copy(
     fingerprints = {name: needed(source.search(name)) for name in dict.fromkeys(names)}
     # The source is left first: if it turns out to have changed under the reader's eyes, nothing is committed.
     with target.write_transaction(bounded=False) as there, source.transaction() as here:
-        hold_content(there)
+        lock_against_prune(there)
         copies = [_Copy(here, there, name) for name in fingerprints]
         for each, wanted in zip(copies, fingerprints.values(), strict=True):
-            each.run(wanted, dead)
+            each.run(wanted)
     totals = {
         table.name: sum(each.added[table.name] for each in copies)
         for table in (individuals, evaluations, calibrations, exports)
@@ -103,8 +101,8 @@ class _Copy:
         self.added = dict.fromkeys((individuals.name, evaluations.name, calibrations.name, exports.name), 0)
         self.decided = 0
 
-    def run(self, needed: Collection[str], dead: Dead) -> None:
-        self._copy_search(dead)
+    def run(self, needed: Collection[str]) -> None:
+        self._copy_search()
         for fingerprint in sorted(needed):
             self._merge(calibrations, {"fingerprint": fingerprint}, ("content",))
         pairs = [(context.id, self._context(context)) for context in self._contexts()]
@@ -122,7 +120,7 @@ class _Copy:
         query = select(table).where(table.c.search_id == self.search.id)
         yield from self._here.execute(query).mappings()
 
-    def _copy_search(self, dead: Dead) -> None:
+    def _copy_search(self) -> None:
         s = searches.c
         row = self._here.execute(select(searches).where(s.id == self.search.id)).mappings().one()
         same = (s.id == self.search.id) | (s.name == self.search.name)
@@ -140,7 +138,7 @@ class _Copy:
         if other["id"] != row["id"]:
             raise StoreError(f"there is another search {self.search.name} where this one is to be copied to")
         self._refuse_other("search", self.search.name, _differing(row, other, _SAME_SEARCH))
-        fence(self._there, self.search.id, dead)
+        fence(self._there, self.search.id)
         if row["updated_at"] > other["updated_at"]:
             self._there.execute(update(searches).where(s.id == self.search.id).values(state))
 

@@ -8,16 +8,15 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Table, and_, delete, exists, func, or_, select
 
-from moevolve.store.leases import Dead, fence, running, shut_out
+from moevolve.store.leases import fence, running, shut_out
 from moevolve.store.lineage import find_search
 from moevolve.store.queries import read_searches
 from moevolve.store.records import FULL_MODEL, SearchRecord
 from moevolve.store.repository import Store
-from moevolve.store.session import chunks, hold_content
+from moevolve.store.session import chunks, lock_against_prune
 from moevolve.store.tables import (
     calibrations,
     contexts,
-    deliveries,
     evaluations,
     events,
     exports,
@@ -51,7 +50,7 @@ Needed = Callable[[SearchRecord], Collection[str]]
 """Fingerprints of the calibrations that a search starts from."""
 
 
-def prune(store: Store, names: Sequence[str], needed: Needed, dead: Dead, dry_run: bool = False) -> Pruned:
+def prune(store: Store, names: Sequence[str], needed: Needed, dry_run: bool = False) -> Pruned:
     """Deletes searches, and evaluations and calibrations that no search has any use for then.
 
     Evaluations of a model, on an engine, that a search is being run on stay for now: its driver may be about to use
@@ -61,7 +60,6 @@ def prune(store: Store, names: Sequence[str], needed: Needed, dead: Dead, dry_ru
         store: the store.
         names: of the searches, or their ids.
         needed: fingerprints of the calibrations that a search starts from; asked of all that stay.
-        dead: as `Store.acquire` has it.
         dry_run: only say what would be deleted.
 
     Raises:
@@ -70,22 +68,22 @@ def prune(store: Store, names: Sequence[str], needed: Needed, dead: Dead, dry_ru
     """
     with store.write_transaction(bounded=False) as connection:
         inner = connection.begin_nested()
-        found = _prune(connection, names, needed, dead)
+        found = _prune(connection, names, needed)
         if dry_run:
             inner.rollback()
             return found
         inner.commit()
-        busy = running(connection, dead)
+        busy = running(connection)
     if busy or not any((found.searches, found.evaluations, found.calibrations)):
         return found
     return replace(found, vacuumed=store.vacuum())
 
 
-def _prune(connection: Connection, names: Sequence[str], needed: Needed, dead: Dead) -> Pruned:
-    hold_content(connection, alone=True)
+def _prune(connection: Connection, names: Sequence[str], needed: Needed) -> Pruned:
+    lock_against_prune(connection, alone=True)
     ids = [find_search(connection, name).id for name in dict.fromkeys(names)]
-    counted = [_drop_search(connection, fence(connection, search_id, dead)) for search_id in dict.fromkeys(ids)]
-    evaluated = _drop_evaluations(connection, _unused(connection, shut_out(connection, dead)))
+    counted = [_drop_search(connection, fence(connection, search_id)) for search_id in dict.fromkeys(ids)]
+    evaluated = _drop_evaluations(connection, _unused(connection, shut_out(connection)))
     calibrated = _drop_calibrations(connection, _idle(connection, needed))
     size = sum(size for _, size in counted) + evaluated[1] + calibrated[1]
     return Pruned(len(counted), sum(rows for rows, _ in counted), evaluated[0], calibrated[0], size)
@@ -97,7 +95,7 @@ def _drop_search(connection: Connection, search_id: str) -> tuple[int, int]:
     connection.execute(delete(exports).where(exports.c.search_id == search_id))
     dropped = _drop(connection, individuals, individuals.c.genome, individuals.c.search_id == search_id)
     connection.execute(delete(search_tasks).where(search_tasks.c.search_id == search_id))
-    for table in (deliveries, events, leases):
+    for table in (events, leases):
         connection.execute(delete(table).where(table.c.search_id == search_id))
     connection.execute(delete(searches).where(searches.c.id == search_id))
     return dropped

@@ -22,13 +22,13 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.matching.registry import make_matcher
 from moevolve.evaluators.metrics import score
 from moevolve.evaluators.types import PreparedSplit, SplitResult
-from moevolve.workers.config import EngineConfig, ModelConfig
+from moevolve.workers.checkpoints.loading import load_model
+from moevolve.workers.contract.edits import Tokens
+from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
+from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.engine.columns import pad_left
 from moevolve.workers.engine.tokenizing import end_tokens, missing_bos, tokenize_split
-from moevolve.workers.messages import EvaluationReply, EvaluationRequest
-from moevolve.workers.methods.base import Tokens
 from moevolve.workers.methods.eep.edit import EepEdit
-from moevolve.workers.model.loading import load_model
 
 
 class MappedRouter(nn.Module):

@@ -22,15 +22,15 @@ from no_op_search import SPLIT, reply_to, set_up
 
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.run import WorkersSection
-from moevolve.search.loop.driver import Driver
 from moevolve.search.loop.evaluation_cache import EvaluationCache
+from moevolve.search.loop.search_loop import SearchLoop
 from moevolve.search.pools.ray_pool import RayPool
-from moevolve.search.service.launch import register
+from moevolve.search.running.launch import register
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.repository import Store
-from moevolve.workers.config import EngineConfig, ModelConfig
-from moevolve.workers.messages import EvaluationReply, EvaluationRequest
-from moevolve.workers.worker import EvaluationWorker, WorkerInfo
+from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, WorkerInfo
+from moevolve.workers.contract.settings import EngineConfig, ModelConfig
+from moevolve.workers.worker import EvaluationWorker
 
 PROCESSES = 4
 
@@ -94,7 +94,7 @@ def measure(workers: WorkersSection, seconds: float, individuals: int, window: i
             pool.poll(0.1)
         cache = EvaluationCache(store, pool, setup.search_id, setup.facts.fingerprint, "engine")
         started = time.perf_counter()
-        Driver(setup, make_strategy(setup.config, setup.space, setup.schedule), store, cache).run()
+        SearchLoop(setup, make_strategy(setup.config, setup.space, setup.schedule), store, cache).run()
         wall = time.perf_counter() - started
     pool.close()
     return wall

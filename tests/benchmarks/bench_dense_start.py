@@ -22,8 +22,8 @@ from torch import Tensor
 from moevolve.workers.methods.factorllm.balanced_kmeans import balanced_kmeans
 from moevolve.workers.methods.factorllm.calibrate import logit_scale, unit_rows
 from moevolve.workers.methods.factorllm.calibrate_cmoe import divide
-from moevolve.workers.methods.input_statistics import InputStatistics
 from moevolve.workers.methods.nanomoe.mixing import Metric, fit_mixing, low_rank_factors, refine_factors, split_factors
+from moevolve.workers.methods.shared.input_statistics import InputStatistics
 from moevolve.workers.methods.tomoe.calibrate import input_directions
 
 EXPERTS, COMPONENTS, BLOCKS = 8, 8, 4

@@ -16,18 +16,17 @@ import tempfile
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from no_op_search import reply_to, set_up
 
-from moevolve.search.loop.driver import Driver
 from moevolve.search.loop.evaluation_cache import EvaluationCache
+from moevolve.search.loop.search_loop import SearchLoop
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.service.launch import register
+from moevolve.search.running.launch import register
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.repository import Store
-from moevolve.workers.messages import EvaluationReply, EvaluationRequest
+from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
 
 
 class Dispatched(Exception):
@@ -70,15 +69,12 @@ def main() -> None:
     parser.add_argument(
         "--threshold", type=float, default=None, help="threshold rule with this for both margins, else top-k"
     )
-    parser.add_argument("--rows", type=float, default=None, help="parents by this share of the rows, fresh ones")
     parser.add_argument("--profile", action="store_true", help="print the 25 functions that take longest")
     options = parser.parse_args()
     for individuals in options.individuals:
         for batch in options.batch:
             with tempfile.TemporaryDirectory() as folder:
-                measure(
-                    Path(folder), individuals, options.window, batch, options.threshold, options.rows, options.profile
-                )
+                measure(Path(folder), individuals, options.window, batch, options.threshold, options.profile)
 
 
 def measure(
@@ -87,11 +83,10 @@ def measure(
     window: int,
     batch: int,
     threshold: float | None,
-    rows: float | None,
     profile: bool,
 ) -> None:
     """One search up to its last window, then one resume of it."""
-    setup = set_up(individuals, window, threshold, rows)
+    setup = set_up(individuals, window, threshold)
     with Store.open(f"sqlite:///{folder / 'bench.db'}") as store:
         register(setup, store)
         profiler = cProfile.Profile()
@@ -116,8 +111,7 @@ def measure(
 
 def drive(setup: SearchSetup, store: Store, pool: IdlePool) -> None:
     cache = EvaluationCache(store, pool, setup.search_id, setup.facts.fingerprint, "engine")
-    read = partial(cache.stored, splits=setup.splits("search"))
-    driver = Driver(setup, make_strategy(setup.config, setup.space, setup.schedule, read), store, cache)
+    driver = SearchLoop(setup, make_strategy(setup.config, setup.space, setup.schedule), store, cache)
     try:
         driver.run()
     except Dispatched:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from moevolve.workers.config import ModelConfig
+from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.methods.eep.edit import EepEdit
 
 

@@ -28,12 +28,14 @@ from real_size.checkpoint import stored_bytes, write_checkpoint
 from real_size.matrix import rows_of, scaled_card
 from real_size.published import SPECS, Spec, stored_tensors
 from real_size.runs import write_task
-from real_size.verbs import DENSE_VERBS, EXPERT_VERBS, Row, verbs_of
+from real_size.verbs import DENSE_VERBS, EXPERT_VERBS, UNLOADED, Row, verbs_of
 
 README = Path(__file__).parent / "README.md"
 BEGIN, END = "<!-- bench_real: begin -->", "<!-- bench_real: end -->"
 CARD = 80 * 10**9
 AGREES = 0.1
+PROCESS = 500_000_000
+"""Bytes of the host that a process has beside tensors: code, tokenizers, buffers of products."""
 
 
 def main() -> None:
@@ -67,7 +69,8 @@ def measured(spec: Spec, folder: Path, verbs: Sequence[str] | None) -> Iterator[
     """One model, on every placement of its originals that it is used with."""
     asked = tuple(verb for verb in verbs_of(spec.name) if verbs is None or verb in verbs)
     with tempfile.TemporaryDirectory(prefix="moevolve-real-", dir=folder) as scratch:
-        model = write_checkpoint(spec, Path(scratch, "model"))
+        empty = set(asked) <= set(UNLOADED)
+        model = write_checkpoint(spec, Path(scratch, "model"), holes=lambda name: empty)
         task = write_task(Path(scratch, "task"))
         for originals in spec.placements:
             told = Path(scratch, f"rows-{originals}.jsonl")
@@ -88,25 +91,36 @@ def line(row: Row) -> str:
     state = row.failure.replace("|", "/") if row.failure else row.note
     return (
         f"| {row.model} | {row.originals} | {row.verb} | {beside(row.device, row.planned)} | "
-        f"{beside(row.host, row.planned_host)} | {state[:160]} |"
+        f"{beside(row.host, row.planned_host, PROCESS)} | {state[:160]} |"
     )
 
 
-def beside(found: int, planned: int | None) -> str:
-    """What was measured, what was planned, and by how much they differ."""
+def beside(found: int, planned: int | None, besides: int = 0) -> str:
+    """What was measured, what was planned, and by how much they differ: in bold where there is more than was planned.
+
+    Args:
+        found: bytes.
+        planned: bytes; None where nothing was.
+        besides: bytes that no plan counts.
+    """
     text = f"{found / 1e9:.2f}"
     if planned is None:
         return text
     text += f" / {planned / 1e9:.2f}"
-    if planned and found > planned * (1 + AGREES):
-        text += f" (**{found / planned - 1:+.0%}**)"
+    if found > planned * (1 + AGREES) + besides:
+        above = f"{found / planned - 1:+.0%}" if planned > besides else f"+{(found - planned) / 1e9:.2f} GB"
+        return text + f" (**{above}**)"
+    if found < planned * (1 - AGREES) and not besides:
+        return text + f" ({found / planned - 1:+.0%})"
     return text
 
 
 def table(rows: Sequence[Row]) -> str:
     """All rows, in Markdown."""
     head = "| model | originals | verb | device GB / plan | host GB / plan | |\n|---|---|---|---|---|---|\n"
-    return head + "\n".join(map(line, rows)) + "\n"
+    minutes = sum(row.seconds for row in rows) / 60
+    took = f"{len(rows)} rows in {minutes:.0f} minutes, writing checkpoints left out."
+    return head + "\n".join(map(line, rows)) + f"\n\n{took}\n"
 
 
 def write_readme(rows: Sequence[Row]) -> None:

@@ -3,10 +3,9 @@
     python tests/benchmarks/bench_repair.py [--threads 2] [--tokens 4096] [--device cpu] [--memory-mb 8192]
 
 The layer has 4 kept experts of 14,336 neurons with weights and tokens drawn at random, in float32 (2.6 GiB): more
-features than tokens, so the dual form; one strength is tried. The narrow layer has more tokens than features, so the
-primal form, and four strengths. Memory is what the process holds beyond what it held before; what is stated is
-`fit_bytes`, and what blocks of features may take beside it. Operations are those of `fit_flops` and of making the
-features, to fit and to apply what was fitted.
+features than tokens, so the dual form; one lambda is tried. The narrow layer has more tokens than features, so the
+primal form, and four lambdas. Memory is what the process holds beyond what it held before; what is stated is
+`fit_bytes`, and what blocks of features may take beside it.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ import numpy as np
 import torch
 
 from moevolve.search.config.files import load_run_config
-from moevolve.search.service.launch import set_up_new
-from moevolve.workers.messages import EvaluationRequest
-from moevolve.workers.methods.base import Calibration
+from moevolve.search.running.launch import set_up_new
+from moevolve.workers.contract.edits import Calibration
+from moevolve.workers.contract.fitting import FitRows, RowsRecipe
+from moevolve.workers.contract.messages import EvaluationRequest
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.neurons import ExpertNeurons
 from moevolve.workers.methods.eep.outputs import ExpertFeatures
-from moevolve.workers.methods.fitting import FitRows, RowsRecipe
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
-from moevolve.workers.methods.repair.ridge import fit_bytes, fit_flops, fit_ridge
+from moevolve.workers.methods.repair.ridge import fit_bytes, fit_ridge
 from moevolve.workers.worker import EvaluationWorker
 
 DEMO = Path(__file__).parents[2] / "configs" / "runs" / "demo.yaml"
@@ -85,7 +84,7 @@ def main() -> None:
 
 @torch.inference_mode()
 def fit_layer(
-    name: str, hidden: int, width: int, tokens: int, strengths: tuple[float, ...], memory: int, device: str
+    name: str, hidden: int, width: int, tokens: int, ridge_lambdas: tuple[float, ...], memory: int, device: str
 ) -> None:
     """Fit one layer and apply what was fitted."""
     features = random_features(hidden, width, tokens, device)
@@ -97,7 +96,7 @@ def fit_layer(
     checked = torch.arange(tokens, device=device) % 8 == 7
     with Peak(device) as peak:
         started = time.perf_counter()
-        fit = fit_ridge(features, residual, checked, strengths, memory)
+        fit = fit_ridge(features, residual, checked, ridge_lambdas, memory)
         fitted = time.perf_counter() - started
         assert fit is not None
         for block in fit.blocks or features.blocks(memory // 2):
@@ -105,15 +104,10 @@ def fit_layer(
         if device == "cuda":
             torch.cuda.synchronize()
         whole = time.perf_counter() - started
-    # Gates and ups of two experts per token; twice where features aren't kept.
-    made = (1 if fit.blocks else 2) * 2 * tokens * 2 * hidden * 2 * width
-    flops = fit_flops(features.width, tokens, hidden, len(strengths), 4, 0.5)
-    applied = 2 * 2 * tokens * width * hidden
     system = fit_bytes(features.width, tokens, hidden)
     print(
-        f"  {name}: {features.width:,} features of {hidden:,}, {tokens:,} tokens, {len(strengths)} strengths\n"
-        f"    fitted in {fitted:.1f} s, with applying {whole:.1f} s ({flops / 1e12:.2f} TFLOP to fit, "
-        f"{(made + applied) / 1e12:.2f} for features and applying)\n"
+        f"  {name}: {features.width:,} features of {hidden:,}, {tokens:,} tokens, {len(ridge_lambdas)} ridge_lambdas\n"
+        f"    fitted in {fitted:.1f} s, with applying {whole:.1f} s\n"
         f"    peak {peak.bytes / 2**20:,.0f} MiB; stated: {system / 2**20:,.0f} MiB and blocks, in all {memory >> 20:,}"
     )
 
@@ -158,7 +152,7 @@ def beside_an_evaluation() -> None:
     fits = statistics.median(repaired[1:]) - evaluation
     tokens = min(8192, len(rows.tokens))
     print(
-        f"  the demo's model, {tokens:,} tokens, 4 strengths: {fits:.2f} s beside {evaluation:.2f} s for an evaluation "
+        f"  the demo's model, {tokens:,} tokens, 4 lambdas: {fits:.2f} s beside {evaluation:.2f} s for an evaluation "
         f"({fits / evaluation:.1f} times); the first one {repaired[0] - plain[0]:.2f} s, with the unedited model's pass"
     )
 

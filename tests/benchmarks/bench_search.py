@@ -42,8 +42,8 @@ from moevolve.search.config.files import load_run_config
 from moevolve.search.config.presets import preset
 from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.service.launch import set_up_new
-from moevolve.workers.messages import EvaluationRequest
+from moevolve.search.running.launch import set_up_new
+from moevolve.workers.contract.messages import EvaluationRequest
 
 LABELS = {"theirs": "authors' way", "ours": "moevolve"}
 

@@ -39,7 +39,6 @@ from disturbed_lab import (
     Population,
     cut_connections,
     population,
-    setup_of,
     undisturbed,
     wait_for,
 )
@@ -47,7 +46,7 @@ from killing import MOEVOLVE
 from postgres_server import Server, running_server
 from sqlalchemy import text
 
-from moevolve.search.genomes.rng import generator
+from moevolve.search.genomes.contract.rng import generator
 from moevolve.store.errors import NotRunningError
 from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
@@ -281,9 +280,8 @@ def attempt(kind: Kind, run: Run, calm: Population, label: str) -> Counter[str]:
 
 def soundness(url: str) -> tuple[tuple[str, ...], int]:
     """What is wrong with a store, and evaluations more than there are phenotypes."""
-    space = setup_of(url).space
     with StoreReader.open(url) as store:
-        found = check(store, lambda _: lambda content: (space.from_bytes(content).content_hash, 0.0))
+        found = check(store)
         with store.transaction() as connection:
             phenotypes = connection.execute(text("SELECT count(DISTINCT phenotype_hash) FROM individuals")).scalar_one()
     return found.problems, found.evaluations - int(phenotypes) - 1  # and the full model's

@@ -26,7 +26,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "labs"))
 
 import httpx2
-from disturbed_lab import TOTAL, Drive, population, setup_of, undisturbed
+from disturbed_lab import TOTAL, Drive, population, undisturbed
 from killing import MOEVOLVE
 from postgres_server import running_server
 
@@ -156,15 +156,14 @@ def report(readers: Readers, url: str, names: list[str], folder: Path) -> bool:
     print(f"errors: {len(readers.errors)}")
     for error in readers.errors[:5]:
         print(f"  {error}")
-    space = setup_of(url).space
     with StoreReader.open(url) as store:
         rows = {row.search.name: row for row in store.searches()}
-        found = check(store, lambda _: lambda content: (space.from_bytes(content).content_hash, 0.0))
+        found = check(store)
     finished = [name for name in names if rows[name].search.status == "finished" and rows[name].individuals == TOTAL]
     same = [population(url, name) == undisturbed(_fresh(folder, name), name) for name in finished[:_COMPARED]]
     print(f"searches: {len(finished)} of {len(names)} finished whole, {sum(same)} of {len(same)} as undisturbed")
-    print(f"problems of the store: {found.found}")
-    return len(finished) == len(names) and all(same) and not found.found
+    print(f"problems of the store: {len(found.problems)}")
+    return len(finished) == len(names) and all(same) and not found.problems
 
 
 def _fresh(folder: Path, name: str) -> Path:

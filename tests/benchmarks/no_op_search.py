@@ -7,10 +7,10 @@ import numpy as np
 from moevolve.evaluators.types import Example, Matching, PreparedSplit, SplitResult
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.registry import make_space
-from moevolve.search.loop.schedule import make_schedule
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.workers.facts import ModelFacts
-from moevolve.workers.messages import EvaluationReply, EvaluationRequest
+from moevolve.search.strategies.schedule import make_schedule
+from moevolve.workers.contract.facts import ModelFacts
+from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
 
 LAYERS = 32
 FACTS = ModelFacts(
@@ -29,13 +29,10 @@ SPLIT = PreparedSplit("task", "search", "rank", "mean", Matching(), 1, " ", (Exa
 OUTCOMES = np.ones(100, dtype=np.float32)
 
 
-def set_up(individuals: int, window: int, threshold: float | None = None, rows: float | None = None) -> SearchSetup:
-    """A fifth of the individuals prune, the others merge; parents by threshold if one is given, else the best.
-
-    With `rows` they are picked by this share of the rows, fresh ones in every generation.
-    """
+def set_up(individuals: int, window: int, threshold: float | None = None) -> SearchSetup:
+    """A fifth of the individuals prune, the others merge; parents by threshold if one is given, else the best."""
     margins = {"crossover_margin": threshold, "mutation_margin": threshold}
-    parents = {"rows": rows} | ({"rule": "top_k"} if threshold is None else {"rule": "threshold", **margins})
+    parents = {"rule": "top_k"} if threshold is None else {"rule": "threshold", **margins}
     config = RunConfig.model_validate(
         {
             "name": "bench",

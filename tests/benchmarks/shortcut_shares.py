@@ -12,8 +12,8 @@ from timed_search import run_timed, unrepaired
 
 from moevolve.evaluators.fitness.runner import run_split
 from moevolve.search.config.run import RunConfig
-from moevolve.search.service.launch import set_up_new
-from moevolve.workers.config import ALL_SHORTCUTS, Shortcuts
+from moevolve.search.running.launch import set_up_new
+from moevolve.workers.contract.settings import ALL_SHORTCUTS, Shortcuts
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.engine.products import takes_onednn, use_products
 from moevolve.workers.engine.runtime import configure_runtime
@@ -31,12 +31,12 @@ def evaluation_shares(config: RunConfig, repeats: int) -> dict[str, float]:
     configure_runtime(1)
     resident, settings = worker.resident, config.engine
     ways = {
-        "all on": (settings.products, ALL_SHORTCUTS),
-        "no draft": (settings.products, Shortcuts(draft=False)),
-        "no lean": (settings.products, Shortcuts(lean=False)),
-        "no common beginnings": (settings.products, Shortcuts(prefixes=False)),
+        "all on": (settings.matmul_backend, ALL_SHORTCUTS),
+        "no draft": (settings.matmul_backend, Shortcuts(draft=False)),
+        "no lean": (settings.matmul_backend, Shortcuts(lean=False)),
+        "no common beginnings": (settings.matmul_backend, Shortcuts(prefixes=False)),
     }
-    if takes_onednn(settings.products):
+    if takes_onednn(settings.matmul_backend):
         ways["products by torch"] = ("torch", ALL_SHORTCUTS)
     engines = {
         name: GenerationEngine(resident.model, resident.tokenizer, settings, shortcuts)
@@ -64,7 +64,7 @@ def search_shares(config: RunConfig, evaluations: int, repeats: int) -> dict[str
     one = workers.model_copy(update={"count": 1, "num_cpus": workers.count * workers.num_cpus})
     ways = {
         "all on": short,
-        "no reuse": _changed(short, workers=workers.model_copy(update={"reuse_memory_mb": 0})),
+        "no reuse": _changed(short, workers=workers.model_copy(update={"activation_cache_mb": 0})),
         f"one worker of {workers.count} threads": _changed(
             short, workers=one, engine=replace(engine, threads=workers.count)
         ),

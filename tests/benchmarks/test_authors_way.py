@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from authors_way import AuthorsWay
 
-from moevolve.evaluators.tasks.prepare import prepare_split
-from moevolve.evaluators.tasks.registry import load_task
-from moevolve.workers.config import EngineConfig, ModelConfig
-from moevolve.workers.messages import EvaluationRequest
+from moevolve.evaluators.preparation.prepare import prepare_split
+from moevolve.evaluators.preparation.registry import load_task
+from moevolve.workers.contract.messages import EvaluationRequest
+from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.worker import EvaluationWorker
 

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from moevolve.search.config.run import RunConfig
-from moevolve.search.genomes.base import Genome
-from moevolve.search.loop.driver import Driver
+from moevolve.search.genomes.contract.base import Genome
 from moevolve.search.loop.evaluation_cache import EvaluationCache
+from moevolve.search.loop.search_loop import SearchLoop
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.pools.ray_pool import RayPool, calibrate_on_ray
+from moevolve.search.pools.ray_pool import RayPool
 from moevolve.search.running.calibration import calibrated_setup, stored_calibration
-from moevolve.search.service.launch import register, set_up_new
+from moevolve.search.running.launch import register, set_up_new
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.records import IndividualRecord, Progress
 from moevolve.store.repository import Store
-from moevolve.workers.config import ALL_SHORTCUTS, Shortcuts, engine_fingerprint
+from moevolve.workers.contract.settings import ALL_SHORTCUTS, Shortcuts, engine_fingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +79,11 @@ def run_timed(config: RunConfig, shortcuts: Shortcuts = ALL_SHORTCUTS, held_out:
         store = Store.open(f"sqlite:///{Path(folder) / 'store.db'}")
         setup = set_up_new(config)
         register(setup, store)
-        setup = calibrated_setup(setup, store, calibrate_on_ray)
-        calibrating = _calibration_seconds(setup, store)
         model, engine = config.model, config.engine
         pool = RayPool(config.workers, model, engine, setup.all_prepared, shortcuts=shortcuts)
         try:
+            setup = calibrated_setup(setup, store, pool.calibrate)
+            calibrating = _calibration_seconds(setup, store)
             while pool.ready < config.workers.count:
                 pool.poll(0.1)
             cache = EvaluationCache(
@@ -108,7 +108,7 @@ def _drive(setup: SearchSetup, store: Store, cache: EvaluationCache, held_out: b
         if progress.best is not None and (not news or news[-1][1] != progress.best[0]):
             news.append((before + time.perf_counter() - started, progress.best[0]))
 
-    Driver(setup, make_strategy(setup.config, setup.space, setup.schedule), store, cache, watch).run()
+    SearchLoop(setup, make_strategy(setup.config, setup.space, setup.schedule), store, cache, watch).run()
     wall = before + time.perf_counter() - started
     assert last is not None and last.best is not None
     rows = {row.index: row for row in store.history(setup.search_id)}

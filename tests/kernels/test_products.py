@@ -86,6 +86,15 @@ def test_a_row_is_the_same_wherever_it_stands(features: int, dtype: torch.dtype,
 
 
 @torch.inference_mode()
+def test_a_row_is_the_same_among_products_of_large_matrices(by_onednn: bool, threads: int) -> None:
+    weight, rows = draw(320, 256), draw(1, 256).repeat(200, 1)
+    whole = products.linear(rows, weight, by_onednn=by_onednn)
+    assert torch.equal(whole, whole[:1].expand(whole.shape))
+    assert torch.equal(products.linear(rows[:1], weight, by_onednn=by_onednn), whole[:1])
+    torch.testing.assert_close(whole, torch.nn.functional.linear(rows, weight), rtol=1e-4, atol=1e-4)
+
+
+@torch.inference_mode()
 @pytest.mark.parametrize("function", [silu, gelu, torch.sigmoid])
 def test_a_value_is_the_same_wherever_it_stands(function: Function, threads: int) -> None:
     values = draw(700, 100)

@@ -1,4 +1,4 @@
-"""Stands for `moevolve.workers.profiling.process`: speaks its protocol, holds no model, writes down what it is asked.
+"""Stands for `moevolve.workers.profiling.process`: answers as it does, holds no model, writes down what it is asked.
 
 `CannedProfilees` starts this file in the place of the profiler's processes. Every one appends lines to one log: the
 model's path and what was asked of it. A path that ends in `killed` is of a process that is killed when it should load.
@@ -10,13 +10,12 @@ import os
 import shlex
 import signal
 import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
-from moevolve.workers.profiling.messages import LoadReply, LoadRequest, MeasureReply, MeasureRequest, from_line, to_line
-
-LOADED = LoadReply(10, 5, 40, 8, 2, "llama", "float32", "cpu", "CPU", 1, "sdpa", "None")
+from moevolve.workers.profiling.messages import LoadReply, LoadRequest, MeasureReply, MeasureRequest
 
 
 class CannedProfilees:
@@ -30,7 +29,9 @@ class CannedProfilees:
         self.log = folder / "asked.log"
         self.log.touch()
         python = folder / "python"
-        python.write_text(f"#!/bin/sh\nexec {shlex.join([sys.executable, '-P', __file__, str(self.log)])}\n")
+        command = shlex.join([sys.executable, "-P", __file__, str(self.log)])
+        # The last argument is the number of the connection.
+        python.write_text(f"#!/bin/sh\nfor last; do :; done\nexec {command} $last\n")
         python.chmod(0o755)
         patch.setattr(sys, "executable", str(python))
 
@@ -39,16 +40,21 @@ class CannedProfilees:
         return self.log.read_text().splitlines()
 
 
-def main(log: Path) -> None:
+def main(log: Path, connection: Connection) -> None:
     name = ""
-    for line in sys.stdin:
-        request, before = from_line(line), log.read_text().splitlines()
+    while True:
+        try:
+            request = connection.recv()
+        except EOFError:
+            return
+        before = log.read_text().splitlines()
         if isinstance(request, LoadRequest):
             name = request.path
             if name.endswith("killed"):
                 os.kill(os.getpid(), signal.SIGKILL)
             others = sum(_runs(int(event.split()[-1])) for event in before if "loads" in event)
-            event = f"{name} loads beside {others}, pid {os.getpid()}"
+            spread = f" {request.device_map}" if request.device_map else ""
+            event = f"{name} loads{spread} beside {others}, pid {os.getpid()}"
             free = 79 if name == "crowded" else 80  # another one and what it runs in take 80
             reply: LoadReply | MeasureReply = LoadReply(
                 10, 5, 40, 8, 2, "llama", "float32", "cpu", "CPU", 1, "sdpa", "-", free
@@ -60,7 +66,7 @@ def main(log: Path) -> None:
             reply = MeasureReply(2.0, 1.0, None if unknown else 101 + len(before))
         with log.open("a") as file:
             file.write(f"{event}\n")
-        print(to_line(reply), end="", flush=True)
+        connection.send(reply)
 
 
 def _runs(process: int) -> bool:
@@ -72,4 +78,4 @@ def _runs(process: int) -> bool:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), Connection(int(sys.argv[2])))

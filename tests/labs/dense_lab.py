@@ -8,23 +8,23 @@ from typing import Any
 
 import pytest
 import torch
-from local_workers import Step, calibrate, interrupted_after, local_pool, plainly
+from local_workers import Step, interrupted_after, local_pool, plainly
 
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import RunConfig
-from moevolve.search.loop.driver import Driver
 from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.final import Finaliser
+from moevolve.search.loop.final_table import FinalTable, standings
+from moevolve.search.loop.search_loop import SearchLoop
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.loop.standings import Standings, standings
 from moevolve.search.running.calibration import calibrated_setup
-from moevolve.search.running.driving import held
+from moevolve.search.running.launch import register
+from moevolve.search.running.lease_heartbeat import held
 from moevolve.search.running.set_up import set_up
-from moevolve.search.service.launch import register
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.records import Lease
 from moevolve.store.repository import Store
-from moevolve.workers.config import engine_fingerprint
+from moevolve.workers.contract.settings import engine_fingerprint
 
 
 def dense_run(tiny: Any, folder: Path, genome: dict[str, Any], name: str) -> RunConfig:
@@ -62,7 +62,7 @@ def dense_run(tiny: Any, folder: Path, genome: dict[str, Any], name: str) -> Run
 def search(setup: SearchSetup, store: Store, stop: int | None = None) -> None:
     """Run or resume a search; `stop` ends it after so many evaluations as a lost process would."""
     cache = local_cache(setup, store, plainly if stop is None else interrupted_after(stop))
-    Driver(setup, make_strategy(setup.config, setup.space, setup.schedule), store, cache).run()
+    SearchLoop(setup, make_strategy(setup.config, setup.space, setup.schedule), store, cache).run()
 
 
 def local_cache(
@@ -91,7 +91,7 @@ def check_repeated_and_resumed(run: RunConfig, folder: Path) -> None:
         with Store.open(f"sqlite:///{folder / name}.db") as store:
             setup = set_up(run, search_id)
             register(setup, store)
-            setup = calibrated_setup(setup, store, calibrate)
+            setup = calibrated_setup(setup, store, local_pool(setup).calibrate)
             if stop is not None:
                 with pytest.raises(KeyboardInterrupt):
                     search(setup, store, stop)
@@ -106,12 +106,12 @@ def check_repeated_and_resumed(run: RunConfig, folder: Path) -> None:
     assert len(set(fitness)) > 3 and max(fitness) > fitness[0]
 
 
-def complete(setup: SearchSetup, store: Store) -> Standings:
+def complete(setup: SearchSetup, store: Store) -> FinalTable:
     """All of `running.execute` but Ray: the search and its final scores."""
     if setup.space.recipe is not None:
-        setup = calibrated_setup(setup, store, calibrate)
+        setup = calibrated_setup(setup, store, local_pool(setup).calibrate)
     with held(store, setup.search_id) as lease:
         cache = local_cache(setup, store, writer=lease)
-        Driver(setup, make_strategy(setup.config, setup.space, setup.schedule), store, cache).run()
+        SearchLoop(setup, make_strategy(setup.config, setup.space, setup.schedule), store, cache).run()
         Finaliser(setup, store, cache).run()
-    return standings(store, store.search(setup.search_id), store.history(setup.search_id), setup.facts)
+    return standings(store, store.search(setup.search_id), setup.config, store.history(setup.search_id), setup.facts)

@@ -21,13 +21,13 @@ from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.base import Pool
 from moevolve.search.pools.local import LocalPool
 from moevolve.search.running.execute import execute
+from moevolve.search.running.launch import register
 from moevolve.search.running.observer import Observer
-from moevolve.search.service.launch import register
 from moevolve.store.errors import StoreError
 from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
-from moevolve.workers.messages import EvaluationReply, EvaluationRequest
-from moevolve.workers.worker import EvaluationWorker, WorkerInfo
+from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, WorkerInfo
+from moevolve.workers.worker import EvaluationWorker
 
 TOTAL = 60
 LEASE_S = 3.0
@@ -63,7 +63,7 @@ def local_pool(setup: SearchSetup) -> Pool:
 
 def setup_of(url: str, name: str = "lab", address: str | None = None) -> SearchSetup:
     """The search: 60 individuals with a window of 6; those of one name are the same."""
-    workers = {"count": 2, "num_cpus": 0.5, "lease_s": LEASE_S, "address": address, "reuse_memory_mb": 0}
+    workers = {"count": 2, "num_cpus": 0.5, "lease_s": LEASE_S, "address": address, "activation_cache_mb": 0}
     final = {"rerank": 0, "test": False}
     config = run_config(name=name, store=url, workers=workers, final=final, seed=sum(name.encode()))
     return make_lab_setup(config, f"id-{name}")

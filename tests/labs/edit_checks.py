@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from moevolve.workers.methods.base import Edit
+from moevolve.workers.contract.edits import Edit
 from moevolve.workers.model.resident import ResidentModel
 
 Residents = Callable[..., ResidentModel]

@@ -10,8 +10,8 @@ from search_samples import dense_model
 from moevolve.search.genomes.factorllm.baselines import BASELINES
 from moevolve.search.genomes.factorllm.section import FactorLlmSection
 from moevolve.search.genomes.factorllm.space import FactorLlmSpace
-from moevolve.workers.facts import ModelFacts
-from moevolve.workers.methods.base import Calibration
+from moevolve.workers.contract.edits import Calibration
+from moevolve.workers.contract.facts import ModelFacts
 
 
 def factorllm_space(facts: ModelFacts | None = None, **settings: Any) -> FactorLlmSpace:

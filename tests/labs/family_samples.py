@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from moevolve.workers.contract.fitting import FitRows
 from moevolve.workers.methods.eep.edit import EepEdit
-from moevolve.workers.methods.fitting import FitRows
 
 MLA: dict[str, Any] = {
     "num_key_value_heads": 4,

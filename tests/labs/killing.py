@@ -49,7 +49,7 @@ class Forked:
     def __init__(self, command: list[str], folder: Path) -> None:
         context = multiprocessing.get_context("forkserver")
         # Not the command line itself, which asks at its import whether it writes to a terminal.
-        context.set_forkserver_preload(["moevolve.search.service.launch", "moevolve.store.repository"])
+        context.set_forkserver_preload(["moevolve.search.running.launch", "moevolve.store.repository"])
         self._log = folder / f"driver-{time.monotonic_ns()}.log"
         self._process = context.Process(target=_run_command, args=(command, folder, self._log))
         self._process.start()

@@ -1,4 +1,8 @@
-"""Counts the bytes of all tensors that operations make, as long as they live: what a device would have to hold."""
+"""Counts the bytes of all tensors that operations make, as long as they live: what a device would have to hold.
+
+For models on the CPU, and for fake tensors, which hold nothing. The metered device of `tests/labs/real_size` counts
+what goes to a GPU, apart from the host, and within a capacity.
+"""
 
 from __future__ import annotations
 
@@ -23,28 +27,24 @@ class LiveBytes(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.live = self.peak = 0
-        self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._known: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for given in tree_leaves((args, kwargs)):
-            if isinstance(given, torch.Tensor):
-                self._meet(given, 0)
         out = func(*args, **(kwargs or {}))
-        for made in tree_leaves(out):
-            if isinstance(made, torch.Tensor):
-                self._meet(made, made.untyped_storage().nbytes())
+        given = {each.untyped_storage()._cdata for each in _tensors((args, kwargs))}
+        for made in _tensors(out):
+            storage = made.untyped_storage()
+            if storage._cdata not in given | self._known and made.device.type != "meta":
+                self._known.add(storage._cdata)
+                self.live += storage.nbytes()
+                weakref.finalize(storage, self._gone, storage._cdata, storage.nbytes())
         self.peak = max(self.peak, self.live)
         return out
 
-    def _meet(self, tensor: torch.Tensor, size: int) -> None:
-        storage = tensor.untyped_storage()
-        key = id(storage)
-        if key in self._known or tensor.device.type == "meta":
-            return
-        self.live += size
+    def _gone(self, key: int, size: int) -> None:
+        self._known.remove(key)
+        self.live -= size
 
-        def gone(_: Any) -> None:
-            del self._known[key]
-            self.live -= size
 
-        self._known[key] = weakref.ref(storage, gone)
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import count
-from typing import Any
 
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.local import Evaluator, LocalPool
-from moevolve.workers.messages import EvaluationReply, EvaluationRequest
+from moevolve.workers.contract.edits import CalibrationRecipe
+from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
 from moevolve.workers.worker import EvaluationWorker
 
 Step = Callable[[Evaluator, EvaluationRequest, tuple[PreparedSplit, ...]], EvaluationReply]
@@ -24,6 +24,9 @@ class Guarded:
 
     def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
         return self._step(self._worker, request, splits)
+
+    def calibrate(self, recipe: CalibrationRecipe, splits: tuple[PreparedSplit, ...]) -> bytes:
+        return self._worker.calibrate(recipe, splits)
 
 
 def plainly(worker: Evaluator, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
@@ -46,8 +49,3 @@ def local_pool(setup: SearchSetup, step: Step = plainly) -> LocalPool:
     """The pool of a search's configuration, of one worker in this process."""
     engine, model = setup.config.engine, setup.config.model
     return LocalPool(lambda: Guarded(EvaluationWorker(model, engine), step), setup.all_prepared)
-
-
-def calibrate(workers: Any, model: Any, engine: Any, recipe: Any, splits: Any, check: Any) -> bytes:
-    """What `calibrate_on_ray` does, in this process."""
-    return EvaluationWorker(model, engine).calibrate(recipe, splits)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moevolve.workers.facts import ModelFacts
+from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.profiling.outline import LayerOutline, ModelOutline
 
 VOCABULARY, HIDDEN = 50, 4096
@@ -17,7 +17,6 @@ def outline_of(facts: ModelFacts) -> ModelOutline:
         facts=facts,
         layers=layers,
         output_flops=2 * VOCABULARY * hidden,
-        attention_flops=4 * hidden * len(layers),
         weight_bytes=facts.parameters * facts.dtype_bytes,
         expert_bytes=tuple((facts.experts * expert,) for _ in facts.moe_layers),
         cache_bytes=2 * hidden * facts.dtype_bytes * len(layers),
@@ -35,18 +34,12 @@ def outline_of(facts: ModelFacts) -> ModelOutline:
 
 def _moe_layers(facts: ModelFacts) -> tuple[LayerOutline, ...]:
     router = 2 * facts.router_parameters_per_expert * facts.experts
-    return tuple(LayerOutline(0, 0, router, 2 * facts.expert_parameters) for _ in facts.moe_layers)
+    return tuple(LayerOutline(0, router, 2 * facts.expert_parameters) for _ in facts.moe_layers)
 
 
 def _dense_layers(facts: ModelFacts) -> tuple[LayerOutline, ...]:
     assert facts.dense is not None
-    found = []
-    for layer in range(facts.dense.layers):
-        outside = block = 0
-        for linear in facts.linears:
-            _, index, name = linear.name.split(".", 2)
-            if int(index) == layer:
-                flops = 2 * linear.outputs * linear.inputs
-                outside, block = (outside, block + flops) if name.startswith("mlp.") else (outside + flops, block)
-        found.append(LayerOutline(outside, block, 0, 0))
-    return tuple(found)
+    flops = [0] * facts.dense.layers
+    for linear in facts.linears:
+        flops[int(linear.name.split(".")[1])] += 2 * linear.outputs * linear.inputs
+    return tuple(LayerOutline(each, 0, 0) for each in flops)

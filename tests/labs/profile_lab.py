@@ -13,15 +13,15 @@ import torch
 from pydantic import TypeAdapter
 from search_samples import MERGE, PRUNE, TUNE
 
-from moevolve.evaluators.tasks.prepare import prepare_split
-from moevolve.evaluators.tasks.registry import load_task
-from moevolve.search.genomes.base import Description
+from moevolve.evaluators.preparation.prepare import prepare_split
+from moevolve.evaluators.preparation.registry import load_task
+from moevolve.search.genomes.contract.base import Description
 from moevolve.search.genomes.registry import AnyGenomeSection, make_space
-from moevolve.workers.config import EngineConfig, ModelConfig
-from moevolve.workers.export.card import ExportCard
+from moevolve.workers.checkpoints.native import import_native
+from moevolve.workers.contract.card import ExportCard
+from moevolve.workers.contract.edits import Calibration
+from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.export.export import export_model
-from moevolve.workers.export.native import import_native
-from moevolve.workers.methods.base import Calibration
 from moevolve.workers.model.describe import describe_model
 from moevolve.workers.worker import EvaluationWorker
 

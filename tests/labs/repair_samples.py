@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from moevolve.workers.methods.fitting import FitRows
+from moevolve.workers.contract.fitting import FitRows
 
 Floats = NDArray[np.float64]
 
@@ -77,7 +77,7 @@ def repaired_by_hand(
     kept: Sequence[Sequence[int]],
     sequences: Sequence[Sequence[int]],
     checked: NDArray[np.bool_],
-    strength: float,
+    ridge_lambda: float,
     target: str,
 ) -> tuple[Any, list[bool]]:
     """A Mixtral checkpoint pruned to `kept` experts per layer, every layer fitted in float64.
@@ -105,7 +105,7 @@ def repaired_by_hand(
             wanted = full.model.layers[layer].mlp(inputs)[0].double().numpy()
         residual = wanted - phi @ weights
         fitted = phi[~checked]
-        ridge = strength * np.mean(np.sum(fitted**2, axis=0)) * np.eye(phi.shape[1])
+        ridge = ridge_lambda * np.mean(np.sum(fitted**2, axis=0)) * np.eye(phi.shape[1])
         change = np.linalg.solve(fitted.T @ fitted + ridge, fitted.T @ residual[~checked])
         left = residual[checked] - phi[checked] @ change
         changed.append(bool((left**2).sum() < (residual[checked] ** 2).sum()))

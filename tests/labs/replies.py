@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from moevolve.evaluators.types import SplitResult
-from moevolve.workers.messages import EvaluationReply, EvaluationRequest, FailureKind
+from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, FailureKind
 
 HALF_RIGHT = (1, 0)
 

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from dense_lab import dense_run
-from local_workers import calibrate, local_pool
+from local_workers import local_pool
 
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.running.calibration import calibrated_setup
 from moevolve.search.running.execute import execute
+from moevolve.search.running.launch import register, set_up_new
 from moevolve.search.running.observer import Observer
-from moevolve.search.service.launch import register, set_up_new
 from moevolve.store.repository import Store
 
 DENSE: dict[str, dict[str, Any]] = {
@@ -28,7 +28,7 @@ def finished(store: Store, run: RunConfig) -> None:
     """A whole search, final scores included."""
     setup = set_up_new(run)
     register(setup, store)
-    calibrated_setup(setup, store, calibrate)
+    calibrated_setup(setup, store, local_pool(setup).calibrate)
     execute(setup, store, Observer(), local_pool)
 
 

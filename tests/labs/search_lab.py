@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,16 +15,16 @@ from store_samples import decided, evaluation, search, split
 from moevolve.evaluators.types import Example, Matching, PreparedSplit, Split, SplitResult
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.registry import make_space
-from moevolve.search.loop.driver import Driver
 from moevolve.search.loop.evaluation_cache import EvaluationCache
-from moevolve.search.loop.schedule import make_schedule
+from moevolve.search.loop.search_loop import SearchLoop
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.service.launch import register
+from moevolve.search.running.launch import register
 from moevolve.search.strategies.phased import make_strategy
+from moevolve.search.strategies.schedule import make_schedule
 from moevolve.store.records import Progress, SearchRecord
 from moevolve.store.repository import Store
-from moevolve.workers.messages import EvaluationReply, EvaluationRequest
-from moevolve.workers.methods.base import Edit, IdentityEdit
+from moevolve.workers.contract.edits import Edit, IdentityEdit
+from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
 from moevolve.workers.methods.eep.edit import EepEdit
 
 Outcome = tuple[float, float] | None
@@ -178,10 +177,7 @@ def drive(store: Store, setup: SearchSetup, pool: UnrulyPool) -> list[Progress]:
     """One driver, as `running.execute` would set it up; returns what it reported."""
     reports: list[Progress] = []
     cache = EvaluationCache(store, pool, setup.search_id, setup.facts.fingerprint, "engine")
-    strategy = make_strategy(
-        setup.config, setup.space, setup.schedule, partial(cache.stored, splits=setup.splits("search"))
-    )
-    Driver(setup, strategy, store, cache, reports.append).run()
+    SearchLoop(setup, make_strategy(setup.config, setup.space, setup.schedule), store, cache, reports.append).run()
     return reports
 
 

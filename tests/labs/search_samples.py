@@ -9,12 +9,12 @@ import numpy as np
 from hypothesis import settings
 
 from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
-from moevolve.search.config.phases import MergePhase, PrunePhase, TunePhase
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.eep.section import EepSection
 from moevolve.search.genomes.eep.space import EepSpace
+from moevolve.search.settings.phases import MergePhase, PrunePhase, TunePhase
 from moevolve.store.records import IndividualRecord, IndividualStatus
-from moevolve.workers.facts import DenseFacts, LinearFacts, ModelFacts
+from moevolve.workers.contract.facts import DenseFacts, LinearFacts, ModelFacts
 from moevolve.workers.methods.eep.edit import RouterSpace
 
 few = settings(max_examples=20, deadline=None)
@@ -101,10 +101,12 @@ def eep_space(
     active: int | None = None,
     router_space: RouterSpace = "probs",
     facts: ModelFacts | None = None,
-    align: Literal["none", "hungarian"] = "none",
+    dynamic_skipping: bool = False,
 ) -> EepSpace:
     """A space for `facts`, or else for a Mixtral of that many layers and experts."""
-    section = EepSection(experts=retained, active=active, groups=groups, router_space=router_space, align=align)
+    section = EepSection(
+        experts=retained, active=active, groups=groups, router_space=router_space, dynamic_skipping=dynamic_skipping
+    )
     return EepSpace.of(section, facts or mixtral(layers, experts))
 
 

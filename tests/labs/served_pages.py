@@ -53,12 +53,7 @@ class Page(HTMLParser):
     @property
     def links(self) -> list[str]:
         loads = [found[name] for _, found in self.tags for name in ("href", "src") if name in found]
-        later = [
-            found[name]
-            for _, found in self.tags
-            for name in ("data-part", "data-live", "data-course", "data-started")
-            if name in found
-        ]
+        later = [found[name] for _, found in self.tags for name in ("hx-get", "data-course") if name in found]
         return loads + later
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from moevolve.store.owners import this_process
 from moevolve.store.records import (
     EvaluationRecord,
     IndividualRecord,
@@ -24,6 +28,13 @@ MODEL, ENGINE = "m" * 64, "e" * 64
 
 def digest(*parts: object) -> str:
     return hashlib.sha256("/".join(map(str, parts)).encode()).hexdigest()
+
+
+def gone_owner() -> str:
+    """A process of this machine that has ended, as leases name it."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        child.wait()
+    return this_process().replace(f" {os.getpid()} ", f" {child.pid} ")
 
 
 def search(name: str = "alpha", **other: Any) -> SearchRecord:

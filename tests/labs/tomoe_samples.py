@@ -9,8 +9,8 @@ from search_samples import dense_model
 
 from moevolve.search.genomes.tomoe.section import ToMoeSection
 from moevolve.search.genomes.tomoe.space import ToMoeSpace
-from moevolve.workers.facts import ModelFacts
-from moevolve.workers.methods.base import Calibration
+from moevolve.workers.contract.edits import Calibration
+from moevolve.workers.contract.facts import ModelFacts
 
 SAMPLE = 40
 

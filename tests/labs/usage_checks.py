@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from moevolve.workers.methods.usage import RoutedLayer
+from moevolve.workers.contract.usage import RoutedLayer
 from moevolve.workers.model.resident import ResidentModel
 
 SEQUENCES = [tuple(np.random.default_rng(i).integers(3, 97, 4 + 3 * i).tolist()) for i in range(6)]

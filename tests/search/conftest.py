@@ -54,7 +54,7 @@ class TinyWorkspace:
             # One prompt per forward pass: slow enough to be interrupted in the middle.
             "engine": {"batch_tokens": 8},
             "workers": {"count": 1},
-            "final": {"rerank": 3, "random_draws": 4},
+            "final": {"rerank": 3, "random_baselines": 4},
         }
         return data | changes
 

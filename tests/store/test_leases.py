@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from store_samples import decided, digest, evaluation, individual, search, split
+from store_samples import decided, digest, evaluation, gone_owner, individual, search, split
 
 from moevolve.store.errors import LeaseHeldError, LeaseLostError, StoreError
-from moevolve.store.records import Claim, Lease
+from moevolve.store.records import Lease, ResourceRequest
 from moevolve.store.repository import Store
 
 WRITES: dict[str, Callable[[Store, Any], None]] = {
@@ -49,14 +49,9 @@ def test_a_lease_is_one_drivers_until_it_runs_out_or_is_given_back(store: Store,
 
 
 def test_an_owner_that_is_gone_need_not_run_out(store: Store, alpha: str) -> None:
-    store.acquire(alpha, "first", 60)
-    asked: list[str] = []
-
-    def dead(owner: str) -> bool:
-        asked.append(owner)
-        return True
-
-    assert store.acquire(alpha, "second", 60, dead).epoch == 2 and asked == ["first"]
+    store.acquire(alpha, gone_owner(), 60)
+    assert not store.control(alpha).alive
+    assert store.acquire(alpha, "second", 60).epoch == 2 and store.control(alpha).alive
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
@@ -105,16 +100,16 @@ def test_what_is_asked_is_heard_until_the_next_driver(store: Store, alpha: str) 
     with pytest.raises(StoreError, match=r"alpha isn't being run \(it is created\)"):
         store.ask(alpha, "paused")
     lease = store.acquire(alpha, "driver", 60)
-    assert store.renew(lease, 60).wanted == "running"
+    assert store.renew(lease, 60).desired_state == "running"
     store.ask(alpha, "paused")
     store.ask(alpha, workers=3)
     control = store.renew(lease, 60)
-    assert (control.wanted, control.workers) == ("paused", 3)
+    assert (control.desired_state, control.workers) == ("paused", 3)
     with pytest.raises(StoreError, match="not 'asleep'"):
         store.ask(alpha, "asleep")  # type: ignore[arg-type]
     store.release(lease)
     store.acquire(alpha, "next", 60)
-    assert (store.control(alpha).wanted, store.control(alpha).workers) == ("running", None)
+    assert (store.control(alpha).desired_state, store.control(alpha).workers) == ("running", None)
 
 
 def test_that_it_is_to_be_cancelled_is_left_to_the_next_driver(store: Store, alpha: str) -> None:
@@ -122,12 +117,12 @@ def test_that_it_is_to_be_cancelled_is_left_to_the_next_driver(store: Store, alp
     store.ask(alpha, "cancelled", workers=3)
     store.release(lease)
     lease = store.acquire(alpha, "next", 60)
-    assert (store.control(alpha).wanted, store.control(alpha).workers) == ("cancelled", None)
+    assert (store.control(alpha).desired_state, store.control(alpha).workers) == ("cancelled", None)
     # It came to its end before it was heard.
     store.set_status(lease, "finished")
     store.release(lease)
     store.acquire(alpha, "last", 60)
-    assert store.control(alpha).wanted == "running"
+    assert store.control(alpha).desired_state == "running"
 
 
 def test_of_many_that_ask_at_once_one_gets_it(store: Store, alpha: str) -> None:
@@ -171,7 +166,7 @@ def test_of_two_that_think_they_have_it_one_writes(store: Store, alpha: str) -> 
 
 
 def test_what_a_driver_could_use_is_known_while_it_drives(store: Store, alpha: str) -> None:
-    claim = Claim("cluster", 1, 8, 2.0, 0.5)
+    claim = ResourceRequest("cluster", 1, 8, 2.0, 0.5)
     lease = store.acquire(alpha, "driver", 60, priority=3)
     assert store.running()[alpha].claim is None and store.control(alpha).priority == 3
     store.renew(lease, 60, claim=claim)
@@ -196,9 +191,7 @@ def test_which_searches_are_run_and_by_whom(store: Store, alpha: str) -> None:
     store.release(Lease("id-gamma", "driver of gamma", 1))
     assert set(store.controls()) == {alpha, "id-beta", "id-gamma", "id-delta"}
     assert store.running() == {key: store.control(key) for key in (alpha, "id-beta")}
-
-    def dead(owner: str) -> bool:
-        return owner == "driver of beta"
-
-    assert store.running(dead) == {alpha: store.control(alpha)}
-    assert {key for key, control in store.controls(dead).items() if control.alive} == {alpha}
+    store.release(Lease("id-beta", "driver of beta", 1))
+    store.acquire("id-beta", gone_owner(), 60)
+    assert store.running() == {alpha: store.control(alpha)}
+    assert {key for key, control in store.controls().items() if control.alive} == {alpha}

@@ -17,7 +17,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import text
-from store_samples import individual, search, split
+from store_samples import gone_owner, individual, search, split
 from waiting import PATIENT_S
 
 from moevolve.store import schema
@@ -48,28 +48,17 @@ def test_a_store_at_head_is_not_migrated(url: str, monkeypatch: pytest.MonkeyPat
         assert store.search("alpha").name == "alpha" and not store.is_new
 
 
-@pytest.fixture
-def older(url: str) -> str:
-    """URL of a store of the revision before the newest, with one search."""
+def test_an_older_store_is_upgraded_only_if_asked(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with Store.open(url) as store:
         store.create_search(search(), [split()])
-        with transaction(store._engine, write=True) as connection:
-            schema.command.downgrade(schema.alembic_config(connection), "moevolve_v1")
-    return url
-
-
-def test_an_older_store_is_upgraded_only_if_asked(older: str) -> None:
-    before = contents(older)
+    newest, before = schema.newest_revision(), contents(url)
+    assert schema.upgrade(url) == Upgrade(newest, newest)
+    monkeypatch.setattr(schema, "newest_revision", lambda: "moevolve_v99")
     for opened in (Store.open, partial(Store.open, create=False), StoreReader.open):
-        with pytest.raises(StoreError, match=r"schema moevolve_v1, older .* `moevolve db upgrade --store ") as caught:
-            opened(older)
+        with pytest.raises(StoreError, match=rf"schema {newest}, older .* `moevolve db upgrade --store ") as caught:
+            opened(url)
         assert re.search(r"--store '?(sqlite|postgresql)://", str(caught.value)) and "\n" not in str(caught.value)
-        assert contents(older) == before
-    newest = schema.newest_revision()
-    assert schema.upgrade(older, lambda _: False) == Upgrade("moevolve_v1", newest)
-    assert schema.upgrade(older, lambda _: False) == Upgrade(newest, newest)
-    with Store.open(older, create=False) as store:
-        assert store.acquire("id-alpha", "driver", 60).epoch == 1
+        assert contents(url) == before
 
 
 def test_no_store_is_upgraded_that_is_used(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,14 +66,16 @@ def test_no_store_is_upgraded_that_is_used(url: str, monkeypatch: pytest.MonkeyP
         for name in ("alpha", "beta", "gamma"):
             store.create_search(search(name), [split()])
         leases = [store.acquire(f"id-{name}", f"driver of {name}", 60) for name in ("alpha", "beta")]
+        store.acquire("id-gamma", gone_owner(), 60)
         monkeypatch.setattr(schema, "newest_revision", lambda: "moevolve_v99")
         ran: list[str] = []
         monkeypatch.setattr(schema.command, "upgrade", lambda _, revision: ran.append(revision))
         with pytest.raises(LeaseHeldError, match=r"\(alpha by driver of alpha, beta by driver of beta\): stop them"):
-            schema.upgrade(url, lambda _: False)
+            schema.upgrade(url)
         assert not ran
-        store.release(leases[0])
-        schema.upgrade(url, lambda owner: owner == "driver of beta")
+        for lease in leases:
+            store.release(lease)
+        schema.upgrade(url)
         assert ran == ["moevolve_v99"]
 
 
@@ -92,9 +83,9 @@ def test_what_is_no_store_is_not_upgraded(url: str, tmp_path: Path) -> None:
     if url.startswith("sqlite"):
         Path(url.removeprefix("sqlite:///")).touch()
     with pytest.raises(StoreError, match="an empty database"):
-        schema.upgrade(url, lambda _: False)
+        schema.upgrade(url)
     with pytest.raises(StoreError, match="there is no store"):
-        schema.upgrade(f"sqlite:///{tmp_path / 'none.db'}", lambda _: False)
+        schema.upgrade(f"sqlite:///{tmp_path / 'none.db'}")
 
 
 def test_an_unknown_revision_is_refused_untouched(url: str) -> None:

@@ -166,11 +166,11 @@ def test_a_locked_file_is_waited_for_as_long_as_is_said(file: Path) -> None:
             time.sleep(1.2)
             assert not done.done()
         done.result(30)
-        store.patience_s = 600
+        store.retry_timeout_s = 600
         with locked(file):
             done = thread.submit(store.record, "id-alpha", [individual(1)])
             time.sleep(0.2)
-            store.patience_s = 0.5
+            store.retry_timeout_s = 0.5
             with pytest.raises(StoreError, match=r"store\.db: database is locked: another process writes to it for"):
                 done.result(30)
         assert len(store.history("id-alpha")) == 1
@@ -178,7 +178,7 @@ def test_a_locked_file_is_waited_for_as_long_as_is_said(file: Path) -> None:
 
 def test_ctrl_c_is_heard_while_a_file_is_locked(file: Path) -> None:
     with Store.open(f"sqlite:///{file}") as store:
-        store.patience_s = 600
+        store.retry_timeout_s = 600
         main = threading.main_thread().ident
         assert main is not None
         press = threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT))

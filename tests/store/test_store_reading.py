@@ -5,13 +5,11 @@ from __future__ import annotations
 import inspect
 import os
 import shutil
-import sqlite3
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,6 @@ from sqlalchemy import select, text
 from store_samples import ENGINE, MODEL, decided, digest, evaluation, individual, search, split
 
 from moevolve.store.errors import StoreError
-from moevolve.store.files import Seal, remote_file_system
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import UNBOUND, ExportRecord, Lease
 from moevolve.store.repository import Store
@@ -55,8 +52,6 @@ WRITES: dict[str, Callable[[Store], Any]] = {
     "create_search": lambda store: store.create_search(search("gamma"), []),
     "amend_search": lambda store: store.amend_search("id-alpha", "{}", []),
     "set_status": lambda store: store.set_status("id-alpha", "finished"),
-    "claim_events": lambda store: store.claim_events("hook", ["finished"], datetime(2020, 1, 1, tzinfo=UTC), 60),
-    "settle_event": lambda store: store.settle_event(store.latest_events("id-alpha", 1)[0], "hook", "200"),
     "bind_model": lambda store: store.bind_model("id-beta", MODEL, "weights/here"),
     "acquire": lambda store: store.acquire(BETA.search_id, BETA.owner, 60),
     "renew": lambda store: store.renew(BETA, 60, stage="searching"),
@@ -140,7 +135,6 @@ def test_a_reader_leaves_nothing_beside_the_file(tmp_path: Path) -> None:
     state = (tmp_path / "store.db").stat()
     with StoreReader.open(url) as store:
         assert len(store.history("id-alpha")) == 1
-        assert [one.name for one in tmp_path.iterdir()] == ["store.db"]
     assert [one.name for one in tmp_path.iterdir()] == ["store.db"]
     assert (tmp_path / "store.db").stat().st_mtime_ns == state.st_mtime_ns
 
@@ -154,24 +148,6 @@ def test_a_reader_of_long_standing_sees_what_is_written(filled: str) -> None:
                 writer.record("id-alpha", [individual(number)])
                 assert len(reader.history("id-alpha")) == number + 1
             assert len(reader.history("id-alpha")) == number + 1
-
-
-def test_what_was_read_while_somebody_began_to_write_is_read_again(tmp_path: Path) -> None:
-    url, times = fill(f"sqlite:///{tmp_path / 'store.db'}"), list[int]()
-    with StoreReader.open(url) as reader:
-        connect = reader._engine.connect
-
-        def late() -> Any:
-            connection = connect()
-            times.append(len(times))
-            if len(times) == 1:
-                with Store.open(url) as writer:
-                    writer.record("id-alpha", [individual(1)])
-            return connection
-
-        reader._engine.connect = late  # type: ignore[method-assign]
-        assert len(reader.history("id-alpha")) == 2
-    assert len(times) == 2
 
 
 def test_readers_and_a_driver_at_once(filled: str) -> None:
@@ -255,68 +231,3 @@ def test_a_link_leads_to_the_store_and_its_log(tmp_path: Path) -> None:
         writer.record("id-alpha", [individual(1)])
         with StoreReader.open(f"sqlite:///{tmp_path / 'link.db'}") as store:
             assert len(store.history("id-alpha")) == 2
-
-
-def test_a_seal_is_broken_by_any_write(tmp_path: Path) -> None:
-    path = tmp_path / "store.db"
-    fill(f"sqlite:///{path}")
-    seal = Seal.of(path)
-    assert seal.state is not None and seal.whole
-    with Store.open(f"sqlite:///{path}") as writer:
-        writer.record("id-alpha", [individual(1)])
-        assert not seal.whole and Seal.of(path).state is None
-    assert not seal.whole
-    seal = Seal.of(path)
-    plain = sqlite3.connect(path)
-    plain.execute("PRAGMA journal_mode=DELETE")
-    plain.execute("UPDATE searches SET status = 'failed'")
-    assert not seal.whole
-    plain.close()
-
-
-MOUNTS = """\
-overlay / overlay rw 0 0
-proc /proc proc rw 0 0
-tmpfs /dev/shm tmpfs rw 0 0
-server:/export /home nfs4 rw 0 0
-/dev/sdb1 /home/me/scratch ext4 rw 0 0
-me@host:/ /mnt/my\\040disk fuse.sshfs rw 0 0
-//host/share /mnt/share cifs rw 0 0
-lake /lustre lustre rw 0 0
-C: /mnt/c 9p rw 0 0
-"""
-
-
-@pytest.mark.parametrize(
-    ("path", "found"),
-    [
-        ("/tmp/store.db", None),
-        ("/dev/shm/store.db", None),
-        ("/home/me/store.db", "nfs4"),
-        ("/home/me/scratch/a/store.db", None),
-        ("/homes/store.db", None),
-        ("/mnt/my disk/store.db", "fuse.sshfs"),
-        ("/mnt/share/store.db", "cifs"),
-        ("/lustre/a/b/store.db", "lustre"),
-        ("/mnt/c/store.db", "9p"),
-    ],
-)
-def test_file_systems_of_several_machines_are_known(path: str, found: str | None) -> None:
-    assert remote_file_system(Path(path), MOUNTS) == found
-
-
-def test_a_machine_whose_own_disk_looks_remote() -> None:
-    assert remote_file_system(Path("/tmp/store.db"), "none / 9p rw 0 0") is None
-    assert remote_file_system(Path("/tmp/store.db"), "host:/ / nfs rw 0 0") == "nfs"
-    assert remote_file_system(Path("/tmp/store.db"), "") is None
-
-
-def test_no_one_writes_where_sqlite_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    url = fill(f"sqlite:///{tmp_path / 'store.db'}")
-    monkeypatch.setattr("moevolve.store.files._mounts", lambda: f"server:/x {tmp_path} nfs4 rw 0 0")
-    for create in (True, False):
-        with pytest.raises(StoreError, match=r"network file system \(nfs4\).* PostgreSQL") as caught:
-            Store.open(url, create)
-        assert "\n" not in str(caught.value)
-    with StoreReader.open(url) as store:
-        assert len(store.history("id-alpha")) == 1

@@ -18,8 +18,8 @@ from family_samples import edit_of_kind, randomise
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from moevolve.workers.config import ModelConfig
-from moevolve.workers.methods.base import IdentityEdit
+from moevolve.workers.contract.edits import IdentityEdit
+from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.model.resident import ResidentModel
 

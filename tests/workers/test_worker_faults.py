@@ -16,10 +16,10 @@ from moevolve.evaluators.fitness.engine import Engine
 from moevolve.evaluators.fitness.rank import Rank
 from moevolve.evaluators.fitness.registry import FITNESSES
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
-from moevolve.workers.config import EngineConfig, ModelConfig
-from moevolve.workers.messages import EvaluationReply, EvaluationRequest
+from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, WorkerFault
+from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.methods.eep.edit import EepEdit
-from moevolve.workers.worker import EvaluationWorker, WorkerFault
+from moevolve.workers.worker import EvaluationWorker
 
 A = PreparedSplit(
     "a", "search", "rank", "accuracy", Matching(), 1, " ", (Example("which is larger :", ("fox",), ("fox", "dog")),)

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.engine.columns import Columns, Layout, common_start, lay_out
-from moevolve.workers.methods.base import Tokens
 
 Groups = tuple[tuple[Tokens, ...], ...]
 """Per example, the sequences that have to run for it, in one pass."""

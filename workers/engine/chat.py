@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jinja2
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.config import PACKAGED_TEMPLATES, EngineConfig
+from moevolve.workers.contract.settings import PACKAGED_TEMPLATES, EngineConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

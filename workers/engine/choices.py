@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.engine.batches import Batch
 from moevolve.workers.engine.forward import Forward, sums_by_owner, token_logprobs
-from moevolve.workers.methods.base import Tokens
 
 Scored = tuple[NDArray[np.float64], NDArray[np.bool_]]
 """Summed log-probabilities of continuations (nats), and whether greedy decoding would have made each."""

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from moevolve.workers.methods.base import Tokens
+from moevolve.workers.contract.edits import Tokens
 
 Layout = Literal["packed", "unshared", "padded"]
 """How sequences lie: as a tree in one row; in one row, one after the other; or one per row, padded on the right."""

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from moevolve.evaluators.fitness.engine import Decided
+from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.engine.columns import pad_left
 from moevolve.workers.engine.forward import Forward
-from moevolve.workers.methods.base import Tokens
 
 if TYPE_CHECKING:
     from transformers import DynamicCache

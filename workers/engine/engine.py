@@ -17,14 +17,14 @@ from moevolve.evaluators.fitness.registry import FITNESSES
 from moevolve.evaluators.harness.files import harness_version
 from moevolve.evaluators.matching.base import cut
 from moevolve.evaluators.types import PreparedSplit
-from moevolve.workers.config import ALL_SHORTCUTS, EngineConfig, Shortcuts
+from moevolve.workers.contract.edits import Tokens
+from moevolve.workers.contract.settings import ALL_SHORTCUTS, EngineConfig, Shortcuts
 from moevolve.workers.engine.batches import Batch
 from moevolve.workers.engine.choices import ChoiceScorer, Scored, means
 from moevolve.workers.engine.decoding import Answers, decode, decoded_together, draft_lengths
 from moevolve.workers.engine.forward import Forward, sums_by_owner, token_logprobs
 from moevolve.workers.engine.products import use_products
 from moevolve.workers.engine.reuse import LayerReuse
-from moevolve.workers.engine.runtime import WORKER_ENV, configure_runtime
 from moevolve.workers.engine.texts import Span, TextScorer, compared_spans, whole_texts
 from moevolve.workers.engine.tokenizing import (
     TokenizedSplit,
@@ -32,14 +32,11 @@ from moevolve.workers.engine.tokenizing import (
     missing_bos,
     tokenize_split,
 )
-from moevolve.workers.methods.base import Tokens
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
     from moevolve.workers.engine.harness import HarnessRun
-
-__all__ = ["WORKER_ENV", "GenerationEngine", "configure_runtime"]
 
 _TEXTS = 1 << 17
 """Decoded answers remembered before starting over."""
@@ -75,7 +72,7 @@ class GenerationEngine:
             reuse: keeps hidden states from one candidate to the next (`moevolve.workers.engine.reuse`); the model's
                 layers must be what its keys say.
         """
-        use_products(model, config.products)
+        use_products(model, config.matmul_backend)
         self._forward = Forward(model, config.batch_tokens, shortcuts.lean, reuse, shortcuts.prefixes)
         self._scorer = TextScorer(self._forward)
         self.tokenizer = tokenizer

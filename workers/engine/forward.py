@@ -21,7 +21,7 @@ from moevolve.workers.engine.columns import Attention, Columns, Layout, Masks
 from moevolve.workers.engine.lean import lean_blocks
 from moevolve.workers.engine.packed_attention import Step, packed, packs
 from moevolve.workers.engine.reuse import LayerReuse
-from moevolve.workers.families.decoder import decoder_layers, passed_over
+from moevolve.workers.families.decoder import decoder_layers, skipped
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -164,7 +164,7 @@ class Forward:
         filled = [bool(getattr(layer, "is_initialized", False)) for layer in cache.layers]
         missing = filled.index(True)
         if missing:
-            with passed_over(decoder_layers(self._model)[missing:]):
+            with skipped(decoder_layers(self._model)[missing:]):
                 self._run(replace(self._pass_over(columns, [0], cache), recurs=False))
 
     def rows_of(self, cache: DynamicCache, paths: ArrayLike) -> DynamicCache:

@@ -13,10 +13,10 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.fitness.engine import Decided, Generation
 from moevolve.evaluators.harness.judge import HarnessJudge
 from moevolve.evaluators.types import PreparedSplit
-from moevolve.workers.config import EngineConfig
+from moevolve.workers.contract.edits import Tokens
+from moevolve.workers.contract.settings import EngineConfig
 from moevolve.workers.engine.choices import Scored
 from moevolve.workers.engine.tokenizing import encode_text, truncate
-from moevolve.workers.methods.base import Tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

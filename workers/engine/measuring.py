@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
-from moevolve.workers.engine.engine import GenerationEngine
-from moevolve.workers.methods.base import (
+from moevolve.workers.contract.edits import (
     Calibration,
     CalibrationRecipe,
     CombinedRecipe,
@@ -26,9 +25,10 @@ from moevolve.workers.methods.base import (
     Tokens,
     underlying,
 )
-from moevolve.workers.methods.contract import RoutingReader, UsageReaders
+from moevolve.workers.contract.methods import RoutingReader, UsageReaders
+from moevolve.workers.contract.usage import WORDS, RoutedLayer, Usage
+from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.methods.registry import calibrator_of, method_of, routing_reader
-from moevolve.workers.methods.usage import WORDS, RoutedLayer, Usage
 from moevolve.workers.model.resident import ResidentModel
 
 _LAYER = re.compile(r"layers\.(\d+)\.")
@@ -89,7 +89,7 @@ def _in_turn(groups: Sequence[Sequence[Tokens]], limit: int) -> list[tuple[int, 
 def analyse_usage(
     resident: ResidentModel, edit: Edit, sequences: Sequence[Tokens], name: Callable[[int], str] = str
 ) -> Usage:
-    """Run token sequences, each by itself, through a model with `edit` and count what its routers choose.
+    """Run token sequences through a model with `edit` and count what its routers choose.
 
     Args:
         resident: with any edit or none; it is unedited afterwards.
@@ -107,9 +107,9 @@ def analyse_usage(
     with resident.edited(edit), ExitStack() as stack:
         decoder = resident.model.get_decoder()
         counters = _watch(decoder, stack, words)
-        for tokens in sequences:
-            words.show(tokens)
-            resident.run(tokens)
+        for row in resident.rows(sequences):
+            words.show(row)
+            resident.run(row)
         counted = [counter.counted() for counter in counters]
         # Nothing is to be said of a model without an edit but what was counted.
         base = underlying(edit)
@@ -137,11 +137,11 @@ def _counting(counter: _Counter, reader: RoutingReader) -> Callable[[nn.Module, 
 
 
 class _Words:
-    """The most frequent tokens of all sequences, and which of them stand where in the sequence that is run.
+    """The most frequent tokens of all sequences, and which of them stand where in the row that is run.
 
     Attributes:
         ids: of these tokens, the most frequent first (ties: the smaller id).
-        places: of the sequence's tokens among them, int64 [tokens]; their number for any other token.
+        places: of the row's tokens among them, int64 [tokens]; their number for any other token.
     """
 
     def __init__(self, sequences: Sequence[Tokens]) -> None:
@@ -150,9 +150,9 @@ class _Words:
         self._place = {token: place for place, token in enumerate(self.ids)}
         self.places = torch.empty(0, dtype=torch.int64)
 
-    def show(self, tokens: Tokens) -> None:
-        """This sequence is run next."""
-        self.places = torch.tensor([self._place.get(token, len(self.ids)) for token in tokens])
+    def show(self, row: Sequence[Tokens]) -> None:
+        """This row of sequences is run next."""
+        self.places = torch.tensor([self._place.get(token, len(self.ids)) for tokens in row for token in tokens])
 
 
 class _Counter:

@@ -144,8 +144,10 @@ def _attend(
         """Tokens from one place to another: [n, heads, asking, width] to [n, asking, heads, width]."""
         window = settings.get("sliding_window")
         mask = attention.masks.of(first, end, window, query.dtype if kind == "eager" else None, asking.device)
-        count = 1 if alone else len(asking)
-        rows = zip(*(states.split(count) for states in (asking, keys, values)), strict=True)
+        if not alone:
+            made: Tensor = inner(module, asking, keys, values, mask, **settings)[0]
+            return made
+        rows = zip(*(states.split(1) for states in (asking, keys, values)), strict=True)
         return torch.cat([inner(module, *row, mask, **settings)[0] for row in rows])
 
     queries, keys, values = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
@@ -162,13 +164,12 @@ def _between(attention: Attention, block: Block, query: Tensor, key: Tensor, val
             _gather(states, places, part)
             for states, places in ((query, part.queries), (key, part.keys), (value, part.keys))
         )
-        made = [
-            block(first, end, asking[:, :, first - part.start : end - part.start], keys[:, :, :end], values[:, :, :end])
-            for first, end in part.blocks
-        ]
-        output = torch.cat(made, dim=1)
-        outputs.append(output.reshape(len(query), -1, *output.shape[2:]))
-    joined = torch.cat(outputs, dim=1)
+        output = query.new_empty(len(asking), part.length - part.start, query.shape[2], value.shape[3])
+        for first, end in part.blocks:
+            place = slice(first - part.start, end - part.start)
+            output[:, place] = block(first, end, asking[:, :, place], keys[:, :, :end], values[:, :, :end])
+        outputs.append(output.view(len(query), -1, *output.shape[2:]))
+    joined = torch.cat(outputs, dim=1) if len(outputs) > 1 else outputs[0]
     return joined.index_select(1, attention.found.to(joined.device))
 
 

@@ -19,13 +19,13 @@ from torch.overrides import TorchFunctionMode
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels import products as kernel
-from moevolve.workers.config import Products
+from moevolve.workers.contract.settings import MatmulBackend
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def use_products(model: PreTrainedModel, products: Products) -> None:
+def use_products(model: PreTrainedModel, products: MatmulBackend) -> None:
     """Let what a model computes on a CPU not depend on which rows share a product; modules elsewhere stay as they are.
 
     A module's parameters may be exchanged later, and hooks see what they saw before.
@@ -38,10 +38,10 @@ def use_products(model: PreTrainedModel, products: Products) -> None:
     Raises:
         UserError: oneDNN is asked for and torch was built without it.
     """
-    if products not in get_args(Products):
-        raise UserError(f"engine.products is {products!r}; use {', '.join(get_args(Products))}")
+    if products not in get_args(MatmulBackend):
+        raise UserError(f"engine.matmul_backend is {products!r}; use {', '.join(get_args(MatmulBackend))}")
     if products == "onednn" and not kernel.onednn_available():
-        raise UserError("engine.products: this build of torch has no oneDNN; use torch or auto")
+        raise UserError("engine.matmul_backend: this build of torch has no oneDNN; use torch or auto")
     wanted = takes_onednn(products)
     for module in model.modules():
         if isinstance(module.__dict__.get("forward"), _Exchanged):
@@ -58,7 +58,7 @@ def use_products(model: PreTrainedModel, products: Products) -> None:
             module.forward = _Exchanged(_caught, module)
 
 
-def takes_onednn(products: Products) -> bool:
+def takes_onednn(products: MatmulBackend) -> bool:
     """Whether float32 products on this machine's CPU go through oneDNN."""
     return products == "onednn" or (products == "auto" and kernel.onednn_preferred())
 
@@ -66,18 +66,24 @@ def takes_onednn(products: Products) -> bool:
 _ACTIVATIONS = ("torch.nn.modules.activation", "transformers.activations")
 
 
+_uncaught = torch._C.DisableTorchFunction  # noqa: SLF001 - torch has no public name for it
+"""Runs what follows by itself, within modules around it whose own products are caught; catching takes microseconds."""
+
+
 class _Exchanged(partial[Any]):
     """What runs in the place of a module's own `forward`."""
 
 
 def _linear(module: nn.Linear, by_onednn: bool, inputs: Tensor) -> Tensor:
-    return kernel.linear(inputs, module.weight, module.bias, by_onednn=by_onednn)
+    with _uncaught():
+        return kernel.linear(inputs, module.weight, module.bias, by_onednn=by_onednn)
 
 
 def _experts(module: Any, by_onednn: bool, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """What `transformers` calls experts with: [tokens, hidden], and [tokens, k] chosen experts and their weights."""
     matrices = (module.gate_up_proj, module.down_proj)
-    return kernel.experts(hidden, top_k_index, top_k_weights, *matrices, module.act_fn, by_onednn=by_onednn)
+    with _uncaught():
+        return kernel.experts(hidden, top_k_index, top_k_weights, *matrices, module.act_fn, by_onednn=by_onednn)
 
 
 def _caught(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from moevolve.workers.engine.layer_states import LayerStates
-from moevolve.workers.families.decoder import decoder_layers, passed_over
+from moevolve.workers.families.decoder import decoder_layers, skipped
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -72,7 +72,7 @@ class LayerReuse:
         self.work += ids.numel() * len(self._layers)
         self.spared += ids.numel() * first
         with ExitStack() as stack:
-            stack.enter_context(passed_over(self._layers[:first], state))
+            stack.enter_context(skipped(self._layers[:first], state))
             for layer, name in self._borders.items():
                 if layer > first:
                     stack.enter_context(self._keeping(layer, name, place))

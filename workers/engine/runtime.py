@@ -1,27 +1,10 @@
-"""Process-wide settings of a worker: threads, and an allocator that keeps what it freed."""
+"""The number of threads of a worker's process."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from types import MappingProxyType
 
 import torch
 
 from moevolve.evaluators.errors import UserError
-
-WORKER_ENV: Mapping[str, str] = MappingProxyType(
-    {
-        "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
-        "MALLOC_MMAP_THRESHOLD_": str(1 << 32),
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-)
-"""Environment of a worker process; read when it starts, so it must be set by whoever starts it.
-
-A forward pass allocates and frees the same activations again and again. glibc by default gives large blocks back to
-the kernel at once, and every following pass pays for page faults and zeroing. With both thresholds out of reach freed
-memory stays with the process. Other C libraries ignore the variables. Threads are set by `configure_runtime`.
-"""
 
 
 def configure_runtime(threads: int) -> None:

@@ -12,9 +12,9 @@ from torch import Tensor
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.kernels.products import logsumexp, row_sums
+from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.engine.forward import Forward, sums_by_owner
 from moevolve.workers.engine.tokenizing import TokenizedSplit
-from moevolve.workers.methods.base import Tokens
 
 _CHUNK = 1 << 24
 """Logits computed at once. Over a vocabulary of 150,000 that is 100 positions, 64 MB in float32: enough for the output

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
-from moevolve.workers.config import EngineConfig
+from moevolve.workers.contract.edits import Tokens
+from moevolve.workers.contract.settings import EngineConfig
 from moevolve.workers.engine.chat import chat_template
-from moevolve.workers.methods.base import Tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -17,17 +17,17 @@ import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.config import ModelConfig
-from moevolve.workers.export.card import CardFacts, CheckpointForm, ExportCard, ExportError, ExportReport
-from moevolve.workers.export.native import render
-from moevolve.workers.export.shards import ShardWriter
-from moevolve.workers.export.state import SavedNames, frame_state, layers_prefix
+from moevolve.workers.checkpoints.loading import load_tokenizer
+from moevolve.workers.checkpoints.native import render
+from moevolve.workers.checkpoints.shards import ShardWriter
+from moevolve.workers.checkpoints.state import SavedNames, frame_state, layers_prefix
+from moevolve.workers.contract.card import CardFacts, CheckpointForm, ExportCard, ExportError, ExportReport
+from moevolve.workers.contract.edits import Edit, underlying
+from moevolve.workers.contract.methods import Blueprint, Exporter
+from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.verify import VerificationError, passages, verify
 from moevolve.workers.families.decoder import decoder_layers
-from moevolve.workers.methods.base import Edit, underlying
-from moevolve.workers.methods.contract import Blueprint, Exporter
 from moevolve.workers.methods.registry import exporter_of
-from moevolve.workers.model.loading import load_tokenizer
 from moevolve.workers.model.resident import ResidentModel
 
 if TYPE_CHECKING:

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moevolve.workers.export.card import Agreement, CheckpointForm, Disagreement
-from moevolve.workers.export.native import NATIVE_PREFIX, import_native
-from moevolve.workers.export.shards import ShardReader, checksum
-from moevolve.workers.export.state import SavedNames, empty_model, frame_state, layers_prefix
+from moevolve.workers.checkpoints.loading import attention, experts_arguments
+from moevolve.workers.checkpoints.native import NATIVE_PREFIX, import_native
+from moevolve.workers.checkpoints.shards import ShardReader, checksum
+from moevolve.workers.checkpoints.state import SavedNames, empty_model, frame_state, layers_prefix
+from moevolve.workers.contract.card import Agreement, CheckpointForm, Disagreement
 from moevolve.workers.families.decoder import decoder_layers
-from moevolve.workers.model.loading import attention, experts_arguments
 from moevolve.workers.model.resident import ResidentModel
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}

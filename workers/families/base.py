@@ -23,9 +23,6 @@ MakesRule = Callable[["nn.Module", "PretrainedConfig"], RoutingRule]
 Resizes = Callable[["PretrainedConfig", RoutingRule, int], None]
 """Changes what else of a config depends on the number of experts: the config, its model's rule, active experts k."""
 
-EXPERT_TENSORS = ("gate_up_proj", "down_proj")
-"""The fused expert parameters of families without biases: [n, 2I, H] and [n, H, I]."""
-
 CORRECTION_BIAS = "e_score_correction_bias"
 """Name of the buffer [n], float32, that some routers add to their scores for choosing only."""
 
@@ -43,11 +40,13 @@ class Family:
         model_type: `model_type` of its config.
         title: what people call it.
         sdpa: whether `transformers` has its attention as sdpa; `eager` is taken in its place otherwise.
+        packs: whether its model keeps sequences of one row apart by their position ids, which begin anew at each.
     """
 
     model_type: str
     title: str
     sdpa: bool = field(default=True, kw_only=True)
+    packs: bool = field(default=True, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ class ExpertFamily(Family):
         experts_field: where its config counts the experts.
         width_field: where it counts an expert's neurons.
         router: name of the router in a MoE block.
-        tensors: names of the fused expert parameters.
+        tensors: names of the fused expert parameters; of families without biases [n, 2I, H] and [n, H, I].
         float32_router: whether logits are computed in float32 whatever the router's dtype.
         also_resize: for a config that says more of its experts than `experts_field` and `num_experts_per_tok`.
     """
@@ -71,7 +70,7 @@ class ExpertFamily(Family):
     experts_field: str = "num_experts"
     width_field: str = "moe_intermediate_size"
     router: str = "gate"
-    tensors: tuple[str, ...] = EXPERT_TENSORS
+    tensors: tuple[str, ...] = ("gate_up_proj", "down_proj")
     float32_router: bool = False
     also_resize: Resizes | None = None
 

@@ -20,7 +20,7 @@ def decoder_layers(model: PreTrainedModel) -> tuple[nn.Module, ...]:
 
 
 @contextmanager
-def passed_over(layers: Sequence[nn.Module], state: Tensor | None = None) -> Iterator[None]:
+def skipped(layers: Sequence[nn.Module], state: Tensor | None = None) -> Iterator[None]:
     """For the length of a `with` block, let layers hand on what they are given instead of running.
 
     Args:

@@ -34,5 +34,6 @@ GPT_OSS = ExpertFamily(
     router="router",
     tensors=TENSORS,
     sdpa=False,
+    packs=False,  # its masks are made without the position ids
     also_resize=_also_resize,
 )

@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.methods.base import CalibrationRecipe, Edit, IdentityEdit, underlying
-from moevolve.workers.methods.contract import Calibrator, Exporter, Method, ModuleUse, RoutingReader
+from moevolve.workers.contract.edits import CalibrationRecipe, Edit, IdentityEdit, underlying
+from moevolve.workers.contract.methods import Calibrator, Exporter, Method, ModuleUse, RoutingReader
 from moevolve.workers.methods.eep.method import EEP
 from moevolve.workers.methods.factorllm.method import FACTORLLM
 from moevolve.workers.methods.nanomoe.method import NANOMOE

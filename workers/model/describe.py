@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.config import ModelConfig
-from moevolve.workers.facts import DenseFacts, LinearFacts, ModelFacts
-from moevolve.workers.model.fingerprint import model_fingerprint
+from moevolve.workers.checkpoints.fingerprint import model_fingerprint
+from moevolve.workers.contract.facts import DenseFacts, LinearFacts, ModelFacts
+from moevolve.workers.contract.settings import ModelConfig
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -40,8 +40,8 @@ def meta_model(config: ModelConfig) -> PreTrainedModel:
     import torch
     from transformers import AutoModelForCausalLM
 
+    from moevolve.workers.checkpoints.loading import DTYPES, dtype_of, load_config, packed_format
     from moevolve.workers.families.registry import family_of
-    from moevolve.workers.model.loading import DTYPES, dtype_of, load_config, packed_format
 
     settings = load_config(config)
     family_of(settings, config.path)
@@ -59,9 +59,9 @@ def describe_config(model: PreTrainedModel, config: ModelConfig) -> ModelFacts:
         model: from `meta_model`.
         config: what it was made from.
     """
+    from moevolve.workers.checkpoints.loading import dtype_of, packed_format
     from moevolve.workers.families.layers import find_linears, find_moe_layers
     from moevolve.workers.families.registry import family_of
-    from moevolve.workers.model.loading import dtype_of, packed_format
 
     settings = model.config
     family = family_of(settings, config.path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from moevolve.workers.config import ModelConfig
+from moevolve.workers.checkpoints.loading import load_model, resolve_device
+from moevolve.workers.contract.edits import ROW_TOKENS, Edit, IdentityEdit, LayeredEdit, Tokens
+from moevolve.workers.contract.methods import Applicator, ExpertsOwner, ModelParts, ReportingApplicator
+from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.families.decoder import decoder_layers
 from moevolve.workers.families.layers import DenseLayer, MoELayer, check_router, find_dense_layers, find_moe_layers
-from moevolve.workers.methods.base import Edit, IdentityEdit, LayeredEdit, Tokens
-from moevolve.workers.methods.contract import Applicator, ExpertsOwner, ModelParts, ReportingApplicator
+from moevolve.workers.families.registry import family_of
 from moevolve.workers.methods.registry import experts_owner, method_of
-from moevolve.workers.model.loading import load_model, resolve_device
-from moevolve.workers.model.sharing import load_shared
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -80,18 +80,17 @@ class ResidentModel:
         self._applied: Edit = IdentityEdit()
 
     @classmethod
-    def load(cls, config: ModelConfig, share: bool = False, beside: int | None = None) -> ResidentModel:
+    def load(cls, config: ModelConfig, beside: int | None = None) -> ResidentModel:
         """Load a checkpoint and make it resident.
 
         Args:
             config: which, and how to hold it.
-            share: have the weights once with other processes of this node that share them; see `load_shared`.
             beside: see `__init__`.
 
         Raises:
             UserError: it can't be loaded or searched; see `load_model` and `find_moe_layers`.
         """
-        model, tokenizer = load_shared(config) if share else load_model(config)
+        model, tokenizer = load_model(config)
         _give_back()
         return cls(model, tokenizer, config, beside)
 
@@ -150,8 +149,7 @@ class ResidentModel:
     def revert(self) -> None:
         """Bring back the unedited model, bit for bit.
 
-        Experts on the host, or rearranged by an alignment, come back when it next runs; `restore` is for whoever wants
-        to look at the weights themselves.
+        Experts on the host come back when it next runs; `original_experts` has them at any time.
         """
         applicator = self._applicators.get(type(self._applied))
         if applicator is not None:
@@ -167,12 +165,6 @@ class ResidentModel:
         """What of that is too long for a table; see `ReportingApplicator`."""
         applicator = self._applicators.get(type(self._applied))
         return applicator.arrays() if isinstance(applicator, ReportingApplicator) else {}
-
-    def restore(self) -> None:
-        """`revert`, and let all original experts lie as they were loaded, now."""
-        self.revert()
-        if self.layers:
-            self._owner.restore()
 
     def original_experts(self, ordinal: int) -> Mapping[str, Tensor]:
         """The experts of a MoE layer as they were loaded, fused, by name, wherever they are kept; not to be changed.
@@ -209,10 +201,24 @@ class ResidentModel:
         finally:
             self.revert()
 
-    def run(self, tokens: Tokens) -> None:
-        """Run one sequence by itself, up to the output layer, for what hooks see of it; call it in inference mode."""
-        decoder = self.model.get_decoder()
-        decoder(input_ids=torch.tensor([tokens], device=self.device), use_cache=False)
+    def rows(self, sequences: Sequence[Tokens]) -> list[tuple[Tokens, ...]]:
+        limit = ROW_TOKENS if family_of(self.model.config, self.config.path).packs else 0
+        rows: list[tuple[Tokens, ...]] = []
+        length = 0
+        for sequence in sequences:
+            if rows and length + len(sequence) <= limit:
+                rows[-1] += (sequence,)
+                length += len(sequence)
+            else:
+                rows.append((sequence,))
+                length = len(sequence)
+        return rows
+
+    def run(self, row: Sequence[Tokens]) -> None:
+        ids = torch.tensor([[token for sequence in row for token in sequence]], device=self.device)
+        # Positions that begin anew are what `transformers` keeps the sequences of a row apart by, without a cache.
+        places = torch.cat([torch.arange(len(sequence), device=self.device) for sequence in row])
+        self.model.get_decoder()(input_ids=ids, position_ids=places.unsqueeze(0), use_cache=False)
 
 
 def _give_back() -> None:

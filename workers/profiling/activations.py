@@ -64,8 +64,7 @@ def dense_width(layer: Any) -> int:
 def network_bytes(hidden: int, dense: int, active: int, neurons: int, size: int) -> int:
     """Most that a layer's network holds of a token, with the streams.
 
-    Of a dense network gates, ups and their product. Of experts, by `grouped_mm`, a row per token and expert: its input
-    all along, and then gates, ups and what is made of them, or outputs as they are, weighted, and back in order.
+    Of a dense network gates, ups and their product; of experts `expert_row_bytes`.
 
     Args:
         hidden: width of the residual stream.
@@ -74,8 +73,16 @@ def network_bytes(hidden: int, dense: int, active: int, neurons: int, size: int)
         neurons: of an expert.
         size: bytes of a value.
     """
-    row = max(hidden + 4 * neurons, 4 * hidden)
-    experts = active * (size * row + _INDEX_BYTES)
+    experts = active * expert_row_bytes(hidden, neurons, size)
     # A shared expert's output waits for that of the others.
     shared = hidden * size if active and dense else 0
     return STREAMS * hidden * size + max(experts + shared, 3 * dense * size)
+
+
+def expert_row_bytes(hidden: int, neurons: int, size: int) -> int:
+    """Most that a layer of experts holds of a token for each expert that it runs, by `grouped_mm`.
+
+    That is a row of inputs all along, and then gates, ups and what is made of them, or outputs as they are, weighted,
+    and back in order. Arguments are those of `network_bytes`.
+    """
+    return size * max(hidden + 4 * neurons, 4 * hidden) + _INDEX_BYTES

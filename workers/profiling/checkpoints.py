@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 
 from moevolve.evaluators.errors import CandidateError, UserError
-from moevolve.workers.config import ModelConfig
-from moevolve.workers.export.card import ExportCard
+from moevolve.workers.checkpoints.loading import load_config
+from moevolve.workers.checkpoints.native import NATIVE_PREFIX
+from moevolve.workers.contract.card import ExportCard
+from moevolve.workers.contract.edits import Edit
+from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
-from moevolve.workers.export.native import NATIVE_PREFIX
 from moevolve.workers.families.registry import FAMILIES, family_of
-from moevolve.workers.methods.base import Edit
-from moevolve.workers.model.loading import load_config
 from moevolve.workers.model.resident import ResidentModel
 from moevolve.workers.profiling.messages import ProfiledModel
 

@@ -8,7 +8,7 @@ The rule for operations, a multiply and an add counting two:
 
 It is the work that the model's code does. A mask that is applied to a finished product saves nothing: the product
 counts whole, in operations and in parameters used. Modules of the code that native checkpoints bring are counted by the
-methods that they are of (`moevolve.workers.methods.contract.Method.module_uses`).
+methods that they are of (`moevolve.workers.contract.methods.Method.module_uses`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.methods.contract import ModuleUse
+from moevolve.workers.contract.methods import ModuleUse
 from moevolve.workers.methods.registry import module_use
 
 if TYPE_CHECKING:

@@ -1,16 +1,12 @@
-"""What a profile is asked for and finds, and the messages between the profiler and its processes.
-
-Messages are frozen dataclasses of plain values; on the wire each is one line of JSON that names its class.
-"""
+"""What a profile is asked for and finds: what the profiler and its processes send each other, as frozen dataclasses."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Literal
 
-from moevolve.workers.config import Device
-from moevolve.workers.methods.base import Tokens
+from moevolve.workers.contract.edits import Tokens
+from moevolve.workers.contract.settings import Device
 
 LoadedDtype = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -160,35 +156,3 @@ class MeasureReply:
     prefill_seconds: float
     decode_seconds: float
     peak_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class FailureReply:
-    """The request can't be met, for a reason that the user can do something about."""
-
-    reason: str
-
-
-Message = LoadRequest | LoadReply | MeasureRequest | MeasureReply | FailureReply
-_KINDS = {kind.__name__: kind for kind in (LoadRequest, LoadReply, MeasureRequest, MeasureReply, FailureReply)}
-
-
-def to_line(message: Message) -> str:
-    """One line of JSON."""
-    return json.dumps({"message": type(message).__name__, **asdict(message)}) + "\n"
-
-
-def from_line(line: str) -> Message:
-    """Inverse of `to_line`.
-
-    Raises:
-        ValueError: the line is no message.
-    """
-    try:
-        values = json.loads(line)
-        kind = _KINDS[values.pop("message")]
-        if "prompts" in values:
-            values["prompts"] = tuple(map(tuple, values["prompts"]))
-        return kind(**values)
-    except (AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ValueError(f"no message of the profiler: {line[:80]!r}") from error

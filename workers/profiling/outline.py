@@ -1,6 +1,6 @@
-"""What a model would take and do, from its config alone: bytes, and operations per position, part by part.
+"""What a model would take, from its config alone: bytes, and FLOPs per token, part by part.
 
-Operations are counted as `moevolve.workers.profiling.costs` counts them, on the model without weights.
+FLOPs are counted as `moevolve.workers.profiling.costs` counts them, on the model without weights.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from moevolve.workers.config import ModelConfig
+from moevolve.workers.contract.facts import ModelFacts
+from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.engine.columns import Layout
-from moevolve.workers.facts import ModelFacts
 
 if TYPE_CHECKING:
     from torch import nn
@@ -19,20 +19,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LayerOutline:
-    """Operations of one decoder layer per position, a multiply and an add counting two.
+    """FLOPs of one decoder layer per token, a multiply and an add counting two.
 
     Attention between positions is left out.
 
     Attributes:
-        outside: in what runs on every position, padding too: attention's projections, and networks that lie in the
-            layer itself.
-        block: in the position-wise block `mlp`, without router and routed experts.
+        dense: in everything but the router and the routed experts.
         router: in a router over all experts; 0 without one.
         expert: in one routed expert; 0 without any.
     """
 
-    outside: int
-    block: int
+    dense: int
     router: int
     expert: int
 
@@ -44,8 +41,7 @@ class ModelOutline:
     Attributes:
         facts: the model; its fingerprint is empty.
         layers: in order of depth.
-        output_flops: operations for the logits of one position.
-        attention_flops: operations per pair of positions of which one attends to the other, in all layers.
+        output_flops: FLOPs for the logits of one position.
         weight_bytes: parameters and buffers as a worker loads them.
         expert_bytes: per MoE layer, the bytes of each of its tensors of experts, all n of them.
         cache_bytes: keys and values of one position in all layers.
@@ -53,7 +49,8 @@ class ModelOutline:
             `moevolve.workers.profiling.activations`.
         network_bytes: the same while a layer's network runs, of a position that holds a token.
         repeated_bytes: of a cached position while a layer attends to it with other tokens masked.
-        caches: whether a pass over answers keeps keys and values to go on from; not with sliding windows.
+        caches: whether a pass over answers keeps keys and values to go on from; with sliding windows only on a CPU,
+            where attention knows each token's place.
         layout: how sequences lie in a pass.
         hidden, vocabulary: sizes.
         intermediate: neurons of an expert, or of a dense network.
@@ -63,7 +60,6 @@ class ModelOutline:
     facts: ModelFacts
     layers: tuple[LayerOutline, ...] = field(repr=False)
     output_flops: int
-    attention_flops: int
     weight_bytes: int
     expert_bytes: tuple[tuple[int, ...], ...] = field(repr=False)
     cache_bytes: int
@@ -76,6 +72,12 @@ class ModelOutline:
     vocabulary: int
     intermediate: int
     positions: int
+
+    @property
+    def token_flops(self) -> int:
+        """FLOPs per token in matrix products with weights, its logits' included."""
+        active = self.facts.active
+        return sum(each.dense + each.router + active * each.expert for each in self.layers) + self.output_flops
 
     @property
     def experts_bytes(self) -> int:
@@ -115,20 +117,19 @@ def outline_model(config: ModelConfig) -> ModelOutline:
     attention, repeated = attention_bytes(decoder.layers[0].self_attn, hidden, facts.dtype_bytes)
     networks = (dense_width(layer) for layer in decoder.layers)
     network = network_bytes(hidden, max(networks), facts.active, intermediate, facts.dtype_bytes)
-    pair, cached = _attention(model)
+    layout = _layout(model, config)
     return ModelOutline(
         facts=facts,
         layers=tuple(_layer(layer, model) for layer in decoder.layers),
         output_flops=matrix_flops(output, model.config),
-        attention_flops=pair,
         weight_bytes=_weight_bytes(model),
         expert_bytes=sizes,
-        cache_bytes=cached * facts.dtype_bytes,
+        cache_bytes=_cached_values(model) * facts.dtype_bytes,
         attention_bytes=attention,
         network_bytes=network,
         repeated_bytes=repeated,
-        caches=_caches(model),
-        layout=_layout(model, config),
+        caches=_caches(model, layout == "packed" and config.device == "cpu"),
+        layout=layout,
         hidden=hidden,
         vocabulary=int(output.weight.shape[0]),
         intermediate=intermediate,
@@ -152,29 +153,24 @@ def _layer(layer: nn.Module, model: PreTrainedModel) -> LayerOutline:
     config: Any = model.config
     total, block = matrix_flops(layer, config), getattr(layer, "mlp", None)
     if block is None:
-        return LayerOutline(total, 0, 0, 0)
-    within = matrix_flops(block, config)
+        return LayerOutline(total, 0, 0)
     family = expert_family(config.model_type)
     if family is None or not hasattr(block, "experts"):
-        return LayerOutline(total - within, within, 0, 0)
+        return LayerOutline(total, 0, 0)
     experts = matrix_flops(block.experts, config)
     router = matrix_flops(getattr(block, family.router), config)
-    return LayerOutline(total - within, within - experts - router, router, experts // int(config.num_experts_per_tok))
+    return LayerOutline(total - experts - router, router, experts // int(config.num_experts_per_tok))
 
 
-def _attention(model: PreTrainedModel) -> tuple[int, int]:
-    """Operations per attended pair of positions, and cached values per position, both in all layers."""
+def _cached_values(model: PreTrainedModel) -> int:
+    """Values that all layers' attention caches of one position."""
     config: Any = model.config
-    layers = len(model.get_decoder().layers)
-    heads = int(config.num_attention_heads)
-    head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+    layers = model.get_decoder().layers
     if getattr(config, "kv_lora_rank", None):
-        # DeepSeek's attention caches what keys and values are made from; making them again in every step isn't counted.
-        keys, values = int(config.qk_nope_head_dim + config.qk_rope_head_dim), int(config.v_head_dim)
-        return layers * 2 * heads * (keys + values), layers * int(config.kv_lora_rank + config.qk_rope_head_dim)
-    attentions = [layer.self_attn for layer in model.get_decoder().layers]
-    cached = sum(int(each.k_proj.out_features + each.v_proj.out_features) for each in attentions)
-    return layers * 4 * heads * head_dim, cached
+        # DeepSeek's attention caches what keys and values are made from.
+        return len(layers) * int(config.kv_lora_rank + config.qk_rope_head_dim)
+    attentions = (each.self_attn for each in layers)
+    return sum(int(each.k_proj.out_features + each.v_proj.out_features) for each in attentions)
 
 
 def _layout(model: PreTrainedModel, config: ModelConfig) -> Layout:
@@ -186,7 +182,10 @@ def _layout(model: PreTrainedModel, config: ModelConfig) -> Layout:
     return "packed" if config.attn_implementation in KINDS and packs(model, layers) else "padded"
 
 
-def _caches(model: PreTrainedModel) -> bool:
+def _caches(model: PreTrainedModel, in_blocks: bool) -> bool:
+    """See `moevolve.workers.engine.forward.Forward.rewinds`."""
     from transformers import DynamicCache
 
-    return all(type(layer).__name__ == "DynamicLayer" for layer in DynamicCache(config=model.config).layers)
+    return in_blocks or all(
+        type(layer).__name__ == "DynamicLayer" for layer in DynamicCache(config=model.config).layers
+    )

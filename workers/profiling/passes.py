@@ -14,19 +14,18 @@ import numpy as np
 import torch
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.fitness.base import Fitness
 from moevolve.evaluators.fitness.registry import FITNESSES
-from moevolve.evaluators.types import Positions, PreparedSplit
-from moevolve.workers.config import EngineConfig, ModelConfig
+from moevolve.evaluators.types import PreparedSplit
+from moevolve.workers.checkpoints.loading import load_tokenizer
+from moevolve.workers.contract.edits import Tokens
+from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.engine.batches import Batch, Batcher
 from moevolve.workers.engine.chat import chat_template
 from moevolve.workers.engine.choices import asked_sequences
 from moevolve.workers.engine.columns import Layout
 from moevolve.workers.engine.decoding import decoded_together, draft_lengths
 from moevolve.workers.engine.tokenizing import TokenizedSplit, missing_bos, tokenize_split
-from moevolve.workers.methods.base import Tokens
 from moevolve.workers.model.describe import meta_model
-from moevolve.workers.model.loading import load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,7 +44,6 @@ class SplitTokens:
             that reads texts, the tokens behind the prompt.
         choices: per example every choice; read by a fitness that reads choices only.
         max_new_tokens: most that are generated.
-        positions: what a fitness that compares reads.
     """
 
     fitness: str
@@ -53,7 +51,6 @@ class SplitTokens:
     answers: tuple[Tokens, ...] = field(repr=False)
     choices: tuple[tuple[Tokens, ...], ...] = field(repr=False)
     max_new_tokens: int
-    positions: Positions = "text"
 
     @classmethod
     def of_lengths(
@@ -63,7 +60,6 @@ class SplitTokens:
         answers: Sequence[int],
         choices: Sequence[Sequence[int]],
         max_new_tokens: int,
-        positions: Positions = "text",
     ) -> SplitTokens:
         """Where only lengths are known: tokens that no two prompts begin alike with."""
         return cls(
@@ -72,7 +68,6 @@ class SplitTokens:
             tuple((0,) * length for length in answers),
             tuple(tuple((i,) * length for i, length in enumerate(lengths)) for lengths in choices),
             max_new_tokens,
-            positions,
         )
 
 
@@ -82,11 +77,8 @@ class Pass:
 
     Attributes:
         tokens: positions that run, padding included.
-        attended: pairs of positions of which one attends to the other, padding and masked ones included.
         real: positions that hold a token; feed-forward blocks run on these only (`moevolve.workers.engine.lean`).
-        read: of these, positions that the last layer's block runs on.
-        logits: positions whose logits are computed, in all.
-        at_once: of these, most at once; None where they are made in chunks of a fixed size.
+        at_once: positions whose logits are made at once; None where they are made in chunks of a fixed size.
         cached: positions that are in the cache before it.
         kept: whether its keys and values are kept.
         steps: how many there are, each after all that the one before has cached.
@@ -95,21 +87,13 @@ class Pass:
     """
 
     tokens: int
-    attended: int
     real: int
-    read: int
-    logits: int
     at_once: int | None
     cached: int = 0
     kept: bool = False
     steps: int = 1
     longest: int = 0
     beside: int = 0
-
-    @property
-    def pairs(self) -> int:
-        """Attended pairs in all steps."""
-        return self.steps * self.attended + self.tokens * self.steps * (self.steps - 1) // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +152,6 @@ class PromptMeter:
             _answers(self._tokenizer, split, tokenized),
             tokenized.choices,
             split.max_new_tokens,
-            split.positions,
         )
 
     def texts(self, split: PreparedSplit) -> list[tuple[str, str, tuple[str, ...]]]:
@@ -225,14 +208,13 @@ def passes_of(split: SplitTokens, batch_tokens: int, layout: Layout = "packed", 
         ValueError: the fitness asks for what can't be planned.
     """
     batcher = Batcher(layout, batch_tokens, torch.device("cpu"))
-    fitness = FITNESSES[split.fitness]
-    match fitness.reads:
+    match FITNESSES[split.fitness].reads:
         case "generation":
             return _generating(split, batcher, caches, batch_tokens)
         case "choices":
             return Passes(tuple(_ranking(split, batcher)))
         case "texts":
-            return Passes(tuple(_reading(split, fitness, batcher)))
+            return Passes(tuple(_reading(split, batcher)))
         case "harness":
             raise ValueError(f"passes of {split.fitness} can't be planned")
 
@@ -245,7 +227,7 @@ def _generating(split: SplitTokens, batcher: Batcher, caches: bool, batch_tokens
         paths = [batch.path(drafted[i])[len(split.prompts[i]) - 1 :] for i in batch.examples]
         read = len(np.unique(np.concatenate(paths)))
         kept = caches and steps > 0
-        sure.append(_first(batch, read, read, read, kept))
+        sure.append(_first(batch, read, kept))
         if steps > 0:
             lengths = [len(drafted[i] if caches else split.prompts[i]) for i in batch.examples]
             beside = batch.columns.ids.numel() if caches else 0
@@ -257,14 +239,13 @@ def _generating(split: SplitTokens, batcher: Batcher, caches: bool, batch_tokens
 def _steps(lengths: Sequence[int], steps: int, beside: int = 0) -> list[Pass]:
     """Decoding, a token per sequence and step; sequences of these lengths are cached, and `beside` other columns."""
     rows, columns = len(lengths), max(lengths)
-    attended = rows * (columns + 1)
-    return [Pass(rows, attended, rows, rows, rows, rows, rows * columns, True, steps, columns + steps, beside)]
+    return [Pass(rows, rows, rows, rows * columns, True, steps, columns + steps, beside)]
 
 
 def _again(lengths: Sequence[int], steps: int) -> list[Pass]:
     """Decoding where nothing is cached: prompts of these lengths run again, with an answer's first token."""
     rows, columns = len(lengths), max(lengths) + 1
-    again = Pass(rows * columns, rows * columns**2, sum(lengths) + rows, rows, rows, rows, 0, True, 1, columns)
+    again = Pass(rows * columns, sum(lengths) + rows, rows, 0, True, 1, columns)
     return [again, *_steps([columns] * rows, steps - 1)] if steps > 1 else [again]
 
 
@@ -272,26 +253,18 @@ def _ranking(split: SplitTokens, batcher: Batcher) -> Iterator[Pass]:
     groups = tuple(asked_sequences(*pair) for pair in zip(split.prompts, split.choices, strict=True))
     for batch in batcher.batches(groups):
         paths = [batch.path(asked)[len(split.prompts[i]) - 1 :] for i in batch.examples for asked in groups[i]]
-        read = len(np.unique(np.concatenate(paths)))
-        yield _first(batch, read, read, read)
+        yield _first(batch, len(np.unique(np.concatenate(paths))))
 
 
-def _reading(split: SplitTokens, fitness: Fitness, batcher: Batcher) -> Iterator[Pass]:
-    """Texts: the logits of what is read, those of the unedited model again where predictions are compared."""
-    compares = fitness.compares
-    whole = not compares or split.positions == "text"
+def _reading(split: SplitTokens, batcher: Batcher) -> Iterator[Pass]:
+    """Texts, whose logits are made in chunks."""
     texts = [(*prompt, *answer)[:-1] for prompt, answer in zip(split.prompts, split.answers, strict=True)]
-    counts = [len(text) if whole else len(answer) for text, answer in zip(texts, split.answers, strict=True)]
     for batch in batcher.batches(tuple((text,) for text in texts)):
-        paths = [batch.path(texts[i])[-counts[i] :] for i in batch.examples]
-        positions = sum(map(len, paths))
-        # One more: a model that is asked for hidden states makes the logits of one position.
-        logits = positions * (2 if compares else 1) + 1
-        yield _first(batch, len(np.unique(np.concatenate(paths))), logits, None)
+        yield _first(batch, None)
 
 
-def _first(batch: Batch, read: int, logits: int, at_once: int | None, kept: bool = False) -> Pass:
+def _first(batch: Batch, at_once: int | None, kept: bool = False) -> Pass:
     columns = batch.columns
     tokens = columns.ids.numel()
     real = tokens if columns.mask is None else sum(columns.lengths)
-    return Pass(tokens, columns.pairs, real, read, logits, at_once, 0, kept, 1, max(columns.lengths))
+    return Pass(tokens, real, at_once, 0, kept, 1, max(columns.lengths))

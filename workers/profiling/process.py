@@ -1,16 +1,13 @@
-"""The process that profiles one model: reads requests from its input, answers on its output.
-
-Started by `moevolve.workers.profiling.run` as `python -m moevolve.workers.profiling.process`; ends with its input.
-"""
+"""The process that profiles one model, started by `moevolve.workers.profiling.run`; it ends with its connection."""
 
 from __future__ import annotations
 
 import gc
-import os
 import sys
 import tempfile
 import time
-from typing import TYPE_CHECKING, Any, TextIO
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,16 +15,7 @@ from torch import Tensor
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.profiling.costs import model_costs
 from moevolve.workers.profiling.memory import PeakMemory, free_bytes
-from moevolve.workers.profiling.messages import (
-    FailureReply,
-    LoadReply,
-    LoadRequest,
-    MeasureReply,
-    MeasureRequest,
-    Message,
-    from_line,
-    to_line,
-)
+from moevolve.workers.profiling.messages import LoadReply, LoadRequest, MeasureReply, MeasureRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -162,33 +150,21 @@ def _wake_up(device: torch.device) -> None:
     torch.softmax(matrix @ matrix, dim=-1).sum().item()
 
 
-def answer(profilee: Profilee, request: Message) -> Message:
-    """The reply to a request."""
-    try:
-        if isinstance(request, LoadRequest):
-            return profilee.load(request)
-        assert isinstance(request, MeasureRequest)
-        return profilee.measure(request)
-    except UserError as error:
-        return FailureReply(str(error))
-    except torch.cuda.OutOfMemoryError:
-        return FailureReply("the GPU has no room for it; use smaller --batch-sizes, or --apart")
-
-
-def serve(requests: TextIO, replies: TextIO) -> None:
-    """Answer every request until there are no more."""
+def serve(connection: Connection) -> None:
+    """Answer requests, with a reply or the UserError that says why there is none, until the other end is closed."""
     profilee = Profilee()
-    for line in requests:
-        replies.write(to_line(answer(profilee, from_line(line))))
-        replies.flush()
-
-
-def main() -> None:
-    """Serve on standard input and output; what libraries print goes to standard error."""
-    with os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8") as replies:
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-        serve(sys.stdin, replies)
+    while True:
+        try:
+            request = connection.recv()
+        except EOFError:
+            return
+        try:
+            connection.send(profilee.load(request) if isinstance(request, LoadRequest) else profilee.measure(request))
+        except UserError as error:
+            connection.send(error)
+        except torch.cuda.OutOfMemoryError:
+            connection.send(UserError("the GPU has no room for it; use smaller --batch-sizes, or --apart"))
 
 
 if __name__ == "__main__":
-    main()
+    serve(Connection(int(sys.argv[1])))

@@ -11,31 +11,25 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from multiprocessing import Pipe
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Self
+from typing import Any, Self
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.profiling.messages import (
-    FailureReply,
     LoadReply,
     LoadRequest,
     MeasureReply,
     MeasureRequest,
-    Message,
     ProfiledModel,
     ProfileSettings,
-    from_line,
-    to_line,
 )
 from moevolve.workers.profiling.report import BatchProfile, ModelProfile, ProfileReport
 
 Stage = Callable[[str], None]
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ENV = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -84,9 +78,7 @@ def _loaded(
 ) -> tuple[_Process, LoadReply]:
     """A process with a model, which ends with the stack."""
     on_stage(f"loading {model.label}")
-    # Interrupted in the middle of starting, a process would be nobody's.
-    with _signals_later():
-        process = stack.enter_context(_Process(model, folder))
+    process = stack.enter_context(_Process(model, folder))
     return process, process.load(settings)
 
 
@@ -134,38 +126,22 @@ def _profile(
     return ModelProfile(model.label, load, tuple(batches))
 
 
-@contextmanager
-def _signals_later() -> Iterator[None]:
-    """Handle signals that end this process at the end of the `with` block."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    arrived: list[tuple[int, FrameType | None]] = []
-    handlers = {each: signal.signal(each, lambda *given: arrived.append(given)) for each in _ENDING}
-    try:
-        yield
-    finally:
-        for each, handler in handlers.items():
-            signal.signal(each, handler)
-        for number, _ in arrived:
-            signal.raise_signal(number)
-
-
 class _Process:
-    """The process of one model. Leaving its `with` block kills it."""
+    """The process of one model. Leaving its `with` block kills it; it also ends by itself when this process does."""
 
     def __init__(self, model: ProfiledModel, folder: Path) -> None:
         self.model = model
         self._log = folder / f"{len(list(folder.glob('*.log')))}.log"
-        with self._log.open("wb") as log:
+        self._connection, other = Pipe()
+        # Not `multiprocessing.Process`: that imports the user's own script again, and shares Ctrl-C with it.
+        with self._log.open("wb") as log, other:
             self._process = subprocess.Popen(
                 # -P: a folder called `kernels` or the like in the working directory is not ours to import.
-                [sys.executable, "-P", "-m", "moevolve.workers.profiling.process"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                [sys.executable, "-P", "-m", "moevolve.workers.profiling.process", str(other.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
                 stderr=log,
-                text=True,
-                encoding="utf-8",
+                pass_fds=(other.fileno(),),
                 env={**os.environ, **_ENV, "HF_MODULES_CACHE": str(folder / "modules"), "TMPDIR": str(folder)},
                 # Ctrl-C is for the parent alone, which then ends its children.
                 start_new_session=True,
@@ -174,23 +150,15 @@ class _Process:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with _signals_later():
-            self._process.kill()
-            self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            assert stream is not None
-            try:
-                stream.close()
-            except BrokenPipeError:
-                continue
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._connection.close()
 
     def load(self, settings: ProfileSettings) -> LoadReply:
         """Load the model."""
         model = self.model
-        reply = self._ask(
+        reply: LoadReply = self._ask(
             LoadRequest(
                 model.path,
                 model.revision,
@@ -202,29 +170,21 @@ class _Process:
                 settings.prompt_tokens,
             )
         )
-        assert isinstance(reply, LoadReply)
         return reply
 
     def measure(self, request: MeasureRequest) -> MeasureReply:
         """Run a batch once."""
-        reply = self._ask(request)
-        assert isinstance(reply, MeasureReply)
+        reply: MeasureReply = self._ask(request)
         return reply
 
-    def _ask(self, request: Message) -> Message:
-        pipe, answers = self._process.stdin, self._process.stdout
-        assert pipe is not None and answers is not None
+    def _ask(self, request: LoadRequest | MeasureRequest) -> Any:
         try:
-            pipe.write(to_line(request))
-            pipe.flush()
-            line = answers.readline()
-        except BrokenPipeError:
-            line = ""
-        if not line:
-            raise ProfileError(f"{self.model.label}: {self._end()}")
-        reply = from_line(line)
-        if isinstance(reply, FailureReply):
-            raise UserError(f"{self.model.label}: {reply.reason}")
+            self._connection.send(request)
+            reply = self._connection.recv()
+        except (EOFError, OSError):
+            raise ProfileError(f"{self.model.label}: {self._end()}") from None
+        if isinstance(reply, UserError):
+            raise UserError(f"{self.model.label}: {reply}")
         return reply
 
     def _end(self) -> str:

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from moevolve.search.cli._console import millions, output, print_table
+from moevolve.search.cli.output.console import output, print_table
 from moevolve.search.compare.rows import ComparisonRow
 from moevolve.search.compare.significance import Significance, holm
-from moevolve.search.loop.standings import BEST_LABEL, FULL_LABEL, Score
+from moevolve.search.loop.final_table import BEST_LABEL, FULL_LABEL, Score
+from moevolve.search.text import parameter_count, score_lines
 
 
 def print_tables(name: str, rows: Sequence[ComparisonRow]) -> None:
@@ -127,11 +128,11 @@ def _table(rows: Sequence[ComparisonRow]) -> tuple[list[str], list[list[str]]]:
     for task in tasks:
         heading = f"test: {task or 'all'}" if task or several else "test"
         scores = [row.score("test", task) for row in rows]
-        columns[heading] = [_mean(score) if task or score is None else "\n".join(score.lines) for score in scores]
+        columns[heading] = [_mean(score) if task else _whole(score) for score in scores]
     columns["p full\n(Holm)"] = [_p(p) for p in _corrected([row.against_full for row in rows])]
     columns["p baseline\n(Holm)"] = [_p(p) for p in _corrected([row.against_baseline for row in rows])]
-    columns["parameters"] = [millions(round(row.parameters)) if row.scores else "-" for row in rows]
-    columns["active"] = [millions(round(row.active_parameters)) if row.scores else "-" for row in rows]
+    columns["parameters"] = [parameter_count(round(row.parameters)) if row.scores else "-" for row in rows]
+    columns["active"] = [parameter_count(round(row.active_parameters)) if row.scores else "-" for row in rows]
     columns["cost"] = [f"{row.evaluations:.0f}\n{row.seconds:.0f} s" if row.evaluations else "-" for row in rows]
     kept = {heading: cells for heading, cells in columns.items() if set(cells) != {"-"}}
     return list(kept), [list(cells) for cells in zip(*kept.values(), strict=True)]
@@ -149,8 +150,12 @@ def _label(row: ComparisonRow) -> str:
     return f"{label}\nfailed: {row.failure}" if row.failure else label
 
 
+def _whole(score: Score | None) -> str:
+    return "-" if score is None else "\n".join(score_lines(score))
+
+
 def _mean(score: Score | None) -> str:
-    return "-" if score is None else score.lines[0]
+    return "-" if score is None else score_lines(score)[0]
 
 
 def _p(p: float | None) -> str:

@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from moevolve.evaluators.types import SCORED, Split
-from moevolve.search.cli._console import output, plain, print_table
+from moevolve.search.cli.output.console import output, plain, print_table
+from moevolve.search.text import memory_size, score_lines, size_lines
 from moevolve.store.session import without_password
 
 if TYPE_CHECKING:
-    from moevolve import Contestant, Standings
+    from moevolve import Entry, FinalTable
 
 
-def print_standings(found: Standings, store: str) -> None:
-    """The contestants, one line each, in a block per task, and what to do next."""
+def print_standings(found: FinalTable, store: str) -> None:
+    """The entries, one line each, in a block per task, and what to do next."""
     tasks = [*found.tasks, *found.others]
-    measured = {score.split for one in found.contestants for score in one.scores}
+    measured = {score.split for one in found.entries for score in one.scores}
     splits = [split for split in SCORED if split in measured]
     sizes = ("parameters", *(["active"] if _tokens_skip_parameters(found) else []), "memory")
     columns = [("model", False), *((heading, True) for heading in (*splits, *sizes))]
@@ -28,7 +29,7 @@ def print_standings(found: Standings, store: str) -> None:
     for task in tasks:
         if len(tasks) > 1:
             rows.append([Text(plain(task), "bold"), *[""] * (len(columns) - 1)])
-        rows += [_row(one, task, splits, sizes, found) for one in found.contestants if _has(one, task)]
+        rows += [_row(one, task, splits, sizes, found) for one in found.entries if _has(one, task)]
         ends.append(len(rows) - 1)
     print_table(
         f"{found.search} on {', '.join(tasks)}: "
@@ -51,25 +52,25 @@ def print_standings(found: Standings, store: str) -> None:
         output.print(f"  {command}", soft_wrap=True)
 
 
-def _tokens_skip_parameters(found: Standings) -> bool:
+def _tokens_skip_parameters(found: FinalTable) -> bool:
     """Whether a dense model became one of which a token uses a part: that part is then what was saved."""
-    full, *others = found.contestants
+    full, *others = found.entries
     return full.active_parameters == full.parameters and any(one.active_parameters != one.parameters for one in others)
 
 
-def _has(contestant: Contestant, task: str) -> bool:
+def _has(contestant: Entry, task: str) -> bool:
     return any(score.task == task for score in contestant.scores)
 
 
 def _row(
-    contestant: Contestant, task: str, splits: Sequence[Split], sizes: Sequence[str], found: Standings
+    contestant: Entry, task: str, splits: Sequence[Split], sizes: Sequence[str], found: FinalTable
 ) -> list[str | Text]:
     scores = (contestant.score(task, split) for split in splits)
     shown = {
-        "parameters": found.size_lines(contestant.parameters),
-        "active": found.size_lines(contestant.active_parameters),
-        "memory": [found.memory(contestant.parameters)],
+        "parameters": size_lines(contestant.parameters, found.parameters_full),
+        "active": size_lines(contestant.active_parameters, found.parameters_full),
+        "memory": [memory_size(found.weight_bytes(contestant.parameters))],
     }
-    cells = [*(["-"] if score is None else score.lines for score in scores), *(shown[size] for size in sizes)]
+    cells = [*(["-"] if score is None else score_lines(score) for score in scores), *(shown[size] for size in sizes)]
     label = [contestant.label, *([] if contestant.ref is None else [contestant.ref])]
     return ["\n".join(lines) for lines in (label, *cells)]

@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from moevolve.search.cli._console import millions, output, print_table
-from moevolve.search.loop.schedule import rounds_notes
-from moevolve.search.service.estimate import bytes_text, notes
+from moevolve.search.cli.output.console import output, print_table
+from moevolve.search.operations.estimate import BY_FLOPS, bytes_text, evaluations_note, hours_text, notes
+from moevolve.search.strategies.schedule import rounds_notes
+from moevolve.search.text import parameter_count
 
 if TYPE_CHECKING:
     from moevolve.search.estimate.estimate import Estimate
-    from moevolve.search.estimate.measured import MeasuredEstimate
-    from moevolve.search.estimate.timing import Range
-
-
-def _span_text(found: Range, text: Callable[[float], str]) -> str:
-    least, most = text(found.least), text(found.most)
-    return least if least == most else f"{least} - {most}"
-
-
-def _seconds_text(value: float) -> str:
-    return f"{value:.2f}" if value < 10 else f"{value:,.0f}"
-
-
-def _rate_text(value: float) -> str:
-    return f"{value:.3f}" if value < 1 else f"{value:.1f}"
-
-
-def _hours_text(value: float) -> str:
-    return f"{value:.2f}" if value < 1 else f"{value:,.1f}"
 
 
 def _operations_text(flops: float) -> str:
@@ -39,8 +21,8 @@ def _operations_text(flops: float) -> str:
     return f"{flops / 1e6:,.2f} M"
 
 
-def print_plan(report: Estimate, comparisons: Sequence[MeasuredEstimate]) -> None:
-    """Tables of sizes, memory, work and time, what was measured, and what all of it rests on."""
+def print_plan(report: Estimate) -> None:
+    """Tables of sizes, memory, prompts and GPUs, about how long it takes, and what all of it rests on."""
     config, facts = report.config, report.outline.facts
     print_table(
         f"{config.name}: {config.model.path} ({facts.family}, {facts.dtype}), one worker of "
@@ -50,8 +32,8 @@ def print_plan(report: Estimate, comparisons: Sequence[MeasuredEstimate]) -> Non
             [
                 size.title if size.title == "full model" else f"{size.title} candidate",
                 f"{size.experts}, {size.active} active" if size.experts else "-",
-                "-" if size.parameters is None else millions(size.parameters),
-                millions(size.active_parameters),
+                "-" if size.parameters is None else parameter_count(size.parameters),
+                parameter_count(size.active_parameters),
                 _operations_text(size.token_flops),
             ]
             for size in report.sizes
@@ -61,9 +43,10 @@ def print_plan(report: Estimate, comparisons: Sequence[MeasuredEstimate]) -> Non
     _print_work(report)
     if report.repairs:
         _print_repairs(report)
-    _print_devices(report)
-    if comparisons:
-        _print_comparisons(comparisons)
+    if report.devices:
+        _print_devices(report)
+    if report.pilot is not None:
+        output.print(f"the search takes about {hours_text(report.pilot.hours)} here, by the pilot")
     for note in notes(report):
         output.print(f"- {note}", soft_wrap=True)
 
@@ -92,9 +75,9 @@ def _print_work(report: Estimate) -> None:
         [("evaluated on", False), ("split", False), ("prompts", True), ("tokens", True), ("lengths", False)],
         [[s.task, s.split, f"{s.examples:,}", f"{s.tokens:,}", s.source] for s in report.splits],
     )
-    for kind, flops in report.flops:
+    for kind, flops in report.flops.items():
         output.print(
-            f"FLOPs per evaluation ({kind}): {_span_text(flops, _operations_text)}",
+            f"FLOPs per evaluation ({kind}): {_operations_text(flops)}",
             soft_wrap=True,
         )
 
@@ -103,13 +86,12 @@ def _print_repairs(report: Estimate) -> None:
     print_table(
         None,
         [
-            *(("repair of a candidate", False), ("tokens", True), ("FLOPs", True), ("in passes", True)),
-            *(("in fits", True), ("a fit takes", True), ("allowed", True)),
+            *(("repair of a candidate", False), ("tokens", True)),
+            *(("memory of the largest fit", True), ("allowed", True)),
         ],
         [
             [
-                *(f"phase {work.phase}: {work.kind}", f"{work.tokens:,}", _operations_text(work.flops)),
-                *(_operations_text(work.forward), _operations_text(work.fitting)),
+                *(f"phase {work.phase}: {work.kind}", f"{work.tokens:,}"),
                 *(bytes_text(work.needed), bytes_text(work.allowed)),
             ]
             for work in report.repairs
@@ -120,70 +102,22 @@ def _print_repairs(report: Estimate) -> None:
 def _print_devices(report: Estimate) -> None:
     originals = report.config.model.originals
     rows = []
-    for estimate in report.devices:
-        where = originals if originals in estimate.fits else "device"
-        other = next((place for place in estimate.fits if place != where), None)
-        fits = estimate.fits[where] + (
-            f"\n{other}: {estimate.fits[other]}" if other and estimate.placement.memory else ""
-        )
-        per_phase = "\n".join(
-            f"{p.kind}: {_span_text(p.scoring, _seconds_text)}{_edit(p.edit)}{_repair(p.repair)}"
-            for p in estimate.phases
-        )
-        rows.append(
-            [
-                f"{estimate.placement.workers:g} x {estimate.placement.device.name}",
-                fits,
-                per_phase,
-                _span_text(estimate.rate, _rate_text),
-                _span_text(estimate.hours, _hours_text),
-            ]
-        )
+    for one in report.devices:
+        where = originals if originals in one.fits else "device"
+        other = next((place for place in one.fits if place != where), None)
+        fits = _yes(one.fits[where]) + (f"\n{other}: {_yes(one.fits[other])}" if other else "")
+        rows.append([f"{one.workers} x {one.device.name}", fits, f"about {hours_text(one.hours)}"])
     named = f" (originals: {originals})" if len(report.memory) > 1 else ""
-    print_table(
-        None,
-        [
-            ("workers", False),
-            (f"fits{named}", False),
-            (f"s per evaluation + edit{' + repair' if report.repairs else ''}", False),
-            ("evaluations/s", True),
-            ("hours at most", True),
-        ],
-        rows,
-    )
+    columns = [("workers", False), (f"a worker fits{named}", False), ("the search, by FLOPs alone", False)]
+    print_table(None, columns, rows)
 
 
-def _print_comparisons(comparisons: Sequence[MeasuredEstimate]) -> None:
-    print_table(
-        "scoring one candidate, edit left out: estimated and measured",
-        [
-            *(("device", False), ("task", False), ("split", False), ("evaluations", True)),
-            *(("estimated s", True), ("measured s", True), ("measured / estimated", True)),
-        ],
-        [
-            [
-                *(c.device, c.task, c.split, f"{c.evaluations:,}"),
-                *(
-                    _span_text(c.estimated, _seconds_text),
-                    _seconds_text(c.measured),
-                    _span_text(c.ratio, lambda x: f"{x:.2f}"),
-                ),
-            ]
-            for c in comparisons
-        ],
-    )
-
-
-def _edit(seconds: float | None) -> str:
-    return " + ?" if seconds is None else f" + {_seconds_text(seconds)}"
-
-
-def _repair(seconds: float) -> str:
-    return f" + {_seconds_text(seconds)}" if seconds else ""
+def _yes(fits: bool) -> str:
+    return "yes" if fits else "no"
 
 
 def print_summary(reports: Sequence[Estimate]) -> None:
-    """Sizes, one worker's memory with original experts on the device and on the host, and times on every device."""
+    """Sizes, one worker's memory with original experts on the device and on the host, and hours on every GPU."""
     first = reports[0]
     columns = [("model", False), ("parameters\nactive", True), ("kept", True), ("candidate\nactive", True)]
     columns += [
@@ -191,11 +125,11 @@ def print_summary(reports: Sequence[Estimate]) -> None:
         ("originals: host\ndevice + host", True),
         ("FLOPs per\nevaluation", True),
     ]
-    for estimate in first.devices:
-        name = f"{estimate.placement.workers:g} x {estimate.placement.device.name}"
-        columns.append((f"{name}\nevaluations/s, hours", True))
+    columns += [(f"{one.workers} x {one.device.name}\nby FLOPs alone", True) for one in first.devices]
+    if first.pilot is not None:
+        columns.append(("this machine\nby the pilot", True))
     print_table(f"{first.config.name}: one worker's memory, and estimates", columns, [_row(each) for each in reports])
-    for note in (*notes(first)[: 2 + len(first.devices)], *rounds_notes(first.config)):
+    for note in (evaluations_note(first), *((BY_FLOPS,) if first.devices else ()), *rounds_notes(first.config)):
         output.print(f"- {note}", soft_wrap=True)
 
 
@@ -204,17 +138,15 @@ def _row(report: Estimate) -> list[str]:
     here, there = report.memory["device"], report.memory.get("host")
     cells = [
         report.config.model.path.rstrip("/").rpartition("/")[2],
-        f"{millions(full.parameters or 0)}\n{millions(full.active_parameters)}",
+        f"{parameter_count(full.parameters or 0)}\n{parameter_count(full.active_parameters)}",
         f"{candidate.experts} of {full.experts}\nk = {candidate.active}",
         (
-            f"{'-' if candidate.parameters is None else millions(candidate.parameters)}\n"
-            f"{millions(candidate.active_parameters)}"
+            f"{'-' if candidate.parameters is None else parameter_count(candidate.parameters)}\n"
+            f"{parameter_count(candidate.active_parameters)}"
         ),
         bytes_text(here.device),
         "-" if there is None else f"{bytes_text(there.device)}\n+ {bytes_text(there.host)}",
-        _operations_text(report.flops[-1][1].most),
+        _operations_text(report.flops[report.counts[-1].kind]),
+        *(f"about {hours_text(one.hours)}" for one in report.devices),
     ]
-    for estimate in report.devices:
-        rate, hours = _span_text(estimate.rate, _rate_text), _span_text(estimate.hours, _hours_text)
-        cells.append(f"{rate}\n{hours}")
-    return cells
+    return cells if report.pilot is None else [*cells, f"about {hours_text(report.pilot.hours)}"]

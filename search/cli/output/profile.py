@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from moevolve.search.cli._console import millions, output, print_table
+from moevolve.search.cli.output.console import output, print_table
+from moevolve.search.text import parameter_count
 
 if TYPE_CHECKING:
     from moevolve.workers.profiling.messages import ProfileSettings
@@ -36,8 +37,8 @@ def _rows(model: ModelProfile, reference: ModelProfile) -> Iterator[list[str]]:
     load, other = model.load, reference.load
     head = [
         model.label,
-        f"{millions(load.parameters)}\n{_share(load.parameters, other.parameters)}",
-        f"{millions(load.active_parameters)}\n{_share(load.active_parameters, other.active_parameters)}",
+        f"{parameter_count(load.parameters)}\n{_share(load.parameters, other.parameters)}",
+        f"{parameter_count(load.active_parameters)}\n{_share(load.active_parameters, other.active_parameters)}",
         f"{_bytes(load.weight_bytes)}\n{_share(load.weight_bytes, other.weight_bytes)}",
         f"{_operations(model.flops)}\n{_share(model.flops, reference.flops)}",
     ]

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 import moevolve
-from moevolve.search.cli._console import errors, percent, plain
+from moevolve.search.cli.output.console import errors, plain
+from moevolve.search.text import percent
 
 if TYPE_CHECKING:
     from moevolve import Observer

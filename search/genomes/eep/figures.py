@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from moevolve.search.figures.heatmaps import MAX_ROWS, left_out, spread, ticks
 from moevolve.search.figures.style import DIVERGING, drawing, scale_below
-from moevolve.search.genomes.base import GenomeFigures
+from moevolve.search.genomes.contract.base import GenomeFigures
 from moevolve.search.genomes.eep.genome import EepGenome
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.workers.methods.base import IdentityEdit
+from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.methods.eep.edit import EepEdit, one_hot_layers
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class EepGenome:
         router_mapping, expert_merging = self.canonical
         groups, space = list(self.space.layer_groups), self.space
         matrices = router_mapping[groups], expert_merging[groups]
-        return EepEdit(*matrices, space.active, space.router_space, space.skip_rows, space.alignment)
+        return EepEdit(*matrices, space.active, space.router_space, space.skip_rows)
 
     @property
     def one_hot_mapping(self) -> bool:

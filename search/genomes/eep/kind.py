@@ -1,19 +1,87 @@
-"""The genome kind `eep`, whole."""
+"""The genome kind `eep`: its parts, and what its candidates cost."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import comb
+from typing import TYPE_CHECKING
 
-from moevolve.search.config.phases import PhaseConfig
-from moevolve.search.genomes.base import GenomeKind
-from moevolve.search.genomes.eep.baselines.registry import BASELINES, experts_recipe
-from moevolve.search.genomes.eep.cost import EepCosts
+from moevolve.search.genomes.contract.base import GenomeKind
+from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts
+from moevolve.search.genomes.eep.baselines import BASELINES, experts_recipe
 from moevolve.search.genomes.eep.figures import EepFigures
 from moevolve.search.genomes.eep.section import EepSection
 from moevolve.search.genomes.eep.space import EepSpace
-from moevolve.workers.facts import ModelFacts
-from moevolve.workers.methods.base import combined
+from moevolve.search.settings.phases import PhaseConfig
+from moevolve.workers.contract.edits import ROW_TOKENS, combined, recipe_parts
+from moevolve.workers.contract.facts import ModelFacts
+from moevolve.workers.methods.eep.edit import ExpertsRecipe
+
+if TYPE_CHECKING:
+    from moevolve.workers.profiling.outline import LayerOutline
+
+
+class EepCosts(GenomeCosts[EepSpace]):
+    """Routers run over all n experts; a continuous mapping is applied to their scores, or in logits space folded in."""
+
+    @property
+    def kept_experts(self) -> int:
+        return self.space.retained
+
+    def token_flops(self, phase: str) -> int:
+        space, outline = self.space, self.outline
+        fewer = outline.facts.active - space.active
+        return outline.token_flops + sum(self._router(each, phase) - fewer * each.expert for each in outline.layers)
+
+    def counts(self, phase: str) -> tuple[int, int, int, int]:
+        return self.space.retained, self.space.active, *self.space.parameters(one_hot=phase == "prune")
+
+    def different(self, phase: str) -> int | None:
+        if phase != "prune":
+            return None
+        subsets = self.space.subsets
+        size, kept = subsets.experts // subsets.parts, subsets.retained // subsets.parts
+        return comb(size, kept) ** (subsets.parts * self.space.groups)
+
+    def buffer_bytes(self, phases: Iterable[str], host: bool, repaired: bool) -> int:
+        """Copies of retained experts where originals are on the host or copies fitted, merged ones if there are any."""
+        return self._kept_bytes if host or repaired or "merge" in phases else 0
+
+    def measuring_bytes(self, longest: int) -> int:
+        """What scoring by baselines takes; thresholds of skipping take less than that."""
+        # Not sooner: torch comes with them, and costs are imported by all that knows of genomes.
+        from moevolve.workers.methods.eep.calibrate_experts import ExpertSizes, measuring_bytes
+        from moevolve.workers.profiling.activations import expert_row_bytes
+
+        outline, facts, recipe = self.outline, self.outline.facts, self.space.recipe
+        widths = outline.hidden, outline.intermediate, facts.dtype_bytes
+        tokens = max(longest, ROW_TOKENS)  # short sequences share a row
+        sizes = ExpertSizes(facts.experts, facts.active, *widths, expert_row_bytes(*widths), tokens)
+        parts = (part for part in recipe_parts(recipe) if isinstance(part, ExpertsRecipe))
+        return max((measuring_bytes(part, sizes) for part in parts), default=0)
+
+    def fits(self) -> tuple[tuple[FitOutline, ...], ...]:
+        """The output projections of all retained experts of a layer at once."""
+        return tuple((self._fit(),) if layer.expert else () for layer in self.outline.layers)
+
+    def _fit(self) -> FitOutline:
+        space, neurons = self.space, self.outline.intermediate
+        share, pool = space.active / space.retained, space.experts * neurons
+        return FitOutline(space.retained * neurons, space.retained, share, pool)
+
+    @property
+    def _kept_bytes(self) -> int:
+        return self.outline.experts_bytes * self.space.retained // self.space.experts
+
+    def _router(self, layer: LayerOutline, phase: str) -> int:
+        """FLOPs per token that a layer's routing takes more than the unedited model's."""
+        space = self.space
+        if phase != "merge" or not layer.expert:
+            return 0
+        if space.router_space == "logits":
+            return layer.router * space.retained // space.experts - layer.router
+        return 2 * space.retained * space.experts
 
 
 def _space(section: EepSection, facts: ModelFacts, phases: Sequence[PhaseConfig]) -> EepSpace:

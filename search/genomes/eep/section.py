@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from moevolve.search.genomes.base import GenomeSection
-from moevolve.workers.methods.base import ALL_TOKENS
+from moevolve.search.genomes.contract.base import GenomeSection
+from moevolve.workers.contract.edits import ALL_TOKENS
 
 Tokens = Annotated[int, Field(ge=1)] | Literal["all"]
 """How many tokens of the `calibration` rows are run: whole prompts up to so many, or every prompt."""
@@ -36,8 +36,6 @@ class EepSection(GenomeSection):
             kept for each in every layer, which may take 4 GiB of the host's memory.
         naee_subsets: most subsets that `naee` tries in full; beyond, it drops experts one by one.
         fitted_tokens, fitted_subsets: the same for baseline `fitted`, where a subset takes a factorisation.
-        align: `none` (the paper), or `hungarian`: merge experts whose hidden neurons have been matched with each other
-            before.
     """
 
     random_title: ClassVar[str] = "random pruning"
@@ -54,7 +52,6 @@ class EepSection(GenomeSection):
     naee_subsets: int = Field(5000, ge=0)
     fitted_tokens: int = Field(512, ge=2)
     fitted_subsets: int = Field(500, ge=0)
-    align: Literal["none", "hungarian"] = "none"
 
     @model_validator(mode="after")
     def _active_within_experts(self) -> Self:

@@ -15,28 +15,26 @@ from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import NO_SCORES
-from moevolve.search.config.phases import MergePhase, PhaseConfig, PrunePhase
-from moevolve.search.genomes.base import Description, Offspring, bred
-from moevolve.search.genomes.eep.genome import HEADER, MAGIC, EepGenome
-from moevolve.search.genomes.eep.section import EepSection, limit_of
-from moevolve.search.genomes.eep.subsets import Subsets
-from moevolve.search.genomes.operators import (
+from moevolve.search.genomes.contract.base import Description, Offspring, bred
+from moevolve.search.genomes.contract.operators import (
     gaussian_noise,
     matrix_crossover,
     normalise_rows,
     select_groups,
     select_matrices,
 )
-from moevolve.workers.facts import ModelFacts, active_parameters, parameters_after
-from moevolve.workers.methods.base import Calibration, CalibrationRecipe, combined
-from moevolve.workers.methods.eep.alignment import Alignment
-from moevolve.workers.methods.eep.edit import AlignmentRecipe, RouterSpace, one_hot_layers
-from moevolve.workers.methods.fitting import FitRows, RowsRecipe
+from moevolve.search.genomes.eep.genome import HEADER, MAGIC, EepGenome
+from moevolve.search.genomes.eep.section import EepSection, limit_of
+from moevolve.search.genomes.eep.subsets import Subsets
+from moevolve.search.settings.phases import MergePhase, PhaseConfig, PrunePhase
+from moevolve.workers.contract.edits import Calibration, CalibrationRecipe
+from moevolve.workers.contract.facts import ModelFacts, active_parameters, parameters_after
+from moevolve.workers.contract.fitting import FitRows, RowsRecipe
+from moevolve.workers.methods.eep.edit import RouterSpace
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _SUMMARY_DIGITS = 72
 _MAPPING, _MERGING = 0, 1
-_ALIGNMENT = AlignmentRecipe(sample=1024, rounds=3, tokens=8192)
 
 
 @dataclass(frozen=True)
@@ -51,8 +49,7 @@ class EepSpace:
         router_space: see `EepEdit`.
         facts: the model, for accounting.
         dynamic_skipping: whether candidates skip a token's second expert; see `EepSection`.
-        align: whether experts are merged with their neurons aligned.
-        recipe: what must be measured for these, and for baselines.
+        recipe: what must be measured for that, and for baselines.
         calibration: what was measured.
     """
 
@@ -64,7 +61,6 @@ class EepSpace:
     router_space: RouterSpace
     facts: ModelFacts = field(repr=False)
     dynamic_skipping: bool = False
-    align: bool = False
     recipe: CalibrationRecipe | None = None
     calibration: Calibration | None = field(default=None, repr=False, compare=False)
 
@@ -89,10 +85,9 @@ class EepSpace:
         layer_groups = tuple(layer * groups // layers for layer in range(layers))
         if section.dynamic_skipping and active != 2:
             raise UserError(f"genome.dynamic_skipping: it is defined for 2 active experts per token, not {active}")
-        align, skips = section.align == "hungarian", section.dynamic_skipping
-        rows = RowsRecipe(limit_of(section.skipping_tokens), "skipping") if skips else None
-        recipe, space = combined(_ALIGNMENT if align else None, rows), section.router_space
-        return cls(facts.experts, section.experts, active, layer_groups, space, facts, skips, align, recipe)
+        skips = section.dynamic_skipping
+        recipe = RowsRecipe(limit_of(section.skipping_tokens), "skipping") if skips else None
+        return cls(facts.experts, section.experts, active, layer_groups, section.router_space, facts, skips, recipe)
 
     @property
     def groups(self) -> int:
@@ -136,11 +131,6 @@ class EepSpace:
         """What thresholds of dynamic skipping are measured on; None without."""
         return FitRows.of(self.measured, "skipping") if self.dynamic_skipping else None
 
-    @cached_property
-    def alignment(self) -> Alignment | None:
-        """How experts' neurons lie that are merged; None where they stay as they are."""
-        return Alignment(self.measured["alignment"]) if self.align else None
-
     def start(self, phase: PhaseConfig) -> None:
         return None
 
@@ -173,7 +163,7 @@ class EepSpace:
         for place in np.ndindex(touched.shape):
             if len(both) == 2:
                 units = phase.crossover if touched[place] else "whole"
-                child[place] = matrix_crossover(rng, both[0][place], both[1][place], phase.front_rate, units)
+                child[place] = matrix_crossover(rng, both[0][place], both[1][place], phase.first_parent_rate, units)
             if touched[place]:
                 child[place] = gaussian_noise(rng, child[place], phase.entry_rate, phase.sigma)
         for groups in (range(self.groups),) if phase.normalise == "all" else np.argwhere(touched[_MERGING]):
@@ -184,7 +174,7 @@ class EepSpace:
 
     def _touched(self, rng: np.random.Generator, phase: PrunePhase | MergePhase) -> NDArray[np.bool_]:
         """Which groups' matrices a mutation touches: bool [2, groups], by `_MAPPING` and `_MERGING`."""
-        if phase.matrices == "apart":
+        if phase.matrices == "independent":
             return select_matrices(rng, (2, self.groups), phase.group_rate)
         touched = np.zeros((2, self.groups), dtype=np.bool_)
         touched[:, select_groups(rng, self.groups, phase.group_rate)] = True
@@ -222,8 +212,6 @@ class EepSpace:
         else:
             off = float(np.abs(genome.expert_merging - np.round(genome.expert_merging)).mean())
             summary = f"merge {self.experts}->{self.retained}, {self.groups} groups, mean |dW| {off:.3f}"
-            if self.align and not one_hot_layers(genome.expert_merging).all():
-                summary += ", aligned"
         if self.dynamic_skipping:
             summary += ", the second of 2 skipped at times"
         parameters, used = self.parameters(genome.one_hot_mapping, genome.is_identity)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.search.genomes.operators import random_subset, replace_experts, subset_crossover
+from moevolve.search.genomes.contract.operators import random_subset, replace_experts, subset_crossover
 
 Kept = NDArray[np.int64]
 

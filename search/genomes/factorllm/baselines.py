@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from moevolve.search.config.phases import PhaseConfig
-from moevolve.search.genomes.base import Baseline, Offspring
+from moevolve.search.genomes.contract.base import Baseline, Offspring
 from moevolve.search.genomes.factorllm.genome import FactorLlmGenome
 from moevolve.search.genomes.factorllm.space import FactorLlmSpace
-from moevolve.workers.methods.base import CalibrationRecipe, combined
+from moevolve.search.settings.phases import PhaseConfig
+from moevolve.workers.contract.edits import CalibrationRecipe, combined
 from moevolve.workers.methods.factorllm.edit import CmoeRecipe, MoeficationRecipe
 
 _FIRING = 10

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from moevolve.search.figures.heatmaps import MAX_ROWS, WIDE, label_edges, left_out, panels, spread, ticks
 from moevolve.search.figures.style import SEQUENTIAL, drawing, scale_below
-from moevolve.search.genomes.base import GenomeFigures
+from moevolve.search.genomes.contract.base import GenomeFigures
 from moevolve.search.genomes.factorllm.genome import FactorLlmGenome
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
 

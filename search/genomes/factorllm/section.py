@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from moevolve.search.genomes.base import GenomeSection
+from moevolve.search.genomes.contract.base import GenomeSection
 
 
 class FactorLlmSection(GenomeSection):

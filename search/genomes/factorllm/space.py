@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.config.phases import PhaseConfig, TunePhase
-from moevolve.search.genomes.base import Description, Offspring, bred
+from moevolve.search.genomes.contract.base import Description, Offspring, bred
+from moevolve.search.genomes.contract.operators import balanced_swaps, gaussian_noise, layer_crossover, select_groups
 from moevolve.search.genomes.factorllm.genome import ARRAYS, HEADER, MAGIC, ROUTERS, FactorLlmGenome
 from moevolve.search.genomes.factorllm.section import FactorLlmSection
-from moevolve.search.genomes.operators import balanced_swaps, gaussian_noise, layer_crossover, select_groups
-from moevolve.workers.facts import DenseFacts, ModelFacts
-from moevolve.workers.methods.base import Calibration, CalibrationRecipe, combined
+from moevolve.search.settings.phases import PhaseConfig, TunePhase
+from moevolve.workers.contract.edits import Calibration, CalibrationRecipe, combined
+from moevolve.workers.contract.facts import DenseFacts, ModelFacts
 from moevolve.workers.methods.factorllm.edit import FactorLlmRecipe
 
 _SPACING = 0.5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moevolve.search.genomes.base import Baseline, Offspring
+from moevolve.search.genomes.contract.base import Baseline, Offspring
 from moevolve.search.genomes.nanomoe.genome import NanoMoeGenome
 from moevolve.search.genomes.nanomoe.space import NanoMoeSpace
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.search.figures.heatmaps import MAX_ROWS, WIDE, blocks_figure, draw_blocks, left_out
-from moevolve.search.genomes.base import GenomeFigures
+from moevolve.search.genomes.contract.base import GenomeFigures
 from moevolve.search.genomes.nanomoe.genome import NanoMoeGenome
 
 if TYPE_CHECKING:

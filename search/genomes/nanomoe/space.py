@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.config.phases import PhaseConfig, TunePhase
-from moevolve.search.genomes.base import Description, Offspring, bred
+from moevolve.search.genomes.contract.base import Description, Offspring, bred
+from moevolve.search.genomes.contract.operators import gaussian_noise, layer_crossover, select_groups
 from moevolve.search.genomes.nanomoe.genome import NanoMoeGenome
 from moevolve.search.genomes.nanomoe.section import NanoMoeSection
-from moevolve.search.genomes.operators import gaussian_noise, layer_crossover, select_groups
-from moevolve.workers.facts import LinearFacts, ModelFacts, active_parameters
-from moevolve.workers.methods.base import Calibration
-from moevolve.workers.methods.fitting import FitRows, RowsRecipe
+from moevolve.search.settings.phases import PhaseConfig, TunePhase
+from moevolve.workers.contract.edits import Calibration
+from moevolve.workers.contract.facts import LinearFacts, ModelFacts, active_parameters
+from moevolve.workers.contract.fitting import FitRows, RowsRecipe
 from moevolve.workers.methods.nanomoe.edit import BlockForm
 
 _HEADER = struct.Struct("<4sBHHH4s")

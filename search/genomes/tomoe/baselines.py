@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.search.genomes.base import Baseline, Offspring
+from moevolve.search.genomes.contract.base import Baseline, Offspring
 from moevolve.search.genomes.tomoe.genome import FLUCTUATION, ToMoeGenome
 from moevolve.search.genomes.tomoe.space import ToMoeSpace
 

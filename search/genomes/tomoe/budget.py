@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.facts import ModelFacts
+from moevolve.workers.contract.facts import ModelFacts
 
 _LIMIT = 8.0
 """Shares beyond this are cut: exp(8) is more than any two widths differ by."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from moevolve.search.figures.heatmaps import spread
 from moevolve.search.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, drawing
-from moevolve.search.genomes.base import GenomeFigures
+from moevolve.search.genomes.contract.base import GenomeFigures
 from moevolve.search.genomes.tomoe.genome import ToMoeGenome
 from moevolve.workers.methods.tomoe.edit import ToMoeEdit
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.search.genomes.rng import generator
+from moevolve.search.genomes.contract.rng import generator
 from moevolve.search.genomes.tomoe.projection import Projection, Terms, standardised, terms_of, top
 from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
 

@@ -1,13 +1,67 @@
-"""The genome kind `tomoe`, whole."""
+"""The genome kind `tomoe`: its parts, and what its candidates cost."""
 
 from __future__ import annotations
 
-from moevolve.search.genomes.base import GenomeKind
+from collections.abc import Iterable, Iterator
+
+from moevolve.search.genomes.contract.base import GenomeKind
+from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts, down_bytes, network_flops
 from moevolve.search.genomes.tomoe.baselines import BASELINES
-from moevolve.search.genomes.tomoe.cost import ToMoeCosts
 from moevolve.search.genomes.tomoe.figures import ToMoeFigures
 from moevolve.search.genomes.tomoe.section import ToMoeSection
 from moevolve.search.genomes.tomoe.space import ToMoeSpace
+
+
+class ToMoeCosts(GenomeCosts[ToMoeSpace]):
+    """With the widths of the start, since they sum up alike in all candidates; how much some mask keeps differs.
+
+    Values are as in a search's children, whose tokens differ in them: those of the start, all the same, take less.
+    """
+
+    def token_flops(self, phase: str) -> int:
+        return self.outline.token_flops + sum(self._changes())
+
+    def buffer_bytes(self, phases: Iterable[str], host: bool, repaired: bool) -> int:
+        """Of networks' output projections, and of attentions' where heads are masked."""
+        if not repaired:
+            return 0
+        dense, attended = self.space.dense, self._masked * self.space.dense.heads * self.space.dense.head_dim
+        return down_bytes(self.outline, dense) * (dense.width + attended) // dense.width
+
+    def measuring_bytes(self, longest: int) -> int:
+        from moevolve.workers.methods.shared.input_statistics import directions_bytes
+
+        dense = self.space.dense
+        # Norms of neurons' outputs are of squares in float64.
+        squares = 2 * 8 * dense.hidden * dense.width
+        return max(squares, directions_bytes(dense.hidden, dense.layers * (2 if self._masked else 1)))
+
+    def fits(self) -> tuple[tuple[FitOutline, ...], ...]:
+        return tuple(map(self._fits, self.space.even_widths.tolist()))
+
+    def _fits(self, widths: list[int]) -> tuple[FitOutline, ...]:
+        dense, width = self.space.dense, widths[0]
+        network = FitOutline(dense.width, 1, width / dense.width)
+        attention = FitOutline(dense.heads * dense.head_dim, 1, 1.0)
+        return (attention, network) if self._masked else (network,)
+
+    @property
+    def _masked(self) -> bool:
+        return self.space.even_widths.shape[1] > 1
+
+    def counts(self, phase: str) -> tuple[int, int, None, int]:
+        space = self.space
+        return space.section.experts, 1, None, space.active_parameters(space.even_widths)
+
+    def _changes(self) -> Iterator[int]:
+        """FLOPs per token that each layer takes more; masks on a finished product save nothing."""
+        space, dense, network = self.space, self.space.dense, network_flops(self.space.dense)
+        for width, *heads in space.even_widths.tolist():
+            routed = 2 * space.section.experts * dense.hidden if width < dense.width else 0
+            scores = 2 * space.section.components * (dense.hidden + dense.head_dim)
+            masked = scores if heads and heads[1] < dense.head_dim else 0
+            yield network * width // dense.width - network + routed + masked
+
 
 TOMOE = GenomeKind(
     section=ToMoeSection,

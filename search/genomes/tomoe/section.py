@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from moevolve.search.genomes.base import GenomeSection
+from moevolve.search.genomes.contract.base import GenomeSection
 
 
 class ToMoeSection(GenomeSection):

@@ -12,15 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.config.phases import PhaseConfig, TunePhase
-from moevolve.search.genomes.base import Description, Offspring, bred
-from moevolve.search.genomes.operators import gaussian_noise, layer_crossover, select_groups
+from moevolve.search.genomes.contract.base import Description, Offspring, bred
+from moevolve.search.genomes.contract.operators import gaussian_noise, layer_crossover, select_groups
 from moevolve.search.genomes.tomoe.budget import WidthBudget
 from moevolve.search.genomes.tomoe.genome import ARRAYS, FLUCTUATION, HEADER, MAGIC, SEEDS, ToMoeGenome
 from moevolve.search.genomes.tomoe.section import ToMoeSection
-from moevolve.workers.facts import DenseFacts, ModelFacts
+from moevolve.search.settings.phases import PhaseConfig, TunePhase
+from moevolve.workers.contract.edits import Calibration
+from moevolve.workers.contract.facts import DenseFacts, ModelFacts
 from moevolve.workers.families.registry import maskable_types
-from moevolve.workers.methods.base import Calibration
 from moevolve.workers.methods.tomoe.edit import ToMoeRecipe
 
 _SAMPLE = 512

@@ -9,13 +9,13 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict
 
 from moevolve.evaluators.errors import UserError
+from moevolve.search.running.steer import unpaused
 from moevolve.search.server.api.parameters import RefPath, SearchPath
 from moevolve.search.server.drivers import Launch
 from moevolve.search.server.planning import LaunchRequest, Plan, make_plan, resolve, status_of
 from moevolve.search.server.problems import WRITES
 from moevolve.search.server.service import ServiceDep
-from moevolve.search.service.steer import unpaused
-from moevolve.workers.config import Device, Dtype
+from moevolve.workers.contract.settings import Device, Dtype
 
 
 class ExportRequest(BaseModel):

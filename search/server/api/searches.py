@@ -5,40 +5,13 @@ from __future__ import annotations
 from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
 
-from moevolve.search.loop.standings import Standings, standings
-from moevolve.search.running.driving import is_gone
 from moevolve.search.server.api.parameters import AfterQuery, LimitQuery, SearchPath
 from moevolve.search.server.problems import READS
 from moevolve.search.server.service import ServiceDep
 from moevolve.store.costs import SearchCosts
-from moevolve.store.records import Control, IndividualRecord, Order, SearchRecord, SearchSummary
+from moevolve.store.records import IndividualRecord, Order
 
 routes = APIRouter(tags=["searches"], responses=READS)
-
-
-@routes.get("/searches")
-def list_searches(service: ServiceDep) -> list[SearchSummary]:
-    """All searches, oldest first."""
-    return service.store.searches()
-
-
-@routes.get("/searches/{search}")
-def read_search(service: ServiceDep, search: SearchPath) -> SearchRecord:
-    """One search."""
-    return service.store.search(search)
-
-
-@routes.get("/searches/{search}/control")
-def read_control(service: ServiceDep, search: SearchPath) -> Control:
-    """Who runs it, where it stands, and what is asked of it."""
-    return service.store.control(service.store.search(search).id, is_gone)
-
-
-@routes.get("/searches/{search}/standings")
-def read_standings(service: ServiceDep, search: SearchPath) -> Standings:
-    """Its winner and final table, as far as they are measured."""
-    record = service.store.search(search)
-    return standings(service.store, record, service.store.history(record.id))
 
 
 @routes.get("/searches/{search}/costs")

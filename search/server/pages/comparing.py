@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.compare.significance import Outcomes, Significance, paired_test
-from moevolve.search.loop.standings import Score, score_of
+from moevolve.search.loop.final_table import Score, score_of
+from moevolve.search.operations.subject import find_subject
 from moevolve.search.server.pages.experts import experts_of
 from moevolve.search.server.pages.individuals import described
 from moevolve.search.server.pages.rendering import render
 from moevolve.search.server.service import ServiceDep
-from moevolve.search.service.subject import find_subject
 from moevolve.store.records import SPLITS, EvaluationRecord, IndividualDetail, Split
 
 RefQuery = Annotated[str, Query(max_length=220)]

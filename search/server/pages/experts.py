@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moevolve.search.genomes.base import Genome
+from moevolve.search.genomes.contract.base import Genome
 from moevolve.search.genomes.registry import figures_for
 from moevolve.search.genomes.repaired import bare
 

@@ -41,7 +41,7 @@ def show_health(request: Request, service: ServiceDep, listings: ListingsDep) ->
         milliseconds=1000 * seconds,
         count=len(views),
         alive=alive,
-        abandoned=[view for view in views if view.is_left_behind],
+        abandoned=[view for view in views if view.is_orphaned],
         workers=[(view.search, workers_of(service.store, view.search)) for view in alive[:_SEARCHES]],
         launches=service.drivers.launches(),
     )

@@ -11,20 +11,19 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.config.phases import START
-from moevolve.search.config.run import RunConfig
 from moevolve.search.figures.lineage import lineage_figure, main_line
 from moevolve.search.figures.style import to_svg
-from moevolve.search.genomes.base import Genome
+from moevolve.search.genomes.contract.base import Genome
 from moevolve.search.genomes.registry import counted, figures_for, parts_of
 from moevolve.search.genomes.repaired import bare
-from moevolve.search.loop.standings import score_of
+from moevolve.search.loop.final_table import score_of
+from moevolve.search.operations.subject import Subject, find_subject, start_of
 from moevolve.search.server.api.parameters import RefPath
 from moevolve.search.server.drivers import Launch
 from moevolve.search.server.guard import DOCUMENT_POLICY
 from moevolve.search.server.pages.rendering import render
 from moevolve.search.server.service import Service, ServiceDep
-from moevolve.search.service.subject import Subject, find_subject, start_of
+from moevolve.search.settings.phases import START
 from moevolve.store.errors import NotFoundError
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualDetail, IndividualRecord, LineageGraph
@@ -147,7 +146,7 @@ def _drawn(store: StoreReader, ref: str) -> tuple[Genome, Genome | None]:
 
 def _starts(store: StoreReader, subject: Subject) -> list[IndividualRecord]:
     """The individual that the search's method starts from, if it has one: phases begin with what `init` names."""
-    phases = subject.config.phases if isinstance(subject.config, RunConfig) else ()
+    phases = subject.config.phases
     if not phases or START not in phases[0].named:
         return []
     try:

@@ -10,7 +10,6 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 
-from moevolve.search.running.driving import is_gone
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import BestRow, Control, SearchSummary, Split
 
@@ -38,7 +37,7 @@ class Listings:
 
     def controls(self) -> dict[str, Control]:
         """Who runs each search and where it stands, by its id; never kept."""
-        return self._store.controls(is_gone)
+        return self._store.controls()
 
     def summaries(self, controls: dict[str, Control] | None = None) -> list[SearchSummary]:
         """All searches, oldest first; the caller may have read `controls` already."""

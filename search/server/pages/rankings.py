@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse
 
 from moevolve.evaluators.types import SCORED
-from moevolve.search.server.api.rankings import ScoredSplit
+from moevolve.search.operations.queries import best
+from moevolve.search.requests import BestRequest, ScoredSplit
+from moevolve.search.server.pages.forms import from_form
 from moevolve.search.server.pages.listings import ListingsDep
 from moevolve.search.server.pages.rendering import render
 from moevolve.search.server.service import ServiceDep
@@ -16,7 +19,6 @@ from moevolve.search.server.service import ServiceDep
 _ROWS = 25
 NameQuery = Annotated[str, Query(max_length=200)]
 """As forms send it: empty where nothing is chosen."""
-CountQuery = Annotated[str, Query(pattern=r"^\s*\d{0,9}\s*$")]
 
 routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
@@ -26,14 +28,10 @@ def show_best(
     request: Request,
     service: ServiceDep,
     listings: ListingsDep,
-    task: NameQuery = "",
-    experts: CountQuery = "",
-    active: CountQuery = "",
-    search: NameQuery = "",
-    by: ScoredSplit = "dev",
+    asked: Annotated[BestRequest, Depends(from_form(BestRequest))],
 ) -> HTMLResponse:
     """The best by task and budget."""
-    rows = service.store.best(task or None, _count(experts), _count(active), search or None, _ROWS, by)
+    rows = best(service.store, replace(asked, limit=_ROWS))
     return render(
         request,
         "best.jinja",
@@ -41,7 +39,7 @@ def show_best(
         tasks=sorted({*listings.tasks(), *(row.task for row in rows)}),
         searches=[one.search.name for one in listings.summaries()],
         splits=SCORED,
-        chosen={"task": task, "experts": experts.strip(), "active": active.strip(), "search": search, "by": by},
+        chosen=asked,
     )
 
 
@@ -61,7 +59,3 @@ def show_pareto(
         splits=SCORED,
         chosen={"task": asked, "split": split, "search": search},
     )
-
-
-def _count(text: str) -> int | None:
-    return int(text) if text.strip() else None

@@ -37,7 +37,9 @@ def add_pages(app: FastAPI, store: StoreReader) -> None:
     for module in MODULES:
         app.include_router(module.routes)
     app.include_router(routes)
-    app.mount("/static", _Files(directory=FOLDER / "static"), name="static")
+    app.mount(
+        "/static", _Files(directory=FOLDER / "static", packages=[("moevolve.search.report", "static")]), name="static"
+    )
 
 
 @routes.get("/login")

@@ -7,7 +7,7 @@ from fastapi.responses import HTMLResponse
 
 from moevolve.evaluators.types import SCORED
 from moevolve.search.config.files import parse_stored_config
-from moevolve.search.loop.standings import standings
+from moevolve.search.loop.final_table import standings
 from moevolve.search.report.contents import settings_text
 from moevolve.search.server.api.parameters import SearchPath
 from moevolve.search.server.pages.rendering import render
@@ -29,8 +29,8 @@ def show_course(request: Request, service: ServiceDep, search: SearchPath) -> HT
 def show_standings(request: Request, service: ServiceDep, search: SearchPath) -> HTMLResponse:
     """The final table."""
     record = service.store.search(search)
-    parse_stored_config(record.config)  # fails before all individuals are read
-    found = standings(service.store, record, service.store.history(record.id))
+    config = parse_stored_config(record.config)  # fails before all individuals are read
+    found = standings(service.store, record, config, service.store.history(record.id))
     return render(request, "standings.jinja", search=record, found=found, splits=SCORED)
 
 

@@ -7,8 +7,6 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
-from moevolve.search.config.run import RunConfig
-from moevolve.search.running.driving import is_gone
 from moevolve.search.server.api.parameters import AfterQuery, SearchPath
 from moevolve.search.server.pages.listings import ListingsDep
 from moevolve.search.server.pages.rendering import render
@@ -59,7 +57,7 @@ def show_search(
 ) -> HTMLResponse:
     """One search; parts of it that take long are fetched later."""
     record = service.store.search(search)
-    view = view_of_search(service.store, record, service.store.control(record.id, is_gone))
+    view = view_of_search(service.store, record, service.store.control(record.id))
     config = config_of(record)
     return render(
         request,
@@ -72,7 +70,7 @@ def show_search(
         after=after,
         spans=[{"kind": span.kind, "start": span.start, "stop": span.stop} for span in spans_of(config)],
         readable=config is not None,
-        again=isinstance(config, RunConfig) and bool(service.settings.configurations),
+        again=config is not None and not config.is_imported and bool(service.settings.configurations),
         at_once=view.made <= _AT_ONCE,
         log=bool(service.drivers.log(record.name)),
     )
@@ -82,7 +80,7 @@ def show_search(
 def show_now(request: Request, service: ServiceDep, search: SearchPath) -> HTMLResponse:
     """Where it stands now."""
     record = service.store.search(search)
-    view = view_of_search(service.store, record, service.store.control(record.id, is_gone))
+    view = view_of_search(service.store, record, service.store.control(record.id))
     return render(request, "now.jinja", view=view)
 
 

@@ -9,11 +9,12 @@ from typing import Literal
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import parse_stored_config
-from moevolve.search.config.run import RunConfig, StoredConfig
-from moevolve.search.loop.schedule import PhaseSpan, make_schedule
+from moevolve.search.config.run import RunConfig
+from moevolve.search.loop.final_table import winner_of
 from moevolve.search.loop.scores import full_fitness
-from moevolve.search.loop.standings import winner_of
-from moevolve.search.server.courses import Course
+from moevolve.search.server.fitness_curves import FitnessCurve
+from moevolve.search.strategies.schedule import PhaseSpan, make_schedule
+from moevolve.search.text import percent
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import Control, IndividualRecord, SearchRecord, SearchSummary
 
@@ -68,20 +69,20 @@ class SearchView:
     def state(self) -> str:
         """What it does, in a word or a few."""
         if self.control.alive:
-            asked = {"paused": "pause", "stopped": "stop", "cancelled": "cancel"}.get(self.control.wanted)
-            settled = asked is None or self.search.status == self.control.wanted
+            asked = {"paused": "pause", "stopped": "stop", "cancelled": "cancel"}.get(self.control.desired_state)
+            settled = asked is None or self.search.status == self.control.desired_state
             return self.search.status if settled else f"{self.search.status}, asked to {asked}"
-        return "left behind" if self.is_left_behind else self.search.status
+        return "left behind" if self.is_orphaned else self.search.status
 
     @property
-    def is_left_behind(self) -> bool:
+    def is_orphaned(self) -> bool:
         """Whether its driver is gone without having said how it ended."""
-        return self.search.is_left_behind(self.control.alive)
+        return self.search.is_orphaned(self.control.alive)
 
     @property
     def remark(self) -> str | None:
         """What there is to say of the state, one line."""
-        if self.is_left_behind:
+        if self.is_orphaned:
             return "its driver is gone; it can be resumed"
         if self.control.alive:
             stage = self.control.stage
@@ -101,7 +102,7 @@ class SearchView:
     def actions(self) -> tuple[str, ...]:
         """What can be asked for now."""
         if self.control.alive:
-            first = "resume" if self.control.wanted == "paused" else "pause"
+            first = "resume" if self.control.desired_state == "paused" else "pause"
             return first, "stop", "cancel", "scale"
         return () if self.search.status in ("finished", "cancelled") else ("resume", "cancel")
 
@@ -114,9 +115,9 @@ class SearchView:
             parts.append(f"{self.failed:,} failed")
         if self.best is not None:
             named = "" if self.best[0] is None else f" (individual {self.best[0]})"
-            parts.append(f"the best has {100 * self.best[1]:.1f} % on the search split{named}")
+            parts.append(f"the best has {percent(self.best[1])} % on the search split{named}")
         if self.full is not None:
-            parts.append(f"the full model {100 * self.full:.1f} %")
+            parts.append(f"the full model {percent(self.full)} %")
         if self.winner is not None:
             parts.append(f"the winner is individual {self.winner[0].index}")
         return ", ".join(parts) + "."
@@ -157,13 +158,14 @@ def view_of_search(store: StoreReader, search: SearchRecord, control: Control) -
 
 
 def _winner(store: StoreReader, search: SearchRecord) -> tuple[IndividualRecord, bool] | None:
-    if search.status != "finished" or config_of(search) is None:
+    config = config_of(search)
+    if search.status != "finished" or config is None:
         return None
-    winner, reranked = winner_of(store, search)
+    winner, reranked = winner_of(store, search, config)
     return None if winner is None else (winner, reranked)
 
 
-def config_of(search: SearchRecord) -> StoredConfig | None:
+def config_of(search: SearchRecord) -> RunConfig | None:
     """A search's configuration; None for one of another version of moevolve, whose settings can't be read."""
     try:
         return parse_stored_config(search.config)
@@ -171,9 +173,9 @@ def config_of(search: SearchRecord) -> StoredConfig | None:
         return None
 
 
-def spans_of(config: StoredConfig | None) -> tuple[PhaseSpan, ...]:
+def spans_of(config: RunConfig | None) -> tuple[PhaseSpan, ...]:
     """The phases that a configuration plans; none for imported individuals and for what can't be read."""
-    return make_schedule(config).spans if isinstance(config, RunConfig) else ()
+    return () if config is None else make_schedule(config).spans
 
 
 def phase_at(spans: Sequence[PhaseSpan], index: int) -> str:
@@ -190,7 +192,7 @@ class Step:
     phase: str
 
 
-def improvements(course: Course, spans: Sequence[PhaseSpan]) -> list[Step]:
+def improvements(course: FitnessCurve, spans: Sequence[PhaseSpan]) -> list[Step]:
     """The steps of the best score so far; of several within one bucket, the last one."""
     steps: list[Step] = []
     for high, at in zip(course.high, course.at, strict=True):

@@ -15,8 +15,8 @@ from moevolve.evaluators.fitness.engine import Decided, Generation
 from moevolve.evaluators.fitness.registry import DEFAULT_FITNESS, FITNESSES, known_fitness, task_fitnesses
 from moevolve.evaluators.fitness.runner import run_split
 from moevolve.evaluators.metrics import METRICS
-from moevolve.evaluators.tasks.prepare import prepare_split
-from moevolve.evaluators.tasks.registry import load_task
+from moevolve.evaluators.preparation.prepare import prepare_split
+from moevolve.evaluators.preparation.registry import load_task
 from moevolve.evaluators.types import PreparedSplit
 
 WriteTask = Callable[..., Path]

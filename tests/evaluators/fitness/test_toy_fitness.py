@@ -16,13 +16,13 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.fitness.base import Fitness, Floats
 from moevolve.evaluators.fitness.engine import Engine
 from moevolve.evaluators.fitness.registry import FITNESSES
-from moevolve.evaluators.tasks.prepare import prepare_split
-from moevolve.evaluators.tasks.registry import load_task
+from moevolve.evaluators.preparation.prepare import prepare_split
+from moevolve.evaluators.preparation.registry import load_task
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.cli.app import app
-from moevolve.workers.config import EngineConfig, ModelConfig
-from moevolve.workers.messages import EvaluationRequest
-from moevolve.workers.methods.base import IdentityEdit
+from moevolve.workers.contract.edits import IdentityEdit
+from moevolve.workers.contract.messages import EvaluationRequest
+from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.profiling.passes import PromptMeter, passes_of
 from moevolve.workers.worker import EvaluationWorker
@@ -124,7 +124,7 @@ def test_tasks_name_it(write_prompts: WriteTask, write_task: WriteTask) -> None:
 def test_it_is_listed_among_those_there_are(write_prompts: WriteTask) -> None:
     with pytest.raises(UserError, match=r"unknown fitness `short`; .*: generate, .*, agreement, brevity$"):
         load_task(f"{write_prompts(fitness='brevity')}@short")
-    with pytest.raises(UserError, match=r"field fitness: input should be 'generate', .* 'lm_eval' or 'brevity'"):
+    with pytest.raises(UserError, match=r"fitness: input should be 'generate', .* 'lm_eval' or 'brevity'"):
         load_task(write_prompts(fitness="short"))
     with pytest.raises(UserError, match="give `answer`"):
         load_task(f"{write_prompts(fitness='brevity')}@rank")

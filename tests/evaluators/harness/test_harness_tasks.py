@@ -16,8 +16,8 @@ import yaml
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.harness.files import find_yaml, portable, read_config, split_name
 from moevolve.evaluators.harness.tasks import load_harness
-from moevolve.evaluators.tasks.prepare import prepare_split, prepare_splits
-from moevolve.evaluators.tasks.registry import load_task
+from moevolve.evaluators.preparation.prepare import prepare_split, prepare_splits
+from moevolve.evaluators.preparation.registry import load_task
 from moevolve.evaluators.types import SPLITS
 
 pytest.importorskip("lm_eval")

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.tasks.prepare import prepare_split, prepare_splits
-from moevolve.evaluators.tasks.registry import load_task
+from moevolve.evaluators.preparation.prepare import prepare_split, prepare_splits
+from moevolve.evaluators.preparation.registry import load_task
 from moevolve.evaluators.types import SPLITS, PreparedSplit
 
 PROMPT = "{}\nA. Yes\nB. No\nAnswer:"

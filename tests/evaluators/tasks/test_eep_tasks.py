@@ -10,11 +10,11 @@ from typing import Any
 import datasets
 import pytest
 
-from moevolve.evaluators.tasks import prepare
+from moevolve.evaluators.preparation import prepare
+from moevolve.evaluators.preparation.prepare import prepare_split
+from moevolve.evaluators.preparation.registry import list_tasks, load_task
 from moevolve.evaluators.tasks.config import Source, TaskConfig
 from moevolve.evaluators.tasks.datasets import Table
-from moevolve.evaluators.tasks.prepare import prepare_split
-from moevolve.evaluators.tasks.registry import list_tasks, load_task
 from moevolve.evaluators.types import PreparedSplit
 
 _ROOT = Path(__file__).resolve().parents[3]

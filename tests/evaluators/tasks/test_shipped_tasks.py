@@ -11,10 +11,10 @@ import pytest
 from demo import CHOICES, TASKS, TEMPLATE
 
 from moevolve.evaluators.matching.registry import make_matcher
-from moevolve.evaluators.tasks import prepare
+from moevolve.evaluators.preparation import prepare
+from moevolve.evaluators.preparation.registry import list_tasks, load_task
 from moevolve.evaluators.tasks.config import Source
 from moevolve.evaluators.tasks.datasets import Table
-from moevolve.evaluators.tasks.registry import list_tasks, load_task
 from moevolve.evaluators.tasks.selection import check_disjoint, select_rows
 from moevolve.evaluators.types import SCORED, Example
 

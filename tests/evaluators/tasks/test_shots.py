@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.tasks.prepare import prepare_split, prepare_splits
-from moevolve.evaluators.tasks.registry import load_task
+from moevolve.evaluators.preparation.prepare import prepare_split, prepare_splits
+from moevolve.evaluators.preparation.registry import load_task
 
 WriteTask = Callable[..., Path]
 ROWS = [{"text": f"text {i}", "topic": "xy"[i % 2], "label": bool(i % 3)} for i in range(12)]  # as in conftest.py
@@ -74,16 +74,16 @@ def test_whole_texts_show_nothing_before_them_and_are_no_conversation(write_task
 @pytest.mark.parametrize(
     ("shots", "message"),
     [
-        ({"from": "all", "count": 13}, "field shots: .*can't take 13 rows"),
-        ({"from": "all", "indices": [12]}, "field shots: .*row 12 asked for, but there are 12 rows"),
+        ({"from": "all", "count": 13}, "shots: .*can't take 13 rows"),
+        ({"from": "all", "indices": [12]}, "shots: .*row 12 asked for, but there are 12 rows"),
         ({"from": "train", "count": 1}, "`shots.from` is `train`, but `source.files` has: all"),
-        ({"from": "all"}, "field shots: say how many shots with `count`"),
-        ({"form": "all", "count": 2}, "field shots: .*unknown key `form`"),
-        (3, "field shots: give a list of rows, or `from`"),
+        ({"from": "all"}, "shots: say how many shots with `count`"),
+        ({"form": "all", "count": 2}, "shots: .*form: unknown key"),
+        (3, "shots: give a list of rows, or `from`"),
         ([{"label": True}], "field prompt: shots, row 1: 'text' is undefined"),
         ([{"text": "x", "label": "maybe"}], "shots, row 1: `label` is 'maybe'"),
-        ({"from": "all", "count": 1, "per": "topic", "where": {"topic": ["x"]}}, "field shots: there are none of topi"),
-        ({"from": "all", "count": 12}, "field shots: all rows of `search` are shots"),
+        ({"from": "all", "count": 1, "per": "topic", "where": {"topic": ["x"]}}, "shots: there are none of topi"),
+        ({"from": "all", "count": 12}, "shots: all rows of `search` are shots"),
     ],
 )
 def test_shots_that_are_not_there(write_task: WriteTask, shots: Any, message: str) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from moevolve.evaluators.preparation.prepare import prepare_split, prepare_splits
+from moevolve.evaluators.preparation.registry import load_task
 from moevolve.evaluators.tasks.config import TaskConfig
-from moevolve.evaluators.tasks.prepare import prepare_split, prepare_splits
-from moevolve.evaluators.tasks.registry import load_task
 from moevolve.evaluators.types import PreparedSplit
 
 _ROOT = Path(__file__).resolve().parents[3]

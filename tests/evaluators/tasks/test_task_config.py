@@ -13,8 +13,8 @@ import pytest
 from pydantic import ValidationError
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.tasks.prepare import prepare_splits
-from moevolve.evaluators.tasks.registry import load_task
+from moevolve.evaluators.preparation.prepare import prepare_splits
+from moevolve.evaluators.preparation.registry import load_task
 from moevolve.evaluators.types import HarnessTask
 
 WriteTask = Callable[..., Path]
@@ -23,19 +23,19 @@ WriteTask = Callable[..., Path]
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"promt": "x"}, "unknown key `promt` (did you mean `prompt`?)"),
-        ({"splits": {"search": {"from": "all", "limit": 3}}}, "unknown key `splits.search.limit`"),
-        ({"prompt": None}, "field prompt: missing"),
-        ({"prompt": 3}, "field prompt: input should be a valid string"),
+        ({"promt": "x"}, "promt: unknown key (did you mean `prompt`?)"),
+        ({"splits": {"search": {"from": "all", "limit": 3}}}, "splits.search.limit: unknown key"),
+        ({"prompt": None}, "prompt: Field required"),
+        ({"prompt": 3}, "prompt: Input should be a valid string"),
         (
             {"matching": {"kind": "regex"}},
-            "field matching.kind: unknown matching kind `regex`; known: capital, contains",
+            "matching.kind: unknown matching kind `regex`; known: capital, contains",
         ),
-        ({"metric": "bleu"}, "field metric: unknown metric `bleu`; known: accuracy"),
+        ({"metric": "bleu"}, "metric: unknown metric `bleu`; known: accuracy"),
         ({"answer": None}, "give `answer`"),
         ({"choices": None}, "`option` looks for one of the choices"),
         ({"choices": None, "fitness": "rank", "matching": None}, "give `choices`"),
-        ({"source": {"hub": "a/b", "files": {"all": "rows.jsonl"}}}, "field source: give either `hub` or `files`"),
+        ({"source": {"hub": "a/b", "files": {"all": "rows.jsonl"}}}, "source: give either `hub` or `files`"),
         ({"source": {"files": {"all": "rows.jsonl", "more": "./rows.jsonl"}}}, "stands under both `all` and `more`"),
         (
             {"source": {"files": {"other": "rows.jsonl"}}},
@@ -46,15 +46,15 @@ WriteTask = Callable[..., Path]
         ({"splits": {"test": {"from": "all", "indices": [1, 1]}}}, "none twice"),
         ({"splits": {"test": {"from": "all", "indices": [1], "seed": 1}}}, "can't be combined"),
         ({"splits": {"test": {"from": "all", "indices": [1], "per": "topic"}}}, "can't be combined"),
-        ({"splits": {"test": {"from": "all", "min_chars": {"text": 0}}}}, "min_chars.text: input should be greater"),
+        ({"splits": {"test": {"from": "all", "min_chars": {"text": 0}}}}, "min_chars.text: Input should be greater"),
         (
             {"fitness": "bleu"},
-            "field fitness: input should be 'generate', 'rank', 'perplexity', 'kl', 'agreement' or 'lm_eval'",
+            "fitness: input should be 'generate', 'rank', 'perplexity', 'kl', 'agreement' or 'lm_eval'",
         ),
         ({"fitness": "lm_eval"}, "a task of lm-evaluation-harness is judged by it, and no other task is"),
         ({"source": {"hub": "a/b", "lm_eval": "arc_easy"}}, "give either `hub` or `files`"),
-        ({"labels": {"label": {"true": True}}}, "field labels.label.true: input should be a valid string"),
-        ({"max_new_tokens": 0}, "field max_new_tokens: input should be greater than or equal to 1"),
+        ({"labels": {"label": {"true": True}}}, "labels.label.true: Input should be a valid string"),
+        ({"max_new_tokens": 0}, "max_new_tokens: Input should be greater than or equal to 1"),
         ({"name": "other"}, "a task is called like its file: `small`"),
     ],
 )

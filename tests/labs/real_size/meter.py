@@ -53,6 +53,7 @@ class Block:
         self.tag = device.tag
 
     def __del__(self) -> None:
+        del self.storage  # first, or it is the host's for a moment
         self._device._freed(self)
 
 
@@ -96,7 +97,7 @@ class MeteredTensor(Tensor):
 
     def to(self, *args: Any, **kwargs: Any) -> Tensor:
         copies = kwargs.pop("copy", False)
-        device, dtype, _, layout = torch._C._nn._parse_to(*args, **kwargs)
+        device, dtype, _, layout = torch._C._nn._parse_to(*_where(args), **kwargs)
         dtype = self.dtype if dtype is None else dtype
         if device is not None and device.type != "cuda":
             return (
@@ -188,6 +189,7 @@ class MeteredDevice:
         self.by_tag: dict[str, int] = {}
         self.at_peak: dict[str, int] = {}
         self._private = 0  # of live, what lies in the process's private memory
+        self._computing = False  # results that aren't booked yet are none of the host's
         self._blocks: weakref.WeakValueDictionary[int, Block] = weakref.WeakValueDictionary()
         self._lock = threading.RLock()
         _give_back()
@@ -244,8 +246,19 @@ class MeteredDevice:
             return self._made(func, args, kwargs)
         if here and name == "aten::clone" and _large(args[0]):
             return self._copied(args[0], args[0].dtype, kwargs.get("memory_format"))
-        inner = exchanged(func, args, kwargs) if here else func(*args, **kwargs)
-        return self._taken(inner, ours) if here else inner
+        if not here:
+            return func(*args, **kwargs)
+        return self._computed(exchanged, (func, args, kwargs), {}, ours)
+
+    def _computed(
+        self, compute: Callable[..., Any], args: Any, kwargs: dict[str, Any], ours: list[MeteredTensor]
+    ) -> Any:
+        """What an operator gives, as the device's from the beginning on."""
+        self._computing = True
+        try:
+            return self._taken(compute(*args, **kwargs), ours)
+        finally:
+            self._computing = False
 
     def _made(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
         shape = func(*args, **(kwargs | {"device": "meta"}))
@@ -288,7 +301,7 @@ class MeteredDevice:
         if not was:  # to a dtype, or to where nothing is computed
             return func(*args, **kwargs)  # type: ignore[no-any-return]
         args, kwargs = tree_map(_on_host, (args, kwargs))
-        taken: Tensor = self._taken(func(*args, **kwargs), [source])
+        taken: Tensor = self._computed(func, args, kwargs, [source])
         return taken
 
     def _pin(self, name: str, tensor: Tensor) -> Any:
@@ -375,7 +388,8 @@ class MeteredDevice:
 
     def _watch(self, ends: threading.Event) -> None:
         while not ends.wait(0.005):
-            self.look()
+            if not self._computing:
+                self.look()
 
     def _replacements(self) -> dict[str, Any]:
         properties = SimpleNamespace(name="metered", total_memory=self.capacity, major=9, minor=0)
@@ -412,6 +426,7 @@ class MeteredDevice:
         plainly = Tensor.to
 
         def to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            args = _where(args)
             named = {key: value for key, value in kwargs.items() if key != "copy"}
             device, dtype, _, layout = torch._C._nn._parse_to(*args, **named)
             if device is None or device.type != "cuda" or isinstance(tensor, MeteredTensor):
@@ -444,6 +459,11 @@ def _made_on_host(factory: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return factory(data, *args, **kwargs).to(CUDA)
 
     return make
+
+
+def _where(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments of `to`, with what a tensor of the device stands for in its place."""
+    return (CUDA, args[0].dtype, *args[1:]) if args and isinstance(args[0], MeteredTensor) else args
 
 
 def _on_host(leaf: Any) -> Any:

@@ -53,6 +53,12 @@ class Spec:
         return few_layers(self.published, self.layers, self.dense) | self.changes
 
     @property
+    def experts(self) -> int:
+        """Routed experts of a layer."""
+        names = ("num_local_experts", "num_experts", "n_routed_experts")
+        return next((int(self.config[name]) for name in names if name in self.config), 0)
+
+    @property
     def scaled(self) -> str:
         """What isn't as published, for people."""
         share = [f"{self.layers} of {self.published['num_hidden_layers']} layers"]
@@ -67,15 +73,15 @@ SPECS = {
         Spec("mixtral-8x22b", 1, retained=4),
         Spec("qwen1.5-moe-a2.7b", 2, retained=30),
         Spec("qwen2-57b-a14b", 1, retained=32),
-        Spec("qwen3-30b-a3b", 2, retained=64),
+        Spec("qwen3-30b-a3b", 1, retained=64),
         Spec("olmoe-1b-7b", 2, retained=32, placements=("device", "host")),
         Spec("deepseek-v2-lite", 2, dense=1, retained=32),
         # One layer of 256 experts is 11 GB in FP8 and 23 GB unpacked.
         Spec("deepseek-v3", 2, dense=1, retained=16, changes={"n_routed_experts": 32}),
         Spec("glm-4.5-air", 2, dense=1, retained=64),
         Spec("gpt-oss-20b", 2, retained=16, router_space="logits"),
-        Spec("llama-3-8b", 2),
-        Spec("opt-13b", 2),
+        Spec("llama-3-8b", 1),
+        Spec("opt-13b", 1),
     )
 }
 

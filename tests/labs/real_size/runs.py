@@ -13,26 +13,30 @@ _MONTHS = ("January", "March", "May", "July", "August", "October", "November", "
 _PROMPT = "{{ passage }}\\nQuestion: {{ question }}\\nAnswer:"
 _EXPERTS_PHASES: dict[str, list[dict[str, Any]]] = {
     "prune": [{"kind": "prune"}],
-    "merge": [{"kind": "prune"}, {"kind": "merge", "group_rate": 1, "entry_rate": 0.5, "matrices": "together"}],
-    "repair": [{"kind": "prune", "repair": {"tokens": 256, "strengths": [0.01]}}],
-    "tune": [{"kind": "tune", "init": ["start", "random"]}],
+    "merge": [{"kind": "prune"}, {"kind": "merge", "group_rate": 1, "entry_rate": 0.5, "matrices": "joint"}],
+    "repair": [{"kind": "prune", "repair": {"tokens": 256, "ridge_lambdas": [0.01]}}],
+    "tune": [{"kind": "tune", "init": ["start"], "initial": 2}],
 }
 
 
 def write_task(directory: Path, rows: int = 8) -> Path:
-    """A task of as many questions per split, with its data; returns its file."""
+    """A task of as many questions per split, with its data; returns its file.
+
+    What is measured on is few long texts: they run one by one, and each takes a pass over all weights.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     for position, split in enumerate(("calibration", "search", "test")):
         lines = []
         for row in range(rows):
             name = _MONTHS[(row + 3 * position) % len(_MONTHS)]
-            passage = f"{name} is when the {row + position} of them came back, {'later ' * (row % 4)}than was expected."
+            later = "later " * (85 if split == "calibration" else row % 4)
+            passage = f"{name} is when the {row + position} of them came back, {later}than was expected."
             lines.append({"passage": passage, "question": f"When did the {row} come back?", "answer": name})
         (directory / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     files = "".join(f"    {split}: {split}.jsonl\n" for split in ("calibration", "search", "test"))
     splits = "".join(f"  {split}: {{from: {split}}}\n" for split in ("calibration", "search", "test"))
     text = f"description: questions of the lab\nsource:\n  files:\n{files}splits:\n{splits}"
-    text += f'prompt: "{_PROMPT}"\nanswer: "{{{{ answer }}}}"\nmatching: {{kind: exact}}\nmax_new_tokens: 4\n'
+    text += f'prompt: "{_PROMPT}"\nanswer: "{{{{ answer }}}}"\nmatching: {{kind: exact}}\nmax_new_tokens: 2\n'
     path = directory / "lab.yaml"
     path.write_text(text)
     return path

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import re
 import shutil
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,48 +17,66 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from moevolve.evaluators.preparation.prepare import prepare_split
+from moevolve.evaluators.preparation.registry import load_task
+from moevolve.search.config.files import as_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.estimate.devices import Device, find_gpus
-from moevolve.search.estimate.estimate import EstimateRequest, estimate
-from moevolve.search.genomes.base import Genome
+from moevolve.search.estimate.estimate import Estimate, EstimateRequest, estimate
+from moevolve.search.genomes.contract.base import Genome
 from moevolve.search.genomes.registry import baseline_offspring
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.running.set_up import set_up
-from moevolve.workers.capacity import NeededMemory, WorkerMemory, experts_share
-from moevolve.workers.export.card import ExportCard
+from moevolve.workers.contract.capacity import NeededMemory, NoRoomError, check_room
+from moevolve.workers.contract.card import ExportCard
+from moevolve.workers.contract.edits import Calibration, Edit, IdentityEdit
+from moevolve.workers.contract.messages import EvaluationRequest
+from moevolve.workers.contract.settings import EngineConfig, ModelConfig
+from moevolve.workers.contract.usage import UsageRequest
 from moevolve.workers.export.export import export_model
-from moevolve.workers.messages import EvaluationRequest
-from moevolve.workers.methods.base import Calibration, Edit, IdentityEdit
-from moevolve.workers.methods.eep.room import kept_layers
-from moevolve.workers.methods.usage import UsageRequest
+from moevolve.workers.profiling.passes import PromptMeter
 from moevolve.workers.worker import EvaluationWorker
 from real_size.meter import MeteredDevice
+from real_size.predicted import predicted
 from real_size.published import SPECS, Spec
 from real_size.runs import run_config
 
-EXPERTS = ("load", "full", "prune", "merge", "repair", "skip")
-BASELINES = ("frequency", "soft_activation", "reap", "hc_smoe", "naee", "fitted")
-AFTER = ("analyse", "answers", "export", "reload", "profile")
-EXPERT_VERBS = (*EXPERTS, *(f"calibrate {name}" for name in BASELINES), *AFTER)
-DENSE_VERBS = (
-    "load",
-    "full",
-    *(f"{step} {kind}" for kind in ("nanomoe", "tomoe", "factorllm") for step in ("calibrate", "start")),
+BASELINES = ("frequency", "reap", "naee", "fitted")
+"""`soft_activation` is measured with `frequency`; `hc_smoe` merges, and comes later."""
+UNLOADED = ("plan", "prompts")
+"""For which files may have holes."""
+EXPERT_VERBS = (
+    *UNLOADED,
+    *("load", "full", "prune", "skip"),
+    *(f"calibrate {name}" for name in BASELINES),
+    # In this order: answers of the full model put away what candidates of baselines ran on.
+    *("answers", "analyse"),
+    # From here on the model has buffers for experts that aren't the originals, which it keeps.
+    *("merge", "calibrate hc_smoe", "repair", "export", "reload", "profile"),
 )
+DENSE_VERBS = (*UNLOADED, "load", "full", "start nanomoe", "start tomoe", "start factorllm")
+"""A start is a calibration and the first candidate."""
 _FEW = {
     "groups": 1,
-    "calibration_tokens": 256,
-    "naee_tokens": 16,
-    "naee_subsets": 70,
-    "fitted_tokens": 64,
-    "fitted_subsets": 4,
+    "naee_subsets": 2,
+    "fitted_subsets": 2,
     "skipping_tokens": 128,
 }
-_DENSE: dict[str, dict[str, Any]] = {
-    "nanomoe": {"kind": "nanomoe", "rank": 128, "calibration_tokens": 256},
-    "tomoe": {"kind": "tomoe", "calibration_tokens": 256},
-    "factorllm": {"kind": "factorllm", "experts": 4, "active": 2, "calibration_tokens": 256},
+_SUBSETS = ("naee", "fitted")
+"""Baselines that try subsets of experts, and need as much memory for few of them as for many: one is dropped here."""
+_SECTIONS: dict[str, dict[str, Any]] = {
+    "skip": {"dynamic_skipping": True, "active": 2},
+    "export": {"router_space": "logits"},
 }
+_PHASES = {"merge": "merge", "hc_smoe": "merge", "repair": "repair"}
+_DENSE: dict[str, dict[str, Any]] = {
+    "nanomoe": {"kind": "nanomoe", "rank": 128},
+    "tomoe": {"kind": "tomoe"},
+    "factorllm": {"kind": "factorllm", "experts": 4, "active": 2},
+}
+
+_OPT: dict[str, dict[str, Any]] = {"nanomoe": {"layers": "*.fc?"}, "tomoe": {"attention": False}}
+"""What is said otherwise for a family without gates and rotary positions."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +120,6 @@ class Session:
         self.spec, self.model, self.task, self.originals, self.device = spec, model, task, originals, device
         self.worker: EvaluationWorker | None = None
         self._exported = model.with_name(f"{model.name}-exported")
-        self._edit: Edit | None = None
         self._logits: Tensor | None = None
 
     def rows(self, verbs: tuple[str, ...]) -> Iterator[Row]:
@@ -140,24 +159,91 @@ class Session:
         doing: Callable[..., str | None] = getattr(self, f"_{name}")
         return doing(of) if of else doing()
 
-    def _config(self, phases: str = "prune", init: tuple[str, ...] = (), **genome: Any) -> RunConfig:
-        base = {"kind": "eep", "experts": self.spec.retained, "router_space": self.spec.router_space} | _FEW
-        section = genome if "kind" in genome else base | genome
-        return run_config(self.spec, self.model, self.task, section, phases, init, self.originals)
+    def config(self, verb: str) -> RunConfig:
+        """The search that a verb is asked of."""
+        name, _, of = verb.partition(" ")
+        if not self.spec.retained:
+            section, phases = _DENSE[of or "tomoe"], "tune"
+            if self.spec.published["model_type"] == "opt":
+                section = section | _OPT.get(of or "tomoe", {})
+        else:
+            section = {"kind": "eep", "experts": self.spec.retained, "router_space": self.spec.router_space} | _FEW
+            section |= _SECTIONS.get(name, {})
+            if of in _SUBSETS:
+                section["experts"] = self.spec.experts - 1
+            phases = _PHASES.get(of or name, "prune")
+        section = section | {"calibration_tokens": self._tokens[1]}
+        init = (of,) if of and self.spec.retained else ()
+        made = run_config(self.spec, self.model, self.task, section, phases, init, self.originals)
+        return as_run_config(made, [f"phases.0.repair.tokens={self._tokens[-1]}"]) if phases == "repair" else made
+
+    @cached_property
+    def _tokens(self) -> list[int]:
+        """Tokens of the first text to measure on, of the first two and so on, to ask for just as many.
+
+        Two are enough but for repairs, which check themselves on every eighth.
+        """
+        split = prepare_split(load_task(str(self.task)), "calibration")
+        meter = PromptMeter(ModelConfig(str(self.model)), EngineConfig())
+        return [meter.most_tokens(split.head(count + 1)) for count in range(len(split.examples))]
 
     def _held(self) -> EvaluationWorker:
         if self.worker is None:
-            config = self._config("merge") if self.spec.retained else self._config("tune", **_DENSE["tomoe"])
-            needed = NeededMemory(self.memory(config), 1.0)
+            config = self.config("merge" if self.spec.retained else "load")
+            needed = NeededMemory(self.estimate(config).memory[self.originals], 1.0)
             self.worker = EvaluationWorker(config.model, config.engine, needed=needed)
         return self.worker
+
+    def _plan(self) -> str:
+        """What `launch` does on a card of three quarters of what is needed: refuses, and says what would fit.
+
+        Nothing does where one layer's experts alone take more.
+        """
+        config = self.config("merge" if self.spec.retained else "load")
+        needed, whole = _needed(config), self.device.capacity
+        self.device.capacity = needed.memory.device * 3 // 4
+        try:
+            fits = self._refused(config, needed)
+            if fits:
+                check_room(_needed(as_run_config(config, fits)), torch.device("cuda", 0))
+        finally:
+            self.device.capacity = whole
+        return (
+            f"{needed.memory.device / 1e9:.2f} GB needed; on 3/4 of it refused, {' '.join(fits) or 'no setting'} fits"
+        )
+
+    def _prompts(self) -> str:
+        """What the model is asked first, and what is scored of its answer, as its tokens say it."""
+        config = self.config("full")
+        meter = PromptMeter(config.model, config.engine)
+        ((asked, scored, _),) = meter.texts(set_up(config, "lab-1").prepared["search"][0].head(1))
+        print(f"asked:\n{asked}\nscored:\n{scored}", flush=True)
+        return f"asked …{asked[-64:]!r}, scored {scored!r}"
+
+    def _refused(self, config: RunConfig, needed: NeededMemory) -> list[str]:
+        """The settings that a refusal names; nothing may have been loaded."""
+        try:
+            EvaluationWorker(config.model, config.engine, needed=needed)
+        except NoRoomError as error:
+            if self.device.peak:
+                raise
+            return re.findall(r"--set (\S+?)(?=[ ;])", str(error))
+        raise RuntimeError("it was loaded")
 
     def _load(self) -> None:
         self._held()
 
     def _full(self) -> str:
-        setup = set_up(self._config() if self.spec.retained else self._config("tune", **_DENSE["tomoe"]), "lab-1")
-        return self._score(setup, IdentityEdit())
+        return self._score(set_up(self.config("full"), "lab-1"), IdentityEdit())
+
+    def _set_up(self, verb: str) -> SearchSetup:
+        """What a search begins with: calibrated where it needs that."""
+        setup = set_up(self.config(verb), "lab-1")
+        recipe = setup.space.recipe
+        if recipe is None:
+            return setup
+        made = self._held().calibrate(recipe, setup.prepared["calibration"])
+        return replace(setup, space=setup.space.calibrated(Calibration.from_bytes(made)))
 
     def _score(self, setup: SearchSetup, edit: Edit) -> str:
         splits = setup.prepared["search"]
@@ -167,52 +253,40 @@ class Session:
         (result,) = reply.results.values()
         return f"log-probability {result.gold_logprob:.3f}"
 
-    def _calibrated(self, setup: SearchSetup) -> SearchSetup:
-        recipe = setup.space.recipe
-        if recipe is None:
-            return setup
-        made = self._held().calibrate(recipe, setup.prepared["calibration"])
-        return replace(setup, space=setup.space.calibrated(Calibration.from_bytes(made)))
+    def _sampled(self, verb: str) -> str:
+        setup = self._set_up(verb)
+        return self._score(setup, sampled(setup).express())
 
     def _prune(self) -> str:
-        setup = set_up(self._config(), "lab-1")
-        return self._score(setup, sampled(setup).express())
-
-    def _merge(self) -> str:
-        setup = set_up(self._config("merge"), "lab-1")
-        rng = np.random.default_rng(1)
-        merged = setup.space.breed(rng, setup.config.phases[1], (sampled(setup),)).genome
-        self._edit = merged.express()
-        return self._score(setup, self._edit)
+        return self._sampled("prune")
 
     def _repair(self) -> str:
-        setup = self._calibrated(set_up(self._config("repair"), "lab-1"))
-        return self._score(setup, sampled(setup).express())
+        return self._sampled("repair")
 
     def _skip(self) -> str:
-        setup = self._calibrated(set_up(self._config(dynamic_skipping=True, active=2), "lab-1"))
-        return self._score(setup, sampled(setup).express())
+        return self._sampled("skip")
 
-    def _calibrate(self, name: str) -> str | None:
-        if name in _DENSE:
-            self._calibrated(set_up(self._config("tune", **_DENSE[name]), "lab-1"))
-            return None
-        phases = "merge" if name == "hc_smoe" else "prune"
-        setup = self._calibrated(set_up(self._config(phases, (name,)), "lab-1"))
+    def _start(self, kind: str) -> str:
+        return self._sampled(f"start {kind}")
+
+    def _merge(self) -> str:
+        setup = self._set_up("merge")
+        rng = np.random.default_rng(1)
+        merged = setup.space.breed(rng, setup.config.phases[1], (sampled(setup),)).genome
+        return self._score(setup, merged.express())
+
+    def _calibrate(self, name: str) -> str:
+        setup = self._set_up(f"calibrate {name}")
         made = baseline_offspring(name, setup.space, setup.config.phases[-1]).genome
         return self._score(setup, made.express())
 
-    def _start(self, kind: str) -> str:
-        setup = self._calibrated(set_up(self._config("tune", **_DENSE[kind]), "lab-1"))
-        return self._score(setup, sampled(setup).express())
-
     def _analyse(self) -> str:
-        setup = set_up(self._config(), "lab-1")
+        setup = self._set_up("analyse")
         usage = self._held().analyse(UsageRequest(sampled(setup).express(), 64), setup.prepared["search"][0])
-        return f"{len(usage.layers)} layers counted"
+        return f"{len(usage.routed)} layers counted"
 
     def _answers(self) -> str:
-        setup = set_up(self._config(), "lab-1")
+        setup = self._set_up("answers")
         split = setup.prepared["search"][0].head(4)
         worker = self._held()
         full, pruned = worker.answer(IdentityEdit(), split), worker.answer(sampled(setup).express(), split)
@@ -221,7 +295,7 @@ class Session:
 
     def _export(self) -> str:
         """As the command does it: in a process that holds no model before; pruned, for a stock checkpoint."""
-        setup = set_up(self._config(router_space="logits"), "lab-1")
+        setup = self._set_up("export")
         edit = sampled(setup).express()
         resident = self._held().resident
         with resident.edited(edit):
@@ -268,42 +342,24 @@ class Session:
 
     def _planned(self, verb: str) -> tuple[int | None, int | None]:
         try:
-            return planned(self, verb)
+            if verb in UNLOADED:
+                return None, None
+            return predicted(self.spec, self.originals, self.device.capacity, verb, self.estimate(self.config(verb)))
         except Exception:  # noqa: BLE001 - shown as no plan
             traceback.print_exc()
             return None, None
 
-    def memory(self, config: RunConfig) -> WorkerMemory:
-        """What `plan` says of a worker of a run on this device."""
+    def estimate(self, config: RunConfig) -> Estimate:
+        """What `plan` says of a run on this device."""
         (card,) = find_gpus("a100-80g")
         gpu: Device = replace(card, memory=self.device.capacity)
-        return estimate(EstimateRequest(config, (gpu,))).memory[self.originals if self.spec.retained else "device"]
+        return estimate(EstimateRequest(config, (gpu,)))
 
 
-_WEIGHTS = ("weights outside of experts", "original experts")
-_PHASES = {"merge": "merge", "repair": "repair"}
-
-
-def planned(session: Session, verb: str) -> tuple[int | None, int | None]:
-    """Peak bytes on the device and on the host by `plan`; None for what it says nothing of."""
-    name, _, of = verb.partition(" ")
-    if name in ("export", "reload", "profile"):
-        return None, None
-    if of in _DENSE or not session.spec.retained:
-        memory = session.memory(session._config("tune", **_DENSE[of or "tomoe"]))
-    else:
-        phases = "merge" if of == "hc_smoe" else _PHASES.get(name, "prune")
-        memory = session.memory(session._config(phases, (of,) if of else ()))
-    weights = sum(item.device for item in memory.items if item.title in _WEIGHTS)
-    if name == "load":
-        return weights, memory.host_peak
-    if not memory.experts:
-        return memory.device, memory.host
-    # Originals on the host: layers keep what they run on as far as there is room, the others take turns.
-    layers = session.spec.layers - session.spec.dense
-    size = memory.experts // layers
-    kept = kept_layers(layers, size, experts_share(session.device.capacity - weights, memory.beside))
-    return weights + memory.beside + size * min(layers, kept + 1), memory.host
+def _needed(config: RunConfig) -> NeededMemory:
+    needed = set_up(config, "lab-1").needed
+    assert needed is not None
+    return needed
 
 
 def sampled(setup: SearchSetup) -> Genome:
@@ -325,5 +381,10 @@ def logits(model: Any, tokens: Tensor) -> Tensor:
 
 
 def verbs_of(name: str) -> tuple[str, ...]:
-    """What is asked of a model."""
-    return EXPERT_VERBS if SPECS[name].retained else DENSE_VERBS
+    """What is asked of a model; routing groups let no baseline choose among all experts at once."""
+    spec = SPECS[name]
+    if not spec.retained:
+        return DENSE_VERBS
+    grouped = int(spec.config.get("n_group") or 1) > 1
+    refused = [f"calibrate {each}" for each in (*_SUBSETS, "hc_smoe")] if grouped else []
+    return tuple(verb for verb in EXPERT_VERBS if verb not in refused)

@@ -16,7 +16,7 @@ import moevolve
 pytestmark = pytest.mark.slow
 
 README = Path(__file__).parents[3] / "README.md"
-Launched = tuple[str, "moevolve.Standings", list[str]]
+Launched = tuple[str, "moevolve.FinalTable", list[str]]
 
 
 @pytest.fixture(scope="module")
@@ -62,23 +62,23 @@ def test_six_lines(launched: Launched, tmp_path: Path) -> None:
         assert [row.search.name for row in moevolve.searches(store)] == ["demo"], "it was left open"
     assert run.winner in [row.ref for row in top]
     assert top[0].dev_score == max(row.dev_score for row in top if row.dev_score is not None)
-    exported = moevolve.export(run.winner, tmp_path / "smaller", store=url)
+    exported = moevolve.export(url, run.winner, tmp_path / "smaller")
     assert (tmp_path / "smaller" / "config.json").exists()
-    assert moevolve.show(run.winner, store=url).exports[0].path == str(exported.directory)
+    assert moevolve.show(url, run.winner).exports[0].path == str(exported.directory)
     assert told == [f"begin demo in {url}", "starting workers", "evaluating", "re-ranking and final scores"]
 
 
 def test_evaluations_have_intervals_and_are_kept(launched: Launched) -> None:
     url, run, _ = launched
     assert run.winner is not None
-    task = json.loads(moevolve.show(run.winner, store=url).search.config)["tasks"][0]["name"]
-    found = moevolve.evaluate(run.winner, task, store=url)
+    task = json.loads(moevolve.show(url, run.winner).search.config)["tasks"][0]["name"]
+    found = moevolve.evaluate(url, run.winner, task=task)
     assert run.best is not None
     score = run.best.score("pick", "test")
     assert score is not None and found.score == score.score
     assert found.interval == (score.low, score.high)
     data = moevolve.as_data(found)
-    assert data["id"] == run.winner and data["interval"] == list(found.interval or ())
+    assert data["ref"] == run.winner and data["interval"] == list(found.interval or ())
     assert json.loads(json.dumps(data)) == data
 
 
@@ -88,8 +88,8 @@ def test_records_become_what_the_commands_print(launched: Launched, in_process: 
     said = {
         ("searches",): moevolve.searches(url),
         ("best", "--task", "pick"): moevolve.best(url, task="pick"),
-        ("show", run.winner): moevolve.show(run.winner, store=url),
-        ("lineage", run.winner, "--depth", "2"): moevolve.lineage(run.winner, store=url, depth=2),
+        ("show", run.winner): moevolve.show(url, run.winner),
+        ("lineage", run.winner, "--depth", "2"): moevolve.lineage(url, run.winner, depth=2),
     }
     for command, record in said.items():
         done = in_process(*command, "--store", url, "--json")
@@ -99,13 +99,13 @@ def test_records_become_what_the_commands_print(launched: Launched, in_process: 
 
 def test_what_is_finished_is_resumed_without_evaluating_anything(launched: Launched, ray_address: str) -> None:
     url, run, _ = launched
-    evaluations = moevolve.show(run.winner or "", store=url).evaluations
+    evaluations = moevolve.show(url, run.winner or "").evaluations
     with moevolve.open_store(url) as store:
-        again = moevolve.resume("demo", store=store, address=ray_address)
-        assert again.contestants == run.contestants
-        assert moevolve.show(run.winner or "", store=store).evaluations == evaluations
+        again = moevolve.resume(store, "demo", address=ray_address)
+        assert again.entries == run.entries
+        assert moevolve.show(store, run.winner or "").evaluations == evaluations
         notes: list[str] = []
-        assert moevolve.retry("demo", store=store, observer=moevolve.Observer(on_note=notes.append)) is None
+        assert moevolve.retry(store, "demo", observer=moevolve.Observer(on_note=notes.append)) is None
     assert notes == ["nothing to retry: no individual failed by fault of a worker or of time"]
 
 
@@ -117,13 +117,13 @@ def test_a_taken_name_and_other_settings_are_refused(tiny: Any, launched: Launch
     with pytest.raises(moevolve.UserError, match="with other settings than this configuration has now"):
         moevolve.launch(config, store=url, overrides={"seed": 9}, or_resume=True)
     with pytest.raises(moevolve.UserError, match="only `workers` and `final` settings may change"):
-        moevolve.resume("demo", store=url, overrides=["seed=9"])
+        moevolve.resume(url, "demo", overrides=["seed=9"])
     with pytest.raises(moevolve.UserError, match=r"configuration of search demo: .*experts"):
         moevolve.launch(config, store=url, overrides={"genome.experts": "many"})
     with pytest.raises(moevolve.StoreError, match="ghost"):
-        moevolve.show("ghost:1", store=url)
+        moevolve.show(url, "ghost:1")
     with pytest.raises(moevolve.UserError, match="demo:0: say in which store it is"):
-        moevolve.profile("demo:0")
+        moevolve.profile(None, ["demo:0"])
 
 
 def test_an_open_store_is_where_a_search_goes(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ def test_an_open_store_is_where_a_search_goes(tiny: Any, tmp_path: Path, monkeyp
 
     from local_workers import local_pool
 
-    from moevolve.search.service import launch as service
+    from moevolve.search.running import launch as service
 
     monkeypatch.setattr(service, "execute", partial(service.execute, make_pool=local_pool))
     run = tiny.write_run(
@@ -155,4 +155,4 @@ def test_a_store_that_was_opened_to_read_is_only_read(tmp_path: Path) -> None:
         with pytest.raises(moevolve.StoreError, match=r"opened for reading only, .* moevolve\.open_store"):
             moevolve.db.prune(store=writer)
         with pytest.raises(moevolve.StoreError, match="opened for reading only"):
-            moevolve.pause("none", store=writer)
+            moevolve.pause(writer, "none")

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from moevolve.evaluators.errors import UserError
 from moevolve.search.cli.app import app
 from moevolve.search.config.files import load_run_config
-from moevolve.search.service.launch import register, set_up_new
+from moevolve.search.running.launch import register, set_up_new
 from moevolve.store.errors import StoreError
 from moevolve.store.repository import Store
 

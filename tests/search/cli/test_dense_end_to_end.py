@@ -19,15 +19,15 @@ from typer.testing import CliRunner, Result
 from waiting import PATIENT_S
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.tasks.prepare import prepare_split
-from moevolve.evaluators.tasks.registry import load_task
+from moevolve.evaluators.preparation.prepare import prepare_split
+from moevolve.evaluators.preparation.registry import load_task
 from moevolve.search.cli.app import app
 from moevolve.search.cli.output.final_table import print_standings
 from moevolve.search.config.files import load_run_config
-from moevolve.search.loop.standings import Standings
+from moevolve.search.loop.final_table import FinalTable
+from moevolve.search.running.launch import register
+from moevolve.search.running.resume import set_up_stored
 from moevolve.search.running.set_up import set_up
-from moevolve.search.service.launch import register
-from moevolve.search.service.resume import set_up_stored
 from moevolve.store.repository import Store
 
 pytestmark = pytest.mark.slow
@@ -46,7 +46,7 @@ class Calm:
 
     kind: str
     folder: Path
-    report: Standings
+    report: FinalTable
     snapshot: Any
 
     @property
@@ -105,7 +105,7 @@ def write_run(folder: Path, kind: str) -> Path:
         # One prompt per forward pass: slow enough to be interrupted in the middle.
         "engine": {"batch_tokens": 8},
         "workers": {"count": 1, "num_cpus": 0.5},
-        "final": {"rerank": 2, "random_draws": 2},
+        "final": {"rerank": 2, "random_baselines": 2},
     }
     path = folder / "run.yaml"
     path.write_text(yaml.safe_dump(data))
@@ -132,18 +132,24 @@ def test_a_killed_driver_changes_nothing(
 
 def test_questions_to_the_store(calm: Calm) -> None:
     (search,) = calm.json("searches")
-    assert (search["name"], search["genome"], search["individuals"], search["failed"]) == (calm.kind, calm.kind, 20, 0)
+    assert (search["search"]["name"], search["search"]["genome_kind"], search["individuals"], search["failed"]) == (
+        calm.kind,
+        calm.kind,
+        20,
+        0,
+    )
     first = calm.json("best", "--task", "demo-relation", "--limit", 2)[0]
-    assert (first["id"], first["ranked_by"]) == (calm.winner, "dev")
-    shown = calm.json("show", calm.winner)
-    assert (shown["genome"], shown["phase"], shown["status"]) == (first["genome"], "tune", "ok")
-    assert {row["split"] for row in shown["evaluations"]} == {"search", "dev", "test"}
+    assert (first["ref"], first["ranked_by"]) == (calm.winner, "dev")
+    detail = calm.json("show", calm.winner)
+    shown = detail["individual"]
+    assert (shown["summary"], shown["phase"], shown["status"]) == (first["summary"], "tune", "ok")
+    assert {row["split"] for row in detail["evaluations"]} == {"search", "dev", "test"}
     assert shown["active_parameters"] < shown["parameters_full"]
     graph = calm.json("lineage", f"{calm.kind}:{TOTAL - 1}")
     assert graph["edges"] and {node["phase"] for node in graph["nodes"]} == {"tune"}
     assert calm.ask("lineage", calm.winner, "--dot").stdout.startswith("digraph")
-    assert shown["genome"] in calm.ask("show", calm.winner).stdout
-    assert shown["genome"].split()[0] in calm.ask("lineage", calm.winner).stdout  # long ones are wrapped there
+    assert shown["summary"] in calm.ask("show", calm.winner).stdout
+    assert shown["summary"].split()[0] in calm.ask("lineage", calm.winner).stdout  # long ones are wrapped there
     assert calm.winner in calm.ask("best", "--experts", shown["experts"], "--active", shown["active"]).stdout
     assert calm.json("best", "--experts", 99) == []
 
@@ -153,7 +159,7 @@ def test_any_task_can_be_scored(calm: Calm, tmp_path: Path) -> None:
     (tmp_path / "few.yaml").write_text(yaml.safe_dump(task))
     arguments = ("--task", f"{tmp_path / 'few.yaml'}@kl", "--split", "dev")
     found = calm.json("evaluate", calm.winner, *arguments)
-    assert (found["task"], found["examples"]) == ("few@kl", 8)
+    assert (found["record"]["task"], found["record"]["examples_seen"]) == ("few@kl", 8)
     assert 0 < found["interval"][0] < found["score"] < found["interval"][1] < 1
     assert calm.json("evaluate", calm.winner, *arguments) == found, "the second one comes from the store"
     full = calm.json("evaluate", "full", *arguments)
@@ -191,7 +197,7 @@ def test_exports_answer_as_they_were_scored(searched: Callable[[str], Calm], tmp
     found = json.loads(done.stdout.splitlines()[-1])
     for calm, report, (module, answers) in zip(calms, reports, found, strict=True):
         assert report["form"] == "native"
-        assert report["parameters"] == calm.json("show", calm.winner)["parameters"]
+        assert report["parameters"] == calm.json("show", calm.winner)["individual"]["parameters"]
         assert "moevolve" in module, "the checkpoint's own modelling code"
         pairs = zip(answers, split.examples, strict=True)
         right = sum(answer == one.references[0] for answer, one in pairs)

@@ -49,28 +49,25 @@ def test_best_json_has_what_is_promised(finished: Path, in_process: Any) -> None
     rows = json.loads(in_process("best", "--task", "pick", "--json", "--limit", "3", cwd=finished).stdout)
     assert 1 <= len(rows) <= 3
     first = rows[0]
-    assert first["search"] == "calm"
-    assert first["id"].startswith("calm:")
-    assert set(first["scores"]) == {"search", "dev", "test"}
-    assert first["scores"]["dev"] is not None
-    assert first["scores"]["test"] is not None
+    assert first["search_name"] == "calm"
+    assert first["ref"].startswith("calm:")
+    assert None not in (first["search_score"], first["dev_score"], first["test_score"])
     assert first["ranked_by"] == "dev"
     assert (first["experts"], first["active"]) == (2, 2)
-    assert 0 < first["parameters_kept"] < 1
-    assert first["genome"]
-    assert first["lineage_depth"] >= 0
-    assert f"best found\n{first['id']}" not in first["genome"]
-    assert first["id"] in (finished / "out.txt").read_text(), "the table's winner is the best on dev"
+    assert 0 < first["parameters"] < first["parameters_full"]
+    assert first["summary"]
+    assert first["depth"] >= 0
+    assert first["ref"] in (finished / "out.txt").read_text(), "the table's winner is the best on dev"
     assert json.loads(in_process("best", "--experts", "3", "--json", cwd=finished).stdout) == []
 
 
 def test_listings(finished: Path, moevolve: Any, in_process: Any) -> None:
     (search,) = json.loads(in_process("searches", "--json", cwd=finished).stdout)
-    assert (search["name"], search["status"], search["individuals"]) == ("calm", "finished", TOTAL)
+    assert (search["search"]["name"], search["search"]["status"], search["individuals"]) == ("calm", "finished", TOTAL)
     assert "calm" in moevolve("searches", cwd=finished).stdout
     shown = json.loads(in_process("show", "calm:20", "--json", cwd=finished).stdout)
-    assert shown["phase"] == "merge"
-    assert shown["status"] == "ok"
+    assert shown["individual"]["phase"] == "merge"
+    assert shown["individual"]["status"] == "ok"
     assert shown["evaluations"][0]["split"] == "search"
     assert "retained" in in_process("show", "calm:20", cwd=finished).stdout
     graph = json.loads(in_process("lineage", "calm:20", "--json", cwd=finished).stdout)
@@ -105,7 +102,7 @@ def test_evaluate_reuses_and_measures(finished: Path, in_process: Any, tiny: Any
     full = json.loads(
         in_process("evaluate", "full", "--task", tiny.task, "--split", "test", "--json", cwd=finished).stdout
     )
-    assert full["examples"] == 21
+    assert full["record"]["examples_seen"] == 21
     assert full["interval"][0] <= full["score"] <= full["interval"][1]
     fresh = in_process("evaluate", "calm:0", "--task", tiny.task, "--split", "dev", "--json", cwd=finished)
     again = in_process("evaluate", "calm:0", "--task", tiny.task, "--split", "dev", "--json", cwd=finished)
@@ -120,7 +117,7 @@ def test_evaluate_under_another_fitness_is_another_task(finished: Path, in_proce
         return json.loads(done.stdout)
 
     full, pruned, likelihood = score("full", "kl"), score("calm:0", "kl"), score("calm:0", "perplexity")
-    assert (full["task"], likelihood["task"]) == ("pick@kl", "pick@perplexity")
+    assert (full["record"]["task"], likelihood["record"]["task"]) == ("pick@kl", "pick@perplexity")
     assert full["score"] == pytest.approx(1.0, abs=1e-6)
     assert full["interval"] == pytest.approx([1.0, 1.0], abs=1e-6), "no luck is in it, however few the examples"
     assert 0 < pruned["interval"][0] <= pruned["score"] <= pruned["interval"][1] < 1
@@ -133,7 +130,7 @@ def test_evaluate_under_another_fitness_is_another_task(finished: Path, in_proce
 
 def test_export_loads_without_moevolve(finished: Path, in_process: Any, tmp_path: Path) -> None:
     pruned = json.loads(in_process("show", "calm:3", "--json", cwd=finished).stdout)
-    assert pruned["phase"] == "prune"
+    assert pruned["individual"]["phase"] == "prune"
     target = tmp_path / "pruned"
     report = json.loads(in_process("export", "calm:3", target, "--json", cwd=finished).stdout)
     assert report["form"] == "stock"
@@ -161,7 +158,7 @@ def test_coefficients_go_out_and_come_back(finished: Path, in_process: Any, tmp_
     assert row["experts"] == 2
     back = json.loads(in_process("show", "again:0", "--json").stdout)
     there = json.loads(in_process("show", "calm:20", "--json", cwd=finished).stdout)
-    assert back["phenotype_hash"] == there["phenotype_hash"]
+    assert back["individual"]["phenotype_hash"] == there["individual"]["phenotype_hash"]
     again = in_process("import-eep", out, "--experts-of", tiny.model)
     assert again.returncode == 2
     assert "exists" in again.stderr

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from dense_lab import check_repeated_and_resumed, dense_run, search
-from local_workers import calibrate
+from local_workers import local_pool
 
 from moevolve.search.config.run import RunConfig
+from moevolve.search.operations.subject import find_subject
 from moevolve.search.running.calibration import calibrated_setup
+from moevolve.search.running.launch import register
 from moevolve.search.running.set_up import set_up
-from moevolve.search.service.launch import register
-from moevolve.search.service.subject import find_subject
 from moevolve.store.repository import Store
 
 
@@ -31,7 +31,7 @@ def test_a_stored_individual_is_expressed_from_the_stored_calibration(run: RunCo
     with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
         setup = set_up(run, "divided-1")
         register(setup, store)
-        search(calibrated_setup(setup, store, calibrate), store)
+        search(calibrated_setup(setup, store, local_pool(setup).calibrate), store)
         for reference in ("divided:0", "divided:29"):
             subject = find_subject(store, reference)
             assert subject.detail is not None

@@ -10,7 +10,7 @@ import pytest
 import torch
 from dense_lab import population, search
 from family_samples import SETTINGS, randomise
-from local_workers import calibrate
+from local_workers import local_pool
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config
@@ -18,14 +18,15 @@ from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.eep.space import EepSpace
 from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.operations.export import export
+from moevolve.search.requests import ExportRequest
 from moevolve.search.running.calibration import calibrated_setup
+from moevolve.search.running.launch import register
 from moevolve.search.running.set_up import set_up
-from moevolve.search.service.export import export_individual
-from moevolve.search.service.launch import register
 from moevolve.store.repository import Store
-from moevolve.workers.config import ModelConfig
-from moevolve.workers.messages import EvaluationRequest
-from moevolve.workers.methods.base import IdentityEdit
+from moevolve.workers.contract.edits import IdentityEdit
+from moevolve.workers.contract.messages import EvaluationRequest
+from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.worker import EvaluationWorker
 
 GENOMES: dict[str, dict[str, Any]] = {
@@ -100,7 +101,7 @@ def test_a_search_runs_resumes_and_its_best_are_stock_checkpoints(tiny: Any, tmp
                 assert genome.one_hot and space.subsets.holds(space.kept(genome))
         for phase in ("prune", "merge"):
             best = max((row for row in rows if row.phase == phase), key=lambda row: row.fitness or 0.0)
-            report = export_individual(store, f"{variant}:{best.index}", tmp_path / phase)
+            report = export(store, ExportRequest(f"{variant}:{best.index}", tmp_path / phase))
             genome = space.from_bytes(best.genome)
             assert report.parameters == space.describe(genome).parameters
             assert report.form == "stock" or phase == "merge"
@@ -131,7 +132,7 @@ def test_baselines_of_these_families(tiny: Any, tmp_path: Path, variant: str) ->
     with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
         setup = set_up(run, "family-1")
         register(setup, store)
-        setup = calibrated_setup(setup, store, calibrate)
+        setup = calibrated_setup(setup, store, local_pool(setup).calibrate)
         search(setup, store)
         rows = store.history("family-1")
         assert [row.operator for row in rows[: len(names)]] == names

@@ -7,21 +7,21 @@ from dataclasses import replace
 import pytest
 
 from moevolve.search.cli.output.final_table import print_standings
-from moevolve.search.loop.standings import Contestant, Score, Standings
+from moevolve.search.loop.final_table import Entry, FinalTable, Score
 
 STORE = "postgresql://ada:secret@host/moevolve?connect_timeout=5"
 
 
-def report(tasks: tuple[str, ...], active: int) -> Standings:
+def report(tasks: tuple[str, ...], active: int) -> FinalTable:
     def scores(*splits: str) -> tuple[Score, ...]:
         return tuple(Score(task, split, 0.5, 0.375, 0.625) for split in splits for task in tasks)
 
-    contestants = (
-        Contestant("full model", None, scores("search", "test"), 4_000_000, 4_000_000),
-        Contestant("random masks, 3 draws", None, scores("search", "test"), 3_000_000, active, draws=3),
-        Contestant("best found", "wide:7", scores("search", "test", "dev"), 3_000_000, active),
+    entries = (
+        Entry("full model", None, scores("search", "test"), 4_000_000, 4_000_000),
+        Entry("random masks, 3 draws", None, scores("search", "test"), 3_000_000, active, draws=3),
+        Entry("best found", "wide:7", scores("search", "test", "dev"), 3_000_000, active),
     )
-    return Standings("wide", tasks, (), contestants, "wide:7", True, (), 4_000_000, 4)
+    return FinalTable("wide", tasks, (), entries, "wide:7", True, (), 4_000_000, 4)
 
 
 def shown(capsys: pytest.CaptureFixture[str], tasks: tuple[str, ...], active: int = 3_000_000) -> list[str]:
@@ -59,9 +59,9 @@ def test_a_contestant_has_no_line_in_the_block_of_a_task_it_was_not_scored_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     both = report(("rte", "held-out"), 3_000_000)
-    full, draws, best = both.contestants
+    full, draws, best = both.entries
     alone = replace(draws, scores=tuple(score for score in draws.scores if score.task == "rte"))
-    print_standings(replace(both, contestants=(full, alone, best)), STORE)
+    print_standings(replace(both, entries=(full, alone, best)), STORE)
     firsts = [line.split("│")[1].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
     assert [name for name in firsts if name] == [
         *("rte", "full model", "random masks, 3 draws", "best found", "wide:7"),

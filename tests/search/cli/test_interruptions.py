@@ -16,7 +16,7 @@ from waiting import PATIENT_S
 
 from moevolve.search.running.execute import execute
 from moevolve.search.running.observer import Observer
-from moevolve.search.service.resume import set_up_stored
+from moevolve.search.running.resume import set_up_stored
 from moevolve.store.repository import Store
 
 pytestmark = pytest.mark.slow
@@ -65,7 +65,7 @@ def test_ctrl_c_leaves_a_resumable_search(
     run = tiny.write_run(tmp_path / "run.yaml", "calm")
     check_interrupted(start(["launch", str(run)], tmp_path), os.killpg, signal.SIGINT, tmp_path)
     (search,) = json.loads(in_process("searches", "--json").stdout)
-    assert search["status"] == "interrupted"
+    assert search["search"]["status"] == "interrupted"
     resume(tmp_path)
     assert snapshot(tmp_path / "moevolve.db", "calm") == uninterrupted
 
@@ -77,7 +77,7 @@ def test_sigterm_leaves_a_resumable_search(
     run = tiny.write_run(tmp_path / "run.yaml", "calm")
     check_interrupted(Forked(["launch", str(run), *joined], tmp_path), os.kill, signal.SIGTERM, tmp_path)
     (search,) = json.loads(in_process("searches", "--json").stdout)
-    assert search["status"] == "interrupted"
+    assert search["search"]["status"] == "interrupted"
     resume(tmp_path)
     assert snapshot(tmp_path / "moevolve.db", "calm") == uninterrupted
 

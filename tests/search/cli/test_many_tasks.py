@@ -17,12 +17,13 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.cli.app import app
 from moevolve.search.cli.output.final_table import print_standings
 from moevolve.search.config.files import load_run_config, parse_run_config
+from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.loop.standings import Standings
 from moevolve.search.running.execute import execute
+from moevolve.search.running.launch import register, set_up_new
 from moevolve.search.running.observer import Observer
-from moevolve.search.service.launch import register, set_up_new
-from moevolve.search.service.resume import set_up_stored
+from moevolve.search.running.resume import set_up_stored
+from moevolve.search.text import percent
 from moevolve.store.repository import Store
 
 RUNS = Path(__file__).parents[3] / "configs" / "runs"
@@ -35,7 +36,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
-def run(store: Store, data: dict[str, Any]) -> tuple[SearchSetup, Standings]:
+def run(store: Store, data: dict[str, Any]) -> tuple[SearchSetup, FinalTable]:
     setup = set_up_new(parse_run_config(data, "test"))
     register(setup, store)
     return setup, execute(setup, store, Observer(), local_pool)
@@ -55,31 +56,33 @@ def test_one_search_keeps_the_scores_of_all_its_tasks(
     task["source"]["files"]["all"] = str(tiny.folder / "pick.jsonl")
     other.write_text(yaml.safe_dump(task | {"prompt": "{{ text }} the Answer is", "fitness": "generate"}))
     tasks = [{"name": str(tiny.task), "weight": 3}, {"name": str(other), "counts": {"search": 30}}]
-    setup, report = run(store, tiny.run_data("both", tasks=tasks, final={"rerank": 3, "random_draws": 2}, **SMALL))
+    setup, report = run(store, tiny.run_data("both", tasks=tasks, final={"rerank": 3, "random_baselines": 2}, **SMALL))
 
     fitness = {}
     for index in range(8):
         shown = ask(tmp_path, "show", f"both:{index}")
         scores = {e["task"]: e for e in shown["evaluations"] if e["split"] == "search"}
         assert set(scores) == {"pick", "colours"}
-        assert (scores["pick"]["examples"], scores["colours"]["examples"]) == (40, 30)
-        fitness[index] = shown["fitness"]
-        assert shown["fitness"] == pytest.approx((3 * scores["pick"]["score"] + scores["colours"]["score"]) / 4)
+        assert (scores["pick"]["examples_seen"], scores["colours"]["examples_seen"]) == (40, 30)
+        fitness[index] = shown["individual"]["fitness"]
+        assert shown["individual"]["fitness"] == pytest.approx(
+            (3 * scores["pick"]["score"] + scores["colours"]["score"]) / 4
+        )
         ties = [3 * scores["pick"]["gold_logprob"], scores["colours"]["gold_logprob"]]
-        assert shown["tie_break"] == pytest.approx(sum(ties) / 4)
+        assert shown["individual"]["tie_break"] == pytest.approx(sum(ties) / 4)
     for name in ("pick", "colours"):
         rows = ask(tmp_path, "best", "--task", name, "--by", "search", "--limit", "20")
         assert {row["task"] for row in rows} == {name}
-        scores = [row["scores"]["search"] for row in rows]
+        scores = [row["search_score"] for row in rows]
         assert scores == sorted(scores, reverse=True)
         assert len(rows) == len({row["phenotype_hash"] for row in rows}) > 2
-    measured = {(score.task, score.split) for row in report.contestants for score in row.scores}
+    measured = {(score.task, score.split) for row in report.entries for score in row.scores}
     print_standings(report, "sqlite:///store.db")
     _, *blocks = re.split(r"│ (pick|colours) +│", capsys.readouterr().out)
     assert blocks[::2] == ["pick", "colours"]
     for name, table in zip(blocks[::2], blocks[1::2], strict=True):
-        best = {score.split: score for score in report.contestants[-1].scores if score.task == name}
-        assert all(score.lines[0] in table for score in best.values())
+        best = {score.split: score for score in report.entries[-1].scores if score.task == name}
+        assert all(percent(score.score) in table for score in best.values())
     assert measured == {(name, split) for name in ("pick", "colours") for split in ("search", "dev", "test")}
     assert set_up_stored(store, "both").prepared == setup.prepared
 
@@ -129,14 +132,14 @@ def test_mmlu_as_in_the_paper(tiny: Any, store: Store, tmp_path: Path) -> None:
     assert not any(subject.replace("_", " ") in prompt for prompt in seen for subject in held_out["subject"])
     (held,) = setup.held_out
     assert len(held.examples) == 14
-    full, best = report.contestants
+    full, best = report.entries
     assert (full.label, best.ref) == ("full model", report.winner)
     assert ("my-mmlu-ood", "test") in {(score.task, score.split) for score in full.scores}
     assert report.winner is not None
     shown = ask(tmp_path, "show", report.winner)
     told = next(score for score in best.scores if score.task == "my-mmlu-ood")
     stored = next(e for e in shown["evaluations"] if e["task"] == "my-mmlu-ood")
-    assert (stored["split"], stored["examples"], stored["score"]) == ("test", 14, told.score)
+    assert (stored["split"], stored["examples_seen"], stored["score"]) == ("test", 14, told.score)
     assert None not in (told.low, told.score, told.high) and told.low <= told.score <= told.high  # type: ignore[operator]
 
 
@@ -163,10 +166,10 @@ def test_ties_are_broken_as_the_configuration_says(tiny: Any, store: Store, tmp_
             assert ("pick@agreement", "search") not in evaluations
         else:
             assert row.tie_break == evaluations["pick@agreement", "search"]["score"]
-            assert evaluations["pick@agreement", "search"]["examples"] == 40
+            assert evaluations["pick@agreement", "search"]["examples_seen"] == 40
     assert len({row.tie_break for row in rows}) == (1 if rule == "index" else len({r.phenotype_hash for r in rows}))
     # The table shows tasks only, and the winner is the best on dev by score, then by the tie-break.
-    assert {score.task for row in report.contestants for score in row.scores} == {"pick"}
+    assert {score.task for row in report.entries for score in row.scores} == {"pick"}
     if rule == "agreement":
         ranked = sorted(rows, key=lambda r: (-(r.fitness or 0), -(r.tie_break or 0), r.index))
         best: list[tuple[float, float, int]] = []
@@ -214,14 +217,14 @@ def test_a_search_on_a_task_of_lm_eval(tiny: Any, store: Store, tmp_path: Path) 
     register(setup, store)
     report = execute(setup, store, Observer(), local_pool)
     names = ["lm_eval:theirs#acc", "lm_eval:theirs@agreement", "pick"]
-    assert {score.task for row in report.contestants for score in row.scores} == set(names)
+    assert {score.task for row in report.entries for score in row.scores} == set(names)
     shown = ask(tmp_path, "show", "theirs:0")
     scores = {e["task"]: e for e in shown["evaluations"] if e["split"] == "search"}
     assert set(scores) == {*names, "lm_eval:theirs#acc@agreement", "pick@agreement"}
-    assert shown["fitness"] == pytest.approx(sum(scores[name]["score"] for name in names) / 3)
-    assert scores["lm_eval:theirs#acc"]["examples"] == 30
+    assert shown["individual"]["fitness"] == pytest.approx(sum(scores[name]["score"] for name in names) / 3)
+    assert scores["lm_eval:theirs#acc"]["examples_seen"] == 30
     rows = ask(tmp_path, "best", "--task", "lm_eval:theirs#acc")
-    assert rows[0]["scores"]["dev"] is not None
+    assert rows[0]["dev_score"] is not None
     found = ask(tmp_path, "evaluate", "theirs:0", "--task", f"lm_eval:{tmp_path}/theirs.yaml#acc", "--split", "test")
-    assert (found["task"], found["examples"]) == ("lm_eval:theirs#acc", 20)
+    assert (found["record"]["task"], found["record"]["examples_seen"]) == ("lm_eval:theirs#acc", 20)
     assert found["interval"][0] <= found["score"] <= found["interval"][1]

@@ -9,8 +9,8 @@ import pytest
 from dense_lab import dense_run, population, search
 
 from moevolve.search.config.run import RunConfig
+from moevolve.search.running.launch import register
 from moevolve.search.running.set_up import set_up
-from moevolve.search.service.launch import register
 from moevolve.store.repository import Store
 
 GENOME = {"kind": "nanomoe", "variant": "II", "blocks": 4, "rank": 3, "fit": 3}

@@ -1,48 +1,37 @@
-"""`moevolve plan` as users run it: what it prints, what it refuses, and how near it comes to searches that ran."""
+"""`moevolve plan` as users run it: what it prints, what it refuses, and what a pilot measures."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
 import pytest
-import torch
 import yaml
+from local_workers import local_pool
+from replies import failure
 from report_lab import KINDS
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.tasks.prepare import prepare_split
-from moevolve.evaluators.tasks.registry import load_task
+from moevolve.evaluators.preparation.prepare import prepare_split
+from moevolve.evaluators.preparation.registry import load_task
 from moevolve.search.cli.app import app
 from moevolve.search.config.files import load_run_config, parse_run_config
 from moevolve.search.estimate.estimate import EstimateRequest, estimate
-from moevolve.search.estimate.measured import compare
-from moevolve.search.service.data import as_data
-from moevolve.store.errors import StoreError
+from moevolve.search.operations.pilot import run_pilot
+from moevolve.search.pools.local import Evaluator
 from moevolve.store.repository import Store
+from moevolve.workers.contract.edits import IdentityEdit
+from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
 
 RUNS = Path(__file__).parents[3] / "configs" / "runs"
 GIVEN = ("--prompt-tokens", "160", "--examples", "256")
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Any:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-def stored_run(url: str, name: str, folder: Path) -> Path:
-    """The configuration that a search of a store was launched with, as a file."""
-    with Store.open(url) as store:
-        (folder / f"{name}.yaml").write_text(yaml.safe_dump(json.loads(store.search(name).config)))
-    return folder / f"{name}.yaml"
 
 
 def test_a_model_that_is_not_there_is_planned_from_its_config(
@@ -61,46 +50,71 @@ def test_a_model_that_is_not_there_is_planned_from_its_config(
         (split, 256, "given") for split in ("search", "dev", "test")
     }
     h100, h200 = found["devices"]
-    assert (h100["name"], h100["workers"], h100["fits"]["host"]) == ("h100", 8, "yes")
-    assert h200["hours"]["least"] <= h100["hours"]["least"]
-    assert 0 < h100["evaluations_per_second"]["least"] < h100["evaluations_per_second"]["most"]
-    assert found["measured"] == []
-    assert any("40% of 989 TFLOP/s" in note for note in found["notes"])
+    assert (h100["name"], h100["workers"], h100["fits"]) == ("h100", 8, {"device": False, "host": True})
+    assert (h200["name"], h200["hours"]) == ("h200", h100["hours"])
+    assert h100["hours"] == pytest.approx(found["total_flops"] / (8 * 0.4 * 989e12) / 3600)
+    assert any("if 40% of its 989 TFLOP/s are got" in note for note in found["notes"])
+    assert found["pilot"] is None
     assert not list(tmp_path.iterdir())
 
 
-def test_a_table_for_this_machine_with_what_was_measured(in_process: Any, all_kinds: str, tmp_path: Path) -> None:
-    run = stored_run(all_kinds, "eep", tmp_path)
-    done = in_process("plan", run, "--measured", "eep", "--store", all_kinds)
+def test_a_run_on_the_cpu_is_planned_without_hours(in_process: Any, tiny: Any, tmp_path: Path) -> None:
+    done = in_process("plan", tiny.write_run(tmp_path / "run.yaml", "tiny"))
     assert done.returncode == 0, done.stderr
-    for part in ("full model", "prune candidate", "original experts", "data, tokenised", "x cpu", "measured just now"):
+    for part in ("full model", "prune candidate", "original experts", "data, tokenised", "`--pilot 20` evaluates 20"):
         assert part in done.stdout
-    assert "measured / estimated" in done.stdout
+    assert "by FLOPs" not in done.stdout
+    assert not (tmp_path / "moevolve.db").exists()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_is_set_beside_what_was_measured(all_kinds: str, tmp_path: Path, kind: str) -> None:
-    data = yaml.safe_load(stored_run(all_kinds, kind, tmp_path).read_text())
-    report = estimate(EstimateRequest(parse_run_config(data, kind), cpu=True))
+def test_a_pilot_measures_a_few_individuals_of_every_phase(
+    all_kinds: str, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with Store.open(all_kinds) as store:
-        found = compare(report, store, kind)
-        costs = store.costs(store.search(kind)).splits
-    assert {(each.task, each.split) for each in found} == {(cost.task, cost.split) for cost in costs}
-    assert sum(each.evaluations for each in found) == sum(cost.evaluations - cost.earlier for cost in costs)
-    for each in found:
-        # How near they are is nothing to test on models of a few thousand parameters.
-        assert 0 < each.ratio.least <= each.ratio.most
-        assert each.ratio.most * each.estimated.least == pytest.approx(each.measured)
-    shown = as_data(report)
-    assert [each["ratio"]["least"] for each in as_data(found)] == [each.ratio.least for each in found]
-    assert len(shown["memory"]) == (2 if kind == "eep" else 1)
-    assert any("isn't counted" in note for note in shown["notes"]) == (kind != "eep")
+        config = parse_run_config(json.loads(store.search(kind).config), kind)
+        before = len(store.searches())
+    planned = estimate(EstimateRequest(config))
+    stages: list[str] = []
+    found = run_pilot(planned, 5, local_pool, stages.append)
+    assert 4 <= found.individuals <= 6 and found.workers == 1
+    assert list(found.seconds) == list(dict.fromkeys(phase.kind for phase in config.phases))
+    ranked, tested = planned.final
+    searched = sum(count.different * found.seconds[count.kind] for count in planned.counts)
+    last = found.seconds[config.phases[-1].kind]
+    tokens = {split.split: split.tokens for split in planned.splits}
+    final = last * (ranked * tokens.get("dev", 0) + tested * tokens.get("test", 0)) / tokens["search"]
+    assert 0 < found.hours == pytest.approx((searched + final) / 3600)
+    assert "pilot: evaluating" in stages
+    with Store.open(all_kinds) as store:
+        assert len(store.searches()) == before, "it isn't a search of the run's own store"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_pilot_of_what_fails_says_so(tiny: Any, tmp_path: Path) -> None:
+    def failing(worker: Evaluator, request: EvaluationRequest, splits: Any) -> EvaluationReply:
+        if isinstance(request.edit, IdentityEdit):
+            return worker.evaluate(request, splits)
+        return failure(request, reason="no luck")
+
+    planned = estimate(EstimateRequest(load_run_config(tiny.write_run(tmp_path / "run.yaml", "tiny"))))
+    with pytest.raises(UserError, match="--pilot: no individual could be evaluated"):
+        run_pilot(planned, 2, lambda setup: local_pool(setup, failing))
+
+
+@pytest.mark.slow
+def test_the_command_prints_what_its_pilot_measured(in_process: Any, tiny: Any, tmp_path: Path) -> None:
+    run = tiny.write_run(tmp_path / "run.yaml", "tiny")
+    done = in_process("plan", run, "--pilot", "4", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "the search takes about " in done.stdout and "pilot: 4 individuals were evaluated" in done.stdout
+    assert not (tmp_path / "moevolve.db").exists()
 
 
 def test_the_estimate_for_the_demo_counts_what_its_files_hold() -> None:
-    """How near its seconds come is for `tests/benchmarks/bench_estimate.py`."""
     config = load_run_config(RUNS / "demo.yaml")
-    found = estimate(EstimateRequest(config, cpu=True))
+    found = estimate(EstimateRequest(config))
     weights = sum(tensor.numel() for tensor in load_file(Path(config.model.path) / "model.safetensors").values())
     # Of five layers: six experts of three 128 x 128 matrices and their router rows less; repair changes no size.
     pruned = weights - 5 * 6 * (3 * 128 * 128 + 128)
@@ -118,26 +132,8 @@ def test_the_estimate_for_the_demo_counts_what_its_files_hold() -> None:
     ]
     # The full model, the best, the best before repair, REAP, repaired and as it is, and random draws.
     assert found.final == (5, 5 + 20)
-    (device,) = found.devices
-    assert device.placement.workers == 2
-    for least, most in (
-        *((each.scoring.least, each.scoring.most) for each in device.phases),
-        *((flops.least, flops.most) for _, flops in found.flops),
-        *((each.least, each.most) for each in (*device.scoring, device.rate, device.hours)),
-    ):
-        assert 0 < least < most
-    # 85 individuals at that rate, and what is scored at the end.
-    assert device.hours.least > 85 / device.rate.most / 3600
-
-
-def test_a_search_with_other_settings_is_not_compared(all_kinds: str, tmp_path: Path) -> None:
-    data = yaml.safe_load(stored_run(all_kinds, "eep", tmp_path).read_text())
-    report = estimate(EstimateRequest(parse_run_config(data | {"seed": 99}, "eep"), cpu=True))
-    with Store.open(all_kinds) as store:
-        with pytest.raises(UserError, match="other settings"):
-            compare(report, store, "eep")
-        with pytest.raises(StoreError):
-            compare(report, store, "nothing")
+    assert not found.devices
+    assert found.flops["prune"] == fed * found.sizes[1].token_flops
 
 
 def test_lengths_without_a_tokenizer_are_counted_in_characters(tiny: Any, tmp_path: Path) -> None:
@@ -207,7 +203,6 @@ def test_several_models_are_put_side_by_side() -> None:
     found = json.loads(CliRunner().invoke(app, ["plan", run, *asked, "--json"], catch_exceptions=False).stdout)
     assert [each["sizes"][1]["experts"] for each in found] == [15, 32]
     assert "--keep" in refusal(run, "--model", "qwen3-30b-a3b", "--keep", "2", *GIVEN)
-    assert "--measured" in refusal(run, *asked, "--measured", "some")
 
 
 def test_phases_of_few_rounds_are_warned_of(in_process: Any) -> None:

@@ -15,19 +15,19 @@ from typing import Any
 
 import pytest
 from dense_lab import dense_run, search
-from local_workers import calibrate
+from local_workers import local_pool
 from profile_lab import export_sample, write_model
 from typer.testing import CliRunner
 from waiting import PATIENT_S
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.tasks.prepare import prepare_split
-from moevolve.evaluators.tasks.registry import load_task
+from moevolve.evaluators.preparation.prepare import prepare_split
+from moevolve.evaluators.preparation.registry import load_task
 from moevolve.search.cli.app import app
 from moevolve.search.config.files import load_run_config
 from moevolve.search.running.calibration import calibrated_setup
+from moevolve.search.running.launch import register
 from moevolve.search.running.set_up import set_up
-from moevolve.search.service.launch import register
 from moevolve.store.errors import StoreError
 from moevolve.store.repository import Store
 
@@ -49,7 +49,7 @@ def folder(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
         for config in (experts, masks, fitted):
             setup = set_up(config, f"{config.name}-1")
             register(setup, store)
-            search(calibrated_setup(setup, store, calibrate), store)
+            search(calibrated_setup(setup, store, local_pool(setup).calibrate), store)
     return folder
 
 

@@ -11,14 +11,14 @@ from typer.testing import CliRunner
 from moevolve.evaluators.errors import UserError
 from moevolve.search.cli.app import app
 from moevolve.store.reader import StoreReader
-from moevolve.workers.capacity import CAPACITY, NoRoomError
+from moevolve.workers.contract.capacity import CAPACITY, NoRoomError
 
 
 @pytest.mark.parametrize("calibrates", [False, True])
 def test_launch_refuses_what_does_not_fit(
     calibrates: bool, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a calibration it is the worker that measures who looks first."""
+    """Whether its workers are first wanted for a calibration or for evaluations."""
     monkeypatch.setenv(CAPACITY, "0.00005")
     store = f"sqlite:///{tmp_path / 'store.db'}"
     changes = {"phases": [{"kind": "prune", "evaluations": 2, "initial": 2, "init": ["naee"]}]} if calibrates else {}

@@ -14,7 +14,7 @@ import pytest
 import torch
 from dense_lab import dense_run, never, population, search
 from killing import Forked, count, kill_at
-from local_workers import calibrate
+from local_workers import local_pool
 from report_lab import DENSE, finished
 from waiting import PATIENT_S
 
@@ -22,11 +22,11 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.repaired import RepairedGenome, bare
+from moevolve.search.operations.subject import find_subject
 from moevolve.search.running.calibration import calibrated_setup
+from moevolve.search.running.launch import register
+from moevolve.search.running.resume import set_up_stored
 from moevolve.search.running.set_up import set_up
-from moevolve.search.service.launch import register
-from moevolve.search.service.resume import set_up_stored
-from moevolve.search.service.subject import find_subject
 from moevolve.store.repository import Store
 from moevolve.workers.methods.repair import apply as repair_apply
 from moevolve.workers.model.resident import ResidentModel
@@ -39,7 +39,7 @@ PHASES: list[dict[str, Any]] = [
         "evaluations": PRUNED,
         "initial": 5,
         "init": ["reap", "random"],
-        "repair": {"strengths": [0.01, 0.3], "tokens": TOKENS},
+        "repair": {"ridge_lambdas": [0.01, 0.3], "tokens": TOKENS},
     },
     {
         "kind": "merge",
@@ -47,9 +47,14 @@ PHASES: list[dict[str, Any]] = [
         "sigma": 0.2,
         "repair": {"target": "local", "tokens": TOKENS // 2, "neurons": {}},
     },
-    {"kind": "repair", "evaluations": TOTAL - MERGED, "initial": 3, "repair": {"strengths": [0.1], "tokens": TOKENS}},
+    {
+        "kind": "repair",
+        "evaluations": TOTAL - MERGED,
+        "initial": 3,
+        "repair": {"ridge_lambdas": [0.1], "tokens": TOKENS},
+    },
 ]
-GENOME = {"kind": "eep", "experts": 2, "groups": 2, "router_space": "logits", "align": "hungarian"}
+GENOME = {"kind": "eep", "experts": 2, "groups": 4, "router_space": "logits"}
 
 
 def written(tiny: Any, folder: Path, **changes: Any) -> Path:
@@ -59,7 +64,7 @@ def written(tiny: Any, folder: Path, **changes: Any) -> Path:
         "phases": PHASES,
         "genome": GENOME,
         "engine": {},
-        "final": {"rerank": 2, "random_draws": 0},
+        "final": {"rerank": 2, "random_baselines": 0},
     }
     path: Path = tiny.write_run(folder / "run.yaml", "mended", **(settings | changes))
     return path
@@ -89,8 +94,8 @@ def expected(folder: Path, run: RunConfig, snapshot: Any) -> Any:
 def best(folder: Path, expected: Any, in_process: Any) -> str:
     """A repaired individual."""
     (row,) = json.loads(in_process("best", "--task", "pick@kl", "--json", "--limit", "1", cwd=folder).stdout)
-    assert "repaired" in row["genome"] and row["scores"]["dev"] is not None
-    return str(row["id"])
+    assert "repaired" in row["summary"] and row["dev_score"] is not None
+    return str(row["ref"])
 
 
 def test_every_phase_repairs_as_it_says(folder: Path, expected: Any) -> None:
@@ -119,7 +124,7 @@ def test_a_resumed_search_gives_the_same_population(stop: int, run: RunConfig, f
     with Store.open(f"sqlite:///{tmp_path / 'again.db'}") as store:
         setup = set_up(run, "mended-1")
         register(setup, store)
-        setup = calibrated_setup(setup, store, calibrate)
+        setup = calibrated_setup(setup, store, local_pool(setup).calibrate)
         with pytest.raises(KeyboardInterrupt):
             search(setup, store, stop)
         search(calibrated_setup(set_up_stored(store, "mended"), store, never), store)
@@ -142,7 +147,7 @@ def test_layers_in_common_are_fitted_once_and_change_nothing(
     monkeypatch.setattr(repair_apply, "fit_ridge", counted)
     for kept in (repair_apply.KEPT_BYTES, 0):
         monkeypatch.setattr(repair_apply, "KEPT_BYTES", kept)
-        workers = run.workers if kept else run.workers.model_copy(update={"reuse_memory_mb": 0})
+        workers = run.workers if kept else run.workers.model_copy(update={"activation_cache_mb": 0})
         with Store.open(f"sqlite:///{tmp_path / str(kept)}.db") as store:
             finished(store, run.model_copy(update={"workers": workers}))
         assert snapshot(tmp_path / f"{kept}.db", "mended") == expected
@@ -168,7 +173,7 @@ def test_sigkill_and_two_workers_change_nothing(
 def test_listings_say_how_it_is_repaired(best: str, folder: Path, in_process: Any) -> None:
     shown = in_process("show", best, cwd=folder)
     assert shown.returncode == 0 and "repaired, " in shown.stdout
-    assert json.loads(in_process("show", best, "--json", cwd=folder).stdout)["genome"]
+    assert json.loads(in_process("show", best, "--json", cwd=folder).stdout)["individual"]["summary"]
     last = json.loads(in_process("lineage", f"mended:{TOTAL - 1}", "--json", cwd=folder).stdout)
     assert {"repair"} < {node["operator"] for node in last["nodes"]}
     assert "repaired, " in in_process("lineage", f"mended:{TOTAL - 1}", cwd=folder).stdout
@@ -294,7 +299,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"phases": [MENDING]}, "phases: a repair phase repairs what the phases before it found"),
     ({"phases": [PHASES[0], MENDING, PHASES[1]]}, "phases: a repair phase repairs what the phases before it found"),
     ({"phases": [PHASES[0] | {"repair": {"tolkens": 9}}]}, "phases.0.repair.tolkens: unknown key"),
-    ({"phases": [PHASES[0] | {"repair": {"strengths": [-1]}}]}, "phases.0.repair: a repair's strengths must be above"),
+    (
+        {"phases": [PHASES[0] | {"repair": {"ridge_lambdas": [-1]}}]},
+        "phases.0.repair: ridge_lambdas must be above",
+    ),
 ]
 
 

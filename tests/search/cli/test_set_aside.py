@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import yaml
 from dense_lab import check_repeated_and_resumed, dense_run
-from local_workers import calibrate, local_pool
+from local_workers import local_pool
 
 from moevolve.search.compare.config import Cell, load_comparison
 from moevolve.search.compare.run import run_comparison
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import TaskSection
 from moevolve.search.loop.setup import set_aside_note
+from moevolve.search.operations.subject import find_subject
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.set_up import set_up
-from moevolve.search.service.subject import find_subject
 from moevolve.store.repository import Store
 
 SAID = "task bare has no `calibration` split: 10 of its `search` rows are set aside to measure on"
@@ -76,7 +76,7 @@ def test_a_search_says_which_rows_it_measures_on(
         before = len(store.individual(winner).evaluations)
     # The search's own rows are those that its individuals are evaluated on from now on.
     scored = in_process("evaluate", winner, "--task", bare, "--split", "search", "--store", url, "--json")
-    assert json.loads(scored.stdout)["examples"] == 30, scored.stderr
+    assert json.loads(scored.stdout)["record"]["examples_seen"] == 30, scored.stderr
     with Store.open(url) as store:
         assert len(store.individual(winner).evaluations) == before
     reported = in_process("report", "measured", "-o", "page.html", "--store", url)
@@ -115,7 +115,7 @@ def test_baselines_that_are_compared_measure_on_the_same_rows(tiny: Any, bare: P
 
     comparison = load_comparison(tmp_path / "compare.yaml")
     with Store.open(comparison.store) as store:
-        outcomes = run_comparison(comparison, store, observer, local_pool, calibrate)
+        outcomes = run_comparison(comparison, store, observer, local_pool)
     assert [(method, note.startswith(SAID)) for method, note in said] == [("reap", True), ("warm", True)]
     _, reap, warm = (outcome.setup.prepared for outcome in outcomes)
     assert not any(outcome.failure for outcome in outcomes) and reap["calibration"] == warm["calibration"]

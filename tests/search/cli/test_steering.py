@@ -17,7 +17,7 @@ from waiting import PATIENT_S
 
 from moevolve.search.running.execute import execute
 from moevolve.search.running.observer import Observer
-from moevolve.search.service.resume import set_up_stored
+from moevolve.search.running.resume import set_up_stored
 from moevolve.store.repository import Store
 
 pytestmark = pytest.mark.slow
@@ -69,13 +69,13 @@ def test_a_search_pauses_goes_on_scales_and_stops_as_asked(
     database = tmp_path / "moevolve.db"
     run = tiny.write_run(tmp_path / "run.yaml", "calm")
     # Without what earlier candidates leave, it is slow enough to be stopped in the middle.
-    slow = ("--set", "workers.num_cpus=0.5", "--set", "workers.reuse_memory_mb=0")
+    slow = ("--set", "workers.num_cpus=0.5", "--set", "workers.activation_cache_mb=0")
     driver = Forked(["launch", str(run), "--address", ray_address, *slow], tmp_path)
     wait_for(database, 1, driver)
 
     def status() -> str:
         (search,) = json.loads(in_process("searches", "--json").stdout)
-        return str(search["status"])
+        return str(search["search"]["status"])
 
     asked = in_process("pause", "calm")
     assert asked.returncode == 0 and f"calm: process {driver.pid} on" in asked.stdout and "pause" in asked.stdout

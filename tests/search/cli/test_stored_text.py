@@ -10,10 +10,10 @@ import pytest
 from rich.text import Text
 from store_samples import decided, evaluation, individual, search, split
 
-from moevolve.search.cli import _console
-from moevolve.search.cli.answers import _mark
+from moevolve.search.cli.models import _mark
+from moevolve.search.cli.output import console
 from moevolve.search.cli.output.final_table import print_standings
-from moevolve.search.loop.standings import Contestant, Score, Standings
+from moevolve.search.loop.final_table import Entry, FinalTable, Score
 from moevolve.store.repository import Store
 
 NASTY = "no file [/tmp/model] [red] :boom:\x1b]0;owned\x07\x9b2J"
@@ -44,7 +44,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_listings_show_stored_text_as_it_is(
     store: str, in_process: Any, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_console.output, "width", 500)  # no cell is folded
+    monkeypatch.setattr(console.output, "width", 500)  # no cell is folded
     done = in_process(*command, "--store", store)
     assert done.returncode == 0, done.stderr
     assert not any(control in done.stdout for control in "\x1b\x07\x9b")
@@ -57,16 +57,16 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    console = _console._console()
-    console.width = 200
-    console.file = written = io.StringIO()
-    monkeypatch.setattr(_console, "output", console)
+    shown = console._console()
+    shown.width = 200
+    shown.file = written = io.StringIO()
+    monkeypatch.setattr(console, "output", shown)
     return written
 
 
 def test_colours_that_are_meant_stay(terminal: io.StringIO) -> None:
     marks: list[str | Text] = [_mark(1.0), _mark(0.0), _mark(0.25)]
-    _console.print_table(NASTY, [("[bold]heading[/]", False), *[("", False)] * 3], [[NASTY, *marks]])
+    console.print_table(NASTY, [("[bold]heading[/]", False), *[("", False)] * 3], [[NASTY, *marks]])
     shown = terminal.getvalue()
     assert "\x1b[32mright\x1b[0m" in shown and "\x1b[31mwrong\x1b[0m" in shown and " 25.0 " in shown
     assert shown.count(SHOWN) == 2 and "\x1b]" not in shown and "[bold]heading[/]" in shown
@@ -75,7 +75,7 @@ def test_colours_that_are_meant_stay(terminal: io.StringIO) -> None:
 def test_tasks_stand_out_in_the_final_table(terminal: io.StringIO) -> None:
     tasks = (NASTY, "rte")
     scores = tuple(Score(task, "search", 0.5) for task in tasks)
-    full, best = Contestant("full model", None, scores, 10, 10), Contestant("best found", "odd:0", scores, 5, 5)
-    print_standings(Standings("odd", tasks, (), (full, best), "odd:0", False, (), 10, 4), "sqlite:///odd.db")
+    full, best = Entry("full model", None, scores, 10, 10), Entry("best found", "odd:0", scores, 5, 5)
+    print_standings(FinalTable("odd", tasks, (), (full, best), "odd:0", False, (), 10, 4), "sqlite:///odd.db")
     shown = terminal.getvalue()
     assert f"\x1b[1m{SHOWN}" in shown and "\x1b[1mrte" in shown

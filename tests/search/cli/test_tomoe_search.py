@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 from dense_lab import check_repeated_and_resumed, dense_run, search
-from local_workers import calibrate
+from local_workers import local_pool
 
 from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.scores import weighted_means
+from moevolve.search.operations.subject import find_subject
 from moevolve.search.running.calibration import calibrated_setup
+from moevolve.search.running.launch import register
 from moevolve.search.running.set_up import set_up
-from moevolve.search.service.launch import register
-from moevolve.search.service.subject import find_subject
 from moevolve.store.repository import Store
 
 GENOME = {"kind": "tomoe", "experts": 4, "components": 4, "latent": 4, "calibration_tokens": 300}
@@ -34,7 +34,7 @@ def test_the_terms_are_taken_off_the_score(run: RunConfig, tmp_path: Path) -> No
     with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
         setup = set_up(run, "masked-1")
         register(setup, store)
-        setup = calibrated_setup(setup, store, calibrate)
+        setup = calibrated_setup(setup, store, local_pool(setup).calibrate)
         search(setup, store)
         tasks = [split.fingerprint for split in setup.splits("search")]
         penalties = []

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import ray
 import yaml
-from local_workers import calibrate, interrupted_after, local_pool, plainly
+from local_workers import interrupted_after, local_pool, plainly
 from replies import failure, loss
 
 from moevolve.evaluators.errors import UserError
@@ -22,13 +22,13 @@ from moevolve.search.compare.config import Comparison, load_comparison
 from moevolve.search.compare.rows import ComparisonRow, comparison_rows, with_tests
 from moevolve.search.compare.run import SharedWorkers, run_comparison
 from moevolve.search.compare.significance import Outcomes
+from moevolve.search.loop.final_table import BEST_LABEL, FULL_LABEL, Score
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.loop.standings import BEST_LABEL, FULL_LABEL, Score
 from moevolve.search.pools.local import Evaluator, LocalPool
 from moevolve.search.running.observer import Observer
 from moevolve.store.repository import Store
-from moevolve.workers.messages import EvaluationReply, EvaluationRequest
-from moevolve.workers.methods.base import IdentityEdit
+from moevolve.workers.contract.edits import IdentityEdit
+from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
 from moevolve.workers.methods.repair.edit import RepairRecipe
 
 
@@ -38,7 +38,7 @@ def write(tiny: Any, folder: Path, **changes: Any) -> Path:
     del base["name"], base["engine"]
     base["phases"][0] |= {"evaluations": 6, "initial": 4}
     base["phases"][1] |= {"evaluations": 4}
-    base["final"] = {"rerank": 2, "random_draws": 3}
+    base["final"] = {"rerank": 2, "random_baselines": 3}
     data = {
         "name": "both",
         "base": base,
@@ -61,7 +61,7 @@ def no_pool(setup: SearchSetup) -> LocalPool:
 
 
 def run(comparison: Comparison, store: Store, make: Any = local_pool) -> list[ComparisonRow]:
-    outcomes = run_comparison(comparison, store, lambda place, cell: Observer(), make, calibrate)
+    outcomes = run_comparison(comparison, store, lambda place, cell: Observer(), make)
     return comparison_rows(outcomes, store)
 
 
@@ -197,8 +197,8 @@ def test_the_base_may_be_a_run_of_its_own(tiny: Any, tmp_path: Path) -> None:
             "2 of 4 / a: repair: it goes with a baseline; a search has `repair` in its phases",
         ),
         (
-            {"methods": {"a": {"baseline": "reap", "repair": {"strengths": [-1]}}}},
-            "2 of 4 / a: phases.0.repair: a repair's strengths must be above 0",
+            {"methods": {"a": {"baseline": "reap", "repair": {"ridge_lambdas": [-1]}}}},
+            "2 of 4 / a: phases.0.repair: ridge_lambdas must be above 0",
         ),
         (
             {"methods": {"a": {"baseline": "reap", "repair": {"colour": 1}}}},
@@ -259,7 +259,7 @@ def test_rows_say_what_the_store_holds(finished: tuple[Comparison, Path, list[Co
 
 def test_tasks_that_were_not_searched_on_have_columns_of_their_own(tiny: Any, tmp_path: Path) -> None:
     path = write(tiny, tmp_path, budgets={"": {}}, methods={"prune": {}}, seeds=[0])
-    comparison = load_comparison(path, (f"base.final.held_out=['{tiny.task}@kl']", "base.final.random_draws=0"))
+    comparison = load_comparison(path, (f"base.final.held_out=['{tiny.task}@kl']", "base.final.random_baselines=0"))
     with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
         full, best = run(comparison, store)
         task = f"{comparison.cells[0].config.tasks[0].name.rpartition('/')[2].removesuffix('.yaml')}@kl"
@@ -321,7 +321,7 @@ def test_a_search_that_fails_stops_no_other(tiny: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("broken", [1, 2])
 def test_a_best_that_breaks_on_test_scores_nothing_there(tiny: Any, tmp_path: Path, broken: int) -> None:
     path = write(tiny, tmp_path, budgets={"one": {}}, methods={"prune": {}})
-    comparison = load_comparison(path, ("base.final.random_draws=0",))
+    comparison = load_comparison(path, ("base.final.random_baselines=0",))
     left = [broken]
 
     def breaking(worker: Evaluator, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
@@ -465,6 +465,21 @@ def test_the_command_runs_and_repeats(tiny: Any, ray_address: str, in_process: A
     assert json.loads(again.stdout) == rows
     wrong = in_process("compare", str(path), "--store", store, "--csv", str(tmp_path / "no" / "rows.csv"))
     assert wrong.returncode == 2 and "the folder" in wrong.stderr
+
+
+def test_what_is_measured_is_measured_on_the_workers_that_evaluate(tiny: Any, tmp_path: Path) -> None:
+    """Two methods measure, each something else, between others that don't: the workers start once."""
+    methods = {name: {"baseline": name} for name in ("random", "reap", "naee")}
+    comparison = load_comparison(write(tiny, tmp_path, methods=methods, budgets={"2 of 4": {}}, seeds=[0]))
+    started: list[LocalPool] = []
+
+    def make(setup: SearchSetup) -> LocalPool:
+        started.append(local_pool(setup))
+        return started[-1]
+
+    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
+        assert not any(row.failure for row in run(comparison, store, make))
+    assert len(started) == 1
 
 
 def test_a_search_that_pauses_before_it_evaluates_starts_no_workers() -> None:

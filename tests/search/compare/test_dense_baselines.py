@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from dense_lab import dense_run
-from local_workers import calibrate, local_pool
+from local_workers import local_pool
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.compare.config import load_comparison
@@ -33,7 +33,7 @@ def write(tiny: Any, folder: Path, methods: dict[str, Any]) -> Path:
         "tasks": [str(tiny.task)],
         "genome": GENOMES["tomoe"],
         "phases": [{"kind": "tune", "evaluations": 6, "initial": 4}],
-        "final": {"rerank": 1, "random_draws": 2},
+        "final": {"rerank": 1, "random_baselines": 2},
         "store": f"sqlite:///{folder / 'store.db'}",
     }
     path = folder / "compare.yaml"
@@ -49,11 +49,11 @@ def compared(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Store
         methods[f"{kind} {name}"] = {"baseline": name, "genome": GENOMES[kind]}
         if KINDS[kind].repairable:
             methods[f"{kind} {name} repaired"] = {**methods[f"{kind} {name}"], "repair": {"tokens": 120}}
-    methods["search"] = {"phases.0.init": ["flap", "start", "saliency"], "final.random_draws": 0}
+    methods["search"] = {"phases.0.init": ["flap", "start", "saliency"], "final.random_baselines": 0}
     folder = tmp_path_factory.mktemp("dense")
     comparison = load_comparison(write(tiny, folder, methods))
     store = Store.open(comparison.store)
-    outcomes = run_comparison(comparison, store, lambda place, cell: Observer(), local_pool, calibrate)
+    outcomes = run_comparison(comparison, store, lambda place, cell: Observer(), local_pool)
     return store, comparison_rows(outcomes, store)
 
 
@@ -103,4 +103,4 @@ def test_what_a_kind_cannot_have_is_refused(tiny: Any, tmp_path: Path) -> None:
         (tmp_path / str(number)).mkdir()
         path = write(tiny, tmp_path / str(number), {"a": method})
         with Store.open("sqlite://") as store, pytest.raises(UserError, match=message):
-            run_comparison(load_comparison(path), store, lambda place, cell: Observer(), local_pool, calibrate)
+            run_comparison(load_comparison(path), store, lambda place, cell: Observer(), local_pool)

@@ -9,25 +9,25 @@ from typing import Any
 
 import pytest
 import torch
-from local_workers import calibrate, local_pool
+from local_workers import local_pool
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.tasks.prepare import prepare_split
-from moevolve.evaluators.tasks.registry import load_task
+from moevolve.evaluators.preparation.prepare import prepare_split
+from moevolve.evaluators.preparation.registry import load_task
 from moevolve.search.compare.config import Cell, Comparison, load_comparison
 from moevolve.search.compare.rows import comparison_rows
 from moevolve.search.compare.run import run_comparison
 from moevolve.search.genomes.eep.section import EepSection
 from moevolve.search.genomes.registry import check_baselines, make_space
-from moevolve.search.loop.schedule import make_schedule, rounds_notes
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.set_up import set_up
-from moevolve.search.service.weights import shapes
+from moevolve.search.running.weights import shapes
 from moevolve.search.strategies.phased import make_strategy
+from moevolve.search.strategies.schedule import make_schedule, rounds_notes
 from moevolve.store.repository import Store
-from moevolve.workers.config import ModelConfig
-from moevolve.workers.facts import ModelFacts
+from moevolve.workers.contract.facts import ModelFacts
+from moevolve.workers.contract.settings import ModelConfig
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 TABLES = sorted(
@@ -93,7 +93,7 @@ def test_they_are_what_the_paper_compares() -> None:
     cells = {(cell.task, cell.budget, cell.method): cell for cell in load("table-1").cells}
     assert len(cells) == 7 * 2 * 6
     drawn = cells["eep/wic", "2 of 8", "random"].config
-    assert drawn.phases[0].evaluations == drawn.final.random_draws == 30
+    assert drawn.phases[0].evaluations == drawn.final.random_baselines == 30
     both = cells["eep/wic", "2 of 8", "EEP, prune + merge"].config
     assert cells["eep/wic", "2 of 8", "EEP, prune only"].config.phases == both.phases[:1]
     groups = {cell.method: section_of(cell).groups for cell in load("table-13").cells}
@@ -144,7 +144,8 @@ def test_its_head_says_what_it_takes(table: str) -> None:
     lines = (CONFIGS / "runs" / "eep" / f"{table}.yaml").read_text(encoding="utf-8").splitlines()
     head = " ".join(line[2:] for line in lines if line.startswith("# "))
     assert re.search(
-        r"Hardware: .*GPUs of \d+ GB \(\d+ GiB used.* (an hour|\d+ to \d+ hours) on .* by `plan`, at ", head
+        r"Hardware: .*GPUs of \d+ GB \(\d+ GiB used.* about [\d.]+ (minutes|hours) of arithmetic on .* by `plan`, at ",
+        head,
     )
     assert "What can't be the same" in head
 
@@ -159,7 +160,7 @@ def on_tiny(tiny: Any, table: str, *overrides: str) -> Comparison:
 def scores(comparison: Comparison, folder: Path) -> dict[tuple[str, str], float | None]:
     """Of every row on `test`, by budget and method."""
     with Store.open(f"sqlite:///{folder / 'store.db'}") as store:
-        outcomes = run_comparison(comparison, store, lambda place, cell: Observer(), local_pool, calibrate)
+        outcomes = run_comparison(comparison, store, lambda place, cell: Observer(), local_pool)
         assert [outcome.failure for outcome in outcomes] == [None] * len(outcomes)
         rows = comparison_rows(outcomes, store)
     return {(row.budget, row.method): score.score for row in rows if (score := row.score("test"))}

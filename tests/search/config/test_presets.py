@@ -10,9 +10,9 @@ import yaml
 from moevolve.evaluators.errors import UserError
 from moevolve.search.compare.config import load_comparison
 from moevolve.search.config.files import load_run_config
-from moevolve.search.config.phases import MergePhase, PrunePhase, ThresholdParents, TopKParents
 from moevolve.search.config.presets import filled, presets
 from moevolve.search.config.run import RunConfig
+from moevolve.search.settings.phases import MergePhase, PrunePhase, ThresholdParents, TopKParents
 
 RUN = {"name": "one", "model": {"path": "some/model"}, "tasks": ["demo-span"], "genome": {"experts": 4}}
 
@@ -59,7 +59,7 @@ def test_the_papers_preset_has_its_iterations_after_the_random_ones(tmp_path: Pa
     assert isinstance(prune, PrunePhase) and isinstance(merge, MergePhase)
     assert (prune.evaluations - prune.initial, merge.evaluations) == (40, 160)
     assert prune.parents == merge.parents == TopKParents()
-    assert (merge.start, merge.crossover, merge.matrices, config.final.rerank) == ("best", "rows", "apart", 0)
+    assert (merge.start, merge.crossover, merge.matrices, config.final.rerank) == ("best", "rows", "independent", 0)
 
 
 def test_the_authors_preset_has_their_released_settings(tmp_path: Path) -> None:
@@ -75,12 +75,14 @@ def test_the_authors_preset_has_their_released_settings(tmp_path: Path) -> None:
     prune, merge = config.phases
     assert isinstance(prune, PrunePhase) and isinstance(merge, MergePhase)
     assert merge.crossover_rate == released["crossover.prob"] and prune.crossover_rate == 0
-    assert merge.front_rate == released["crossover.from_front_prob"] and merge.crossover == "rows"
+    assert merge.first_parent_rate == released["crossover.from_front_prob"] and merge.crossover == "rows"
     assert (merge.entry_rate, merge.sigma) == (released["mutate.prob"], released["mutate.scale"])
     assert (prune.row_rate, prune.redraw) == (released["discrete_mutate.prob"], True)
     assert prune.group_rate == merge.group_rate == released["change_prob"]
     assert (merge.normalise_rate, merge.normalise) == (released["norm_prob"], "all")
-    assert prune.matrices == merge.matrices == "apart" and merge.start == "all" and prune.repeats and merge.repeats
+    assert (
+        prune.matrices == merge.matrices == "independent" and merge.start == "all" and prune.repeats and merge.repeats
+    )
     for phase in (prune, merge):
         assert phase.parents == ThresholdParents(crossover_margin=0.01, crossover_least=6, mutation_margin=0.03)
     assert (prune.initial, prune.evaluations, prune.evaluations + merge.evaluations) == (31, 101, 402)

@@ -12,14 +12,14 @@ import pytest
 import yaml
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.config.files import apply_override, load_run_config, parse_stored_config
-from moevolve.search.config.phases import MergePhase, PrunePhase, TopKParents
-from moevolve.search.config.run import RunConfig, StoredConfig, WorkersSection
+from moevolve.search.config.files import apply_override, load_run_config, parse_run_config, parse_stored_config
+from moevolve.search.config.run import RunConfig, WorkersSection
 from moevolve.search.genomes.eep.section import EepSection
 from moevolve.search.genomes.factorllm.section import FactorLlmSection
 from moevolve.search.genomes.nanomoe.section import NanoMoeSection
 from moevolve.search.genomes.tomoe.section import ToMoeSection
-from moevolve.workers.config import EngineConfig, ModelConfig
+from moevolve.search.settings.phases import MergePhase, PrunePhase, TopKParents
+from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.methods.repair.edit import NeuronRecipe, RepairRecipe
 
 PLAIN: dict[str, Any] = {
@@ -56,9 +56,9 @@ def test_the_papers_settings_are_the_defaults(tmp_path: Path) -> None:
     assert isinstance(prune, PrunePhase) and isinstance(merge, MergePhase)
     assert (prune.evaluations, prune.initial, prune.group_rate, prune.row_rate) == (40, 31, 0.25, 0.15)
     assert (merge.crossover_rate, merge.entry_rate, merge.sigma, merge.normalise_rate) == (0.3, 0.25, 0.065, 0.1)
-    assert prune.parents == TopKParents(k=10, rows=None), "compared on all rows"
-    assert (prune.crossover_rate, prune.matrices, prune.redraw, prune.force_change) == (0.3, "apart", True, False)
-    assert (merge.start, merge.matrices, merge.crossover, merge.normalise) == ("best", "apart", "rows", "all")
+    assert prune.parents == TopKParents(k=10)
+    assert (prune.crossover_rate, prune.matrices, prune.redraw, prune.force_change) == (0.3, "independent", True, False)
+    assert (merge.start, merge.matrices, merge.crossover, merge.normalise) == ("best", "independent", "rows", "all")
     assert not prune.repeats and not merge.repeats
     assert (config.genome.groups, config.genome.router_space, config.genome.active) == (4, "probs", None)
     assert config.model.trust_remote_code is False
@@ -99,10 +99,7 @@ def test_the_papers_settings_are_the_defaults(tmp_path: Path) -> None:
         ({"genome": "eep"}, "genome: expected a mapping of settings"),
         ({"genome": {"kind": "moe"}}, "genome: moe is unknown; there are eep, factorllm, tomoe, nanomoe"),
         ({"strategy": "luck"}, "strategy: luck is unknown; there are evolution, nevergrad, surrogate"),
-        (
-            {"strategy": {"kind": "surrogate", "propose": "best"}},
-            "strategy.propose: Input should be 'direct' or 'screen'",
-        ),
+        ({"strategy": {"kind": "surrogate", "bred": 2}}, "strategy.bred: Input should be less than or equal to 1"),
         ({"strategy": {"kind": "surrogate", "noise": 0}}, "strategy.noise: Input should be greater than 0"),
         ({"tasks": ["rte", "rte"]}, "tasks: a task is named twice in rte, rte"),
         ({"tasks": [{"name": "rte", "weight": 0}]}, "tasks.0.weight: Input should be greater than 0"),
@@ -115,25 +112,7 @@ def test_the_papers_settings_are_the_defaults(tmp_path: Path) -> None:
         ({"phases": [{"kind": "merge", "evaluations": 3, "entry_rate": 1.1}]}, "phases.0.entry_rate"),
         ({"phases": PLAIN["phases"][::-1]}, "phases: a prune phase can't follow a merge phase"),
         ({"phases": [{"kind": "merge", "evaluations": 3, "parents": {"rule": "top_k", "k": 0}}]}, "phases.0.parents.k"),
-        ({"phases": [PRUNING | {"parents": {"rows": 1}}]}, "phases.0.parents.rows: Input should be less than 1"),
-        ({"phases": [PRUNING | {"parents": {"rows": 0}}]}, "phases.0.parents.rows: Input should be greater than 0"),
-        ({"phases": [PRUNING | {"parents": {"generation": 0}}]}, "phases.0.parents.generation: Input should be"),
         ({"phases": [PRUNING | {"parents": 4}]}, "phases.0.parents: expected a mapping of settings"),
-        (
-            {"phases": [PRUNING | {"strategy": "surrogate", "parents": {"rows": 0.5}}]},
-            "phases.0.parents.rows: only strategy evolution picks parents by fresh rows, not strategy surrogate",
-        ),
-        (
-            {
-                "strategy": "nevergrad:DE",
-                "phases": [PRUNING, PRUNING | {"parents": {"rule": "threshold", "rows": 0.5}}],
-            },
-            "phases.1.parents.rows: only strategy evolution picks parents by fresh rows, not strategy nevergrad",
-        ),
-        (
-            {"phases": [PRUNING, MENDING | {"parents": {"rows": 0.5}}]},
-            "phases.1.parents.rows: only strategy evolution picks parents by fresh rows, not a repair phase",
-        ),
         ({"engine": {"max_prompt_tokens": 60}}, "engine: tail_tokens 64 must be below max_prompt_tokens 60"),
         ({"phases": [PRUNING, MENDING, PRUNING]}, "phases: a repair phase repairs what the phases before it found"),
         ({"phases": [MENDING]}, "phases: a repair phase repairs what the phases before it found, so it is the last"),
@@ -149,8 +128,14 @@ def test_the_papers_settings_are_the_defaults(tmp_path: Path) -> None:
         ({"phases": [PRUNING, MENDING | {"repair": False}]}, "phases.1.repair"),
         ({"phases": [PRUNING, MENDING | {"row_rate": 0.5}]}, "phases.1.row_rate: unknown key"),
         ({"phases": [PRUNING | {"repair": {"strength": 1}}]}, "phases.0.repair.strength: unknown key"),
-        ({"phases": [PRUNING | {"repair": {"strengths": [0.1, -1]}}]}, "phases.0.repair: a repair's strengths must be"),
-        ({"phases": [PRUNING | {"repair": {"strengths": []}}]}, "phases.0.repair: a repair's strengths must be above"),
+        (
+            {"phases": [PRUNING | {"repair": {"ridge_lambdas": [0.1, -1]}}]},
+            "phases.0.repair: ridge_lambdas must be",
+        ),
+        (
+            {"phases": [PRUNING | {"repair": {"ridge_lambdas": []}}]},
+            "phases.0.repair: ridge_lambdas must be above",
+        ),
         ({"phases": [PRUNING | {"repair": {"target": "near"}}]}, "phases.0.repair.target: Input should be 'global'"),
         ({"phases": [PRUNING | {"repair": {"tokens": 1}}]}, "phases.0.repair: a repair needs 2 tokens"),
         ({"phases": [PRUNING | {"repair": {"memory_mb": 0}}]}, "phases.0.repair: a repair needs 2 tokens"),
@@ -182,9 +167,9 @@ def test_what_is_wrong_is_named_in_one_line(tmp_path: Path, changes: dict[str, A
 
 
 def test_parents_without_a_rule_are_the_best(tmp_path: Path) -> None:
-    phase = {"kind": "prune", "evaluations": 40, "parents": {"rows": 0.25}}
-    (found,) = load_run_config(written(tmp_path, phases=[phase], strategy="surrogate"), ["strategy=evolution"]).phases
-    assert found.parents == TopKParents(k=10, rows=0.25, generation=32)
+    phase = {"kind": "prune", "evaluations": 40, "parents": {"k": 3}}
+    (found,) = load_run_config(written(tmp_path, phases=[phase])).phases
+    assert found.parents == TopKParents(k=3)
 
 
 def test_every_finding_is_named(tmp_path: Path) -> None:
@@ -365,7 +350,7 @@ def test_a_stored_configuration_comes_back_equal(tmp_path: Path) -> None:
     changes = {"genome": {"experts": 4, "groups": "per_layer"}, "seed": 2**62}
     config = load_run_config(written(tmp_path, **changes))
     back = parse_stored_config(config.canonical_json())
-    assert back == config and isinstance(back, RunConfig)
+    assert back == config and not back.is_imported
     assert back.config_hash == config.config_hash
     assert back.canonical_json() == config.canonical_json()
 
@@ -374,14 +359,18 @@ def test_a_stored_configuration_is_without_the_password_of_its_store(tmp_path: P
     config = load_run_config(written(tmp_path, store="postgresql://me:secret@host/db"))
     assert "secret" in config.store and "secret" not in config.canonical_json()
     back = parse_stored_config(config.canonical_json())
-    assert isinstance(back, RunConfig) and back.store == "postgresql://me:***@host/db"
+    assert back.store == "postgresql://me:***@host/db"
     assert back.config_hash == config.config_hash
 
 
 def test_an_imports_configuration_comes_back_without_phases() -> None:
-    config = StoredConfig(name="i", model=ModelConfig(path="m"), genome=EepSection(experts=2), engine=EngineConfig())
+    config = RunConfig.imported("i", ModelConfig(path="m"), EepSection(experts=2), EngineConfig())
     back = parse_stored_config(config.canonical_json())
-    assert back == config and not isinstance(back, RunConfig)
+    assert back == config and back.is_imported
+    with pytest.raises(
+        UserError, match=r"^run: tasks: expected 1 or more entries; phases: expected 1 or more entries$"
+    ):
+        parse_run_config(json.loads(config.canonical_json()), "run")
 
 
 @pytest.mark.parametrize("kind", ["eep", "factorllm", "tomoe", "nanomoe"])
@@ -410,7 +399,10 @@ def test_a_configuration_is_stored_with_all_its_defaults(kind: str) -> None:
         ({}, RepairRecipe()),
         (False, None),
         (None, None),
-        ({"strengths": [0.5], "neurons": {"shared": False}}, RepairRecipe((0.5,), neurons=NeuronRecipe(shared=False))),
+        (
+            {"ridge_lambdas": [0.5], "neurons": {"shared": False}},
+            RepairRecipe((0.5,), neurons=NeuronRecipe(shared=False)),
+        ),
     ],
 )
 def test_a_repair_is_yes_or_no_or_how(value: Any, expected: RepairRecipe | None, tmp_path: Path) -> None:
@@ -423,7 +415,9 @@ def test_a_repair_is_yes_or_no_or_how(value: Any, expected: RepairRecipe | None,
     assert (plain.config_hash == config.config_hash) == (expected is None)
 
 
-@pytest.mark.parametrize("path", ["window", "engine.products", "genome.align", "phases.0.init", "phases.0.repair"])
+@pytest.mark.parametrize(
+    "path", ["window", "engine.matmul_backend", "genome.router_space", "phases.0.init", "phases.0.repair"]
+)
 def test_a_stored_configuration_that_lacks_a_setting_is_refused(path: str) -> None:
     data = json.loads(RunConfig.model_validate(PLAIN | {"tasks": [{"name": "rte"}]}).canonical_json())
     *way, last = path.split(".")

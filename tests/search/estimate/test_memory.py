@@ -17,9 +17,9 @@ from moevolve.search.config.models import find_model
 from moevolve.search.config.run import RunConfig
 from moevolve.search.estimate.memory import _activations, _cached, launch_memory
 from moevolve.search.genomes.registry import costs_of, make_space
-from moevolve.workers import capacity
-from moevolve.workers.capacity import NeededMemory, NoRoomError, check_room
-from moevolve.workers.config import ModelConfig
+from moevolve.workers.contract import capacity
+from moevolve.workers.contract.capacity import NeededMemory, NoRoomError, check_room
+from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.engine.forward import Forward
 from moevolve.workers.profiling.outline import ModelOutline, outline_model
 from moevolve.workers.profiling.passes import SplitTokens, passes_of
@@ -116,8 +116,7 @@ def sized(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def have(device: float, host: float) -> Any:
         monkeypatch.setattr(capacity, "free_bytes", lambda device_: int(device * 1e9))
-        for name in ("available_host_bytes", "total_host_bytes"):
-            monkeypatch.setattr(capacity, name, lambda: int(host * 1e9))
+        monkeypatch.setattr(capacity, "available_host_bytes", lambda: int(host * 1e9))
         return Card()
 
     return have
@@ -166,7 +165,7 @@ def test_limits_of_a_container_are_kept(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "memory.max").write_text("3000000\n")
     (tmp_path / "memory.current").write_text("1000000\n")
     (tmp_path / "memory.stat").write_text("anon 600000\ninactive_file 300000\nactive_file 100000\n")
-    assert (capacity.available_host_bytes(), capacity.total_host_bytes()) == (2400000, 3000000)
+    assert capacity.available_host_bytes() == 2400000
     (tmp_path / "memory.max").write_text("max\n")
     assert capacity.available_host_bytes() > 3000000
     monkeypatch.setenv(capacity.CAPACITY, "0.002")

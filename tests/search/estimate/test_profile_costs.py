@@ -14,9 +14,9 @@ from profile_lab import FAMILIES, HEADS, HIDDEN, LAYERS, VOCABULARY, Exported, e
 from torch.utils.flop_counter import FlopCounterMode
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.service.profile import _notes
-from moevolve.workers.export.native import NATIVE_PREFIX
-from moevolve.workers.model.loading import experts_arguments
+from moevolve.search.operations.profile import _notes
+from moevolve.workers.checkpoints.loading import experts_arguments
+from moevolve.workers.checkpoints.native import NATIVE_PREFIX
 from moevolve.workers.profiling.costs import model_costs
 from moevolve.workers.profiling.messages import LoadReply, ProfileSettings
 from moevolve.workers.profiling.report import ModelProfile, ProfileReport

@@ -15,7 +15,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.figures import course, heatmaps, lineage, usage
 from moevolve.search.figures.style import BLUE, INK, drawing, save, to_svg
 from moevolve.store.records import LineageGraph, LineageNode
-from moevolve.workers.methods.usage import MixedLayer, RoutedLayer, Usage
+from moevolve.workers.contract.usage import MixedLayer, RoutedLayer, Usage
 
 
 def line(axes: Any, label: str) -> list[tuple[float, float]]:

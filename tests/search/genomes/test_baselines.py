@@ -12,19 +12,19 @@ import numpy as np
 import pytest
 import torch
 from dense_lab import search
-from local_workers import calibrate
+from local_workers import local_pool
 from numpy.typing import NDArray
 from plain_experts import Token, change, change_after_fit, plain_tokens
 from report_lab import finished
 
 from moevolve.search.config.files import load_run_config
-from moevolve.search.genomes.eep.baselines.hc_smoe import average_linkage
 from moevolve.search.genomes.eep.genome import EepGenome
+from moevolve.search.genomes.eep.hc_smoe import average_linkage
 from moevolve.search.genomes.repaired import RepairedGenome
+from moevolve.search.operations.subject import find_subject
 from moevolve.search.running.calibration import calibrated_setup, stored_calibration
+from moevolve.search.running.launch import register
 from moevolve.search.running.set_up import set_up
-from moevolve.search.service.launch import register
-from moevolve.search.service.subject import find_subject
 from moevolve.store.repository import Store
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.engine.measuring import token_sequences
@@ -159,7 +159,7 @@ def run_baseline(tiny: Any, folder: Path, data: dict[str, Any]) -> tuple[Any, Ee
     with Store.open(f"sqlite:///{folder / 'store.db'}") as store:
         setup = set_up(config, "base-1")
         register(setup, store)
-        setup = calibrated_setup(setup, store, calibrate)
+        setup = calibrated_setup(setup, store, local_pool(setup).calibrate)
         search(setup, store)
         (row,) = store.history("base-1")
         subject = find_subject(store, "base:0")

@@ -64,7 +64,7 @@ def test_groups_of_both_matrices_are_touched_apart() -> None:
 
 
 def test_groups_of_both_matrices_are_touched_together_if_asked_for() -> None:
-    touched = children([filled(0, 0)], entry_rate=1.0, normalise_rate=0.0, matrices="together").any(axis=(3, 4))
+    touched = children([filled(0, 0)], entry_rate=1.0, normalise_rate=0.0, matrices="joint").any(axis=(3, 4))
     assert np.array_equal(touched[:, 0], touched[:, 1])
     # One at random where none was drawn.
     assert near(touched[:, 0].mean(), 0.25 + 0.75**GROUPS / GROUPS, DRAWS * GROUPS)
@@ -178,11 +178,13 @@ def test_a_pruning_child_changes_where_the_expert_merging_was_drawn() -> None:
     assert near(changed.mean(), TOUCHED, DRAWS * GROUPS)
     none = (0.75**GROUPS - 0.75 ** (2 * GROUPS)) / (1 - 0.75 ** (2 * GROUPS))
     assert near((~changed.any(axis=1)).mean(), none, DRAWS)
-    together = replacements(row_rate=1.0, redraw=False, matrices="together")
+    together = replacements(row_rate=1.0, redraw=False, matrices="joint")
     assert (gone(*together) == KEPT).any(axis=1).all()
 
 
-OPTIONS = st.fixed_dictionaries({"matrices": st.sampled_from(["apart", "together"]), "group_rate": st.floats(0.01, 1)})
+OPTIONS = st.fixed_dictionaries(
+    {"matrices": st.sampled_from(["independent", "joint"]), "group_rate": st.floats(0.01, 1)}
+)
 
 
 @few

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from search_samples import MERGE, PRUNE, continuous, deepseek, eep_space, few, gpt_oss, many
 
 from moevolve.evaluators.errors import UserError
+from moevolve.search.genomes.contract.operators import random_subset, replace_experts, subset_crossover
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.eep.subsets import Subsets
-from moevolve.search.genomes.operators import random_subset, replace_experts, subset_crossover
 
 seeds = st.integers(0, 2**32 - 1)
 

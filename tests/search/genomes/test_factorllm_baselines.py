@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from search_samples import TUNE, dense_model, few
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.config.phases import TunePhase
 from moevolve.search.genomes.factorllm.baselines import BASELINES
 from moevolve.search.genomes.factorllm.genome import ROUTERS
 from moevolve.search.genomes.factorllm.section import FactorLlmSection
 from moevolve.search.genomes.registry import check_baselines, make_space
-from moevolve.workers.methods.base import CombinedRecipe
+from moevolve.search.settings.phases import TunePhase
+from moevolve.workers.contract.edits import CombinedRecipe
 from moevolve.workers.methods.factorllm.edit import CmoeRecipe, FactorLlmRecipe, MoeficationRecipe
 
 

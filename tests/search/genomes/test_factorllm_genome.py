@@ -15,11 +15,10 @@ from pydantic import ValidationError
 from search_samples import TUNE, dense_model, few, mixtral
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.genomes.costs import full_work
+from moevolve.search.genomes.contract.operators import balanced_swaps
 from moevolve.search.genomes.factorllm.genome import FactorLlmGenome
 from moevolve.search.genomes.factorllm.section import FactorLlmSection
 from moevolve.search.genomes.factorllm.space import FactorLlmSpace
-from moevolve.search.genomes.operators import balanced_swaps
 from moevolve.search.genomes.registry import costs_of, make_space
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
 
@@ -193,7 +192,7 @@ def test_costs_are_the_papers(gated: bool) -> None:
     assert cost.parameters == facts.parameters + 4 * router
     assert cost.active_parameters == cost.parameters - 4 * idle
     outline = outline_of(facts)
-    saved = full_work(outline).token_flops - costs_of(space, outline).work("tune").token_flops
+    saved = outline.token_flops - costs_of(space, outline).token_flops("tune")
     assert saved == 4 * (2 * matrices * 16 * 12 - 2 * 4 * 16)
     assert (cost.experts, cost.active, cost.parameters_full) == (4, 2, facts.parameters)
     share = 100 * (0.5 + 4 * 16 / (matrices * 16 * 24))

@@ -1,4 +1,4 @@
-"""The contract of genome kinds (`moevolve.search.genomes.base`), the same tests over all of them.
+"""The contract of genome kinds (`moevolve.search.genomes.contract.base`), the same tests over all of them.
 
 A new kind adds an entry to `SAMPLES`; what only it promises is tested in a file of its own.
 """
@@ -22,10 +22,8 @@ from repair_samples import rows_of
 from search_samples import MERGE, PRUNE, TUNE, continuous, deepseek, dense_model, eep_space, few, gpt_oss
 from tomoe_samples import tomoe_space
 
-from moevolve.search.config.phases import PhaseConfig
 from moevolve.search.figures.style import drawing, to_svg
-from moevolve.search.genomes.base import Choosing, Genome, GenomeSpace, Offspring
-from moevolve.search.genomes.costs import full_work
+from moevolve.search.genomes.contract.base import Choosing, Genome, GenomeSpace, Offspring
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.factorllm.genome import FactorLlmGenome
 from moevolve.search.genomes.nanomoe.genome import NanoMoeGenome
@@ -34,9 +32,10 @@ from moevolve.search.genomes.nanomoe.space import NanoMoeSpace
 from moevolve.search.genomes.registry import KINDS, costs_of, figures_for
 from moevolve.search.genomes.repaired import RepairedGenome, RepairedSpace, bare, bare_space, repaired_space
 from moevolve.search.genomes.tomoe.genome import ToMoeGenome
-from moevolve.workers.facts import ModelFacts
-from moevolve.workers.methods.base import Calibration, Edit
-from moevolve.workers.methods.fitting import NeuronRecipe
+from moevolve.search.settings.phases import PhaseConfig
+from moevolve.workers.contract.edits import Calibration, Edit
+from moevolve.workers.contract.facts import ModelFacts
+from moevolve.workers.contract.fitting import NeuronRecipe
 from moevolve.workers.methods.repair.edit import RepairRecipe
 
 
@@ -99,11 +98,11 @@ def _eep(retained: int, groups: Any, **model: Any) -> Sample:
     )
 
 
-def _aligned_eep(retained: int, groups: Any, layers: int, experts: int) -> Sample:
-    rng = np.random.default_rng(7)
-    codes = np.stack([[rng.permutation(5) for _ in range(experts)] for _ in range(layers)]).astype(np.int16)
-    kind = _eep(retained, groups, layers=layers, experts=experts, align="hungarian")
-    return replace(kind, space=kind.space.calibrated(Calibration({"alignment": codes})))
+def _skipping_eep(retained: int, groups: Any, layers: int, experts: int) -> Sample:
+    rows = rows_of([(1, 2, 3), (4, 5)])
+    kind = _eep(retained, groups, layers=layers, experts=experts, dynamic_skipping=True)
+    calibration = Calibration({"skipping_tokens": rows.tokens, "skipping_lengths": rows.lengths})
+    return replace(kind, space=kind.space.calibrated(calibration))
 
 
 def _permute_experts(genome: FactorLlmGenome, rng: np.random.Generator) -> FactorLlmGenome:
@@ -210,7 +209,7 @@ SAMPLES = {
     "eep-routing-groups": _eep(8, 3, facts=deepseek()),
     "eep-routing-groups-full": _eep(12, 2, facts=deepseek(3, 12, 3, 1), active=2),
     "eep-top-k-first": _eep(5, 3, facts=gpt_oss(), router_space="logits"),
-    "eep-aligned": _aligned_eep(3, 2, layers=4, experts=6),
+    "eep-skipping": _skipping_eep(3, 2, layers=4, experts=6),
     "eep-many": _eep(30, 2, layers=5, experts=60),
     "factorllm": _factorllm(dense_model()),
     "factorllm-plain": _factorllm(dense_model(gated=False, bias=True), experts=8, routers=2, output_scale="n_over_k"),
@@ -223,7 +222,7 @@ SAMPLES = {
     ),
     "eep-repaired": _repaired(_eep(4, 3, layers=9), target="local", tokens=512),
     "eep-tuning-repaired": _repaired(_eep(5, 2, layers=2, experts=5), neurons=NeuronRecipe(shared=False)),
-    "factorllm-repaired": _repaired(_factorllm(dense_model(layers=3)), strengths=(0.1,)),
+    "factorllm-repaired": _repaired(_factorllm(dense_model(layers=3)), ridge_lambdas=(0.1,)),
     "tomoe-repaired": _repaired(_tomoe(dense_model(layers=2), experts=3)),
 }
 PHASED = [
@@ -402,10 +401,8 @@ def test_costs_agree_with_descriptions(kind: Sample, phase: PhaseConfig) -> None
     assert active_parameters == described.active_parameters or (
         parameters is None and active_parameters > described.active_parameters
     )
-    full, work = full_work(outline), costs.work(phase.kind)
-    assert len(work.layers) == len(full.layers) and (work.output, work.pair) == (full.output, full.pair)
-    assert 0 < work.token_flops <= full.token_flops + 2 * kind.added
-    assert (work.retained == 0) == (work.active == 0) and work.active <= work.retained
+    assert 0 < costs.token_flops(phase.kind) <= outline.token_flops + 2 * kind.added
+    assert 0 <= costs.kept_experts <= outline.facts.experts
 
 
 @phased
@@ -417,17 +414,12 @@ def test_there_are_no_more_candidates_than_costs_say(kind: Sample, phase: PhaseC
 
 
 @phased
-def test_edits_move_no_more_than_there_is(kind: Sample, phase: PhaseConfig) -> None:
+def test_buffers_take_no_more_than_there_is(kind: Sample, phase: PhaseConfig) -> None:
     outline = outline_of(bare_space(kind.space).facts)  # type: ignore[attr-defined]
     costs, phases = costs_of(kind.space, outline), [each.kind for each in kind.phases]
     most = outline.experts_bytes or outline.weight_bytes
     for host, repaired in product((False, True), repeat=2):
         assert 0 <= costs.buffer_bytes(phases, host, repaired) <= most
-        moved = costs.edit_traffic(phase.kind, host, repaired)
-        if moved is not None:
-            assert 0 <= moved.read <= outline.experts_bytes
-            assert moved.written in (0, costs.buffer_bytes(phases, host, repaired))
-            assert not moved.copied or moved.read == moved.written
 
 
 @phased

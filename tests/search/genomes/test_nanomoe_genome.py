@@ -13,15 +13,14 @@ from outline_samples import outline_of
 from search_samples import TUNE, dense_model, few, mixtral
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.genomes.costs import full_work
 from moevolve.search.genomes.nanomoe.baselines import BASELINES
 from moevolve.search.genomes.nanomoe.genome import NanoMoeGenome
 from moevolve.search.genomes.nanomoe.section import NanoMoeSection
 from moevolve.search.genomes.nanomoe.space import NanoMoeSpace
 from moevolve.search.genomes.registry import check_baselines, costs_of, make_space
-from moevolve.workers.facts import ModelFacts
-from moevolve.workers.methods.base import Calibration
-from moevolve.workers.methods.fitting import RowsRecipe
+from moevolve.workers.contract.edits import Calibration
+from moevolve.workers.contract.facts import ModelFacts
+from moevolve.workers.contract.fitting import RowsRecipe
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit, Variant
 
 VARIANTS: tuple[Variant, ...] = ("I", "II", "III", "low_rank")
@@ -91,7 +90,7 @@ def test_costs_are_exact(variant: Variant, facts: ModelFacts) -> None:
     passes = {"low_rank": 0, "I": 1, "II": 1, "III": 3}[variant]
     replaced = count * 2 * (16 * 24 - (16 + 24) * 4 - passes * 4 * 4)
     outline = outline_of(facts)
-    assert costs_of(space, outline).work("tune").token_flops == full_work(outline).token_flops - replaced
+    assert costs_of(space, outline).token_flops("tune") == outline.token_flops - replaced
     assert f"{count} layers" in found.summary and found.summary.startswith(variant)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from search_samples import few
 
-from moevolve.search.genomes.operators import (
+from moevolve.search.genomes.contract.operators import (
     balanced_swaps,
     gaussian_noise,
     matrix_crossover,

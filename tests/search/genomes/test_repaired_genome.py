@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from repair_samples import rows_of
 from search_samples import MERGE, PRUNE, continuous, dense_model, eep_space, few, many
 
-from moevolve.search.config.phases import RepairPhase
-from moevolve.search.genomes.base import Choosing, GenomeSpace, Offspring
+from moevolve.search.genomes.contract.base import Choosing, GenomeSpace, Offspring
 from moevolve.search.genomes.repaired import RepairedGenome, RepairedSpace, bare, described, repaired_space, vary
-from moevolve.workers.methods.base import Calibration, CombinedRecipe, IdentityEdit
-from moevolve.workers.methods.fitting import NeuronRecipe, RowsRecipe
+from moevolve.search.settings.phases import RepairPhase
+from moevolve.workers.contract.edits import Calibration, CombinedRecipe, IdentityEdit
+from moevolve.workers.contract.fitting import NeuronRecipe, RowsRecipe
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
 
 ROWS = rows_of([(1, 2, 3), (4, 5)])
@@ -36,15 +36,15 @@ def repaired(inner: GenomeSpace[Any], recombinable: bool = True, calibrated: boo
 def neurons(draw: st.DrawFn) -> NeuronRecipe:
     exponents = [draw(st.floats(0, 99)) for _ in range(3)]
     router: Any = draw(st.sampled_from(["fitted", "kept"]))
-    slope = draw(st.floats(-1, 1, exclude_min=True, exclude_max=True))
-    return NeuronRecipe(*exponents, draw(st.booleans()), draw(st.floats(1, 99)), router, slope)
+    width_slope = draw(st.floats(-1, 1, exclude_min=True, exclude_max=True))
+    return NeuronRecipe(*exponents, draw(st.booleans()), draw(st.floats(1, 99)), router, width_slope)
 
 
 @st.composite
 def recipes(draw: st.DrawFn) -> RepairRecipe:
-    strengths = draw(st.lists(st.floats(1e-9, 1e3), min_size=1, max_size=4))
+    ridge_lambdas = draw(st.lists(st.floats(1e-9, 1e3), min_size=1, max_size=4))
     return RepairRecipe(
-        tuple(strengths),
+        tuple(ridge_lambdas),
         draw(st.sampled_from(["global", "local"])),
         draw(st.integers(2, 10**6)),
         draw(st.none() | neurons()),
@@ -79,7 +79,7 @@ def test_a_space_takes_bare_genomes_too_and_a_bare_one_no_repaired() -> None:
         inner.from_bytes(whole.to_bytes())
 
 
-@pytest.mark.parametrize("old", [b'"global"', b'"tokens"', b"16384", b'"strengths": [0.001'])
+@pytest.mark.parametrize("old", [b'"global"', b'"tokens"', b"16384", b'"ridge_lambdas": [0.001'])
 def test_recipes_that_are_none_are_refused(old: bytes) -> None:
     space = repaired(eep_space(4, 2, layers=2))
     data = space.repaired(continuous(eep_space(4, 2, layers=2)), RepairRecipe()).to_bytes()
@@ -127,16 +127,18 @@ def test_a_space_without_rows_knows_all_but_edits() -> None:
 
 def test_rows_are_measured_beside_what_the_kind_needs() -> None:
     assert repaired(eep_space(4, 2)).recipe == RowsRecipe(16384)
-    both = repaired(eep_space(4, 2, align="hungarian")).recipe
+    inner = eep_space(4, 2, dynamic_skipping=True)
+    both = repaired(inner).recipe
     assert isinstance(both, CombinedRecipe) and RowsRecipe(16384) in both.parts and len(both.parts) == 2
     arrays = {
         "repair_tokens": ROWS.tokens,
         "repair_lengths": ROWS.lengths,
-        "alignment": np.tile(np.arange(5, dtype=np.int16), (32, 8, 1)),
+        "skipping_tokens": ROWS.tokens,
+        "skipping_lengths": ROWS.lengths,
     }
-    space = repaired(eep_space(4, 2, align="hungarian"), calibrated=False).calibrated(Calibration(arrays))
+    space = repaired(inner, calibrated=False).calibrated(Calibration(arrays))
     assert space.rows is not None and space.rows.fingerprint == ROWS.fingerprint
-    assert space.inner.alignment is not None
+    assert space.inner.skip_rows is not None
 
 
 def test_nothing_is_wrapped_where_nothing_is_repaired() -> None:
@@ -152,10 +154,10 @@ def test_descriptions_say_how() -> None:
     found = space.describe(space.repaired(base, RepairRecipe(neurons=NeuronRecipe(0.5, shared=False))))
     assert replace(found, summary="") == replace(plain, summary="")
     filled = "neurons apart by 0.5/2/2 of 4 times as many, router fitted"
-    expected = f"repaired, global, strength 0.001 to 1, 16384 tokens, {filled}"
+    expected = f"repaired, global, ridge lambda 0.001 to 1, 16384 tokens, {filled}"
     assert found.summary == f"{plain.summary}, {expected}"
     assert space.describe(base) == plain
-    assert described(RepairRecipe((0.05,), "local", 8)) == "repaired, local, strength 0.05, 8 tokens"
+    assert described(RepairRecipe((0.05,), "local", 8)) == "repaired, local, ridge lambda 0.05, 8 tokens"
 
 
 def test_a_phase_that_repairs_nothing_brings_forth_bare_genomes() -> None:
@@ -186,26 +188,33 @@ def test_a_space_chooses_where_what_it_wraps_does() -> None:
 
 
 @many
-@given(recipe=recipes(), seed=st.integers(0, 2**32 - 1), recombinable=st.booleans(), slope=st.sampled_from([0.0, 0.5]))
+@given(
+    recipe=recipes(),
+    seed=st.integers(0, 2**32 - 1),
+    recombinable=st.booleans(),
+    width_slope=st.sampled_from([0.0, 0.5]),
+)
 def test_a_varied_recipe_is_another_one_within_range(
-    recipe: RepairRecipe, seed: int, recombinable: bool, slope: float
+    recipe: RepairRecipe, seed: int, recombinable: bool, width_slope: float
 ) -> None:
     recipe = recipe if recombinable else replace(recipe, neurons=None)
-    phase = RepairRecipe(tokens=64, neurons=NeuronRecipe(routing=7.0, slope=slope) if recombinable else None)
+    phase = RepairRecipe(
+        tokens=64, neurons=NeuronRecipe(routing=7.0, width_slope=width_slope) if recombinable else None
+    )
     varied = vary(np.random.default_rng(seed), recipe, phase, recombinable)
     assert varied != recipe and varied.memory_mb == recipe.memory_mb
-    assert varied.strengths == recipe.strengths or 1e-6 <= varied.strengths[0] <= 1e2
+    assert varied.ridge_lambdas == recipe.ridge_lambdas or 1e-6 <= varied.ridge_lambdas[0] <= 1e2
     assert varied.tokens in (recipe.tokens, 64, 32, 16)
     assert recombinable or varied.neurons is None
     if recipe.neurons is None and varied.neurons is not None:
-        assert replace(varied.neurons, shared=False) == NeuronRecipe(routing=7.0, slope=slope)
+        assert replace(varied.neurons, shared=False) == NeuronRecipe(routing=7.0, width_slope=width_slope)
     if recipe.neurons is not None and varied.neurons is not None and recipe.neurons != varied.neurons:
         changed = [name for name in NAMES if getattr(recipe.neurons, name) != getattr(varied.neurons, name)]
-        assert len(changed) == 1 and (changed != ["slope"] or slope)
+        assert len(changed) == 1 and (changed != ["width_slope"] or width_slope)
     assert vary(np.random.default_rng(seed), recipe, phase, recombinable) == varied
 
 
-NAMES = ("routing", "activation", "output", "shared", "candidates", "router", "slope")
+NAMES = ("routing", "activation", "output", "shared", "candidates", "router", "width_slope")
 
 
 def test_tokens_never_fall_below_two() -> None:
@@ -219,12 +228,12 @@ def test_every_part_of_a_recipe_is_varied_as_often_as_it_should() -> None:
     steps = []
     for seed in range(draws):
         varied = vary(np.random.default_rng(seed), start, start, True)
-        counts.update(name for name in ("strengths", "target", "tokens", "neurons") if in_both(name, start, varied))
-        if varied.strengths != start.strengths:
-            steps.append(np.log10(varied.strengths[0] / 0.1))
+        counts.update(name for name in ("ridge_lambdas", "target", "tokens", "neurons") if in_both(name, start, varied))
+        if varied.ridge_lambdas != start.ridge_lambdas:
+            steps.append(np.log10(varied.ridge_lambdas[0] / 0.1))
     # At least one of the four is changed; a third of the draws of tokens are what they were.
     any_of_them = 1 - 0.5 * 0.75 * (1 - 0.25 * 2 / 3) * 0.5
-    for name, rate in (("strengths", 0.5), ("target", 0.25), ("tokens", 0.25 * 2 / 3), ("neurons", 0.5)):
+    for name, rate in (("ridge_lambdas", 0.5), ("target", 0.25), ("tokens", 0.25 * 2 / 3), ("neurons", 0.5)):
         assert counts[name] / draws == pytest.approx(rate / any_of_them, abs=0.03), name
     assert np.mean(steps) == pytest.approx(0, abs=0.05) and np.std(steps) == pytest.approx(0.7, abs=0.05)
 
@@ -234,7 +243,10 @@ def in_both(name: str, one: RepairRecipe, other: RepairRecipe) -> bool:
 
 
 def test_neurons_are_put_aside_and_back() -> None:
-    filled, phase = RepairRecipe((0.1,), neurons=NeuronRecipe()), RepairRecipe((0.1,), neurons=NeuronRecipe(slope=0.5))
+    filled, phase = (
+        RepairRecipe((0.1,), neurons=NeuronRecipe()),
+        RepairRecipe((0.1,), neurons=NeuronRecipe(width_slope=0.5)),
+    )
     found = Counter[str]()
     for seed in range(2000):
         varied = vary(np.random.default_rng(seed), filled, phase, True).neurons

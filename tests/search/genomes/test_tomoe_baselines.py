@@ -12,8 +12,8 @@ from search_samples import TUNE, dense_model, few, many
 from tomoe_samples import tomoe_space
 
 from moevolve.search.genomes.tomoe.baselines import BASELINES, competing_widths, flap, saliency
-from moevolve.workers.facts import ModelFacts
-from moevolve.workers.methods.base import Calibration
+from moevolve.workers.contract.edits import Calibration
+from moevolve.workers.contract.facts import ModelFacts
 
 MODELS = {
     "llama": dense_model(layers=5, hidden=32, width=96, heads=4),

@@ -20,7 +20,7 @@ from moevolve.search.genomes.tomoe.genome import SEEDS, ToMoeGenome
 from moevolve.search.genomes.tomoe.projection import Projection, standardised, terms_of, top
 from moevolve.search.genomes.tomoe.section import ToMoeSection
 from moevolve.search.genomes.tomoe.space import ToMoeSpace
-from moevolve.workers.methods.base import Calibration
+from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.methods.tomoe.edit import ToMoeEdit
 
 MODELS = {

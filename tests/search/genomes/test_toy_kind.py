@@ -20,19 +20,26 @@ from report_lab import finished
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config, parse_stored_config
-from moevolve.search.config.phases import PhaseConfig
 from moevolve.search.config.run import RunConfig
 from moevolve.search.estimate.devices import GPUS
 from moevolve.search.estimate.estimate import EstimateRequest, estimate
 from moevolve.search.estimate.workload import Prompts
 from moevolve.search.figures.style import drawing
-from moevolve.search.genomes.base import Baseline, Description, GenomeFigures, GenomeKind, GenomeSection, Offspring
-from moevolve.search.genomes.costs import GenomeCosts, ModelWork, full_work
+from moevolve.search.genomes.contract.base import (
+    Baseline,
+    Description,
+    GenomeFigures,
+    GenomeKind,
+    GenomeSection,
+    Offspring,
+)
+from moevolve.search.genomes.contract.costs import GenomeCosts
 from moevolve.search.genomes.registry import KINDS
-from moevolve.search.service.subject import find_subject
+from moevolve.search.operations.subject import find_subject
+from moevolve.search.settings.phases import PhaseConfig
 from moevolve.store.repository import Store
-from moevolve.workers.facts import ModelFacts, active_parameters, parameters_after
-from moevolve.workers.methods.base import Calibration
+from moevolve.workers.contract.edits import Calibration
+from moevolve.workers.contract.facts import ModelFacts, active_parameters, parameters_after
 from moevolve.workers.methods.eep.edit import EepEdit
 
 if TYPE_CHECKING:
@@ -121,8 +128,8 @@ class RunsSpace:
 
 
 class RunsCosts(GenomeCosts[RunsSpace]):
-    def work(self, phase: str) -> ModelWork:
-        return full_work(self.outline)
+    def token_flops(self, phase: str) -> int:
+        return self.outline.token_flops
 
     def counts(self, phase: str) -> tuple[int, int, int, int]:
         found = self.space.describe(self.space._genome([0] * len(self.space.facts.moe_layers)))
@@ -225,7 +232,7 @@ def test_it_is_estimated(make_run: Callable[..., RunConfig]) -> None:
     assert candidate.parameters is not None and full.parameters is not None
     assert candidate.parameters < full.parameters
     assert [(each.individuals, each.different) for each in found.counts] == [(400, 81)]
-    assert found.devices[0].phases[0].edit is None and found.memory["device"].items[2].device == 0
+    assert found.devices[0].hours > 0 and found.memory["device"].items[2].device == 0
 
 
 def test_baselines_are_its_own(make_run: Callable[..., RunConfig], tmp_path: Path) -> None:

@@ -13,16 +13,16 @@ from search_lab import run_config, start
 from search_samples import PRUNE, eep_space
 
 from moevolve.evaluators.types import SplitRef
-from moevolve.search.genomes.base import Offspring
+from moevolve.search.genomes.contract.base import Offspring
 from moevolve.search.genomes.eep.genome import EepGenome
-from moevolve.search.loop.driver import individual_record
 from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.scores import interval
+from moevolve.search.loop.search_loop import individual_record
 from moevolve.store.errors import StoreError
 from moevolve.store.records import FULL_MODEL, EvaluationRecord
 from moevolve.store.repository import Store
-from moevolve.workers.messages import EvaluationReply, EvaluationRequest, FailureKind
-from moevolve.workers.methods.base import Edit, IdentityEdit
+from moevolve.workers.contract.edits import Edit, IdentityEdit
+from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, FailureKind
 
 ONE, TWO = SplitRef("one", "search", "f-one", "accuracy"), SplitRef("two", "search", "f-two", "accuracy")
 

@@ -21,10 +21,10 @@ from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.base import Pool
 from moevolve.search.pools.ray_pool import RayPool
 from moevolve.search.running.execute import execute
+from moevolve.search.running.launch import register, set_up_new
 from moevolve.search.running.observer import Observer
-from moevolve.search.service.launch import register, set_up_new
 from moevolve.store.repository import Store
-from moevolve.workers.messages import EvaluationReply, EvaluationRequest
+from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
 from moevolve.workers.worker import EvaluationWorker
 
 pytestmark = pytest.mark.slow

@@ -14,11 +14,11 @@ from moevolve.search.config.files import load_run_config, parse_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.pools.local import Evaluator, LocalPool
 from moevolve.search.running.execute import execute
+from moevolve.search.running.launch import register, set_up_new
 from moevolve.search.running.observer import Observer
-from moevolve.search.service.launch import register, set_up_new
 from moevolve.store.repository import Store
-from moevolve.workers.config import ALL_SHORTCUTS, Shortcuts
-from moevolve.workers.messages import EvaluationReply, EvaluationRequest
+from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
+from moevolve.workers.contract.settings import ALL_SHORTCUTS, Shortcuts
 from moevolve.workers.worker import EvaluationWorker
 
 DEMO = Path(__file__).parents[3] / "configs" / "runs" / "demo.yaml"
@@ -38,7 +38,7 @@ def settings() -> RunConfig:
 
 
 def searched(
-    folder: Path, reuse_bytes: int, shortcuts: Shortcuts = ALL_SHORTCUTS, library: Any = None
+    folder: Path, activation_cache_bytes: int, shortcuts: Shortcuts = ALL_SHORTCUTS, library: Any = None
 ) -> tuple[list[Any], dict[str, list[float]]]:
     """All individuals and their evaluations, and the shares spared."""
     setup = set_up_new(settings())
@@ -53,10 +53,10 @@ def searched(
         return reply
 
     def make() -> Evaluator:
-        return Guarded(EvaluationWorker(model, engine, shortcuts, reuse_bytes), watching)
+        return Guarded(EvaluationWorker(model, engine, shortcuts, activation_cache_bytes), watching)
 
     pool = LocalPool(make, setup.all_prepared)
-    with Store.open(f"sqlite:///{folder / f'{reuse_bytes}-{shortcuts.draft}'}.db") as store:
+    with Store.open(f"sqlite:///{folder / f'{activation_cache_bytes}-{shortcuts.draft}'}.db") as store:
         register(setup, store)
         report = execute(setup, store, Observer(), lambda _: pool)
         found: list[Any] = [report.winner and report.winner.split(":")[1]]

@@ -7,25 +7,25 @@ from typing import Any
 
 import pytest
 from dense_lab import search
-from local_workers import calibrate
+from local_workers import local_pool
 from pydantic import ValidationError
 from search_lab import run_config
 from search_samples import dense_model, mixtral
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config
-from moevolve.search.config.phases import MergePhase, PrunePhase, TunePhase
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.eep.section import EepSection
 from moevolve.search.genomes.factorllm.section import FactorLlmSection
 from moevolve.search.genomes.registry import check_baselines, make_space
+from moevolve.search.operations.subject import find_subject
 from moevolve.search.running.calibration import calibrated_setup
+from moevolve.search.running.launch import register
+from moevolve.search.running.resume import set_up_stored
 from moevolve.search.running.set_up import set_up
-from moevolve.search.service.launch import register
-from moevolve.search.service.resume import set_up_stored
-from moevolve.search.service.subject import find_subject
+from moevolve.search.settings.phases import MergePhase, PrunePhase, TunePhase
 from moevolve.store.repository import Store
-from moevolve.workers.methods.fitting import RowsRecipe
+from moevolve.workers.contract.fitting import RowsRecipe
 
 PHASES = [
     {"kind": "prune", "evaluations": 14, "initial": 6, "init": ["random", "reap", "frequency", "naee"]},
@@ -35,7 +35,7 @@ BRED = {"mutation", "crossover+mutation"}
 MADE_BY = {
     "evolution": BRED,
     "nevergrad:DiagonalCMA": {"nevergrad:DiagonalCMA"},
-    "surrogate": BRED | {"surrogate", *(f"surrogate:{operator}" for operator in BRED)},
+    "surrogate": BRED | {"surrogate"},
 }
 
 
@@ -49,7 +49,7 @@ def warm_run(tiny: Any, folder: Path, strategy: str, phases: Any = None, groups:
 def launch(config: RunConfig, store: Store, stop: int | None = None) -> None:
     setup = set_up(config, "warm-1")
     register(setup, store)
-    search(calibrated_setup(setup, store, calibrate), store, stop)
+    search(calibrated_setup(setup, store, local_pool(setup).calibrate), store, stop)
 
 
 def population(store: Store) -> list[tuple[Any, ...]]:

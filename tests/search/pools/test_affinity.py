@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from moevolve.search.pools.ray_pool import Recent
-from moevolve.workers.methods.base import IdentityEdit
+from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.methods.eep.edit import EepEdit
 
 EYE = np.eye(6, dtype=np.float32)

@@ -14,8 +14,8 @@ from ray.cluster_utils import Cluster
 from report_lab import finished
 from waiting import PATIENT_S
 
-from moevolve.evaluators.tasks.prepare import prepare_split
-from moevolve.evaluators.tasks.registry import load_task
+from moevolve.evaluators.preparation.prepare import prepare_split
+from moevolve.evaluators.preparation.registry import load_task
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import WorkersSection
@@ -24,12 +24,12 @@ from moevolve.search.pools import ray_pool
 from moevolve.search.pools.base import PoolError
 from moevolve.search.pools.ray_pool import RayPool
 from moevolve.search.running.execute import execute
+from moevolve.search.running.launch import register, set_up_new
 from moevolve.search.running.observer import Observer
-from moevolve.search.service.launch import register, set_up_new
 from moevolve.store.repository import Store
-from moevolve.workers.config import EngineConfig, ModelConfig
-from moevolve.workers.messages import EvaluationReply, EvaluationRequest
-from moevolve.workers.methods.base import IdentityEdit
+from moevolve.workers.contract.edits import IdentityEdit
+from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
+from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.worker import EvaluationWorker
 
 pytestmark = pytest.mark.slow

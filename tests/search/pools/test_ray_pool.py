@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,23 +20,24 @@ import pytest
 import ray
 import replies
 from broken_models import broken
-from ray.exceptions import RuntimeEnvSetupError
 from replies import failure
 from waiting import PATIENT_S
 
-from moevolve.evaluators.tasks.prepare import prepare_split
-from moevolve.evaluators.tasks.registry import load_task
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.preparation.prepare import prepare_split
+from moevolve.evaluators.preparation.registry import load_task
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.pools import ray_pool
 from moevolve.search.pools.base import PoolError
-from moevolve.search.pools.ray_pool import RayPool, calibrate_on_ray
-from moevolve.search.pools.steered import StopAsked, unless_ended
+from moevolve.search.pools.controlled import StopAsked, unless_ended
+from moevolve.search.pools.ray_pool import RayPool
 from moevolve.store.records import Control
-from moevolve.workers.config import EngineConfig, ModelConfig
-from moevolve.workers.messages import EvaluationReply, EvaluationRequest
-from moevolve.workers.methods.base import IdentityEdit
-from moevolve.workers.methods.eep.edit import EepEdit
+from moevolve.workers.contract.edits import Calibration, IdentityEdit
+from moevolve.workers.contract.fitting import RowsRecipe
+from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
+from moevolve.workers.contract.settings import EngineConfig, ModelConfig
+from moevolve.workers.methods.eep.edit import EepEdit, ExpertsRecipe
 from moevolve.workers.worker import EvaluationWorker
 
 pytestmark = pytest.mark.slow
@@ -46,11 +46,13 @@ pytestmark = pytest.mark.slow
 for module in (sys.modules[__name__], broken_models, replies):
     ray.cloudpickle.register_pickle_by_value(module)
 
+ANYTHING: Any = None
+"""The recipe of a calibration that nothing is measured for."""
 CHECKOUT = Path(__file__).parents[3]
 
 
 class FaultyWorker(EvaluationWorker):
-    """Does what the ticket's first word says instead of evaluating; `slow` evaluates after a while."""
+    """Does what the ticket's first word says instead of evaluating; `after` evaluates once the file is there."""
 
     def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
         match request.ticket.split()[0]:
@@ -58,8 +60,9 @@ class FaultyWorker(EvaluationWorker):
                 os._exit(1)
             case "hang":
                 time.sleep(3600)
-            case "slow":
-                time.sleep(2)
+            case "after":
+                while not Path(request.ticket.split()[1]).exists():
+                    time.sleep(0.05)
             case "memory":
                 with broken(self.resident.model, MemoryError("no more")):
                     return super().evaluate(request, splits)
@@ -108,31 +111,19 @@ def request(split: PreparedSplit, ticket: str, edit: Any = None) -> EvaluationRe
     return EvaluationRequest(edit or IdentityEdit(), (split.ref,), ticket=ticket)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="shared through /proc")
-def test_workers_of_a_node_share_their_weights(pool: RayPool, split: PreparedSplit) -> None:
-    while pool.ready < 2:
-        assert not pool.poll(0.5)
-    tickets = ("slow one", "slow other")
-    for ticket in tickets:
-        pool.submit(request(split, ticket))
-    processes = {reply.worker.split("/")[1] for reply in collect(pool, len(tickets)).values()}
-    mapped = [weights_of(process) for process in processes]
-    assert len(mapped) == 2 and mapped[0] == mapped[1] and len(mapped[0]) == 1
-
-
-def weights_of(process: str) -> set[str]:
-    """Inodes of files without a name that a process keeps tensors in."""
-    fields = [line.split() for line in Path(f"/proc/{process}/maps").read_text(encoding="utf-8").splitlines()]
-    place = f"{tempfile.gettempdir()}/"
-    return {each[4] for each in fields if each[-1] == "(deleted)" and each[5].startswith(place)}
+def limit(pool: RayPool, **seconds: float) -> None:
+    """Give a pool other limits, where what is to be over at once and what may take its time share it."""
+    pool._workers = pool._workers.model_copy(update=seconds)
 
 
 def test_an_evaluation_past_its_time_fails(tiny: Any, split: PreparedSplit, ray_address: str) -> None:
     pool = new_pool(tiny, split, ray_address, count=1, timeout_s=1.5, max_attempts=1)
     with contextlib.closing(pool):
         pool.submit(request(split, "hang"))
+        done = collect(pool, 1)
+        limit(pool, timeout_s=PATIENT_S)
         pool.submit(request(split, "good"))
-        done = collect(pool, 2)
+        done |= collect(pool, 1)
     assert "longer than workers.timeout_s = 1.5" in (done["hang"].failure or "") and done["hang"].kind == "timeout"
     assert done["good"].failure is None
 
@@ -144,37 +135,51 @@ def test_a_model_that_does_not_load_ends_the_pool(split: PreparedSplit, ray_addr
         collect(pool, 1, timeout=PATIENT_S)
 
 
-def fragile(folder: Path, *fates: str) -> Any:
+def fragile(folder: Path, *fates: str, calibrating: tuple[str, ...] = ()) -> Any:
     """Workers that load no model: the n-th to load has the n-th fate, all further ones have the last one.
 
-    Until one is fine its process imports nothing, which makes it quick to start.
+    So has the n-th calibration. Until one is fine its process imports nothing, which makes it quick to start.
     """
 
     class FragileWorker:
         def __init__(self, *_: object) -> None:
-            count = 0
-            while True:
-                with contextlib.suppress(FileExistsError):
-                    os.close(os.open(folder / str(count), os.O_CREAT | os.O_EXCL))
-                    break
-                count += 1
-            match fates[min(count, len(fates) - 1)]:
-                case "fail":
-                    raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
-                case "hang":
-                    time.sleep(3600)
+            meet(folder, fates)
+
+        def calibrate(self, *_: object) -> bytes:
+            meet(folder / "calibrations", calibrating)
+            return b"made"
 
         def info(self, node: str) -> Any:
-            from moevolve.workers.worker import WorkerInfo
+            from moevolve.workers.contract.messages import WorkerInfo
 
             return WorkerInfo(f"fragile/{os.getpid()}", node, "cpu")
 
         def evaluate(self, request: Any, _: object) -> Any:
-            from moevolve.workers.messages import EvaluationReply
+            from moevolve.workers.contract.messages import EvaluationReply
 
             return EvaluationReply(request.ticket, {}, "there is no model", 0.0, "fragile")
 
     return FragileWorker
+
+
+def meet(folder: Path, fates: tuple[str, ...]) -> None:
+    """What becomes of the next one that is counted in a folder."""
+    folder.mkdir(exist_ok=True)
+    count = 0
+    while True:
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(folder / str(count), os.O_CREAT | os.O_EXCL))
+            break
+        count += 1
+    match fates[min(count, len(fates) - 1)]:
+        case "fail":
+            raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+        case "refuse":
+            raise UserError("not a model for this")
+        case "hang":
+            time.sleep(3600)
+        case "die":
+            os._exit(1)
 
 
 def fragile_pool(address: str, worker: Any, **settings: Any) -> RayPool:
@@ -210,10 +215,6 @@ def test_a_worker_that_can_not_start_is_waited_for_beside_one_that_is_ready(
     assert all(words in record.message and "1 are ready" in record.message for record in said)
 
 
-def limit_start(pool: RayPool, seconds: float) -> None:
-    pool._workers = pool._workers.model_copy(update={"start_timeout_s": seconds})
-
-
 def test_a_worker_that_hangs_while_it_loads_is_replaced(
     ray_address: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -222,9 +223,9 @@ def test_a_worker_that_hangs_while_it_loads_is_replaced(
         poll_until(pool, lambda: pool.ready == 1)
         pool.resize(2)
         poll_until(pool, (tmp_path / "1").exists)
-        limit_start(pool, 1.0)
+        limit(pool, start_timeout_s=1.0)
         poll_until(pool, lambda: "took longer to load than workers.start_timeout_s = 1" in caplog.text)
-        limit_start(pool, PATIENT_S)
+        limit(pool, start_timeout_s=PATIENT_S)
         poll_until(pool, (tmp_path / "2").exists)
 
 
@@ -233,7 +234,7 @@ def test_the_pool_ends_when_no_worker_gets_ready_in_time(ray_address: str, tmp_p
     loading = fragile_pool(ray_address, fragile(tmp_path, "hang"), count=1, start_timeout_s=PATIENT_S)
     with contextlib.closing(loading):
         poll_until(loading, (tmp_path / "0").exists)
-        limit_start(loading, 1.0)
+        limit(loading, start_timeout_s=1.0)
         with pytest.raises(PoolError, match=r"after 1 s .*: the model loads slowly"):
             poll_until(loading, lambda: False)
     workers = WorkersSection(num_cpus=64, start_timeout_s=1, address=ray_address)
@@ -242,51 +243,91 @@ def test_the_pool_ends_when_no_worker_gets_ready_in_time(ray_address: str, tmp_p
         poll_until(waiting, lambda: False)
 
 
-def calibrate(address: str, check: Callable[[], object], **settings: Any) -> bytes:
-    workers = WorkersSection(address=address, **settings)
-    recipe: Any = None
-    return calibrate_on_ray(workers, ModelConfig(path="nowhere"), EngineConfig(), recipe, (), check)
+def ready_pool(address: str, worker: Any, **settings: Any) -> RayPool:
+    pool = fragile_pool(address, worker, **settings)
+    poll_until(pool, lambda: pool.ready == 1)
+    return pool
 
 
-def test_who_waits_for_a_calibration_hears_what_is_asked(ray_address: str) -> None:
+def test_who_waits_for_a_calibration_hears_what_is_asked(ray_address: str, tmp_path: Path) -> None:
     """There is no room for its worker."""
     asked = iter(["running", "running", "stopped"])
 
     def check() -> None:
         unless_ended(Control("somebody", 1, True, next(asked), None))  # type: ignore[arg-type]
 
-    with pytest.raises(StopAsked):
-        calibrate(ray_address, check, num_cpus=64)
-    with pytest.raises(
-        PoolError, match=r"no worker was ready after 0\.5 s .*: the cluster has no room for num_cpus=64"
+    with contextlib.closing(crowded_pool(ray_address, PATIENT_S)) as pool, pytest.raises(StopAsked):
+        pool.calibrate(ANYTHING, (), check)
+    with (
+        contextlib.closing(crowded_pool(ray_address, 0.5)) as pool,
+        pytest.raises(PoolError, match=r"no worker was ready after 0\.5 s .*: the cluster has no room for num_cpus=64"),
     ):
-        calibrate(ray_address, lambda: None, num_cpus=64, start_timeout_s=0.5)
+        pool.calibrate(ANYTHING, ())
 
 
-def test_a_calibration_that_takes_too_long_says_what_to_change(
-    ray_address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def awaited(reference: object, limit: float, check: object, late: str) -> bytes:
-        if "no worker was ready" in late:
-            return b""
-        raise PoolError(late)
+def crowded_pool(address: str, start_timeout_s: float) -> RayPool:
+    workers = WorkersSection(num_cpus=64, start_timeout_s=start_timeout_s, address=address)
+    return RayPool(workers, ModelConfig(path="nowhere"), EngineConfig(), {})
 
-    monkeypatch.setattr(ray_pool, "_awaited", awaited)
-    with pytest.raises(
-        PoolError, match=r"longer than 7 s; raise workers\.start_timeout_s, or .* \(genome\.calibration_tokens\)"
+
+def test_a_calibration_that_takes_too_long_says_what_to_change(ray_address: str, tmp_path: Path) -> None:
+    """Its worker is replaced, and who asks again gets one."""
+    worker = fragile(tmp_path, "fine", "fine", calibrating=("hang", "fine"))
+    with contextlib.closing(ready_pool(ray_address, worker, count=1, start_timeout_s=PATIENT_S)) as pool:
+        limit(pool, start_timeout_s=0.5)
+        with pytest.raises(
+            PoolError, match=r"longer than 0\.5 s; raise workers\.start_timeout_s, or .* \(genome\.calibration_tokens\)"
+        ):
+            pool.calibrate(ANYTHING, ())
+        limit(pool, start_timeout_s=PATIENT_S)
+        assert pool.calibrate(ANYTHING, ()) == b"made"
+
+
+def test_a_calibration_is_tried_again_when_its_worker_dies(ray_address: str, tmp_path: Path) -> None:
+    """Up to `max_attempts`; evaluations that are asked for beside it are answered afterwards."""
+    worker = fragile(tmp_path, "fine", calibrating=("die", "fine", "die", "die", "fine"))
+    with contextlib.closing(ready_pool(ray_address, worker, count=1, max_attempts=2)) as pool:
+        pool.submit(EvaluationRequest(IdentityEdit(), (), ticket="before"))
+        assert pool.calibrate(ANYTHING, ()) == b"made"
+        with pytest.raises(
+            PoolError, match="the calibration failed: it killed its worker 2 times, last: The actor died"
+        ):
+            pool.calibrate(ANYTHING, ())
+        assert pool.calibrate(ANYTHING, ()) == b"made"
+        assert collect(pool, 1).keys() == {"before"}
+
+
+def test_what_is_wrong_with_a_calibration_is_no_traceback(ray_address: str, tmp_path: Path) -> None:
+    worker = fragile(tmp_path, "fine", calibrating=("refuse", "fail"))
+    with contextlib.closing(ready_pool(ray_address, worker, count=1)) as pool:
+        with pytest.raises(UserError, match=r"^not a model for this$"):
+            pool.calibrate(ANYTHING, ())
+        with pytest.raises(PoolError, match="the calibration failed: RuntimeError: CUDA error"):
+            pool.calibrate(ANYTHING, ())
+    loading = fragile(tmp_path / "loading", "refuse")
+    with (
+        contextlib.closing(fragile_pool(ray_address, loading, count=1)) as pool,
+        pytest.raises(UserError, match=r"^not a model for this$"),
     ):
-        calibrate(ray_address, lambda: None, start_timeout_s=7)
+        pool.calibrate(ANYTHING, ())
 
 
-def test_what_ray_can_not_do_for_a_calibration_is_no_traceback(
-    ray_address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: object) -> bytes:
-        raise RuntimeEnvSetupError("no such package")
-
-    monkeypatch.setattr(ray_pool, "_awaited", broken)
-    with pytest.raises(PoolError, match=r"the calibration failed: RuntimeEnvSetupError: .*no such package"):
-        calibrate(ray_address, lambda: None)
+def test_a_worker_that_calibrated_evaluates_as_others_do(tiny: Any, split: PreparedSplit, ray_address: str) -> None:
+    merging = np.random.default_rng(3).random((4, 2, 4), np.float32)
+    edits = {"whole": IdentityEdit(), "merged": EepEdit(merging, merging, 2)}
+    found = []
+    for calibrates in (False, True):
+        with contextlib.closing(new_pool(tiny, split, ray_address, count=1)) as pool:
+            if calibrates:
+                recipes = ExpertsRecipe(("saliency", "usage"), None, 60), RowsRecipe(60)
+                made = [Calibration.from_bytes(pool.calibrate(recipe, (split,))) for recipe in recipes]
+                assert all(each.tokens_run for each in made)
+            for ticket, edit in edits.items():
+                pool.submit(request(split, ticket, edit))
+            replies = collect(pool, 2)
+            results = [replies[each].results[split.fingerprint] for each in edits]
+            found.append([(each.score, each.gold_logprob, each.outcomes.tolist()) for each in results])
+    assert found[0] == found[1]
 
 
 def test_our_kernels_folder_is_not_importable_by_its_bare_name(pool: RayPool, split: PreparedSplit) -> None:
@@ -318,15 +359,20 @@ def test_faults_stay_with_their_candidates(pool: RayPool, split: PreparedSplit) 
     assert len(scores) == 1, "the model is the same whatever was evaluated before"
 
 
-def test_a_killed_worker_is_replaced_and_its_candidate_evaluated_again(pool: RayPool, split: PreparedSplit) -> None:
+def test_a_killed_worker_is_replaced_and_its_candidate_evaluated_again(
+    pool: RayPool, split: PreparedSplit, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
     while pool.ready < 2:
         pool.poll(0.5)
     # The first of two free workers takes both.
     pool.submit(request(split, "good"))
     victim = int(collect(pool, 1)["good"].worker.rpartition("/")[2])
-    pool.submit(request(split, "slow"))
+    ticket = f"after {gate}"
+    pool.submit(request(split, ticket))
     pool.poll(0.5)
     os.kill(victim, signal.SIGKILL)
-    done = collect(pool, 1)["slow"]
+    gate.touch()
+    done = collect(pool, 1)[ticket]
     assert (done.failure, done.attempts) == (None, 2)
     assert not done.worker.endswith(f"/{victim}")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moevolve.search.pools.shares import Contender, Node, contender, shares
-from moevolve.store.records import Claim, Control
+from moevolve.store.records import Control, ResourceRequest
 
 
 def one(search: str, priority: int = 0, least: int = 1, most: int = 99, cpus: float = 1, gpus: float = 0) -> Contender:
@@ -85,10 +85,10 @@ def test_every_driver_decides_the_same(nodes: list[Node], contenders: list[Conte
 
 
 def test_what_is_asked_of_a_search_goes_before_what_it_could_use() -> None:
-    claim = Claim("here", 1, 8, 2.0, 0.5)
+    claim = ResourceRequest("here", 1, 8, 2.0, 0.5)
     control = Control("driver", 1, True, "running", None, 3)
     assert contender("a", control, claim) == Contender("a", 3, 1, 8, 2.0, 0.5)
     scaled = contender("a", replace(control, workers=5), claim)
     assert (scaled.least, scaled.most) == (5, 5)
-    paused = contender("a", replace(control, workers=5, wanted="paused"), claim)
+    paused = contender("a", replace(control, workers=5, desired_state="paused"), claim)
     assert (paused.least, paused.most) == (0, 0)

@@ -20,20 +20,22 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.cli.app import app
 from moevolve.search.config.files import load_run_config, parse_run_config
 from moevolve.search.config.run import RunConfig
-from moevolve.search.loop.driver import Driver
 from moevolve.search.loop.evaluation_cache import EvaluationCache
+from moevolve.search.loop.search_loop import SearchLoop
 from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.operations.analyse import analyse
+from moevolve.search.operations.data import as_data
+from moevolve.search.operations.evaluate import evaluate_subject
+from moevolve.search.operations.subject import find_subject
 from moevolve.search.report.contents import Contents, failures_of, gather
 from moevolve.search.report.page import render_page
+from moevolve.search.requests import AnalyseRequest, ImportEepRequest
 from moevolve.search.running.execute import execute
+from moevolve.search.running.launch import register, set_up_new
 from moevolve.search.running.observer import Observer
-from moevolve.search.service.analyse import analyse_individual
-from moevolve.search.service.data import as_data
-from moevolve.search.service.evaluate import evaluate_subject
-from moevolve.search.service.launch import register, set_up_new
-from moevolve.search.service.resume import set_up_stored
-from moevolve.search.service.subject import find_subject
+from moevolve.search.running.resume import set_up_stored
 from moevolve.search.strategies.phased import make_strategy
+from moevolve.search.text import percent
 from moevolve.store.errors import StoreError
 from moevolve.store.repository import Store
 from moevolve.store.session import without_password
@@ -61,13 +63,13 @@ def test_a_finished_search_is_reported_whole(all_kinds: str, kind: str) -> None:
         if kind == "tomoe":
             assert render_page(gather(store, kind)) == page, "the same store gives the same page"
     assert not contents.standings.gaps and not contents.notes
-    for words in ("Result", SEARCHED[kind], "Course of the search", "Score against size", "Provenance", "seed 3"):
+    for words in ("Result", SEARCHED[kind], "Fitness over the search", "Score against size", "Provenance", "seed 3"):
         assert words in text
     winner = contents.standings.winner
     assert winner is not None and f"moevolve export {winner}" in text
     for command in ("moevolve launch run.yaml", "moevolve analyse", "moevolve lineage"):
         assert command in text
-    labels = [one.label for one in contents.standings.contestants]
+    labels = [one.label for one in contents.standings.entries]
     assert labels[0] == "full model" and labels[-1] == "best found"
     assert labels[1].startswith("random ") and ("unsearched start" in labels) == (kind != "eep")
 
@@ -81,12 +83,12 @@ def test_the_table_is_the_one_that_ended_the_search(all_kinds: str, kind: str) -
     assert table.reranked and table.winner is not None
     # What a token uses of the unedited model takes the model itself, which a page does without.
     full = replace(ended.full, active_parameters=None)
-    assert table == replace(ended, contestants=(full, *ended.contestants[1:]))
+    assert table == replace(ended, entries=(full, *ended.entries[1:]))
 
 
 def test_an_analysis_is_shown(all_kinds: str, tiny: Any, tmp_path: Path) -> None:
     with Store.open(all_kinds) as store:
-        analysis = analyse_individual(store, "eep:0", str(tiny.task), "dev", tokens=50)
+        analysis = analyse(store, AnalyseRequest("eep:0", task=str(tiny.task), tokens=50))
         with pytest.raises(UserError, match="eep:0, which is no individual of search tomoe"):
             gather(store, "tomoe", analysis=analysis)
     (tmp_path / "analysis.json").write_text(json.dumps(as_data(analysis)))
@@ -121,7 +123,7 @@ def drive(store: Store, setup: SearchSetup, pool: UnrulyPool) -> None:
     """As the service would, evaluations under the search's own engine."""
     engine = store.search(setup.search_id).engine_fingerprint
     cache = EvaluationCache(store, pool, setup.search_id, setup.facts.fingerprint, engine)
-    Driver(setup, make_strategy(setup.config, setup.space, setup.schedule), store, cache).run()
+    SearchLoop(setup, make_strategy(setup.config, setup.space, setup.schedule), store, cache).run()
 
 
 TASKS = [{"name": "one", "weight": 3}, {"name": "two"}]
@@ -137,21 +139,21 @@ def test_a_search_just_made_is_reported(lab: Store) -> None:
 
 
 def test_an_interrupted_search_of_several_tasks_is_reported(lab: Store) -> None:
-    setup = start(lab, lab_config(tasks=TASKS, final={"random_draws": 5}))
+    setup = start(lab, lab_config(tasks=TASKS, final={"random_baselines": 5}))
     with pytest.raises(Stopped):
         drive(lab, setup, UnrulyPool(4, stop_at=30))
     contents = gather(lab, "lab")
     page, text = page_of(contents)
     assert contents.standings.tasks == ("one", "two") and "one (weight 3), two (weight 1)" in text
     assert contents.counts["made"] == len(lab.history(setup.search_id)) < 60
-    assert "moevolve resume lab" in text and page.count("<caption>") == 2
+    assert "moevolve resume lab" in text and all(f"<caption>{task}" in page for task in ("one", "two"))
     # The synthetic model is nowhere: what needs it is left out, and the page says so.
     (note,) = contents.notes
     assert "matrices are left out" in note and "nowhere" in note and "Matrices of" not in text
     best = max((row for row in contents.history if row.fitness is not None), key=lambda row: row.fitness or 0)
     assert f"the highest is {100 * (best.fitness or 0):.1f} %" in text
     for task in ("one", "two"):
-        full, draws, best_found = (one.score(task, "search") for one in contents.standings.contestants)
+        full, draws, best_found = (one.score(task, "search") for one in contents.standings.entries)
         assert full and draws and best_found and draws.spread
         assert draws.score < best_found.score < full.score == pytest.approx(0.9, abs=0.1)  # type: ignore[operator]
 
@@ -176,7 +178,7 @@ def test_costs_add_up(lab: Store) -> None:
 STRATEGIES = [
     ("evolution", "evolution (steady)"),
     ("nevergrad:TwoPointsDE", "nevergrad (TwoPointsDE)"),
-    ({"kind": "surrogate", "candidates": 5}, "surrogate (direct)"),
+    ("surrogate", "surrogate"),
 ]
 
 
@@ -191,12 +193,9 @@ def test_strategies_are_named_and_individuals_say_how_they_were_made(lab: Store,
     contents = gather(lab, "lab")
     _, text = page_of(contents)
     assert f"{named}, window 6" in text and f"30 individuals, 10 of them initial, by {named}" in text
-    made = {row.index: row for row in contents.history}
     for one in (row for row in contents.history if row.operator == "surrogate"):
         assert "(learned from " in one.summary and one.depth == 0
         assert [node.index for node in lab.ancestors(f"lab:{one.index}").nodes] == [one.index]
-    bred = [row for row in contents.history if row.operator.startswith("surrogate:")]
-    assert all(row.depth == 1 + max(made[parent].depth for parent in row.parents) for row in bred)
 
 
 def test_a_search_whose_individuals_all_failed_is_reported(lab: Store) -> None:
@@ -235,7 +234,7 @@ def test_what_users_write_is_text_not_markup(lab: Store) -> None:
 
 def test_what_was_not_measured_is_said_with_the_command(tiny: Any, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'store.db'}"
-    final = {"rerank": 0, "test": False, "random_draws": 2}
+    final = {"rerank": 0, "test": False, "random_baselines": 2}
     run = load_run_config(tiny.write_run(tmp_path / "r.yaml", "bare", engine={}, final=final))
     with Store.open(url) as store:
         setup = set_up_new(run)
@@ -258,7 +257,7 @@ def test_what_was_not_measured_is_said_with_the_command(tiny: Any, tmp_path: Pat
         tested = contents.standings.full.score("pick", "test")
         assert not contents.standings.gaps and tested is not None
         assert _evaluations(tmp_path) == before + 3, "a report evaluates nothing"
-        assert f"test, the full model {tested.lines[0]} %" in page_of(contents)[1]
+        assert f"test, the full model {percent(tested.score)} %" in page_of(contents)[1]
         assert not contents.standings.others
         evaluate_subject(store, find_subject(store, winner), f"{tiny.task}@perplexity", "test")
         contents = gather(store, "bare")
@@ -284,14 +283,14 @@ def _evaluations(folder: Path) -> int:
 def test_imported_coefficients_are_reported(tiny: Any, tmp_path: Path) -> None:
     from moevolve.search.genomes.eep.coefficients import write_coefficients
     from moevolve.search.genomes.eep.genome import EepGenome
-    from moevolve.search.service.import_eep import read_files, store_files
+    from moevolve.search.operations.import_eep import read_files, store_files
 
     url = f"sqlite:///{tmp_path / 'store.db'}"
     run = load_run_config(tiny.write_run(tmp_path / "r.yaml", "any"))
     space = set_up_new(run).space
     matrices = np.random.default_rng(0).random((2, 2, 4)).astype(np.float32)
     write_coefficients(tmp_path / "c.pth", EepGenome(space, matrices, matrices))
-    read = read_files([tmp_path / "c.pth"], str(tiny.model), None, "probs")
+    read = read_files(ImportEepRequest([tmp_path / "c.pth"], experts_of=str(tiny.model)))
     with Store.open(url) as store:
         (imported,) = store_files(store, read)
         contents = gather(store, imported.ref.rpartition(":")[0])

@@ -13,7 +13,7 @@ from report_lab import KINDS
 from waiting import PATIENT_S
 
 from moevolve.search.report.contents import gather
-from moevolve.search.report.page import write_page
+from moevolve.search.report.page import render_page
 from moevolve.store.repository import Store
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -48,7 +48,7 @@ def browse(tmp_path: Path) -> Browse:
 def test_a_page_fits_a_phone_and_a_desk(all_kinds: str, browse: Browse, tmp_path: Path, kind: str) -> None:
     page, frame = tmp_path / "report.html", tmp_path / "frame.html"
     with Store.open(all_kinds) as store:
-        write_page(gather(store, kind), page)
+        page.write_text(render_page(gather(store, kind)), encoding="utf-8")
     (tmp_path / "measured.html").write_text(page.read_text().replace("</body>", MEASURE))
     for width in (390, 1280):
         frame.write_text(FRAME.replace("WIDTH", str(width)))

@@ -14,11 +14,12 @@ from waiting import PATIENT_S
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.pools.shares import Node
 from moevolve.search.running import sharing
-from moevolve.search.running.driving import Driving
+from moevolve.search.running.lease_heartbeat import LeaseHeartbeat
 from moevolve.search.running.sharing import Share
 from moevolve.store.repository import Store
 
-BEAT_S = 0.3
+LEASE_S = PATIENT_S
+"""So that a machine that stands still for a while loses no lease; it is renewed every second."""
 
 
 @pytest.fixture
@@ -35,6 +36,7 @@ class Drivers:
     def __init__(self, store: Store, patch: pytest.MonkeyPatch) -> None:
         self.nodes: list[Node] | None = [Node(4, 0)]
         self.cluster: str | None = "here"
+        self.driving: dict[str, LeaseHeartbeat] = {}
         self._store, self._due = store, dict[str, Callable[[], int]]()
         self._stack = ExitStack()
         patch.setattr(sharing, "cluster_nodes", lambda: self.nodes)
@@ -44,7 +46,8 @@ class Drivers:
     def start(self, name: str, useful: int = 8, **settings: object) -> None:
         workers = WorkersSection(**{"count": "auto", **settings})  # type: ignore[arg-type]
         share = Share(workers, useful)
-        driving = self._stack.enter_context(Driving(self._store, name, BEAT_S * 3, workers.priority, share.claim))
+        driving = self._stack.enter_context(LeaseHeartbeat(self._store, name, LEASE_S, workers.priority, share.claim))
+        self.driving[name] = driving
         self._due[name] = lambda: share.due(driving, driving.control)
 
     def come_to(self, **expected: int) -> None:
@@ -88,12 +91,11 @@ def test_those_of_another_cluster_are_left_alone(drivers: Drivers, store: Store)
     drivers.start("a", useful=3)
     drivers.come_to(a=3)
     drivers.cluster = "there"
-    with Driving(store, "b", BEAT_S, 5, lambda: sharing.Claim("elsewhere", 4, 4, 1, 0)):
+    with LeaseHeartbeat(store, "b", LEASE_S, 5, lambda: sharing.ResourceRequest("elsewhere", 4, 4, 1, 0)):
         deadline = time.monotonic() + PATIENT_S
-        while store.running()["b"].claim is None:
+        while "b" not in (seen := drivers.driving["a"].running_searches or {}) or seen["b"].claim is None:
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        time.sleep(2 * BEAT_S)
         drivers.come_to(a=3)
     assert store.control("b").claim is None, "what a driver says ends with it"
 
@@ -101,5 +103,5 @@ def test_those_of_another_cluster_are_left_alone(drivers: Drivers, store: Store)
 def test_a_search_that_has_joined_no_cluster_has_what_it_always_has(drivers: Drivers) -> None:
     drivers.cluster = None
     drivers.start("a", min=2)
-    time.sleep(2 * BEAT_S)
+    time.sleep(2.0)  # a heartbeat or two
     drivers.come_to(a=2)

@@ -13,26 +13,33 @@ from pydantic import TypeAdapter
 from search_lab import UnrulyPool, drive, run_config, start
 from starlette.testclient import TestClient
 
-from moevolve.search.loop.standings import Standings, standings
-from moevolve.search.server.courses import Courses, down_sampled
+from moevolve.search.config.files import parse_stored_config
+from moevolve.search.config.run import RunConfig
+from moevolve.search.loop.final_table import FinalTable, standings
+from moevolve.search.server.fitness_curves import FitnessCurves, down_sampled
 from moevolve.store.costs import SearchCosts
 from moevolve.store.errors import UnreachableError
 from moevolve.store.records import BestRow, Control, Event, IndividualDetail, LineageGraph, SearchSummary
 from moevolve.store.repository import Store
+
+
+def _config(store: Store) -> RunConfig:
+    return parse_stored_config(store.search("lab").config)
+
 
 READS: dict[str, tuple[Any, Callable[[Store], Any]]] = {
     "/api/searches": (list[SearchSummary], lambda store: store.searches()),
     "/api/searches/lab/control": (Control, lambda store: store.control("lab-1")),
     "/api/searches/lab/costs": (SearchCosts, lambda store: store.costs(store.search("lab"))),
     "/api/searches/lab/standings": (
-        Standings,
-        lambda store: standings(store, store.search("lab"), store.history("lab-1")),
+        FinalTable,
+        lambda store: standings(store, store.search("lab"), _config(store), store.history("lab-1")),
     ),
     "/api/searches/lab-1/events?after=2": (list[Event], lambda store: store.events({"lab-1": 2})),
     "/api/events?limit=3": (list[Event], lambda store: store.latest_events(limit=3)),
     "/api/individuals/lab:7": (IndividualDetail, lambda store: store.individual("lab:7")),
-    "/api/individuals/lab:50/ancestors?depth=2": (LineageGraph, lambda store: store.ancestors("lab:50", 2)),
-    "/api/individuals/lab:1/descendants": (LineageGraph, lambda store: store.descendants("lab:1")),
+    "/api/individuals/lab:50/lineage?depth=2": (LineageGraph, lambda store: store.ancestors("lab:50", 2)),
+    "/api/individuals/lab:1/lineage?descendants=true": (LineageGraph, lambda store: store.descendants("lab:1")),
     "/api/best?task=rte&limit=4&by=search": (list[BestRow], lambda store: store.best("rte", limit=4, by="search")),
     "/api/pareto?task=rte": (list[BestRow], lambda store: store.pareto("rte")),
 }
@@ -121,13 +128,13 @@ def test_a_search_is_steered(client: TestClient, lab_store: Store) -> None:
     lease = lab_store.acquire("lab-1", "driver", 60)
     for verb, wanted in {"pause": "paused", "stop": "stopped", "cancel": "cancelled"}.items():
         answer = client.post(f"/api/searches/lab/{verb}")
-        assert (answer.status_code, answer.json()["wanted"]) == (200, wanted)
-        assert lab_store.renew(lease, 60).wanted == wanted
+        assert (answer.status_code, answer.json()["desired_state"]) == (200, wanted)
+        assert lab_store.renew(lease, 60).desired_state == wanted
     assert client.post("/api/searches/lab/scale", json={"workers": 5}).json()["workers"] == 5
     for body in ({"workers": 0}, {"workers": 2, "who": "x"}, {}):
         assert client.post("/api/searches/lab/scale", json=body).status_code == 422
     assert [event.text for event in lab_store.latest_events("lab-1", 4)][::-1] == [
-        *("wanted: paused", "wanted: stopped", "wanted: cancelled"),
+        *("desired_state: paused", "desired_state: stopped", "desired_state: cancelled"),
         "workers: 5",
     ]
 
@@ -154,7 +161,7 @@ def test_a_plot_hides_no_extreme(values: list[float], points: int) -> None:
 
 def test_a_plot_follows_a_search_and_a_retry(lab_store: Store) -> None:
     setup = start(lab_store, run_config(name="live"), "live-1")
-    courses = Courses(lab_store)
+    courses = FitnessCurves(lab_store)
     assert courses.course("live-1").individuals == 0
     drive(lab_store, setup, UnrulyPool(seed=3))
 

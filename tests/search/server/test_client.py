@@ -11,9 +11,10 @@ from server_tokens import READ, WRITE
 from starlette.testclient import TestClient
 
 import moevolve
-from moevolve.search.server.app import make_app
-from moevolve.search.server.client import Client
+from moevolve.search.requests import ResumeRequest, SearchesRequest
+from moevolve.search.server.client import RemoteService
 from moevolve.search.server.settings import ServerSettings
+from moevolve.search.server.site.app import make_app
 from moevolve.store.repository import Store
 
 URL = "http://localhost:8080"
@@ -26,26 +27,28 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def connected(lab_store: Store, settings: Callable[..., ServerSettings]) -> Callable[[], Client]:
+def connected(lab_store: Store, settings: Callable[..., ServerSettings]) -> Callable[[], RemoteService]:
     """A client of a served store, with the token that the environment has."""
 
-    def connect() -> Client:
-        client = Client(URL)
+    def connect() -> RemoteService:
+        client = RemoteService(URL)
         client._http = TestClient(make_app(lab_store, settings()), URL, headers=client._http.headers)
         return client
 
     return connect
 
 
-def test_a_wrong_token_is_told_from_none(connected: Callable[[], Client], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_token_is_told_from_none(
+    connected: Callable[[], RemoteService], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(moevolve.StoreError, match="it wants a token: set MOEVOLVE_TOKEN"):
-        connected().searches()
+        connected().ask(SearchesRequest())
     monkeypatch.setenv("MOEVOLVE_TOKEN", "another-token-0123456789")
     with pytest.raises(moevolve.StoreError, match="it knows no such token as MOEVOLVE_TOKEN has") as refused:
-        connected().searches()
+        connected().ask(SearchesRequest())
     assert "another" not in str(refused.value)
     monkeypatch.setenv("MOEVOLVE_TOKEN", f" {READ}\n")  # as files and secrets of a CI have it
-    assert len(connected().searches()) == 2
+    assert len(connected().ask(SearchesRequest())) == 2
 
 
 @pytest.mark.parametrize("inside", ["\n", " ", "é", "\x1b", "\x7f"])
@@ -78,11 +81,11 @@ def test_what_cannot_be_asked_is_said_in_a_line(in_process: Any, arguments: tupl
 
 
 def test_resuming_what_is_finished_gives_its_table(
-    connected: Callable[[], Client], lab_store: Store, monkeypatch: pytest.MonkeyPatch
+    connected: Callable[[], RemoteService], lab_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lab_store.set_status(reranked_search(lab_store).id, "finished")
     monkeypatch.setenv("MOEVOLVE_TOKEN", WRITE)
     begun = []
-    found = connected().resume("reranked", moevolve.Observer(on_begin=begun.append))
+    found = connected().resume(ResumeRequest("reranked"), moevolve.Observer(on_begin=begun.append))
     assert found is not None and found.winner == "reranked:1"
     assert [(config.name, config.store) for config in begun] == [("reranked", URL)]

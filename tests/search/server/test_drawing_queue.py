@@ -6,15 +6,14 @@ import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 from waiting import PATIENT_S
 
+from moevolve.search.operations import plot
 from moevolve.search.server.drawing_queue import MOST_ASKED
-from moevolve.search.service import plot
 
 
 def test_however_many_drawings_are_asked_for_the_rest_is_served(
@@ -22,15 +21,15 @@ def test_however_many_drawings_are_asked_for_the_rest_is_served(
 ) -> None:
     may_end, at_once, most = threading.Event(), 0, 0
 
-    def draw(_store: Any, _search: str, path: Path, *_: Any) -> None:
+    def draw(*_: Any) -> bytes:
         nonlocal at_once, most
         at_once += 1
         most = max(most, at_once)
         may_end.wait(PATIENT_S)
         at_once -= 1
-        path.write_bytes(b"a picture")
+        return b"a picture"
 
-    monkeypatch.setattr(plot, "plot_stored", draw)
+    monkeypatch.setattr(plot, "picture", draw)
     refused = 45 - MOST_ASKED  # with those that wait more than all threads for answers
     with ThreadPoolExecutor(45) as browsers:
         asked = [browsers.submit(client.get, "/api/searches/lab/plot") for _ in range(45)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,8 +14,11 @@ from starlette.testclient import TestClient
 from store_samples import search, split
 from waiting import PATIENT_S
 
+from moevolve.search.running.lease_heartbeat import this_process
 from moevolve.search.server import feed as feed_module
 from moevolve.search.server.feed import Feed
+from moevolve.search.server.settings import ServerSettings
+from moevolve.search.server.site.app import make_routes
 from moevolve.store.repository import Store
 
 
@@ -38,7 +42,7 @@ def test_watchers_that_arrive_together_share_one_look(store: Store, monkeypatch:
         for _ in range(2):
             watchers = [feed.watch() for _ in range(10)]
             told = await asyncio.gather(*map(anext, watchers))
-            assert all('"id-alpha"' in news for news in told)
+            assert all(list(news) == ["id-alpha"] for news in told)
             assert len(pollers()) == 1 and len(looks) == 1
             for watcher in watchers:
                 await watcher.aclose()
@@ -67,7 +71,7 @@ def test_who_leaves_before_the_first_look_is_over_is_not_waited_for(
             await watching
         may_end.set()
         other = feed.watch()
-        assert '"id-alpha"' in await anext(other)
+        assert "id-alpha" in await anext(other)
         await other.aclose()
         await asyncio.wait_for(asyncio.gather(*pollers()), PATIENT_S)  # nobody watches, so nobody looks
 
@@ -110,6 +114,43 @@ def test_no_more_watch_than_may(client: TestClient, store: Store, monkeypatch: p
     monkeypatch.setattr(Feed, "is_full", True)
     refused = client.get("/api/news")
     assert refused.status_code == 503 and "watch already" in refused.json()["detail"]
+
+
+def test_a_stream_tells_of_one_search_and_of_drivers_that_come_and_go(
+    lab_store: Store, settings: Callable[..., ServerSettings]
+) -> None:
+    lab_store.create_search(search("beta"), [split()])
+    app = make_routes(lab_store, settings())
+
+    async def listen() -> list[str]:
+        told: asyncio.Queue[str] = asyncio.Queue()
+        gone = asyncio.Event()
+
+        async def receive() -> dict[str, Any]:
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            if message.get("body"):
+                told.put_nowait(message["body"].decode())
+
+        scope = {"type": "http", "method": "GET", "path": "/api/news", "headers": []}
+        scope |= {"query_string": b"search=id-alpha", "http_version": "1.1", "scheme": "http", "server": ("test", 80)}
+        stream = asyncio.create_task(app(scope, receive, send))
+        heard = [await asyncio.wait_for(told.get(), PATIENT_S)]
+        await asyncio.to_thread(lab_store.set_status, "id-beta", "running")
+        await asyncio.to_thread(lab_store.acquire, "id-alpha", this_process(), 600)
+        heard += [await asyncio.wait_for(told.get(), PATIENT_S) for _ in range(2)]
+        gone.set()
+        await asyncio.wait_for(stream, PATIENT_S)
+        await app.state.service.feed.close()
+        return heard
+
+    first, then, turned = asyncio.run(listen())
+    assert first.startswith("event: cursors\n") and "id-beta" not in first + then
+    assert json.loads(first.partition("data: ")[2])["id-alpha"]["alive"] is False
+    assert json.loads(then.partition("data: ")[2])["id-alpha"]["alive"] is True
+    assert turned == 'event: drivers\ndata: ["id-alpha"]\n\n'
 
 
 def counted(store: Store, monkeypatch: pytest.MonkeyPatch, before: Callable[[], object] = lambda: None) -> list[int]:

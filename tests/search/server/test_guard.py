@@ -13,9 +13,9 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.server.app import make_app, make_routes
 from moevolve.search.server.guard import LARGEST_BODY, OPEN_PATHS
 from moevolve.search.server.settings import ServerSettings, read_settings
+from moevolve.search.server.site.app import make_app, make_routes
 from moevolve.store.repository import Store
 
 Settings = Callable[..., ServerSettings]
@@ -33,7 +33,7 @@ def requests(app: object) -> list[tuple[str, str]]:
     routes: list[tuple[str, str]] = []
     for route in all_routes(app):
         path = route.path
-        for name, value in {"{search}": "lab", "{ref}": "lab:3"}.items():
+        for name, value in {"{search}": "lab", "{ref}": "lab:3", "{individual}": "lab:3"}.items():
             path = path.replace(name, value)
         assert "{" not in path, path
         routes += [(method, path) for method in route.methods or {"GET"}]

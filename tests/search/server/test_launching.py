@@ -13,15 +13,17 @@ import pytest
 import store_samples as samples
 import yaml
 from safetensors import safe_open
-from served_pages import page_of
+from served_pages import Page, check, page_of
 from server_tokens import READ, WRITE
 from starlette.testclient import TestClient
 
+from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config, parse_run_config
 from moevolve.search.config.run import RunConfig
-from moevolve.search.server.app import make_app
+from moevolve.search.running.webhooks import VARIABLE, WebhookSection, targets_of_environment
 from moevolve.search.server.drivers import Drivers, Launch
 from moevolve.search.server.settings import ServerSettings
+from moevolve.search.server.site.app import make_app
 from moevolve.store.repository import Store
 
 EVIL = "<b>'\"&"
@@ -207,6 +209,64 @@ def test_no_password_of_a_store_is_shown(store: Store, settings: Settings, runs:
         assert answer.status_code == 200 and "***@host/db" in answer.text and "secret" not in answer.text
 
 
+FORM = {"configuration": "small", "name": "mine", "model": "tiny", "genome.experts": "3", "seed": "3", "launch": ""}
+
+
+def test_what_is_typed_is_checked_and_launched(client: TestClient, started: list[list[str]], tiny: Any) -> None:
+    further = "phases.0.evaluations = 8\n\n# by half\nworkers.count=auto\nstrategy = evolution"
+    typed = FORM | {"further": further, "tasks": "boolq"}
+    checked = client.post("/launch?part=1", json=typed | {"check": ""})
+    page = check(checked.text, whole=False)
+    assert "8 in prune, then 12 in merge" in page.text and "experts: 3" in page.text and not started
+    assert client.post("/launch?part=1", json=typed).status_code == 200
+    (command,) = started
+    config = launched(command)
+    assert command[3] == "mine" and "seed" not in " ".join(command), "what is as the run file says isn't changed"
+    assert (config.genome.experts, config.phases[0].evaluations, config.workers.count) == (3, 8, "auto")  # type: ignore[union-attr]
+    assert (config.model.path, [task.name for task in config.tasks]) == (str(tiny.model), ["boolq"])
+    assert client.post("/launch?part=1", json=FORM | {"tasks": ["boolq", "rte"]}).status_code == 200
+    assert [task.name for task in launched(started[1]).tasks] == ["boolq", "rte"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "said"),
+    [
+        ({"further": "seed = 1\nwindow"}, 422, "further settings, line 2: expected KEY = VALUE"),
+        ({"further": "phases = [1]"}, 422, "further settings, line 1: lists and mappings are set entry by entry"),
+        ({"further": "model.path = /etc"}, 422, "'model.path' can't be set over the network"),
+        ({"genome.experts": "9"}, 422, "genome.experts: 9 is more than the model's 4 experts"),
+        ({"name": "../x"}, 422, "name: "),
+        ({"model": "nix"}, 422, "the server knows no 'nix'"),
+        ({"configuration": "nix"}, 404, "no configuration 'nix'"),
+    ],
+)
+def test_what_is_wrong_in_a_form_is_a_line(
+    client: TestClient, started: list[list[str]], changes: dict[str, str], status: int, said: str
+) -> None:
+    answer = client.post("/launch?part=1", json=FORM | {"check": ""} | changes)
+    page = check(answer.text, whole=False)
+    assert answer.status_code == status and said in page.text and not started
+    assert page.all("p")[0]["role"] == "alert"
+
+
+def test_who_launched_is_led_to_the_search_or_told_what_became_of_it(
+    client: TestClient, store: Store, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = "/launch/arrival?name=calm&part=1"
+    assert client.get(path).status_code == 404
+    launch = Launch("calm", "launch", datetime.now(UTC), 7, True, None, "")
+    monkeypatch.setattr(Drivers, "launch", lambda *_: launch)
+    waiting = client.get(path)
+    assert "process 7" in waiting.text and any(
+        found.get("hx-get") == path for found in check(waiting.text, whole=False).all("p")
+    )
+    stored(store, load_run_config(runs / "small.yaml"), "calm")
+    assert client.get(path).headers["hx-redirect"] == "/searches/calm"
+    launch = Launch("lost", "launch", datetime.now(UTC), 7, False, 2, f"error: {EVIL}")
+    failed = page_of(client, "/launch/arrival?name=lost&part=1")
+    assert f"lost failed with code 2: error: {EVIL}" in failed.text and not failed.links
+
+
 def test_who_may_only_read_is_told_so(store: Store, settings: Settings, runs: Path) -> None:
     app = make_app(store, settings(configurations=[str(runs)]))
     reader = TestClient(app, "http://localhost", headers={"accept": "text/html", "authorization": f"Bearer {READ}"})
@@ -238,15 +298,17 @@ def test_what_became_of_launches_is_shown(
     monkeypatch.setattr(Drivers, "launches", lambda _: launches)
     for path in ("/launch", "/launch?configuration=small", "/launch/started", "/launch/started?part=1"):
         page = page_of(client, path)
-        rows = {found["data-launch"]: found["data-state"] for found in page.all("tr") if "data-launch" in found}
-        assert list(rows.items()) == [
-            ("bad", "failed with code 2"),
-            ("slow", "starting"),
-            ("calm", "runs"),
-            ("ended", "ended well"),
-        ]
+        assert page.texts_of("span")[-4:] == ["failed with code 2", "starting", "runs", "ended well"]
+        assert page.text.index("bad") < page.text.index("slow 2026") < page.text.index("ended 2026")
+        assert polls(page, "/launch/started?part=1")
         assert f"error: {EVIL}" in page.text and "2026-01-02 03:04" in page.text
         assert [link for link in page.links if link.startswith("/searches/")] == ["/searches/calm"]
+
+
+def polls(page: Page, path: str) -> bool:
+    """Whether a page fetches a part of it again and again."""
+    (part,) = [found for found in page.all("div") if found.get("hx-get") == path]
+    return part["hx-trigger"].startswith("every ")
 
 
 @pytest.mark.parametrize(
@@ -281,7 +343,7 @@ def test_what_became_of_an_export_is_shown_with_the_individual(
     for path in ("/individuals/calm:0", "/individuals/calm:0/exports", "/individuals/calm:0/exports?part=1"):
         page = page_of(client, path)
         assert said in page.texts_of("span") and f"error: {EVIL}" in page.text
-        assert any("data-unsettled" in found for found in page.all("span")) == running
+        assert polls(page, "/individuals/calm:0/exports?part=1") == running
     assert asked == ["calm:0"] * 3
 
 
@@ -314,6 +376,26 @@ def test_the_latest_launch_of_a_name_comes_last(tmp_path: Path, monkeypatch: pyt
     ]
 
 
+def test_what_is_launched_has_the_servers_store_and_webhooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "environment"
+    script.write_text("#!/bin/sh\nenv\n")
+    script.chmod(0o700)
+    monkeypatch.setattr("sys.executable", str(script))
+    monkeypatch.setenv("MOEVOLVE_WRITE_TOKEN", WRITE)
+    target = WebhookSection.model_validate({"url": "https://hook.example/T0KEN", "secret_env": "THEIR_KEY"})
+    with pytest.raises(UserError, match="environment variable THEIR_KEY: set it"):
+        Drivers("sqlite://", tmp_path, (target,))
+    monkeypatch.setenv("THEIR_KEY", "a key of theirs")
+    drivers = Drivers("sqlite:///lab.db", tmp_path, (target,))
+    drivers.start("one", ["launch"])
+    while drivers.launch("one").running:
+        pass
+    given = dict(line.partition("=")[::2] for line in drivers.log("one").splitlines())
+    assert given["MOEVOLVE_STORE"] == "sqlite:///lab.db" and "MOEVOLVE_WRITE_TOKEN" not in given
+    monkeypatch.setenv(VARIABLE, given[VARIABLE])
+    assert targets_of_environment() == (target,)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -331,16 +413,12 @@ def test_a_search_is_launched_again_from_the_run_file_that_gives_its_settings(
     assert "/launch?like=before" in page_of(client, "/searches/before").links
     page = page_of(client, "/launch?like=before")
     assert "Launch small" in page.text and "With the settings of before" in page.text
-    # What the form sends: fields that differ from the run file's, lines, and what is ticked.
-    overrides: dict[str, Any] = {}
-    for field in page.all("input"):
-        if "data-setting" in field and field["value"] != field["data-given"]:
-            overrides[field["data-setting"]] = yaml.safe_load(field["value"])
-    lines = "".join(page.texts_of("textarea")).splitlines()
-    overrides |= {key: yaml.safe_load(value) for key, value in (line.split(" = ") for line in lines)}
-    ticked = [field["value"] for field in page.all("input") if "checked" in field]
-    asked = {"configuration": "small", "name": "after", "overrides": overrides, "tasks": ticked or None}
-    assert client.post("/api/searches", json=asked).status_code == 202
+    typed: dict[str, Any] = {
+        field["name"]: field["value"] for field in page.all("input") if field.get("type") != "checkbox"
+    }
+    typed |= {"name": "after", "further": "".join(page.texts_of("textarea")), "configuration": "small"}
+    typed |= {"tasks": [field["value"] for field in page.all("input") if "checked" in field]}
+    assert client.post("/launch?part=1", json=typed).status_code == 200
     assert launched(started[0]).config_hash == config.config_hash
 
 

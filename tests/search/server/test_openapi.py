@@ -14,9 +14,9 @@ from search_lab import UnrulyPool, drive, run_config, start
 from server_tokens import WRITE
 from store_samples import scored, search, split
 
-from moevolve.search.server.app import make_app
 from moevolve.search.server.drivers import Drivers, Launch
 from moevolve.search.server.settings import ServerSettings
+from moevolve.search.server.site.app import make_app
 from moevolve.store.repository import Store
 
 HEADERS = {"authorization": f"Bearer {WRITE}", "x-moevolve": "1"}

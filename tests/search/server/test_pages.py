@@ -15,13 +15,13 @@ from served_pages import check, page_of
 from starlette.testclient import TestClient
 
 from moevolve.search.loop.scores import interval
-from moevolve.search.running.driving import this_process
-from moevolve.search.server.app import make_app
-from moevolve.search.server.courses import Course
+from moevolve.search.report.rendering import clock, handle
+from moevolve.search.server.fitness_curves import FitnessCurve
 from moevolve.search.server.pages.listings import Listings
-from moevolve.search.server.pages.rendering import clock, handle
 from moevolve.search.server.pages.views import improvements, phase_at
 from moevolve.search.server.settings import ServerSettings
+from moevolve.search.server.site.app import make_app
+from moevolve.store.owners import this_process
 from moevolve.store.records import Progress
 from moevolve.store.repository import Store
 
@@ -290,7 +290,7 @@ def test_a_running_search_can_be_steered_by_who_may(
     page = page_of(client, "/searches/live")
     assert "7 of 20" in page.text and "1:02:03 left" in page.text and "evaluating" in page.text
     assert "62.5" in page_of(client, "/").text and "live" in page_of(client, "/health").text
-    asked = {found.get("data-post"): found for found in page.all("button", "form")}
+    asked = {found.get("hx-post"): found for found in page.all("button", "form")}
     assert {f"/api/searches/live/{verb}" for verb in ("pause", "stop", "cancel", "scale")} < set(asked)
     assert "moevolve pause live" in page.text, "for who has no JavaScript"
     tokens = tmp_path / "tokens"
@@ -349,7 +349,7 @@ def test_pages_of_an_empty_store(tmp_path: Path) -> None:
 def test_the_policy_allows_files_of_ours_alone_and_static_files_are_asked_for_again(client: TestClient) -> None:
     policy = client.get("/").headers["content-security-policy"]
     assert "script-src 'self'" in policy and "unsafe" not in policy
-    for name in ("main.js", "style.css", "favicon.svg", "vendor/uPlot.iife.min.js"):
+    for name in ("main.js", "style.css", "favicon.svg", "vendor/uPlot.iife.min.js", "vendor/htmx.min.js"):
         answer = client.get(f"/static/{name}")
         assert answer.headers["cache-control"] == "no-cache"
         again = client.get(f"/static/{name}", headers={"if-none-match": answer.headers["etag"]})
@@ -371,7 +371,9 @@ def test_listings_are_read_again_after_an_event(tmp_path: Path) -> None:
 
 
 def test_improvements_are_the_steps_of_the_best_so_far() -> None:
-    course = Course(8, 2, (0, 2, 4, 6), (0.1, 0.2, 0.0, 0.5), (0.3, 0.3, 0.4, 0.9), (1, 2, 5, 7), (0.3, 0.3, 0.4, 0.9))
+    course = FitnessCurve(
+        8, 2, (0, 2, 4, 6), (0.1, 0.2, 0.0, 0.5), (0.3, 0.3, 0.4, 0.9), (1, 2, 5, 7), (0.3, 0.3, 0.4, 0.9)
+    )
     assert [(step.index, step.fitness) for step in improvements(course, ())] == [(1, 0.3), (5, 0.4), (7, 0.9)]
     assert phase_at((), 3) == ""
 

@@ -25,7 +25,7 @@ from waiting import PATIENT_S
 import moevolve as api
 from moevolve.evaluators.errors import UserError
 from moevolve.search.running.observer import Observer
-from moevolve.search.server.client import Client
+from moevolve.search.server.client import RemoteService
 from moevolve.store.repository import Store
 
 pytestmark = pytest.mark.slow
@@ -156,7 +156,7 @@ def test_who_watches_is_told_of_a_driver_that_is_gone(tmp_path: Path, tokens: Pa
     served = serve(tmp_path, store, "--tokens", str(tokens))
     monkeypatch.setenv("MOEVOLVE_TOKEN", READ)
     try:
-        with Client(served.url) as client, pytest.raises(UserError, match="moevolve resume left"):
+        with RemoteService(served.url) as client, pytest.raises(UserError, match="moevolve resume left"):
             client.follow("left", 0, Observer())
     finally:
         served.process.terminate()
@@ -196,9 +196,11 @@ def test_a_search_is_launched_watched_stopped_and_resumed_from_elsewhere(
             text=True,
         )
         until(lambda: count(database) > 1, watched)
-        assert api.pause("calm", store=served.url).wanted == "paused"
+        assert api.pause(served.url, "calm").desired_state == "paused"
         until(lambda: api.searches(served.url)[0].search.status == "paused")
-        time.sleep(2.5)  # who watches has seen by now that it began
+        assert watched.stdout is not None
+        while not watched.stdout.readline().startswith("calm: "):  # who watches sees that it began
+            assert watched.poll() is None
         # Who watches goes, the server goes, the search stays.
         watched.send_signal(signal.SIGINT)
         told, _ = watched.communicate(timeout=PATIENT_S)

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from search_samples import decided, eep_space
 
-from moevolve.search.config.phases import START, MergePhase, PhaseConfig, PrunePhase, ThresholdParents, TopKParents
-from moevolve.search.genomes.base import Offspring
+from moevolve.search.genomes.contract.base import Offspring
+from moevolve.search.genomes.contract.rng import generator
 from moevolve.search.genomes.eep.space import EepSpace
-from moevolve.search.genomes.rng import generator
-from moevolve.search.loop.driver import individual_record
-from moevolve.search.loop.history import rank_key
-from moevolve.search.loop.schedule import Schedule
+from moevolve.search.loop.search_loop import individual_record
+from moevolve.search.settings.phases import START, MergePhase, PhaseConfig, PrunePhase, ThresholdParents, TopKParents
 from moevolve.search.strategies.evolution import Evolution
+from moevolve.search.strategies.history import rank_key
 from moevolve.search.strategies.phased import Phased
+from moevolve.search.strategies.schedule import Schedule
 from moevolve.store.records import FULL_MODEL, IndividualRecord
 
 PHASES: tuple[PhaseConfig, ...] = (

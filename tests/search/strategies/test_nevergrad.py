@@ -12,16 +12,16 @@ from search_lab import run_config
 from search_samples import decided, eep_space, history_row
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.config.phases import MergePhase, NevergradSection, PrunePhase
 from moevolve.search.config.run import RunConfig
-from moevolve.search.genomes.base import Offspring
+from moevolve.search.genomes.contract.base import Offspring
 from moevolve.search.genomes.eep.genome import EepGenome
-from moevolve.search.loop.driver import individual_record
-from moevolve.search.loop.history import rank_key
-from moevolve.search.loop.schedule import make_schedule
+from moevolve.search.loop.search_loop import individual_record
+from moevolve.search.settings.phases import MergePhase, NevergradSection, PrunePhase
 from moevolve.search.strategies.base import Strategy
+from moevolve.search.strategies.history import rank_key
 from moevolve.search.strategies.nevergrad import NevergradPhase
 from moevolve.search.strategies.phased import make_strategy
+from moevolve.search.strategies.schedule import make_schedule
 from moevolve.store.records import IndividualRecord
 
 SPACE = eep_space(layers=4)

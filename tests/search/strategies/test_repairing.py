@@ -15,22 +15,22 @@ from search_samples import decided
 
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.repaired import RepairedGenome, RepairedSpace, bare
-from moevolve.search.loop.driver import individual_record
-from moevolve.search.loop.history import rank_key
-from moevolve.search.loop.schedule import make_schedule
+from moevolve.search.loop.search_loop import individual_record
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.service.launch import register
+from moevolve.search.running.launch import register
+from moevolve.search.strategies.history import rank_key
 from moevolve.search.strategies.phased import make_strategy
+from moevolve.search.strategies.schedule import make_schedule
 from moevolve.store.records import IndividualRecord
 from moevolve.store.repository import Store
-from moevolve.workers.methods.base import Calibration, Edit
+from moevolve.workers.contract.edits import Calibration, Edit
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
 
 ROWS = rows_of([(1, 2, 3), (4, 5)])
 CALIBRATION = Calibration({"repair_tokens": ROWS.tokens, "repair_lengths": ROWS.lengths})
 PRUNE = {"kind": "prune", "evaluations": 20, "initial": 8}
 MERGE = {"kind": "merge", "evaluations": 10}
-REPAIR = {"kind": "repair", "evaluations": 16, "initial": 4, "repair": {"strengths": [0.01], "tokens": 64}}
+REPAIR = {"kind": "repair", "evaluations": 16, "initial": 4, "repair": {"ridge_lambdas": [0.01], "tokens": 64}}
 Score = Callable[[IndividualRecord], tuple[float, float] | None]
 
 

@@ -14,13 +14,13 @@ from scipy.special import ndtri
 from scipy.stats import rankdata
 from search_samples import decided, deepseek, dense_model, eep_space, history_row
 
-from moevolve.search.config.phases import MergePhase, PhaseConfig, PrunePhase, SurrogateSection, TunePhase
-from moevolve.search.genomes.base import GenomeSpace
+from moevolve.search.genomes.contract.base import GenomeSpace
 from moevolve.search.genomes.eep.space import EepSpace
-from moevolve.search.loop.driver import individual_record
-from moevolve.search.loop.history import rank_key
-from moevolve.search.loop.schedule import Schedule
+from moevolve.search.loop.search_loop import individual_record
+from moevolve.search.settings.phases import MergePhase, PhaseConfig, PrunePhase, SurrogateSection, TunePhase
+from moevolve.search.strategies.history import rank_key
 from moevolve.search.strategies.phased import Phased
+from moevolve.search.strategies.schedule import Schedule
 from moevolve.search.strategies.surrogate import LinearPosterior, Surrogate, targets_of
 from moevolve.store.records import IndividualRecord
 
@@ -28,9 +28,8 @@ Score = Callable[[IndividualRecord], tuple[float, float] | None]
 Told = tuple[list[IndividualRecord], list[IndividualRecord]]
 PRUNING = PrunePhase(evaluations=50, initial=12)
 MERGING = MergePhase(evaluations=20)
-DIRECT, SCREEN = SurrogateSection(), SurrogateSection(propose="screen", candidates=8)
+LEARNING = SurrogateSection()
 EVOLUTION = {"random", "mutation", "crossover+mutation"}
-sections = pytest.mark.parametrize("section", [DIRECT, SCREEN], ids=["direct", "screen"])
 
 
 def planted(space: EepSpace, failing: int = 11) -> Score:
@@ -145,40 +144,36 @@ def test_targets_are_normal_scores_of_fitness_and_tie_break() -> None:
 @pytest.mark.parametrize("groups", [4, "per_layer"])
 def test_where_worth_adds_up_it_finds_the_best_choice_of_all(groups: Any) -> None:
     space = eep_space(2, groups, layers=6)
-    _, members = run(space, (PrunePhase(evaluations=120, initial=31),), DIRECT, planted(space, failing=0))
+    _, members = run(space, (PrunePhase(evaluations=120, initial=31),), LEARNING, planted(space, failing=0))
     found = min(members, key=rank_key).tie_break
     assert found == pytest.approx(best_of(space), abs=1e-3)
 
 
 def test_experts_of_every_routing_group_are_learned_apart() -> None:
     space = eep_space(8, 3, facts=deepseek())
-    proposals, members = run(space, (PrunePhase(evaluations=120, initial=31),), DIRECT, planted(space, failing=0))
+    proposals, members = run(space, (PrunePhase(evaluations=120, initial=31),), LEARNING, planted(space, failing=0))
     for proposal in proposals:
         space.from_kept(space.kept(space.from_bytes(proposal.genome)))  # as many of each group, or it raises
     found = min(members, key=rank_key).tie_break
     assert found == pytest.approx(best_of(space), rel=0.02)
 
 
-@sections
-def test_who_makes_what(section: SurrogateSection) -> None:
+def test_who_makes_what() -> None:
     space = eep_space(layers=4)
-    proposals, members = run(space, (PRUNING, MERGING), section, planted(space))
+    proposals, members = run(space, (PRUNING, MERGING), LEARNING, planted(space))
     assert {one.operator for one in proposals[:12]} == {"random"}
     learned = [one for one in proposals[12:] if one.operator.startswith("surrogate")]
     assert {one.operator for one in proposals[12:]} - {one.operator for one in learned} <= EVOLUTION
-    assert all(one.parents for one in learned if one.phase == "merge"), "a merged genome is bred from others"
-    direct = [one for one in learned if one.operator == "surrogate"]
-    assert bool(direct) == (section is DIRECT)
-    assert all(one.parents == () and "(learned from " in one.summary for one in direct)
-    assert all(one.phase == "prune" and space.from_bytes(one.genome).one_hot for one in direct)
+    assert {one.operator for one in learned} == {"surrogate"} and {one.phase for one in learned} == {"prune"}
+    assert all(one.parents == () and "(learned from " in one.summary for one in learned)
+    assert all(space.from_bytes(one.genome).one_hot for one in learned)
     best = min((one for one in members[: 50 - 3] if one.fitness is not None), key=rank_key)
     assert proposals[50].parents == (best.index,)
     failed = {one.index for one in members if one.fitness is None}
     assert failed and not failed & {parent for one in proposals for parent in one.parents}
 
 
-@pytest.mark.parametrize(("section", "share"), [(DIRECT, 0.3), (SCREEN, 0.1)], ids=["direct", "screen"])
-def test_a_share_of_the_children_is_evolution_s(section: SurrogateSection, share: float) -> None:
+def test_a_share_of_the_children_is_evolution_s() -> None:
     space = eep_space(groups="per_layer", layers=8)
     phases = (PrunePhase(evaluations=120, initial=10),)
 
@@ -187,45 +182,40 @@ def test_a_share_of_the_children_is_evolution_s(section: SurrogateSection, share
             np.mean([one.operator in EVOLUTION for one in run(space, phases, section, planted(space))[0][20:]])
         )
 
-    light = section.model_copy(update={"candidates": 12})
-    assert bred(light) == pytest.approx(share, abs=0.1)
-    assert bred(light.model_copy(update={"bred": 1.0})) == 1.0
-    assert bred(light.model_copy(update={"bred": 0.0})) == 0.0
+    assert bred(LEARNING) == pytest.approx(0.3, abs=0.1)
+    assert bred(SurrogateSection(bred=1.0)) == 1.0
+    assert bred(SurrogateSection(bred=0.0)) == 0.0
 
 
-@sections
 @pytest.mark.parametrize("window", [1, 7])
-def test_no_individual_repeats_an_earlier_one_while_there_are_others(section: SurrogateSection, window: int) -> None:
-    space = eep_space(2, 2 if section is DIRECT else 4, layers=4)  # 784 in all, or 614,656
-    alone = section.model_copy(update={"bred": 0.0})
+def test_no_individual_repeats_an_earlier_one_while_there_are_others(window: int) -> None:
+    space = eep_space(2, 2, layers=4)  # 784 in all
+    alone = SurrogateSection(bred=0.0)
     proposals, _ = run(space, (PrunePhase(evaluations=150, initial=20),), alone, planted(space), window)
     assert len({one.phenotype_hash for one in proposals}) == len(proposals)
 
 
-@sections
-def test_a_space_without_anything_new_repeats(section: SurrogateSection) -> None:
+def test_a_space_without_anything_new_repeats() -> None:
     space = eep_space(7, 1, layers=4)
-    proposals, _ = run(space, (PrunePhase(evaluations=30, initial=10),), section, planted(space, failing=0))
+    proposals, _ = run(space, (PrunePhase(evaluations=30, initial=10),), LEARNING, planted(space, failing=0))
     assert len({one.phenotype_hash for one in proposals}) == 8 and len(proposals) == 30
 
 
-@sections
-def test_skipping_what_is_stored_changes_no_later_answer(section: SurrogateSection) -> None:
+def test_skipping_what_is_stored_changes_no_later_answer() -> None:
     space = eep_space(layers=4)
-    whole = run(space, (PRUNING, MERGING), section, planted(space), resumed_at=33)
-    assert whole == run(space, (PRUNING, MERGING), section, planted(space), resumed_at=61)
-    assert whole != run(space, (PRUNING, MERGING), section, planted(space), seed=1)
+    whole = run(space, (PRUNING, MERGING), LEARNING, planted(space), resumed_at=33)
+    assert whole == run(space, (PRUNING, MERGING), LEARNING, planted(space), resumed_at=61)
+    assert whole != run(space, (PRUNING, MERGING), LEARNING, planted(space), seed=1)
 
 
-@sections
-def test_a_search_where_everything_fails_goes_on_at_random(section: SurrogateSection) -> None:
-    proposals, _ = run(eep_space(layers=4), (PRUNING,), section, lambda _: None)
+def test_a_search_where_everything_fails_goes_on_at_random() -> None:
+    proposals, _ = run(eep_space(layers=4), (PRUNING,), LEARNING, lambda _: None)
     assert {one.operator for one in proposals} == {"random"}
     assert len({one.phenotype_hash for one in proposals}) == len(proposals)
 
 
 def test_equal_scores_are_no_obstacle() -> None:
-    proposals, _ = run(eep_space(layers=4), (PRUNING, MERGING), DIRECT, lambda _: (0.5, 0.0))
+    proposals, _ = run(eep_space(layers=4), (PRUNING, MERGING), LEARNING, lambda _: (0.5, 0.0))
     assert len({one.phenotype_hash for one in proposals}) == len(proposals)
 
 
@@ -251,19 +241,7 @@ def test_only_the_newest_are_remembered() -> None:
     assert answer(members) != answer([*members[:29], replace(members[29], fitness=9.0), *members[30:]])
 
 
-def test_continuous_genomes_are_screened_in_standard_units() -> None:
-    """Coordinates that vary little, or not at all, must not be lost among those that vary much."""
-    space = factorllm_space(dense_model())
-    phase = TunePhase(evaluations=40, initial=8)
-    target = np.random.default_rng(1).standard_normal(space.flatten(space.start(phase).genome, phase).size)
-
-    def score(made: IndividualRecord) -> tuple[float, float]:
-        distance = float(((space.flatten(space.from_bytes(made.genome), phase) - target) ** 2).mean())
-        return 1 / (1 + distance), -distance
-
-    proposals, members = run(space, (phase,), SCREEN, score)
-    assert proposals[0].operator == "start"
-    operators = {one.operator for one in proposals[12:]}
-    assert operators & {"surrogate:mutation", "surrogate:crossover+mutation"}
-    assert {one.operator for one in run(space, (phase,), DIRECT, score)[0]} & operators, "direct screens here, too"
-    assert min(members, key=rank_key).index > 8
+def test_continuous_genomes_are_evolution_s() -> None:
+    space, phase = factorllm_space(dense_model()), TunePhase(evaluations=40, initial=8)
+    proposals, _ = run(space, (phase,), LEARNING, lambda made: (int(made.content_hash[:2], 16) / 256, 0.0))
+    assert {one.operator for one in proposals} <= EVOLUTION | {"start"}

@@ -26,10 +26,6 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paging, "CHUNK", 60)
 
 
-def alive(_: str) -> bool:
-    return False
-
-
 def needed(_: object) -> list[str]:
     return ["c" * 64]
 
@@ -78,11 +74,11 @@ def test_a_copy_is_the_same(store: Store, there: Store) -> None:
     fill(store)
     there.add_evaluations([evaluation(77, 0.5, "z")])  # so that contexts have other ids there
     expected = Copied(("alpha",), COUNT, 0, COUNT - 2 + 3, 1, 1)
-    assert copy(store, there, ["alpha"], needed, alive) == expected
+    assert copy(store, there, ["alpha"], needed) == expected
     assert contents(there) == contents(store)
     assert there.calibrations() == ["c" * 64]
     before = contents(there)
-    assert copy(store, there, ["id-alpha", "alpha"], needed, alive).individuals == 0
+    assert copy(store, there, ["id-alpha", "alpha"], needed).individuals == 0
     assert contents(there) == before
     # It can be driven there.
     lease = there.acquire("id-alpha", "driver", 60)
@@ -91,21 +87,21 @@ def test_a_copy_is_the_same(store: Store, there: Store) -> None:
 
 def test_and_back_again(store: Store, there: Store) -> None:
     fill(there)
-    copy(there, store, ["alpha"], needed, alive)
+    copy(there, store, ["alpha"], needed)
     assert contents(store) == contents(there)
 
 
 def test_a_copy_is_brought_up_to_date(store: Store, there: Store) -> None:
     fill(store)
-    copy(store, there, ["alpha"], needed, alive)
+    copy(store, there, ["alpha"], needed)
     later = [decided(individual(COUNT - 2, [0]), 0.5), individual(COUNT, [1])]
     store.record("id-alpha", later, [evaluation(COUNT - 2, 0.5)])
-    assert copy(store, there, ["alpha"], needed, alive) == Copied(("alpha",), 1, 1, 1, 0, 0)
+    assert copy(store, there, ["alpha"], needed) == Copied(("alpha",), 1, 1, 1, 0, 0)
     assert contents(there) == contents(store)
     # The other way round there is nothing new, and what is decided stays so.
     there.record("id-alpha", [decided(individual(COUNT - 1, [0]), 0.25)], [evaluation(COUNT - 1, 0.25)])
     before = contents(there)
-    assert copy(store, there, ["alpha"], needed, alive).decided == 0
+    assert copy(store, there, ["alpha"], needed).decided == 0
     assert contents(there) == before
 
 
@@ -113,12 +109,12 @@ def test_a_running_search_is_copied_as_it_stands(store: Store, there: Store) -> 
     fill(store, 10)
     lease = store.acquire("id-alpha", "driver", 60)
     store.set_status(lease, "running")
-    copy(store, there, ["alpha"], needed, alive)
+    copy(store, there, ["alpha"], needed)
     found = there.search("alpha")
     assert (found.status, found.status_reason) == ("interrupted", "copied while it was run")
     assert not there.control("id-alpha").alive and there.acquire("id-alpha", "another", 60).epoch == 1
     with pytest.raises(LeaseHeldError, match="alpha is being run by another"):
-        copy(store, there, ["alpha"], needed, alive)
+        copy(store, there, ["alpha"], needed)
 
 
 CLASHES = {
@@ -138,7 +134,7 @@ CLASHES = {
 def test_what_differs_is_refused(change: str, said: str, tmp_path: Path) -> None:
     with Store.open(f"sqlite:///{tmp_path / 'here.db'}") as here, Store.open(f"sqlite:///{tmp_path / 'x.db'}") as there:
         fill(here)
-        copy(here, there, ["alpha"], needed, alive)
+        copy(here, there, ["alpha"], needed)
         here.create_search(search("beta"), [])
         with there.write_transaction() as connection:
             connection.exec_driver_sql("PRAGMA defer_foreign_keys=ON")
@@ -148,14 +144,14 @@ def test_what_differs_is_refused(change: str, said: str, tmp_path: Path) -> None
                 for table in tables:
                     connection.execute(text(f"UPDATE {table} SET search_id = 'id-other'"))
         with pytest.raises(StoreError, match=said):
-            copy(here, there, ["beta", "alpha"], needed, alive)
+            copy(here, there, ["beta", "alpha"], needed)
         assert [row.search.name for row in there.searches()] == ["alpha"], "all or nothing"
 
 
 def test_unknown_searches_copy_nothing(store: Store, there: Store) -> None:
     fill(store, 4)
     with pytest.raises(StoreError, match="no search 'beta'"):
-        copy(store, there, ["alpha", "beta"], needed, alive)
+        copy(store, there, ["alpha", "beta"], needed)
     assert there.searches() == []
 
 
@@ -164,5 +160,5 @@ def test_a_store_that_is_only_read_is_a_source(tmp_path: Path, there: Store) -> 
     with Store.open(url) as here:
         fill(here)
     with StoreReader.open(url) as reader:
-        copy(reader, there, ["alpha"], needed, alive)
+        copy(reader, there, ["alpha"], needed)
         assert contents(there) == contents(reader)

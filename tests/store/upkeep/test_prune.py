@@ -10,17 +10,13 @@ from dataclasses import replace
 
 import pytest
 from sqlalchemy import text
-from store_samples import ENGINE, MODEL, decided, digest, evaluation, individual, search, split
+from store_samples import ENGINE, MODEL, decided, digest, evaluation, gone_owner, individual, search, split
 from waiting import PATIENT_S
 
 from moevolve.store.errors import LeaseHeldError, LeaseLostError, StoreError
 from moevolve.store.records import FULL_MODEL, EvaluationRecord, ExportRecord, SearchRecord
 from moevolve.store.repository import Store
 from moevolve.store.upkeep.prune import Pruned, prune
-
-
-def alive(_: str) -> bool:
-    return False
 
 
 def of_all(*letters: str) -> Callable[[SearchRecord], list[str]]:
@@ -58,26 +54,26 @@ def test_a_search_goes_with_what_is_its_own(two: Store) -> None:
     genomes = sum(len(row.genome) for row in two.history("id-alpha"))
     expected = Pruned(1, 4, 3, 1, genomes + 2 * 8 + 100 + 1000)
     before = two.searches(), phenotypes(two), two.calibrations()
-    assert prune(two, ["alpha"], of_all("b"), alive, dry_run=True) == expected
+    assert prune(two, ["alpha"], of_all("b"), dry_run=True) == expected
     assert (two.searches(), phenotypes(two), two.calibrations()) == before
-    assert prune(two, ["alpha", "id-alpha"], of_all("b"), alive) == replace(expected, vacuumed=two.is_file)
+    assert prune(two, ["alpha", "id-alpha"], of_all("b")) == replace(expected, vacuumed=two.is_file)
     assert [row.search.name for row in two.searches()] == ["beta"]
     assert phenotypes(two) == of(2, 3, 4, 5) | {FULL_MODEL}
     assert two.calibrations() == ["b" * 64] and two.individual("beta:1").exports
-    assert prune(two, [], both, alive) == Pruned(0, 0, 0, 0, 0)
+    assert prune(two, [], both) == Pruned(0, 0, 0, 0, 0)
     assert two.best("rte", by="search")[0].ref == "beta:3"
     # Its name is free again.
     two.create_search(search(), [split()])
 
 
 def test_what_is_left_over_goes_alone(two: Store) -> None:
-    assert prune(two, [], of_all("a"), alive) == Pruned(0, 0, 1, 1, 1100, two.is_file)
+    assert prune(two, [], of_all("a")) == Pruned(0, 0, 1, 1, 1100, two.is_file)
     assert phenotypes(two) == of(0, 1, 2, 3, 4, 5) | {FULL_MODEL}
     assert len(two.searches()) == 2
 
 
 def test_the_last_search_leaves_nothing(two: Store) -> None:
-    found = prune(two, ["alpha", "beta"], of_all("a"), alive)
+    found = prune(two, ["alpha", "beta"], of_all("a"))
     assert (found.searches, found.individuals, found.evaluations, found.calibrations) == (2, 8, 8, 2)
     with two.transaction() as connection:
         for table in (
@@ -92,7 +88,7 @@ def test_evaluations_of_another_model_are_not_this_ones(two: Store) -> None:
     two.create_search(search("gamma", model_fingerprint=other), [split()])
     two.add_evaluations([evaluation(p, 0.5, model_fingerprint=other) for p in (0, 1)])
     two.record("id-gamma", [decided(individual(0), 0.5)])
-    assert prune(two, ["alpha"], both, alive).evaluations == 4
+    assert prune(two, ["alpha"], both).evaluations == 4
     with two.transaction() as connection:
         query = "SELECT e.phenotype_hash FROM evaluations e JOIN evaluation_contexts c ON c.id = e.context_id "
         left = connection.execute(text(f"{query} WHERE c.model_fingerprint = '{other}'")).scalars()
@@ -103,15 +99,15 @@ def test_what_is_run_is_not_pruned(two: Store) -> None:
     lease = two.acquire("id-alpha", "driver", 60)
     before = phenotypes(two)
     with pytest.raises(LeaseHeldError, match="alpha is being run by driver: stop it first"):
-        prune(two, ["beta", "alpha"], both, alive)
+        prune(two, ["beta", "alpha"], both)
     assert len(two.searches()) == 2 and phenotypes(two) == before
     # Another one may go; evaluations of the same model stay, for the driver may be about to use them.
-    assert prune(two, ["beta"], both, alive).evaluations == 0
+    assert prune(two, ["beta"], both).evaluations == 0
     assert phenotypes(two) == before
     two.release(lease)
-    assert prune(two, [], both, alive).evaluations == 3
-    two.acquire("id-alpha", "driver", 60)
-    assert prune(two, ["alpha"], both, lambda _: True).searches == 1
+    assert prune(two, [], both).evaluations == 3
+    two.acquire("id-alpha", gone_owner(), 60)
+    assert prune(two, ["alpha"], both).searches == 1
 
 
 def test_no_search_begins_while_it_is_pruned(two: Store, url: str) -> None:
@@ -132,7 +128,7 @@ def test_no_search_begins_while_it_is_pruned(two: Store, url: str) -> None:
         store.create_search(search("delta"), [split()])
 
     with ThreadPoolExecutor(3) as threads, Store.open(url) as one, Store.open(url) as another:
-        pruned = threads.submit(prune, two, ["alpha"], needed, alive)
+        pruned = threads.submit(prune, two, ["alpha"], needed)
         assert reached.wait(PATIENT_S)
         waiting = [threads.submit(start, one), threads.submit(add, another)]
         time.sleep(0.3)
@@ -146,17 +142,17 @@ def test_a_driver_that_slept_past_its_lease_has_lost_its_search(two: Store) -> N
     """It may hold evaluations for known that are gone."""
     late = two.acquire("id-alpha", "driver", 0.01)
     time.sleep(0.05)
-    assert prune(two, ["beta"], both, alive, dry_run=True).evaluations == 3
+    assert prune(two, ["beta"], both, dry_run=True).evaluations == 3
     two.renew(late, 0.01)
     time.sleep(0.05)
-    assert prune(two, ["beta"], both, alive).evaluations == 3
+    assert prune(two, ["beta"], both).evaluations == 3
     with pytest.raises(LeaseLostError, match="lost search alpha to another one"):
         two.renew(late, 60)
 
 
 def test_unknown_names_prune_nothing(two: Store) -> None:
     with pytest.raises(StoreError, match="no search 'alpa': did you mean alpha"):
-        prune(two, ["beta", "alpa"], both, alive)
+        prune(two, ["beta", "alpa"], both)
     assert len(two.searches()) == 2
 
 
@@ -166,6 +162,6 @@ def test_a_file_shrinks(two: Store, url: str) -> None:
     two.add_calibration("d" * 64, bytes(2**20))
     with two.transaction() as connection:
         before = connection.execute(text("PRAGMA page_count")).scalar_one()
-    assert prune(two, [], both, alive).vacuumed
+    assert prune(two, [], both).vacuumed
     with two.transaction() as connection:
         assert connection.execute(text("PRAGMA page_count")).scalar_one() < before - 200

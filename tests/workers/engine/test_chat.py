@@ -9,7 +9,7 @@ from published_templates import CASES, GPT_OSS, LLAMA, bytewise_tokenizer
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
-from moevolve.workers.config import PACKAGED_TEMPLATES, EngineConfig, ModelConfig, engine_fingerprint
+from moevolve.workers.contract.settings import PACKAGED_TEMPLATES, EngineConfig, ModelConfig, engine_fingerprint
 from moevolve.workers.engine.chat import chat_template
 from moevolve.workers.engine.tokenizing import tokenize_split
 

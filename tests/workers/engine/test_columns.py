@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.engine.batches import Batcher, plan_batches
 from moevolve.workers.engine.columns import Columns, Layout, Masks, common_start, lay_out, pad_left
-from moevolve.workers.methods.base import Tokens
 
 CPU = torch.device("cpu")
 LAYOUTS: tuple[Layout, ...] = ("packed", "unshared", "padded")

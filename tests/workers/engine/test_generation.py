@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.matching.registry import make_matcher
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
-from moevolve.workers.config import EngineConfig, Shortcuts
-from moevolve.workers.engine.engine import WORKER_ENV, GenerationEngine, configure_runtime
+from moevolve.workers.contract.settings import WORKER_ENV, EngineConfig, Shortcuts
+from moevolve.workers.engine.engine import GenerationEngine
+from moevolve.workers.engine.runtime import configure_runtime
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast

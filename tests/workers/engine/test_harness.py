@@ -16,10 +16,10 @@ import yaml
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.fitness.runner import run_split
 from moevolve.evaluators.harness.tasks import load_harness
-from moevolve.evaluators.tasks.prepare import prepare_split
-from moevolve.evaluators.tasks.registry import load_task
+from moevolve.evaluators.preparation.prepare import prepare_split
+from moevolve.evaluators.preparation.registry import load_task
 from moevolve.evaluators.types import PreparedSplit
-from moevolve.workers.config import EngineConfig
+from moevolve.workers.contract.settings import EngineConfig
 from moevolve.workers.engine.engine import GenerationEngine
 
 if TYPE_CHECKING:

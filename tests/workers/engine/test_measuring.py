@@ -13,13 +13,14 @@ from usage_checks import SEQUENCES, TOKENS
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Example, Matching, Positions, PreparedSplit
-from moevolve.workers.config import EngineConfig
+from moevolve.workers.contract.edits import Calibration, CombinedRecipe, IdentityEdit
+from moevolve.workers.contract.fitting import RowsRecipe
+from moevolve.workers.contract.settings import EngineConfig
+from moevolve.workers.contract.usage import RoutedLayer
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.engine.measuring import analyse_usage, calibrate, token_sequences
 from moevolve.workers.engine.tokenizing import end_tokens
-from moevolve.workers.methods.base import Calibration, CombinedRecipe, IdentityEdit
-from moevolve.workers.methods.eep.edit import AlignmentRecipe, ExpertsRecipe
-from moevolve.workers.methods.usage import RoutedLayer
+from moevolve.workers.methods.eep.edit import ExpertsRecipe
 from moevolve.workers.model.resident import ResidentModel
 
 
@@ -82,7 +83,7 @@ def test_the_cost_is_noted(resident: Callable[[str], ResidentModel]) -> None:
 def test_combined_calibrations_are_those_by_themselves(resident: Callable[[str], ResidentModel]) -> None:
     examples = tuple(Example(f"which is larger {a} : {b}", (a,), (a, b)) for a, b in (("a", "b"), ("fox", "dog")))
     split = PreparedSplit("pick", "search", "rank", "mean", Matching(), 1, " ", examples)
-    recipes = AlignmentRecipe(sample=200, rounds=1, tokens=1000), ExpertsRecipe(("usage",), None, 5)
+    recipes = RowsRecipe(1000), ExpertsRecipe(("usage",), None, 5)
     alone = [calibrated(resident("mixtral"), recipe, [split]) for recipe in recipes]
     both = calibrated(resident("mixtral"), CombinedRecipe(recipes), [split])
     for each in alone:

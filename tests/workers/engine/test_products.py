@@ -12,7 +12,7 @@ from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels import products as kernel
-from moevolve.workers.config import EngineConfig, Products
+from moevolve.workers.contract.settings import EngineConfig, MatmulBackend
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.engine.products import use_products
 from moevolve.workers.methods.eep.edit import EepEdit
@@ -40,7 +40,7 @@ def by(resident: Residents) -> Iterator[Callable[..., ResidentModel]]:
     """A resident model whose products are computed by whom one says; by torch again after the test."""
     used: list[ResidentModel] = []
 
-    def make(products: Products, family: str, **settings: str) -> ResidentModel:
+    def make(products: MatmulBackend, family: str, **settings: str) -> ResidentModel:
         model = resident(family, **settings)
         used.append(model)
         use_products(model.model, products)
@@ -93,5 +93,5 @@ def test_logits_are_those_of_plain_transformers(
 def test_what_is_not_there_is_refused(resident: Residents, monkeypatch: pytest.MonkeyPatch) -> None:
     model = resident("mixtral")
     monkeypatch.setattr(kernel, "onednn_available", lambda: False)
-    with pytest.raises(UserError, match=r"engine\.products: this build of torch has no oneDNN"):
-        GenerationEngine(model.model, model.tokenizer, EngineConfig(products="onednn"))
+    with pytest.raises(UserError, match=r"engine\.matmul_backend: this build of torch has no oneDNN"):
+        GenerationEngine(model.model, model.tokenizer, EngineConfig(matmul_backend="onednn"))

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
 from edit_checks import Residents
-from family_samples import SETTINGS as MORE_SETTINGS
-from family_samples import make_family_edit
+from engine_samples import answers, divided, edit_of_family, masked, masked_heads, others, words_split
 from repair_samples import rows_of, sequences_of
 
-from moevolve.evaluators.types import Example, Matching, PreparedSplit
-from moevolve.workers.config import EngineConfig
+from moevolve.evaluators.types import PreparedSplit
+from moevolve.workers.contract.edits import Edit, IdentityEdit
+from moevolve.workers.contract.methods import Method, ModelParts
+from moevolve.workers.contract.settings import EngineConfig
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.engine.reuse import LayerReuse
-from moevolve.workers.methods.base import Edit, IdentityEdit
-from moevolve.workers.methods.contract import Method, ModelParts
 from moevolve.workers.methods.eep.edit import EepEdit
-from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
 from moevolve.workers.methods.registry import METHODS
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
-from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
 from moevolve.workers.model.resident import ResidentModel
 
 if TYPE_CHECKING:
@@ -37,15 +35,7 @@ PLENTY = 1 << 24
 
 def split_of() -> PreparedSplit:
     """Twelve prompts of 2 to 19 tokens with golds of 1 to 3, choices of 1 to 2."""
-    rng = np.random.default_rng(5)
-
-    def words(count: int) -> str:
-        return " ".join(f"w{i}" for i in rng.integers(4, 60, size=count))
-
-    examples = tuple(
-        Example(words(int(rng.integers(2, 20))), (words(1 + i % 3),), ("w30", "w31 w32", "w36")) for i in range(12)
-    )
-    return PreparedSplit("words", "search", "generate", "accuracy", Matching(), 3, " ", examples)
+    return words_split((19, 2, 12, 7, 16, 3, 17, 9, 5, 14, 11, 4), 0, (), ("w30", "w31 w32", "w36"), 3)
 
 
 def offspring(parent: EepEdit, other: EepEdit) -> list[Edit]:
@@ -60,26 +50,7 @@ def offspring(parent: EepEdit, other: EepEdit) -> list[Edit]:
 
 @pytest.fixture
 def make_edit_of(make_edit: Callable[..., EepEdit]) -> Callable[..., EepEdit]:
-    def make(family: str, kind: str, seed: int) -> EepEdit:
-        settings: dict[str, Any] = {"space": "logits" if family == "gpt_oss" else "probs", "seed": seed}
-        return (make_family_edit if family in MORE_SETTINGS else make_edit)(family, kind, **settings)
-
-    return make
-
-
-Numbers = list[Any]
-
-
-def answers(engine: GenerationEngine, split: PreparedSplit) -> Numbers:
-    made = engine.generate(split, lambda _, text: text.startswith("w1"))
-    return [made.texts, made.gold_logprobs.tolist()]
-
-
-def others(engine: GenerationEngine, split: PreparedSplit) -> Numbers:
-    """All else that an engine can be asked."""
-    ranks = [each.tolist() for each in engine.rank(split)]
-    texts = [engine.text_logprobs(split), engine.divergences(split), engine.agreements(split)]
-    return [ranks, *(each.tolist() for each in texts)]
+    return partial(edit_of_family, make_edit)
 
 
 class Pair:
@@ -156,10 +127,7 @@ def test_dense_networks_that_say_what_their_layers_are(
     resident: Residents, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     pair = Pair(resident("llama"), tiny_tokenizer)
-    rng = np.random.default_rng(2)
-    facts = (len(pair.resident.dense_layers), pair.resident.dense_layers[0].width, 32)
-    order = np.stack([np.arange(facts[1])] * facts[0])
-    first = FactorLlmEdit(order, rng.normal(size=(facts[0], 1, 4, 32)), rng.normal(size=(facts[0], 1, 4)), 2)
+    first = divided(pair.resident)
     weights = first.router_weight.copy()
     weights[2] += 1
     shares = pair.compare([first, replace(first, router_weight=weights)], split_of(), all_numbers=True)
@@ -170,16 +138,8 @@ def test_masked_networks_and_heads_that_say_what_their_layers_are(
     resident: Residents, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     pair = Pair(resident("llama"), tiny_tokenizer)
-    rng, width = np.random.default_rng(2), pair.resident.dense_layers[0].width
-    heads = HeadMasks(
-        np.array([[True, True, False, True]] * 3),
-        np.array([5, 3, 4]),
-        rng.normal(size=(3, 8)),
-        rng.normal(size=(3, 8, 2)),
-        rng.normal(size=(3, 2, 32)),
-    )
-    kept = rng.permuted(np.tile(np.arange(width) < width // 2, (3, 4, 1)), axis=2)
-    first = ToMoeEdit(kept, rng.normal(size=(3, 4, 5)), rng.normal(size=(3, 5, 32)), heads)
+    heads = masked_heads()
+    first = masked(pair.resident, 2, heads)
     changed = replace(first, heads=replace(heads, active=np.array([5, 3, 6])))
     assert pair.compare([first, changed], split_of(), all_numbers=True) == [0, pytest.approx(2 / 3)]
 

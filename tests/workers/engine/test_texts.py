@@ -16,11 +16,11 @@ from torch import Tensor
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.fitness.runner import run_split
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
-from moevolve.workers.config import EngineConfig, ModelConfig, Shortcuts
+from moevolve.workers.contract.edits import Edit, IdentityEdit
+from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
+from moevolve.workers.contract.settings import EngineConfig, ModelConfig, Shortcuts
 from moevolve.workers.engine import texts as texts_module
 from moevolve.workers.engine.engine import GenerationEngine
-from moevolve.workers.messages import EvaluationReply, EvaluationRequest
-from moevolve.workers.methods.base import Edit, IdentityEdit
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.worker import EvaluationWorker
 

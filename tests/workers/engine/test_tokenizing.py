@@ -6,7 +6,7 @@ import pytest
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
-from moevolve.workers.config import EngineConfig
+from moevolve.workers.contract.settings import EngineConfig
 from moevolve.workers.engine.tokenizing import tokenize_split, truncate
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import torch
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.fitness.runner import run_split
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
-from moevolve.workers.config import EngineConfig
+from moevolve.workers.contract.settings import EngineConfig
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.engine.measuring import token_sequences
 from moevolve.workers.engine.tokenizing import tokenize_split

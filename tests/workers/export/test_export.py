@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,20 +13,20 @@ import pytest
 import torch
 from edit_checks import Found, assert_same_elsewhere, computed
 from family_samples import edit_of_kind
+from live_bytes import LiveBytes
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.config import ModelConfig
-from moevolve.workers.export import export, shards
-from moevolve.workers.export.card import Agreement, ExportCard, ExportError, ExportScore
+from moevolve.workers.checkpoints import shards
+from moevolve.workers.contract.card import Agreement, ExportCard, ExportError, ExportScore
+from moevolve.workers.contract.edits import IdentityEdit
+from moevolve.workers.contract.methods import Blueprint
+from moevolve.workers.contract.settings import ModelConfig
+from moevolve.workers.export import export
 from moevolve.workers.export.export import export_model
 from moevolve.workers.export.verify import compare, verify
-from moevolve.workers.methods.base import IdentityEdit
-from moevolve.workers.methods.contract import Blueprint
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.export import EepExporter
 from moevolve.workers.methods.registry import METHODS
@@ -246,28 +245,6 @@ def test_the_part_that_differs_most_is_reported(model_config: Configs, make_edit
     assert found.accepted_difference <= found.max_difference < found.tolerance
 
 
-class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of storages that operations make, for as long as they live."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.live: dict[int, int] = {}
-        self.peak = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        given = {each.untyped_storage()._cdata for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
-        for each in tree_leaves(found):
-            if isinstance(each, Tensor) and each.device.type != "meta":
-                storage = each.untyped_storage()
-                key = storage._cdata
-                if key not in given and key not in self.live:
-                    self.live[key] = storage.nbytes()
-                    weakref.finalize(storage, self.live.pop, key)
-        self.peak = max(self.peak, sum(self.live.values()))
-        return found
-
-
 @pytest.mark.parametrize("kind", ["prune", "both", "full"])
 def test_no_more_than_a_layer_and_a_half_is_held_beside_the_model(
     kind: str, checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -279,7 +256,9 @@ def test_no_more_than_a_layer_and_a_half_is_held_beside_the_model(
     sizes = {"hidden_size": 256, "intermediate_size": 256, "num_local_experts": 8, "num_hidden_layers": 4}
     shutil.copytree(checkpoint("mixtral"), tmp_path / "model")
     larger = MixtralConfig.from_pretrained(tmp_path / "model", **sizes)
-    MixtralForCausalLM(larger).save_pretrained(tmp_path / "model")
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        MixtralForCausalLM(larger).save_pretrained(tmp_path / "model")
     resident = ResidentModel.load(ModelConfig(str(tmp_path / "model"), device="cpu"))
     edit = IdentityEdit() if kind == "full" else edit_of_kind(4, 8, kind)
     with resident.edited(edit):

@@ -13,8 +13,8 @@ from family_samples import SAMPLES, make_family_edit, plain_family_logits
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.config import ModelConfig
-from moevolve.workers.methods.base import IdentityEdit
+from moevolve.workers.contract.edits import IdentityEdit
+from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.methods.eep.edit import EepEdit
 
 Checkpoints = Callable[[str], Path]

@@ -15,11 +15,11 @@ from family_samples import SAMPLES, make_family_edit
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.config import ModelConfig
-from moevolve.workers.export.card import ExportCard
+from moevolve.workers.contract.card import ExportCard
+from moevolve.workers.contract.edits import Edit, IdentityEdit
+from moevolve.workers.contract.facts import parameters_after
+from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
-from moevolve.workers.facts import parameters_after
-from moevolve.workers.methods.base import Edit, IdentityEdit
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.model.describe import describe_model
 from moevolve.workers.model.resident import ResidentModel

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,15 +15,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.config import ModelConfig
-from moevolve.workers.export.card import ExportCard, ExportReport
+from moevolve.workers.checkpoints.loading import load_model
+from moevolve.workers.contract.card import ExportCard, ExportReport
+from moevolve.workers.contract.edits import IdentityEdit
+from moevolve.workers.contract.facts import active_parameters, parameters_after
+from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
-from moevolve.workers.facts import active_parameters, parameters_after
 from moevolve.workers.families.layers import find_moe_layers
-from moevolve.workers.methods.base import IdentityEdit
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.model.describe import describe_model
-from moevolve.workers.model.loading import load_model
 from moevolve.workers.model.resident import ResidentModel
 
 if TYPE_CHECKING:
@@ -151,7 +150,7 @@ def test_mxfp4_checkpoints_are_unpacked_searched_and_exported(
 
 
 def test_fp8_checkpoints_are_unpacked(
-    tiny_model: MakeModel, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_model: MakeModel, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     """As DeepSeek-V3 is published: float8 weights of linear layers and experts, and a scale per block."""
     model = tiny_model("deepseek_v3", q_lora_rank=8)
@@ -171,16 +170,10 @@ def test_fp8_checkpoints_are_unpacked(
     torch.testing.assert_close(found[attention], expected[attention])
     down = torch.stack([expected[f"model.layers.2.mlp.experts.{i}.down_proj.weight"] for i in range(6)])
     torch.testing.assert_close(found["model.layers.2.mlp.experts.down_proj"], down)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     edit = make_family_edit("deepseek_v3", "prune")
     assert _exported_alike(resident, edit, tmp_path / "out").form == "stock"
     assert not list((tmp_path / "out").glob("*.py"))
-    shared = ResidentModel.load(config, share=True)
-    (register,) = tmp_path.glob("moevolve-weights-*/*")
-    assert register.read_text()
-    assert all(torch.equal(tensor, found[name]) for name, tensor in shared.model.state_dict().items())
-    for each in (resident, shared):
-        assert not hasattr(each.model.config, "quantization_config")
+    assert not hasattr(resident.model.config, "quantization_config")
 
 
 def test_other_packed_weights_are_refused(

@@ -21,14 +21,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.kernels.routing_rule import RoutingRule
-from moevolve.workers.config import EngineConfig, ModelConfig
-from moevolve.workers.export.card import ExportCard
+from moevolve.workers.checkpoints.native import import_native
+from moevolve.workers.contract.card import ExportCard
+from moevolve.workers.contract.edits import IdentityEdit
+from moevolve.workers.contract.messages import EvaluationRequest
+from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.export.export import export_model
-from moevolve.workers.export.native import import_native
 from moevolve.workers.families.base import DenseFamily, ExpertFamily
 from moevolve.workers.families.registry import FAMILIES
-from moevolve.workers.messages import EvaluationRequest
-from moevolve.workers.methods.base import IdentityEdit
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
 from moevolve.workers.model.describe import describe_model
@@ -175,10 +175,10 @@ def test_it_is_described(toy: Configs) -> None:
 @pytest.mark.usefixtures("registered")
 def test_what_it_takes_is_counted(toy: Configs) -> None:
     layer = outline_model(toy("toy_moe")).layers[1]
-    assert (layer.block, layer.router, layer.expert) == (0, 2 * EXPERTS * HIDDEN, 2 * 3 * HIDDEN * WIDTH)
-    assert outline_model(toy("toy_dense")).layers[1].block == 2 * 3 * HIDDEN * WIDTH
+    assert (layer.router, layer.expert) == (2 * EXPERTS * HIDDEN, 2 * 3 * HIDDEN * WIDTH)
     resident = ResidentModel.load(toy("toy_dense"))
     costs = model_costs(resident.model, context=8)
+    assert outline_model(toy("toy_dense")).token_flops == costs.linear_flops
     assert costs.parameters == costs.active_parameters == sum(each.numel() for each in resident.model.parameters())
 
 

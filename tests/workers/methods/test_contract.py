@@ -16,13 +16,9 @@ from torch import Tensor
 
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
-from moevolve.workers.config import EngineConfig, ModelConfig
-from moevolve.workers.engine.engine import GenerationEngine
-from moevolve.workers.engine.measuring import analyse_usage, calibrate
-from moevolve.workers.export.card import ExportCard
-from moevolve.workers.export.export import export_model
-from moevolve.workers.export.native import import_native
-from moevolve.workers.methods.base import (
+from moevolve.workers.checkpoints.native import import_native
+from moevolve.workers.contract.card import ExportCard
+from moevolve.workers.contract.edits import (
     Calibration,
     CalibrationRecipe,
     Edit,
@@ -30,10 +26,14 @@ from moevolve.workers.methods.base import (
     LayeredEdit,
     calibration_fingerprint,
 )
-from moevolve.workers.methods.contract import ExpertsOwner
-from moevolve.workers.methods.eep.edit import AlignmentRecipe, EepEdit, ExpertsRecipe
+from moevolve.workers.contract.fitting import FitRows, RowsRecipe
+from moevolve.workers.contract.methods import ExpertsOwner
+from moevolve.workers.contract.settings import EngineConfig, ModelConfig
+from moevolve.workers.engine.engine import GenerationEngine
+from moevolve.workers.engine.measuring import analyse_usage, calibrate
+from moevolve.workers.export.export import export_model
+from moevolve.workers.methods.eep.edit import EepEdit, ExpertsRecipe
 from moevolve.workers.methods.factorllm.edit import CmoeRecipe, FactorLlmEdit, FactorLlmRecipe, MoeficationRecipe
-from moevolve.workers.methods.fitting import FitRows, RowsRecipe
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit
 from moevolve.workers.methods.registry import METHODS, experts_owner
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
@@ -115,7 +115,7 @@ def not_finite() -> EepEdit:
 
 def repaired(base: Any) -> RepairedEdit:
     rows = np.random.default_rng(5).integers(3, 97, 240)
-    return RepairedEdit(base, RepairRecipe(strengths=(0.1,)), FitRows(rows, np.full(12, 20)))
+    return RepairedEdit(base, RepairRecipe(ridge_lambdas=(0.1,)), FitRows(rows, np.full(12, 20)))
 
 
 EEP_EDITS = tuple(edit_of_kind(3, 6, kind, EXPERTS, 2, "probs", seed) for seed, kind in enumerate(("both", "prune")))
@@ -125,7 +125,7 @@ SAMPLES: dict[type, Sample] = {
         "llama",
         EEP_EDITS,
         not_finite(),
-        (AlignmentRecipe(50, 1, 60), ExpertsRecipe(("saliency", "usage"), None, 60)),
+        (ExpertsRecipe(("saliency", "usage"), None, 60),),
         routed=3,
     ),
     FactorLlmEdit: Sample(
@@ -175,7 +175,6 @@ def test_edits_change_the_model_and_are_reverted_bit_for_bit(kind: type, residen
         model.apply(edit)
     model.revert()
     assert torch.equal(logits(model, None, tokens), plain)
-    model.restore()
     assert digest(model) == before
     assert torch.equal(logits(model, sample.edits[0], tokens), first), "what ran before leaves no trace"
 
@@ -261,6 +260,8 @@ def test_recipes_measure_the_same_every_time_and_change_nothing(
     model = resident(sample.family)
     engine = GenerationEngine(model.model, model.tokenizer, EngineConfig())
     before, plain = digest(model), logits(model, None, tokens)
+    edited = [logits(model, edit, tokens) for edit in sample.edits]
+    model.revert()
     for recipe in sample.recipes:
         made, again = (calibrate(model, engine, recipe, [SPLIT]) for _ in range(2))
         stored = Calibration.from_bytes(made.to_bytes())
@@ -270,7 +271,9 @@ def test_recipes_measure_the_same_every_time_and_change_nothing(
             assert np.array_equal(made.arrays[name], stored.arrays[name])
         assert len(calibration_fingerprint(recipe, "model", "engine", ("task",))) == 64
     assert torch.equal(logits(model, None, tokens), plain)
-    model.restore()
+    for edit, expected in zip(sample.edits, edited, strict=True):
+        assert torch.equal(logits(model, edit, tokens), expected)
+    model.revert()
     assert digest(model) == before
 
 
@@ -279,7 +282,7 @@ def test_one_method_owns_the_experts(
 ) -> None:
     (owner,) = [method for method in METHODS.values() if method.owns_experts]
     assert experts_owner() is owner
-    assert {"apply", "revert", "restore", "original_experts"} <= set(dir(owner.applicator))
+    assert {"apply", "revert", "original_experts"} <= set(dir(owner.applicator))
     assert issubclass(cast(type, owner.applicator), ExpertsOwner)
     hosted = ResidentModel.load(model_config("mixtral", originals="host"))
     for ordinal, layer in enumerate(resident("mixtral").layers):

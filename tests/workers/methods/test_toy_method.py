@@ -17,15 +17,15 @@ from torch.utils.hooks import RemovableHandle
 
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
-from moevolve.workers.config import EngineConfig, ModelConfig
-from moevolve.workers.export.card import CheckpointForm, ExportCard, ExportSummary
+from moevolve.workers.checkpoints.state import empty_model, layer_state
+from moevolve.workers.contract.card import CheckpointForm, ExportCard, ExportSummary
+from moevolve.workers.contract.edits import Calibration, Edit, IdentityEdit, Tokens
+from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
+from moevolve.workers.contract.methods import Blueprint, Method, ModelParts, ModuleUse, Resident, UsageReaders
+from moevolve.workers.contract.settings import EngineConfig, ModelConfig
+from moevolve.workers.contract.usage import UsageRequest
 from moevolve.workers.export.export import export_model
-from moevolve.workers.export.state import empty_model, layer_state
-from moevolve.workers.messages import EvaluationReply, EvaluationRequest
-from moevolve.workers.methods.base import Calibration, Edit, IdentityEdit, Tokens
-from moevolve.workers.methods.contract import Blueprint, Method, ModelParts, ModuleUse, Resident, UsageReaders
 from moevolve.workers.methods.registry import METHODS
-from moevolve.workers.methods.usage import UsageRequest
 from moevolve.workers.profiling.costs import matrix_flops
 from moevolve.workers.worker import EvaluationWorker
 
@@ -128,7 +128,7 @@ def worker(checkpoint: Callable[[str], Path]) -> Workers:
     def get(family: str) -> EvaluationWorker:
         if family not in made:
             config = ModelConfig(str(checkpoint(family)), device="cpu")
-            made[family] = EvaluationWorker(config, EngineConfig(), reuse_bytes=1 << 20)
+            made[family] = EvaluationWorker(config, EngineConfig(), activation_cache_bytes=1 << 20)
         return made[family]
 
     return get
@@ -157,7 +157,6 @@ def test_it_is_applied_and_reverted(family: str, worker: Workers, checkpoint: An
     before, plain = digest(model), logits(model, None, tokens)
     assert_close(logits(model, ScaleEdit(0.5), tokens), scaled_by_hand(checkpoint(family), 0.5, tokens))
     assert torch.equal(logits(model, IdentityEdit(), tokens), plain)
-    model.restore()
     assert digest(model) == before
 
 

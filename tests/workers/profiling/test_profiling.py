@@ -1,4 +1,4 @@
-"""The profiler's messages, its processes, and what it says before anything is loaded."""
+"""The profiler's processes, and what it says before anything is loaded."""
 
 from __future__ import annotations
 
@@ -15,47 +15,17 @@ from canned_profilee import CannedProfilees
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.profiling.checkpoints import check_folder
 from moevolve.workers.profiling.messages import (
-    FailureReply,
     LoadRequest,
-    MeasureReply,
     MeasureRequest,
-    Message,
     ProfiledModel,
     ProfileSettings,
     TaskPrompts,
-    from_line,
-    to_line,
 )
 from moevolve.workers.profiling.process import Profilee
 from moevolve.workers.profiling.report import BatchProfile
 from moevolve.workers.profiling.run import ProfileError, profile_models
 
 SETTINGS = ProfileSettings((1, 3), prompt_tokens=6, new_tokens=2, repeats=3, device="cpu", threads=1)
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        LoadRequest("a b/ü", None, None, False, "auto", "bfloat16", None, 64),
-        MeasureRequest(8, 64, 32),
-        MeasureRequest(2, 3, 32, ((1, 2), (3, 4, 5, 6))),
-        MeasureReply(0.25, 1e-9, None),
-        FailureReply("no\nroom"),
-    ],
-)
-def test_messages_come_back_from_one_line(message: Message) -> None:
-    line = to_line(message)
-    assert line.count("\n") == 1 and line.endswith("\n")
-    assert from_line(line) == message
-
-
-@pytest.mark.parametrize(
-    "line",
-    ["", "[]", "{}", '{"message": "Popen"}', '{"message": "FailureReply"}', '{"message": "MeasureRequest", "x": 1}'],
-)
-def test_lines_that_are_no_messages(line: str) -> None:
-    with pytest.raises(ValueError, match="no message"):
-        from_line(line)
 
 
 def test_rates_are_of_the_median() -> None:

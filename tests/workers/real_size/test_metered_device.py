@@ -75,6 +75,8 @@ def test_the_hosts_tensors_count_apart_and_do_not_mix_with_the_devices(device: M
     with pytest.raises(RuntimeError, match="same device"):
         host + there
     assert (there * torch.tensor(2.0)).sum().item() == 32  # a number without dimensions may
+    assert host.double().to(there).device.type == there.double().to(there).device.type == "cuda"
+    assert there.to(host).device.type == "cpu"
     before = device.live
     pinned = host.pin_memory()
     assert pinned.is_pinned() and device.live == before

@@ -12,7 +12,7 @@ from real_size.checkpoint import stored_bytes, write_checkpoint, write_tensors
 from real_size.published import SPECS, Spec, few_layers, stored_tensors
 from safetensors import safe_open
 
-from moevolve.workers.config import ModelConfig
+from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.model.describe import describe_model
 
 # `total_size` of the published indices, in bytes; two per parameter.
@@ -29,7 +29,7 @@ NAMES = {
     "mixtral-8x22b": ("model.layers.0.block_sparse_moe.gate.weight", (8, 6144), "BF16"),
     "qwen1.5-moe-a2.7b": ("model.layers.0.mlp.shared_expert.gate_proj.weight", (5632, 2048), "BF16"),
     "qwen2-57b-a14b": ("model.layers.0.mlp.experts.63.up_proj.weight", (2560, 3584), "BF16"),
-    "qwen3-30b-a3b": ("model.layers.1.mlp.experts.127.down_proj.weight", (2048, 768), "BF16"),
+    "qwen3-30b-a3b": ("model.layers.0.mlp.experts.127.down_proj.weight", (2048, 768), "BF16"),
     "olmoe-1b-7b": ("model.layers.0.self_attn.q_norm.weight", (2048,), "BF16"),
     "deepseek-v2-lite": ("model.layers.1.mlp.shared_experts.up_proj.weight", (2816, 2048), "BF16"),
     "deepseek-v3": ("model.layers.0.self_attn.kv_a_proj_with_mqa.weight_scale_inv", (5, 56), "F32"),

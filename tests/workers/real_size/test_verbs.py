@@ -13,7 +13,7 @@ from real_size.published import SPECS, Spec
 from real_size.runs import write_task
 from real_size.verbs import Row, Session
 
-from moevolve.workers.capacity import NeededMemory, NoRoomError
+from moevolve.workers.contract.capacity import NeededMemory, NoRoomError
 from moevolve.workers.worker import EvaluationWorker
 
 NARROW = {
@@ -71,7 +71,7 @@ def test_what_the_meter_sees_is_what_plan_says_and_exports_give_the_same_logits(
     rows = {row.verb: row for row in done(*checkpoint, device, "device", VERBS)}
     load, merge = rows["load"], rows["merge"]
     assert load.planned is not None and abs(load.device - load.planned) <= 0.01 * load.planned
-    for verb in ("full", "prune", "merge"):
+    for verb in ("full", "prune", "merge", "export"):
         assert rows[verb].planned is not None and rows[verb].device <= 1.1 * rows[verb].planned
     assert merge.device > rows["prune"].device
     # Written while it is read: never two models, and a half of one at that.
@@ -91,7 +91,40 @@ def test_a_model_that_does_not_fit_is_refused_before_anything_is_loaded(tmp_path
     model, task = write_checkpoint(spec, tmp_path / "model", holes=lambda name: True), write_task(tmp_path / "task")
     with MeteredDevice(140 << 20).installed() as device:
         session = Session(spec, model, task, "device", device)
-        config = session._config()
+        config = session.config("prune")
         with pytest.raises(NoRoomError, match="a worker takes"):
-            EvaluationWorker(config.model, config.engine, needed=NeededMemory(session.memory(config), 1.0))
+            EvaluationWorker(
+                config.model, config.engine, needed=NeededMemory(session.estimate(config).memory["device"], 1.0)
+            )
         assert device.peak == 0
+
+
+@pytest.mark.timeout(900)
+def test_subsets_of_experts_are_tried_in_the_memory_that_plan_says(tmp_path: Path, device: MeteredDevice) -> None:
+    """All layers of a group at once; narrow ones, so that samples are larger than anything else beside the weights."""
+    changes = {"hidden_size": 128, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
+    spec = replace(SPECS["olmoe-1b-7b"], changes=changes)
+    model, task = write_checkpoint(spec, tmp_path / "model"), write_task(tmp_path / "task", rows=16)
+    load, tried = done(spec, model, task, device, "device", ("load", "calibrate fitted"))
+    assert load.planned is not None and tried.planned is not None
+    beside, planned = tried.device - load.device, tried.planned - load.planned
+    assert beside > 40e6 and 0.9 * planned <= beside <= 1.1 * planned
+
+
+@pytest.mark.timeout(900)
+def test_dense_kinds_start_in_the_memory_that_plan_says(tmp_path: Path, device: MeteredDevice) -> None:
+    changes = {
+        "hidden_size": 1024,
+        "intermediate_size": 3584,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+    }
+    spec = replace(SPECS["llama-3-8b"], changes=changes)
+    model, task = write_checkpoint(spec, tmp_path / "model"), write_task(tmp_path / "task", rows=3)
+    load, *started = done(
+        spec, model, task, device, "device", ("load", "start nanomoe", "start tomoe", "start factorllm")
+    )
+    for row in started:
+        assert load.planned is not None and row.planned is not None
+        beside, planned = row.device - load.device, row.planned - load.planned
+        assert beside > 40e6 and 0.8 * planned <= beside <= 1.1 * planned, row.verb

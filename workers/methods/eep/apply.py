@@ -10,9 +10,9 @@ from torch import Tensor
 
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.kernels.routing_rule import NO_SCORES, RoutingRule
+from moevolve.workers.contract.edits import Edit
+from moevolve.workers.contract.methods import ModelParts, host_tensor
 from moevolve.workers.families.layers import MoELayer
-from moevolve.workers.methods.base import Edit
-from moevolve.workers.methods.contract import ModelParts, host_tensor
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.experts import LayerExperts
 from moevolve.workers.methods.eep.outputs import ExpertOutputs
@@ -29,9 +29,6 @@ class EepApplicator:
     them: as many as fit on the device keep what they run on, the others are filled whenever a pass comes to them.
 
     An edit that skips experts is followed by a pass over its rows, which measures its thresholds.
-
-    An aligned edit has all layers' originals rearranged, those too that it only prunes, and they stay so after `revert`
-    until something else is to run: candidates of one search follow each other without anything being moved.
     """
 
     def __init__(self, parts: ModelParts) -> None:
@@ -64,11 +61,11 @@ class EepApplicator:
         for layer, (router, experts, plan) in enumerate(zip(self.routers, self.experts, plans, strict=True)):
             if edit.one_hot_merging[layer]:
                 if experts.on_host:
-                    experts.show_selected(edit.expert_merging[layer].argmax(axis=1).tolist(), edit.alignment)
+                    experts.show_selected(edit.expert_merging[layer].argmax(axis=1).tolist())
                 else:
-                    experts.show_originals(edit.alignment)
+                    experts.show_originals()
             else:
-                experts.show_merged(merging[layer], edit.alignment)
+                experts.show_merged(merging[layer])
             router.plan = plan
         self._edit = edit
         if edit.skip_rows is not None:
@@ -83,21 +80,14 @@ class EepApplicator:
         return tuple(ExpertOutputs(*each, self._edit, ordinal) for ordinal, each in enumerate(parts))
 
     def revert(self) -> None:
-        """See `Applicator.revert`. Originals on the host, or rearranged, come back when something next needs them."""
+        """See `Applicator.revert`. Originals on the host come back when something next needs them."""
         for router, experts in zip(self.routers, self.experts, strict=True):
             router.plan = None
             experts.stand_by()
 
-    def restore(self) -> None:
-        """See `ExpertsOwner.restore`."""
-        for experts in self.experts:
-            experts.arrange(None)
-
     def original_experts(self, ordinal: int) -> Mapping[str, Tensor]:
         """See `ExpertsOwner.original_experts`."""
-        experts = self.experts[ordinal]
-        experts.arrange(None)
-        return experts.originals
+        return self.experts[ordinal].originals
 
     def plans(self, edit: EepEdit) -> list[RoutingPlan]:
         """Routing of every layer. One transfer per device and matrix kind, however many layers there are."""
@@ -126,14 +116,6 @@ class EepApplicator:
         fault = eep_fault(self._layers[0].rule, edit)
         if fault is not None:
             raise UserError(f"{self._layers[0].family.model_type} models can't have this edit: {fault}")
-        alignment = edit.alignment
-        if alignment is not None:
-            width = int(self.experts[0].originals["down_proj"].shape[2])
-            if alignment.shape != (len(self._layers), count, width):
-                raise UserError(
-                    f"the edit's alignment is for {alignment.shape} layers, experts and neurons, the model has "
-                    f"{(len(self._layers), count, width)}; use the model it was measured on"
-                )
         if not edit.finite:
             raise CandidateError("a router mapping or expert merging entry is not finite")
 

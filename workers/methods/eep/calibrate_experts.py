@@ -1,6 +1,6 @@
 """What the experts of a MoE model do on some prompts: one pass, and sums that don't grow with the prompts.
 
-Every statistic's source stands at its class. Sequences run one by one without padding through the unedited model; the
+Every statistic's source stands at its class. Sequences run without padding through the unedited model; the
 routing weights are those that the family applies (rescaled where it rescales the top-k).
 """
 
@@ -8,25 +8,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
+from moevolve.workers.contract.edits import Calibration, Tokens
+from moevolve.workers.contract.methods import Resident
 from moevolve.workers.families.layers import MoELayer
-from moevolve.workers.methods.base import Calibration, Tokens
-from moevolve.workers.methods.contract import Resident
 from moevolve.workers.methods.eep.edit import ExpertsRecipe, SubsetRecipe
-from moevolve.workers.methods.eep.expert_subsets import Routed, Sample, SubsetSample, check_memory, compare_subsets
-from moevolve.workers.methods.eep.fitted_subsets import FittedSample
+from moevolve.workers.methods.eep.expert_subsets import (
+    ROWS_AT_ONCE,
+    SAMPLED_AT_ONCE,
+    Routed,
+    Sample,
+    SubsetSample,
+    check_memory,
+    compare_subsets,
+    tries_all,
+)
+from moevolve.workers.methods.eep.fitted_subsets import FittedSample, fitted_bytes
 
 
 class Measure(Protocol):
     """One statistic of one layer."""
 
     def add(self, routed: Routed) -> None:
-        """Take in a sequence's tokens."""
+        """Take in a row's tokens."""
         ...
 
     def arrays(self) -> dict[str, Tensor]:
@@ -76,12 +86,62 @@ def calibrate_experts(resident: Resident, sequences: Sequence[Tokens], recipe: E
     return Calibration({name: array.numpy() for name, array in arrays.items()})
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertSizes:
+    """What the memory of a measuring depends on.
+
+    Attributes:
+        experts, active: per MoE layer and per token.
+        hidden: width of the residual stream.
+        neurons: of an expert.
+        itemsize: bytes of a value of the model.
+        row_bytes: what a layer of experts holds of a token for each expert that the token runs.
+        longest: tokens of the longest sequence.
+    """
+
+    experts: int
+    active: int
+    hidden: int
+    neurons: int
+    itemsize: int
+    row_bytes: int
+    longest: int
+
+
+def measuring_bytes(recipe: ExpertsRecipe, sizes: ExpertSizes) -> int:
+    """Most device memory that measuring takes beside the model: experts' outputs, or samples that subsets are tried on.
+
+    Where subsets are found by dropping experts, the samples of all layers of a group are there at once.
+    """
+    n, hidden = sizes.experts, sizes.hidden
+    row, most = sizes.row_bytes + hidden * sizes.itemsize, 0
+    if "saliency" in recipe.statistics:
+        most = min(ROWS_AT_ONCE, sizes.longest * sizes.active) * (row + 8 * hidden)
+    if "mean_outputs" in recipe.statistics:
+        most = max(most, min(max(ROWS_AT_ONCE, n), sizes.longest * n) * row)
+    if recipe.subsets is not None:
+        tokens, subsets = min(recipe.subsets.sample, recipe.tokens), recipe.subsets
+        outputs = min(SAMPLED_AT_ONCE, sizes.longest) * n * (row + 4 * (hidden + n))
+        most = max(most, outputs, _layers_at_once(n, subsets) * tokens * n**2 * 4)
+    if recipe.fitted is not None:
+        tokens = min(recipe.fitted.sample, recipe.tokens)
+        held, loading = fitted_bytes(tokens, n, hidden, sizes.neurons, sizes.itemsize)
+        kept = len(recipe.fitted.layer_groups) * tokens * hidden * sizes.itemsize
+        most = max(most, kept + _layers_at_once(n, recipe.fitted) * held + loading)
+    return most
+
+
+def _layers_at_once(experts: int, recipe: SubsetRecipe) -> int:
+    groups = recipe.layer_groups
+    return 1 if tries_all(experts, recipe) else max(groups.count(group) for group in set(groups))
+
+
 def _run(resident: Resident, sequences: Sequence[Tokens], watchers: Sequence[Sequence[Any]], runs: list[int]) -> None:
     with ExitStack() as stack:
         for layer, measures in zip(resident.layers, watchers, strict=True):
             stack.callback(layer.gate.register_forward_hook(_tell(layer, measures, runs)).remove)
-        for tokens in sequences:
-            resident.run(tokens)
+        for row in resident.rows(sequences):
+            resident.run(row)
 
 
 def _tell(layer: MoELayer, measures: Sequence[Measure], runs: list[int]) -> Callable[..., None]:

@@ -15,25 +15,8 @@ from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingRule
-from moevolve.workers.methods.base import prefix_hashes
-from moevolve.workers.methods.eep.alignment import Alignment
-from moevolve.workers.methods.fitting import FitRows
-
-
-@dataclass(frozen=True, slots=True)
-class AlignmentRecipe:
-    """Settings of the alignment.
-
-    Attributes:
-        sample: at most this many tokens' activations are compared, evenly spaced among those that are run.
-        rounds: at most this often every expert is matched anew to the sum of the others.
-        tokens: at most about this many tokens are run.
-    """
-
-    sample: int
-    rounds: int
-    tokens: int
-
+from moevolve.workers.contract.edits import prefix_hashes
+from moevolve.workers.contract.fitting import FitRows
 
 Statistic = Literal["usage", "saliency", "mean_outputs"]
 """`usage`: how often and how strongly experts are chosen. `saliency`: REAP's. `mean_outputs`: how far the experts' mean
@@ -102,8 +85,6 @@ class EepEdit:
         skip_rows: what thresholds of dynamic skipping are measured on once the rest of the edit is made: of k = 2
             chosen experts the second is skipped where its weight is below the layer's threshold times the first's
             (`moevolve.workers.methods.eep.skipping`). None skips nothing.
-        alignment: how the experts' neurons lie that are merged; None as they were loaded. An edit that merges none has
-            none, whatever it was given: it is the same function.
 
     Raises:
         UserError: the shapes disagree, or k or the router space is out of range, or k isn't 2 and experts are skipped.
@@ -114,7 +95,6 @@ class EepEdit:
     active: int
     router_space: RouterSpace = "probs"
     skip_rows: FitRows | None = field(default=None, repr=False)
-    alignment: Alignment | None = None
 
     def __post_init__(self) -> None:
         for name in ("router_mapping", "expert_merging"):
@@ -130,14 +110,6 @@ class EepEdit:
             raise UserError(f"an EEP edit of {shape[1]} experts can't have {self.active} active; use 1 to {shape[1]}")
         if self.router_space not in ("probs", "logits"):
             raise UserError(f"router_space {self.router_space!r} of an EEP edit is unknown; use probs or logits")
-        if self.alignment is not None:
-            if self.alignment.shape[:2] != (shape[0], shape[2]):
-                raise UserError(
-                    f"an EEP edit of {shape[0]} layers of {shape[2]} experts can't have an alignment of "
-                    f"{self.alignment.shape[0]} of {self.alignment.shape[1]}"
-                )
-            if self.one_hot_merging.all():
-                object.__setattr__(self, "alignment", None)
         if self.skip_rows is not None and self.active != 2:
             raise UserError(f"dynamic skipping is defined for 2 active experts, this EEP edit has {self.active}")
 
@@ -184,16 +156,12 @@ class EepEdit:
             digest.update(np.ascontiguousarray(matrices, dtype="<f4").tobytes())
         if self.skip_rows is not None:
             digest.update(b"skip" + self.skip_rows.fingerprint.encode())
-        if self.alignment is not None:
-            digest.update(b"aligned" + self.alignment.fingerprint.encode())
         return digest.hexdigest()
 
     @cached_property
     def layer_hashes(self) -> tuple[str, ...]:
-        """See `moevolve.workers.methods.base.LayeredEdit`."""
-        # An alignment orders the neurons of all its layers, those too that it doesn't merge, and so their sums.
-        aligned = "" if self.alignment is None else self.alignment.fingerprint
-        head = f"eep/1 {self.router_mapping.shape[1:]} k={self.active} {self.router_space} {aligned}".encode()
+        """See `moevolve.workers.contract.edits.LayeredEdit`."""
+        head = f"eep/1 {self.router_mapping.shape[1:]} k={self.active} {self.router_space} ".encode()
         layers = zip(self.router_mapping, self.expert_merging, strict=True)
         hashes = tuple(
             hashlib.sha256(head + mapping.tobytes() + merging.tobytes()).hexdigest() for mapping, merging in layers

@@ -1,4 +1,4 @@
-"""Filling slots with the neurons whose fit leaves least undone, by leaving the others out.
+"""NeuronSelection slots with the neurons whose fit leaves least undone, by leaving the others out.
 
 What is worth most one by one is not the best together: neurons of different experts often do the same. So a slot's
 candidates are fitted all at once, and those go whose loss the others make up for best. A feature j that leaves a ridge
@@ -13,8 +13,8 @@ import math
 import torch
 from torch import Tensor
 
+from moevolve.workers.contract.fitting import NeuronRecipe
 from moevolve.workers.methods.eep.neurons import Chosen, ExpertNeurons
-from moevolve.workers.methods.fitting import NeuronRecipe
 
 _AT_ONCE = 0.25
 """Share of the features that are left out before the costs of all are counted anew."""
@@ -80,7 +80,7 @@ def eliminate_neurons(
     hidden: Tensor,
     edited: Chosen,
     missing: Tensor,
-    strength: float,
+    ridge_lambda: float,
     recipe: NeuronRecipe,
     memory: int,
 ) -> Tensor:
@@ -96,7 +96,7 @@ def eliminate_neurons(
         hidden: what goes into the layer's experts, [tokens, hidden].
         edited: how the edited router routes it, by slot.
         missing: what the slots leave undone, float32 [tokens, hidden].
-        strength: of the ridge, as a multiple of the features' mean square summed over tokens.
+        ridge_lambda: of the ridge, as a multiple of the features' mean square summed over tokens.
         recipe: how many candidates there are, and whether slots may share neurons.
         memory: bytes that may be taken; there are fewer candidates where it holds no more.
 
@@ -118,7 +118,7 @@ def eliminate_neurons(
         worth[ids[slot]] = math.inf
         candidates = worth.argsort(descending=True, stable=True)[:count]
         candidates = candidates[worth[candidates] > 0].sort().values
-        found = _fitted(source, candidates, width, into, share, wanted, strength)
+        found = _fitted(source, candidates, width, into, share, wanted, ridge_lambda)
         if found is not None:
             ids[slot], missing[tokens] = found
     return ids
@@ -140,29 +140,6 @@ def _most(tokens: int, hidden: int, memory: int) -> int:
     return int((math.sqrt(linear**2 + 4 * 4 * 8 * memory) - linear) / (2 * 4 * 8))
 
 
-def elimination_flops(width: int, count: int, pool: int, tokens: int, hidden: int, neuron: int) -> int:
-    """Operations of choosing one slot's neurons, a multiply and an add counting two.
-
-    Args:
-        width: neurons of the slot.
-        count: candidates.
-        pool: neurons of all experts.
-        tokens: that are sent to the slot.
-        hidden: outputs.
-        neuron: operations of a neuron's activation on one token.
-    """
-    made = (width + pool + count) * neuron * tokens
-    fitted = 2 * tokens * count * (count + hidden) + count**3 + 2 * count**2 * hidden
-    left, rounds = count, 0
-    while left > width:
-        out = _left_out(left, width)
-        sides, stay = left - out + hidden, left - out
-        pool = min(left, _POOL * out)
-        rounds += 2 * out * pool * (pool + hidden) + 2 * out**3 // 3 + 2 * out**2 * sides + 2 * stay * out * sides
-        left = stay
-    return made + fitted + rounds + 4 * tokens * width * hidden
-
-
 def _worth(source: ExpertNeurons, into: Tensor, share: Tensor, memory: int) -> Tensor:
     """Of every neuron to a slot, float64 [n I]."""
     worth = torch.zeros(source.count * source.width, dtype=torch.float64, device=into.device)
@@ -176,7 +153,13 @@ def _worth(source: ExpertNeurons, into: Tensor, share: Tensor, memory: int) -> T
 
 
 def _fitted(
-    source: ExpertNeurons, candidates: Tensor, width: int, into: Tensor, share: Tensor, wanted: Tensor, strength: float
+    source: ExpertNeurons,
+    candidates: Tensor,
+    width: int,
+    into: Tensor,
+    share: Tensor,
+    wanted: Tensor,
+    ridge_lambda: float,
 ) -> tuple[Tensor, Tensor] | None:
     """The candidates that stay, [width], and what they leave undone, [tokens, hidden]."""
     features = into.new_empty(len(into), len(candidates), dtype=torch.float32)
@@ -189,7 +172,7 @@ def _fitted(
     for some, target in zip(features.split(_ROWS), wanted.split(_ROWS), strict=True):
         gram += some.t() @ some
         right += some.t() @ target
-    gram.diagonal().add_(strength * gram.diagonal().mean())
+    gram.diagonal().add_(ridge_lambda * gram.diagonal().mean())
     found = eliminate(gram, right, width)
     if found is None:
         return None

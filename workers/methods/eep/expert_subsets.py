@@ -29,13 +29,13 @@ from moevolve.kernels.routing import route_selected
 from moevolve.workers.families.layers import MoELayer
 from moevolve.workers.methods.eep.edit import SubsetRecipe
 
-_ROWS = 4096
+ROWS_AT_ONCE = 4096
 """Experts' outputs that are held at once."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Routed:
-    """Tokens of one sequence in one layer.
+    """Tokens of one row of sequences in one layer.
 
     Attributes:
         experts: the family's experts.
@@ -72,8 +72,8 @@ class Routed:
         return torch.arange(len(self.hidden), device=self.hidden.device)[-before % stride :: stride]
 
     def parts(self, each: int) -> list[slice]:
-        """All tokens, as many at a time as give at most `_ROWS` outputs of `each` experts."""
-        step = max(1, _ROWS // each)
+        """All tokens, as many at a time as give at most `ROWS_AT_ONCE` outputs of `each` experts."""
+        step = max(1, ROWS_AT_ONCE // each)
         return [slice(start, start + step) for start in range(0, len(self.hidden), step)]
 
     def _run(self, hidden: Tensor, index: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class Routed:
         return out.view(*index.shape, -1)
 
 
-_CHUNK = 64
+SAMPLED_AT_ONCE = 64
 """Tokens whose outputs of all experts are held at once."""
 MEMORY = 4 << 30
 """Most bytes of inner products kept on the host, all layers together."""
@@ -109,10 +109,10 @@ class SubsetSample:
         self._kept: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def add(self, routed: Routed) -> None:
-        """Take in a sequence's tokens."""
+        """Take in a row's tokens."""
         rows = routed.spaced(self._seen, self._stride)
         self._seen += len(routed.hidden)
-        for part in rows.split(_CHUNK) if len(rows) else ():
+        for part in rows.split(SAMPLED_AT_ONCE) if len(rows) else ():
             outputs = routed.run_all(part).float()
             products = torch.bmm(outputs, outputs.transpose(1, 2))
             self._kept.append((products.cpu(), routed.over_all(part).cpu(), routed.logits[part].float().cpu()))
@@ -190,7 +190,7 @@ class Sample(Protocol):
         ...
 
     def add(self, routed: Routed) -> None:
-        """Take in a sequence's tokens."""
+        """Take in a row's tokens."""
         ...
 
     def loaded(self) -> AbstractContextManager[Self]:

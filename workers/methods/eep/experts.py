@@ -6,64 +6,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.expert_merge import merge_experts
-from moevolve.workers.families.base import EXPERT_TENSORS
 from moevolve.workers.families.layers import MoELayer
-from moevolve.workers.methods.eep.alignment import Alignment, in_place, sources, step
 from moevolve.workers.methods.eep.neurons import ExpertNeurons
 from moevolve.workers.methods.eep.room import Content, ExpertRoom, Fill
-
-_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integers as wide as a float of so many bytes."""
-
-
-@torch.inference_mode()
-def rearrange(tensors: Mapping[str, Tensor], codes: NDArray[np.signedinteger]) -> None:
-    """Let the neurons of fused experts change places and signs, bit for bit: what is undone is as it was.
-
-    One expert's copy is made at a time; experts that stay as they are aren't touched.
-
-    Args:
-        tensors: `gate_up_proj` [n, 2I, H] and `down_proj` [n, H, I], changed in place.
-        codes: see `Alignment`, [n, I].
-    """
-    gate_up, down = (tensors[name] for name in EXPERT_TENSORS)
-    width = codes.shape[1]
-    if (gate_up.shape[1], down.shape[2]) != (2 * width, width):
-        raise ValueError(f"codes of {width} neurons for experts of {down.shape[2]}")
-    still = np.arange(width)
-    for expert, row in enumerate(codes):
-        if (row == still).all():
-            continue
-        places = torch.from_numpy(sources(row).astype(np.int64)).to(down.device)
-        flipped = torch.from_numpy(row < 0).to(down.device)
-        gate, up = gate_up[expert, :width], gate_up[expert, width:]
-        gate.copy_(gate.index_select(0, places))
-        up.copy_(_flip(up.index_select(0, places), flipped[:, None]))
-        # Ten times as fast as selecting columns.
-        columns = down[expert].gather(1, places.expand(down.shape[1], -1))
-        down[expert].copy_(_flip(columns, flipped))
-
-
-def _flip(tensor: Tensor, flipped: Tensor) -> Tensor:
-    """Change signs in place. On the bits: a product would lose denormals where the processor flushes them to zero."""
-    bits = tensor.view(_BITS[tensor.element_size()])
-    bits.bitwise_xor_(torch.where(flipped, torch.iinfo(bits.dtype).min, 0).to(bits.dtype))
-    return tensor
 
 
 class LayerExperts:
     """Swaps a layer's expert parameters between the originals and a buffer.
-
-    What the originals are never changes, but in which order their neurons lie does: they are rearranged in place when
-    another alignment is asked for than the last time (none counting as one), and put back bit for bit. That costs as
-    much as copying them about five times, and no memory; as long as the alignment stays the same it costs nothing.
 
     Originals on the device are shown where they are. Originals on the host, or what is selected and merged of them, are
     copied into device memory that the layers share (`ExpertRoom`): at once where the layer has a part of its own,
@@ -89,7 +43,6 @@ class LayerExperts:
         self._device = device
         self._index = layer.index
         self.ordinal = ordinal
-        self._alignment: Alignment | None = None
         self.on_host = on_host = room is not None
         self._room = room
         self.count = layer.count
@@ -107,41 +60,17 @@ class LayerExperts:
         self._aside = False
         shapes = {name: tuple(tensor.shape) for name, tensor in self.originals.items()}
         self._dtype = self.originals["down_proj"].dtype
-        self._original = Content(shapes, self._dtype, partial(self._copy, list(range(self.count)), None))
+        self._original = Content(shapes, self._dtype, partial(self._copy, list(range(self.count))))
         self._content = self._original
         if on_host:
             empty = {name: tensor.new_empty((0, *tensor.shape[1:])) for name, tensor in self.originals.items()}
             self._install(_parameters(empty), 0)
 
-    @property
-    def device(self) -> torch.device:
-        """Where the model runs this layer."""
-        return self._device
-
-    def arrange(self, alignment: Alignment | None) -> bool:
-        """Let the originals' neurons lie as an alignment has it, or as they were loaded.
-
-        Returns:
-            Whether anything had to be moved.
-        """
-        before = self._alignment
-        if (before and before.fingerprint) == (alignment and alignment.fingerprint):
-            return False
-        gate_up, down = self.originals.values()
-        loaded = in_place(self.count, down.shape[2])
-        now, then = (each.codes[self.ordinal] if each else loaded for each in (before, alignment))
-        if down.device != self._device and self._device.type == "cuda":
-            # Copies to the device may still be reading the host's memory.
-            torch.cuda.synchronize(self._device)
-        rearrange({"gate_up_proj": gate_up, "down_proj": down}, step(now, then))
-        self._alignment = alignment
-        return True
-
     def ready(self, unedited: bool) -> None:
         """Let what the layer is to run on be there, right before it runs.
 
         Args:
-            unedited: whether that is all originals as they were loaded, whatever was shown before.
+            unedited: whether that is all originals, whatever was shown before.
 
         Raises:
             UserError: the device has no room for one layer's experts.
@@ -175,20 +104,14 @@ class LayerExperts:
         """See `Tenant`; the next pass brings back what is shown."""
         self._install(_parameters(self._content.on(torch.device("meta"))), self._content.count)
 
-    def show_originals(self, alignment: Alignment | None = None) -> None:
-        """Let this layer run on all n originals. Free on the device.
-
-        Args:
-            alignment: how their neurons are to lie, on the device; None as they were loaded.
-        """
+    def show_originals(self) -> None:
+        """Let this layer run on all n originals. Free on the device."""
         if self._full is None:
             if self._content is not self._original:
                 self._show(self._original)
-            return
-        moved = self.arrange(alignment)
-        if not self._shows_originals or moved:
+        elif not self._shows_originals:
             self._install(self._full, self.count)
-        self._shows_originals = True
+            self._shows_originals = True
 
     def stand_by(self) -> None:
         """Give up what is shown, at no cost: the unedited model needs `ready` before it runs."""
@@ -198,23 +121,21 @@ class LayerExperts:
             self._install(self._full, self.count)
             self._shows_originals = True
 
-    def show_selected(self, kept: list[int], alignment: Alignment | None = None) -> None:
+    def show_selected(self, kept: list[int]) -> None:
         """Let the model run on copies of some originals.
 
         Args:
             kept: original index of each new expert, [n'].
-            alignment: how their neurons are to lie; None as they were loaded.
         """
-        self._show_made(len(kept), partial(self._copy, kept, alignment))
+        self._show_made(len(kept), partial(self._copy, kept))
 
-    def show_merged(self, coefficients: Tensor, alignment: Alignment | None = None) -> None:
+    def show_merged(self, coefficients: Tensor) -> None:
         """Let the model run on merged experts, written into the buffer.
 
         Args:
             coefficients: `W_EM`, float32 [n', n], on the host.
-            alignment: how the originals' neurons are to lie; None as they were loaded.
         """
-        self._show_made(coefficients.shape[0], partial(self._merge, coefficients, alignment))
+        self._show_made(coefficients.shape[0], partial(self._merge, coefficients))
 
     def show_room(self, count: int, width: int) -> None:
         """Let the model run on the buffer, for experts of any width, with the output biases that are shown now.
@@ -270,8 +191,7 @@ class LayerExperts:
         else:
             self.vacate()
 
-    def _copy(self, kept: list[int], alignment: Alignment | None, tensors: Mapping[str, Tensor]) -> None:
-        self.arrange(alignment)
+    def _copy(self, kept: list[int], tensors: Mapping[str, Tensor]) -> None:
         for name, tensor in tensors.items():
             if kept == list(range(self.count)):
                 tensor.copy_(self.originals[name], non_blocking=True)
@@ -279,8 +199,7 @@ class LayerExperts:
             for new, old in enumerate(kept):
                 tensor[new].copy_(self.originals[name][old], non_blocking=True)
 
-    def _merge(self, coefficients: Tensor, alignment: Alignment | None, tensors: Mapping[str, Tensor]) -> None:
-        self.arrange(alignment)
+    def _merge(self, coefficients: Tensor, tensors: Mapping[str, Tensor]) -> None:
         for name, tensor in tensors.items():
             merge_experts(coefficients, self.originals[name], tensor)
 

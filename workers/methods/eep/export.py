@@ -12,14 +12,14 @@ from torch import Tensor
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing import POSITIVE_EPS, SUM_EPS
 from moevolve.kernels.routing_rule import RoutingRule
-from moevolve.workers.export.card import CheckpointForm, ExportSummary
-from moevolve.workers.export.native import native_config, write_native
-from moevolve.workers.export.state import EXPERTS, empty_model, layer_state, loaded_parameters, ordinal_of
+from moevolve.workers.checkpoints.native import native_config, write_native
+from moevolve.workers.checkpoints.state import EXPERTS, empty_model, layer_state, loaded_parameters, ordinal_of
+from moevolve.workers.contract.card import CheckpointForm, ExportSummary
+from moevolve.workers.contract.edits import Edit, IdentityEdit
+from moevolve.workers.contract.methods import Blueprint, ModuleUse, Resident, host_tensor
 from moevolve.workers.families.base import CORRECTION_BIAS
 from moevolve.workers.families.layers import MoELayer
 from moevolve.workers.families.registry import family_of
-from moevolve.workers.methods.base import Edit, IdentityEdit
-from moevolve.workers.methods.contract import Blueprint, ModuleUse, Resident, host_tensor
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.neurons import ExpertNeurons
 from moevolve.workers.methods.eep.router import EditableRouter
@@ -44,8 +44,6 @@ class EepExporter:
         retained, active = _shape(resident, edit)
         title = family_of(resident.model.config, resident.config.path).title
         rows: list[tuple[str, str]] = [("router space", edit.router_space if isinstance(edit, EepEdit) else "-")]
-        if isinstance(edit, EepEdit) and edit.alignment is not None:
-            rows.append(("merged experts", "their neurons were aligned first"))
         if _uneven(resident):
             rows.append(("neurons of an expert", f"{', '.join(map(str, _widths(resident)))}, by MoE layer"))
         thresholds = _thresholds(resident)

@@ -27,6 +27,24 @@ _STRENGTH = 1e-2
 """Of the ridge, as a multiple of the mean square of a feature summed over tokens."""
 
 
+def fitted_bytes(tokens: int, experts: int, hidden: int, neurons: int, itemsize: int) -> tuple[int, int]:
+    """Device memory of a sample.
+
+    Args:
+        tokens: that are kept.
+        experts: of the layer.
+        hidden: width of the residual stream.
+        neurons: of an expert.
+        itemsize: bytes of a value of the model.
+
+    Returns:
+        Bytes of one layer's sample while it is loaded, and what loading it takes beside them: the matrices and
+        activations of one expert.
+    """
+    held = 4 * tokens * (experts * (tokens + hidden) + hidden) + itemsize * tokens * hidden
+    return held, neurons * (hidden * max(4, 2 * itemsize) + tokens * (4 + 4 * itemsize))
+
+
 class FittedSample:
     """Evenly spaced tokens of one layer; see `moevolve.workers.methods.eep.expert_subsets.SubsetSample`.
 
@@ -45,7 +63,7 @@ class FittedSample:
         self._kept: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def add(self, routed: Routed) -> None:
-        """Take in a sequence's tokens."""
+        """Take in a row's tokens."""
         rows = routed.spaced(self._seen, self._stride)
         self._seen += len(routed.hidden)
         self._kept.append((routed.hidden[rows], routed.over_all(rows), routed.logits[rows].float()))
@@ -56,13 +74,14 @@ class FittedSample:
         hidden, weights, self._logits = (torch.cat(each) for each in zip(*self._kept, strict=True))
         neurons = ExpertNeurons(self._layer.experts, self._originals)
         self._width = neurons.width
-        products, outputs = [], []
+        tokens, size = hidden.shape
+        self._products = torch.empty((self.count, tokens, tokens), device=hidden.device)
+        self._outputs = torch.empty((self.count, tokens, size), device=hidden.device)
         for expert in range(self.count):
             activations = neurons.activations(expert, torch.arange(neurons.width), hidden).float()
-            products.append(activations @ activations.t())
+            torch.mm(activations, activations.t(), out=self._products[expert])
             # Biases of the outputs are left out: they aren't fitted.
-            outputs.append(activations @ neurons.down(expert).to(hidden.device).float())
-        self._products, self._outputs = torch.stack(products), torch.stack(outputs)
+            torch.mm(activations, neurons.down(expert).to(hidden.device).float(), out=self._outputs[expert])
         self._target = self._mixed(weights)
         self._size = float(self._target.double().square().sum())
         yield self

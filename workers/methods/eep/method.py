@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from moevolve.workers.methods.contract import Method
+from moevolve.workers.contract.methods import Method
 from moevolve.workers.methods.eep.apply import EepApplicator
-from moevolve.workers.methods.eep.calibrate_alignment import calibrate_alignment
 from moevolve.workers.methods.eep.calibrate_experts import calibrate_experts
-from moevolve.workers.methods.eep.edit import AlignmentRecipe, EepEdit, ExpertsRecipe
+from moevolve.workers.methods.eep.edit import EepEdit, ExpertsRecipe
 from moevolve.workers.methods.eep.export import EepExporter, edited_router_use
 from moevolve.workers.methods.eep.usage import USAGE
 
@@ -15,7 +14,7 @@ EEP = Method(
     applicator=EepApplicator,
     owns_experts=True,
     exporter=EepExporter(),
-    calibrators={AlignmentRecipe: calibrate_alignment, ExpertsRecipe: calibrate_experts},
+    calibrators={ExpertsRecipe: calibrate_experts},
     usage=USAGE,
     module_uses={"EditedRouter": edited_router_use},
 )

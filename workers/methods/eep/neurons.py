@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moevolve.workers.methods.fitting import NeuronRecipe
+from moevolve.workers.contract.fitting import NeuronRecipe
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from moevolve.workers.contract.fitting import NeuronRecipe
 from moevolve.workers.families.layers import MoELayer
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.elimination import eliminate_neurons
@@ -27,8 +28,7 @@ from moevolve.workers.methods.eep.neurons import ExpertNeurons, choose_neurons
 from moevolve.workers.methods.eep.router import EditableRouter, Routing
 from moevolve.workers.methods.eep.skipping import Ratios
 from moevolve.workers.methods.eep.slot_rows import fit_rows, group_experts
-from moevolve.workers.methods.fitting import NeuronRecipe
-from moevolve.workers.methods.outputs import FeatureBlock, Filling
+from moevolve.workers.methods.shared.outputs import FeatureBlock, NeuronSelection
 
 
 class ExpertOutputs:
@@ -49,7 +49,7 @@ class ExpertOutputs:
         assert router.plan is not None
         if router.plan.slots is not None:
             # The routing points at resident originals, which must stay as they are.
-            experts.show_selected(edit.expert_merging[ordinal].argmax(axis=1).tolist(), edit.alignment)
+            experts.show_selected(edit.expert_merging[ordinal].argmax(axis=1).tolist())
             router.plan = replace(router.plan, slots=None)
         experts.settle()
 
@@ -85,9 +85,8 @@ class ExpertOutputs:
         down.copy_(before + change)
         return down.float() - before
 
-    def recombine(self, seen: tuple[Tensor, ...], recipe: NeuronRecipe, memory: int) -> Filling:
+    def recombine(self, seen: tuple[Tensor, ...], recipe: NeuronRecipe, memory: int) -> NeuronSelection:
         hidden, weights, chosen = seen
-        self._experts.arrange(None)
         neurons = ExpertNeurons(self._layer.experts, self._experts.originals)
         whole = self._router.inner(hidden)
         retained = self._edit.retained
@@ -99,30 +98,28 @@ class ExpertOutputs:
             self._route_by(*rows, skip_below)
             _, weights, chosen = self._router(hidden)
         ids = choose_neurons(neurons, hidden, (whole[1], whole[2]), (weights, chosen), retained, width, recipe, memory)
-        filling = Filling(ids, rows, skip_below)
+        filling = NeuronSelection(ids, rows, skip_below)
         self.fill(filling)
         return filling
 
     def eliminate(
         self,
         seen: tuple[Tensor, ...],
-        filling: Filling,
+        filling: NeuronSelection,
         missing: Tensor,
         fitted: Tensor,
-        strength: float,
+        ridge_lambda: float,
         recipe: NeuronRecipe,
         memory: int,
-    ) -> Filling:
+    ) -> NeuronSelection:
         hidden, weights, chosen = (each[fitted] for each in seen)
-        self._experts.arrange(None)
         source = ExpertNeurons(self._layer.experts, self._experts.originals)
         now = ExpertNeurons(self._layer.experts, self._layer.expert_tensors())
         ids, routed = filling.neurons, (weights, chosen)
-        ids = eliminate_neurons(source, now, ids, hidden, routed, missing[fitted], strength, recipe, memory)
+        ids = eliminate_neurons(source, now, ids, hidden, routed, missing[fitted], ridge_lambda, recipe, memory)
         return replace(filling, neurons=ids)
 
-    def fill(self, filling: Filling) -> None:
-        self._experts.arrange(None)
+    def fill(self, filling: NeuronSelection) -> None:
         originals = ExpertNeurons(self._layer.experts, self._experts.originals)
         self._experts.show_room(*filling.neurons.shape)
         ExpertNeurons(self._layer.experts, self._layer.expert_tensors()).take(originals, filling.neurons)

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from moevolve.workers.capacity import experts_room
+from moevolve.workers.contract.capacity import experts_room
 
 Fill = Callable[[Mapping[str, Tensor]], None]
 
@@ -87,7 +87,7 @@ class ExpertRoom:
         device: where the model runs.
         layers: how many MoE layers it has.
         beside: bytes that passes need, if that is known; experts may take the rest of what is free when the first of
-            them are brought over (`moevolve.workers.capacity.experts_room`).
+            them are brought over (`moevolve.workers.contract.capacity.experts_room`).
     """
 
     def __init__(self, device: torch.device, layers: int, beside: int | None = None) -> None:
@@ -179,7 +179,9 @@ class ExpertRoom:
         return self._limit
 
     def _owned(self, tenant: Tenant, content: Content) -> _Place:
-        self.leave(tenant)
+        if self._shared is not None and self._shared.tenant is tenant:
+            self._shared = None
+            tenant.vacate()  # or the layer keeps what it was lent while it gets memory of its own
         before = self._own.pop(tenant.ordinal, None)
         fits = before is not None and (before.content.shapes, before.content.dtype) == (content.shapes, content.dtype)
         if before is not None and fits:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from moevolve.evaluators.errors import CandidateError
-from moevolve.workers.methods.base import Tokens
+from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.methods.eep.router import EditableRouter
-from moevolve.workers.methods.padding import padded_batches
+from moevolve.workers.methods.shared.padding import padded_batches
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

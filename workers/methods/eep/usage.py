@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moevolve.workers.methods.contract import UsageReaders
+from moevolve.workers.contract.methods import UsageReaders
+from moevolve.workers.contract.usage import RoutedLayer
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.router import EditableRouter, RoutingPlan
-from moevolve.workers.methods.usage import RoutedLayer
 
 
 def _choices(router: EditableRouter, args: tuple[Any, ...], output: Any) -> tuple[Tensor, Tensor]:

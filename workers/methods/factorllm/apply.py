@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from moevolve.evaluators.errors import CandidateError
 from moevolve.kernels.expert_ffn import choose_experts, expert_ffn
+from moevolve.workers.contract.edits import Edit
+from moevolve.workers.contract.methods import ModelParts, host_tensor
 from moevolve.workers.families.layers import DenseLayer, Replacement
-from moevolve.workers.methods.base import Edit
-from moevolve.workers.methods.contract import ModelParts, host_tensor
-from moevolve.workers.methods.dense import check_shape, dense_layers_for, weights_of
-from moevolve.workers.methods.dense_outputs import AtWork, NetworkOutput, OwnWeights, check_additive
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
+from moevolve.workers.methods.shared.dense import check_shape, dense_layers_for, weights_of
+from moevolve.workers.methods.shared.dense_outputs import ActiveMask, CopyOnWriteWeights, NetworkOutput, check_additive
 
 _ROWS = 256
 """Rows whose columns are permuted at once: pieces that stay in cache go twice as fast as a whole matrix."""
@@ -78,12 +78,12 @@ class FactorizedNetwork(nn.Module):
         chosen = self._choose(flat)
         return expert_ffn(flat, chosen, weights_of(self._source[0]), self.output_scale).view(hidden_states.shape)
 
-    def at_work(self, hidden: Tensor) -> AtWork:
+    def at_work(self, hidden: Tensor) -> ActiveMask:
         """Which neurons work for hidden states [tokens, hidden]."""
         experts = self.router_weight.shape[1]
         unit = self._source[0].width // experts
         kept = torch.eye(experts, dtype=torch.bool, device=hidden.device).repeat_interleave(unit, dim=1)
-        return AtWork(self._choose(hidden), kept, unit, self.output_scale)
+        return ActiveMask(self._choose(hidden), kept, unit, self.output_scale)
 
     def _choose(self, hidden: Tensor) -> Tensor:
         return choose_experts(hidden, self.router_weight, self.router_bias, self.active)
@@ -106,7 +106,7 @@ class FactorLlmApplicator:
         self._replacements = tuple(Replacement(layer) for layer in layers)
         self.networks = tuple(FactorizedNetwork(layer).eval() for layer in layers)
         self.orders = tuple(NeuronOrder(layer) for layer in layers)
-        self._weights = tuple(OwnWeights(layer.down) for layer in layers)
+        self._weights = tuple(CopyOnWriteWeights(layer.down) for layer in layers)
 
     def apply(self, edit: Edit) -> None:
         """See `Applicator.apply`."""

@@ -23,15 +23,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
+from moevolve.workers.contract.edits import Calibration, Tokens
+from moevolve.workers.contract.methods import Resident
 from moevolve.workers.families.layers import DenseLayer
-from moevolve.workers.methods.base import Calibration, Tokens
-from moevolve.workers.methods.contract import Resident
 from moevolve.workers.methods.factorllm.balanced_kmeans import balanced_kmeans, number_by_first
 from moevolve.workers.methods.factorllm.edit import FactorLlmRecipe
-from moevolve.workers.methods.input_statistics import InputStatistics, principal_directions, watch_networks
-
-MEMORY = 1 << 30
-"""Bytes of statistics held at once; the layers are measured in as many passes as that takes."""
+from moevolve.workers.methods.shared.input_statistics import (
+    MEMORY,
+    InputStatistics,
+    principal_directions,
+    watch_networks,
+)
 
 
 @dataclass(frozen=True)
@@ -235,7 +237,7 @@ def first_weights(layer: DenseLayer) -> NDArray[np.float32]:
 def unit_rows(rows: NDArray[np.float32]) -> NDArray[np.float32]:
     """Rows of length 1; those of zeros stay."""
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    return (rows / np.where(lengths > 0, lengths, 1)).astype(np.float32)
+    return (rows / np.where(lengths > 0, lengths, 1)).astype(np.float32, copy=False)
 
 
 def layer_rng(layer: int) -> np.random.Generator:

@@ -20,13 +20,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from moevolve.workers.contract.edits import Calibration, Tokens
+from moevolve.workers.contract.methods import Resident
 from moevolve.workers.families.layers import DenseLayer
-from moevolve.workers.methods.base import Calibration, Tokens
-from moevolve.workers.methods.contract import Resident
 from moevolve.workers.methods.factorllm.calibrate import batches, logit_scale, networks_to_divide
 from moevolve.workers.methods.factorllm.cheapest_assignment import cheapest_assignment
 from moevolve.workers.methods.factorllm.edit import CmoeRecipe
-from moevolve.workers.methods.input_statistics import InputStatistics, watch_networks
+from moevolve.workers.methods.shared.input_statistics import InputStatistics, watch_networks
 
 SHARED_BIAS = 1e4
 """Bias of a shared expert; the others' logits vary by 1."""

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from moevolve.workers.methods.base import Calibration, Tokens
-from moevolve.workers.methods.contract import Resident
+from moevolve.workers.contract.edits import Calibration, Tokens
+from moevolve.workers.contract.methods import Resident
 from moevolve.workers.methods.factorllm.balanced_kmeans import balanced_kmeans
 from moevolve.workers.methods.factorllm.calibrate import (
     batches,
@@ -29,7 +29,7 @@ from moevolve.workers.methods.factorllm.calibrate import (
     unit_rows,
 )
 from moevolve.workers.methods.factorllm.edit import MoeficationRecipe
-from moevolve.workers.methods.input_statistics import InputMoments, run_watched
+from moevolve.workers.methods.shared.input_statistics import InputMoments, run_watched
 
 
 def calibrate_moefication(resident: Resident, sequences: Sequence[Tokens], recipe: MoeficationRecipe) -> Calibration:

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from moevolve.workers.export.card import CheckpointForm, ExportSummary
-from moevolve.workers.export.mixtral_form import empty_mixtral, mixtral_obstacle
-from moevolve.workers.export.native import native_config
-from moevolve.workers.export.state import empty_model, layer_state
+from moevolve.workers.checkpoints.mixtral_form import empty_mixtral, mixtral_obstacle
+from moevolve.workers.checkpoints.native import native_config
+from moevolve.workers.checkpoints.state import empty_model, layer_state
+from moevolve.workers.contract.card import CheckpointForm, ExportSummary
+from moevolve.workers.contract.edits import Edit
+from moevolve.workers.contract.methods import Blueprint, ModuleUse, Resident, host_tensor
 from moevolve.workers.families.layers import DenseLayer
-from moevolve.workers.methods.base import Edit
-from moevolve.workers.methods.contract import Blueprint, ModuleUse, Resident, host_tensor
-from moevolve.workers.methods.dense import network_use, write_native_dense
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
+from moevolve.workers.methods.shared.dense import network_use, write_native_dense
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moevolve.workers.methods.contract import Method
+from moevolve.workers.contract.methods import Method
 from moevolve.workers.methods.factorllm.apply import FactorLlmApplicator
 from moevolve.workers.methods.factorllm.calibrate import calibrate_factorllm
 from moevolve.workers.methods.factorllm.calibrate_cmoe import calibrate_cmoe

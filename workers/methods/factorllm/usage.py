@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from moevolve.kernels.expert_ffn import choose_experts
-from moevolve.workers.methods.contract import UsageReaders
+from moevolve.workers.contract.methods import UsageReaders
+from moevolve.workers.contract.usage import RoutedLayer
 from moevolve.workers.methods.factorllm.apply import FactorizedNetwork
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
-from moevolve.workers.methods.usage import RoutedLayer
 
 
 def _choices(network: FactorizedNetwork, args: tuple[Any, ...], output: Any) -> tuple[Tensor, Tensor]:

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.kernels.block_mix import block_mix
+from moevolve.workers.contract.edits import Edit
+from moevolve.workers.contract.methods import ModelParts, host_tensor
 from moevolve.workers.families.layers import find_linears
-from moevolve.workers.methods.base import Edit
-from moevolve.workers.methods.contract import ModelParts, host_tensor
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit
 from moevolve.workers.methods.nanomoe.mixing import Metric, fit_layer, refine_factors
 from moevolve.workers.methods.nanomoe.moments import input_moments

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.methods.fitting import FitRows
+from moevolve.workers.contract.fitting import FitRows
 
 Variant = Literal["I", "II", "III", "low_rank"]
 

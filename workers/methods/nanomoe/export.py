@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from moevolve.workers.export.card import CheckpointForm, ExportSummary
-from moevolve.workers.export.native import native_config, write_native
-from moevolve.workers.export.state import EXPERTS, empty_model, layer_state, loaded_parameters, ordinal_of
+from moevolve.workers.checkpoints.native import native_config, write_native
+from moevolve.workers.checkpoints.state import EXPERTS, empty_model, layer_state, loaded_parameters, ordinal_of
+from moevolve.workers.contract.card import CheckpointForm, ExportSummary
+from moevolve.workers.contract.edits import Edit
+from moevolve.workers.contract.methods import Blueprint, ModuleUse, Resident
 from moevolve.workers.families.registry import family_of
-from moevolve.workers.methods.base import Edit
-from moevolve.workers.methods.contract import Blueprint, ModuleUse, Resident
 from moevolve.workers.methods.nanomoe.apply import BlockMixedLinear
 from moevolve.workers.methods.nanomoe.edit import NanoMoeEdit
 

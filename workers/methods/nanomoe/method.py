@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moevolve.workers.methods.contract import Method
+from moevolve.workers.contract.methods import Method
 from moevolve.workers.methods.nanomoe.apply import NanoMoeApplicator
 from moevolve.workers.methods.nanomoe.edit import NanoMoeEdit
 from moevolve.workers.methods.nanomoe.export import NanoMoeExporter, block_mixed_linear_use

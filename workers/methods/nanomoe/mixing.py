@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moevolve.workers.methods.spectra import leading_eigenvectors, peak_signs
+from moevolve.workers.methods.shared.spectra import leading_eigenvectors, peak_signs
 
 _DAMPING = 1e-10
 """Pull towards the solution before, as a share of a least-squares problem's mean curvature."""

@@ -9,11 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moevolve.workers.methods.fitting import FitRows
-from moevolve.workers.methods.input_statistics import InputMoments
-
-_MEMORY = 1 << 30
-"""Bytes of sums held at once; layers are measured in as many passes as that takes, one a pass at least."""
+from moevolve.workers.contract.fitting import FitRows
+from moevolve.workers.methods.shared.input_statistics import MEMORY, InputMoments
 
 
 def input_moments(decoder: nn.Module, linears: Mapping[str, nn.Linear], rows: FitRows) -> Iterator[tuple[str, Tensor]]:
@@ -22,7 +19,7 @@ def input_moments(decoder: nn.Module, linears: Mapping[str, nn.Linear], rows: Fi
     Args:
         decoder: unedited.
         linears: layers of it.
-        rows: the tokens, each sequence run by itself.
+        rows: the tokens; no sequence attends to another.
 
     Yields:
         A layer's name and float32 [d1, d1] on its device.
@@ -54,12 +51,12 @@ def _adding(moments: InputMoments) -> Callable[[nn.Module, tuple[Any, ...]], Non
 
 def _batches(linears: Mapping[str, nn.Linear]) -> Iterator[dict[str, nn.Linear]]:
     batch: dict[str, nn.Linear] = {}
-    room = _MEMORY
+    room = MEMORY
     for name, linear in linears.items():
         size = 8 * linear.in_features**2
         if batch and size > room:
             yield batch
-            batch, room = {}, _MEMORY
+            batch, room = {}, MEMORY
         batch[name] = linear
         room -= size
     if batch:

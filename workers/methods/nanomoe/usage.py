@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from moevolve.workers.methods.contract import UsageReaders
+from moevolve.workers.contract.methods import UsageReaders
+from moevolve.workers.contract.usage import MixedLayer
 from moevolve.workers.methods.nanomoe.apply import BlockMixedLinear
 from moevolve.workers.methods.nanomoe.edit import NanoMoeEdit
-from moevolve.workers.methods.usage import MixedLayer
 
 
 def _mixed_layers(decoder: nn.Module, edit: NanoMoeEdit) -> tuple[MixedLayer, ...]:

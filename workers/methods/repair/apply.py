@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.methods.base import Edit, Tokens
-from moevolve.workers.methods.contract import Applicator, ModelParts
-from moevolve.workers.methods.outputs import Features, Filling, LayerOutput, Recombinable, Repairable
+from moevolve.workers.contract.edits import Edit, Tokens
+from moevolve.workers.contract.methods import Applicator, ModelParts
 from moevolve.workers.methods.repair.edit import RepairedEdit
 from moevolve.workers.methods.repair.ridge import Fit, Outcome, fit_ridge
 from moevolve.workers.methods.repair.streams import Seen, Streams
+from moevolve.workers.methods.shared.outputs import Features, LayerOutput, NeuronSelection, Recombinable, Repairable
 
 _CHECKED = 8
 """Every so many sequences one is not fitted but checked."""
@@ -50,7 +50,7 @@ class RepairApplicator:
         self._reference: _Reference | None = None
         self._kept = _KeptLayers(KEPT_BYTES)
         self.outcomes: list[Outcome | None] = []
-        self.fillings: dict[int, Filling] = {}
+        self.fillings: dict[int, NeuronSelection] = {}
 
     def apply(self, edit: Edit) -> None:
         """See `Applicator.apply`."""
@@ -83,14 +83,14 @@ class RepairApplicator:
         assert self._edit is not None and self._reference is not None, "there is no edit on the model"
         checked, repaired = self._reference.checked, [each for each in self.outcomes if each is not None]
         held = int(checked.sum())
-        strengths = Counter(each.strength for each in repaired)
+        ridge_lambdas = Counter(each.ridge_lambda for each in repaired)
         left = [each.after / each.before for each in repaired] or [1.0]
         return (
             ("repair", f"ridge regression of output projections toward {_TARGETS[self._edit.recipe.target]}"),
             *self._filled(),
             ("repaired outputs", f"{len(repaired)} of {len(self.outcomes)}"),
             ("fitted on", f"{len(checked) - held:,} tokens of calibration prompts, checked on {held:,} of others"),
-            ("strengths", ", ".join(f"{each:g} ({count})" for each, count in sorted(strengths.items())) or "-"),
+            ("ridge lambdas", ", ".join(f"{each:g} ({count})" for each, count in sorted(ridge_lambdas.items())) or "-"),
             ("squared error on checked tokens", f"{min(left):.1%} to {max(left):.1%} of what it was"),
         )
 
@@ -157,7 +157,7 @@ class _Fitted:
         outcome: how it went; None where nothing was changed.
     """
 
-    filling: Filling | None
+    filling: NeuronSelection | None
     changes: tuple[tuple[slice, Tensor], ...]
     state: Tensor
     outcome: Outcome | None
@@ -182,7 +182,7 @@ class _Trial:
         error: squared, on the checked tokens, once fitted.
     """
 
-    filling: Filling | None
+    filling: NeuronSelection | None
     seen: Seen
     after: Tensor
     features: Features
@@ -277,9 +277,9 @@ class _Repair:
         if recipe.candidates == 1:
             return worthiest
         missing = worthiest.after.float() + worthiest.missing - self._apply(worthiest, output).state.float()
-        strength = worthiest.fit.outcome.strength if worthiest.fit else min(self._recipe.strengths)
+        ridge_lambda = worthiest.fit.outcome.ridge_lambda if worthiest.fit else min(self._recipe.ridge_lambdas)
         fitted = ~self._reference.checked.to(missing.device)
-        better = output.eliminate(worthiest.seen, filling, missing, fitted, strength, recipe, self._memory)
+        better = output.eliminate(worthiest.seen, filling, missing, fitted, ridge_lambda, recipe, self._memory)
         if not torch.equal(better.neurons, filling.neurons):
             output.fill(better)
             trial = self._tried(output, state, watched, target, better)
@@ -294,13 +294,13 @@ class _Repair:
         state: Tensor,
         watched: list[Seen],
         target: Tensor,
-        filling: Filling | None = None,
+        filling: NeuronSelection | None = None,
     ) -> _Trial:
         """A fit of the neurons that are in place; not applied."""
         after, seen = self._reference.streams.through(output.layer, state, watched, output.next_part)
         missing = target.to(after.device).float() - after.float()
         features, checked = output.features(seen), self._reference.checked.to(after.device)
-        fit = fit_ridge(features, missing, checked, self._recipe.strengths, self._memory)
+        fit = fit_ridge(features, missing, checked, self._recipe.ridge_lambdas, self._memory)
         error = float(missing[checked].double().square().sum()) if fit is None else fit.outcome.after
         return _Trial(filling, seen, after, features, missing, fit, error)
 

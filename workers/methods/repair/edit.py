@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import ClassVar, Literal
 
-from moevolve.workers.methods.base import LayeredEdit, prefix_hashes
-from moevolve.workers.methods.fitting import FitRows, NeuronRecipe
+from moevolve.workers.contract.edits import LayeredEdit, prefix_hashes
+from moevolve.workers.contract.fitting import FitRows, NeuronRecipe
 
 Target = Literal["global", "local"]
-STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0)
+RIDGE_LAMBDAS = (1e-3, 1e-2, 1e-1, 1.0)
 """Strengths tried where none are given: with 60,000 tokens the first was best, with 8,000 the third."""
 
 
@@ -22,7 +22,7 @@ class RepairRecipe:
     """How an edit is repaired: ridge regression toward the present weights, layer after layer.
 
     Attributes:
-        strengths: of the ridge, as multiples of the features' mean square summed over tokens; per layer the one is
+        ridge_lambdas: of the ridge, as multiples of the features' mean square summed over tokens; per layer the one is
             taken that leaves the least error on sequences that weren't fitted.
         target: what a layer is fitted to: `global`, the unedited model's residual stream behind it, which makes up for
             what layers before it lost, too; `local`, what the unedited layer makes of the same input.
@@ -36,15 +36,15 @@ class RepairRecipe:
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
-    strengths: tuple[float, ...] = STRENGTHS
+    ridge_lambdas: tuple[float, ...] = RIDGE_LAMBDAS
     target: Target = "global"
     tokens: int = 16384
     neurons: NeuronRecipe | None = None
     memory_mb: int = 8192
 
     def __post_init__(self) -> None:
-        if not self.strengths or not all(math.isfinite(each) and each > 0 for each in self.strengths):
-            raise ValueError(f"a repair's strengths must be above 0, got {list(self.strengths)}")
+        if not self.ridge_lambdas or not all(math.isfinite(each) and each > 0 for each in self.ridge_lambdas):
+            raise ValueError(f"ridge_lambdas must be above 0, got {list(self.ridge_lambdas)}")
         if self.target not in ("global", "local"):
             raise ValueError(f"a repair's target is global or local, not {self.target!r}")
         if self.tokens < 2 or self.memory_mb < 1:
@@ -60,8 +60,8 @@ class RepairRecipe:
         """Inverse of `text`."""
         values = json.loads(text)
         neurons = values.pop("neurons")
-        strengths = tuple(values.pop("strengths"))
-        return cls(strengths=strengths, neurons=None if neurons is None else NeuronRecipe(**neurons), **values)
+        ridge_lambdas = tuple(values.pop("ridge_lambdas"))
+        return cls(ridge_lambdas=ridge_lambdas, neurons=None if neurons is None else NeuronRecipe(**neurons), **values)
 
 
 @dataclass(frozen=True)
@@ -88,5 +88,5 @@ class RepairedEdit:
 
     @cached_property
     def layer_hashes(self) -> tuple[str, ...]:
-        """See `moevolve.workers.methods.base.LayeredEdit`; what a layer is fitted to depends on all before it."""
+        """See `moevolve.workers.contract.edits.LayeredEdit`; what a layer is fitted to depends on all before it."""
         return prefix_hashes(self._head, self.base.layer_hashes)

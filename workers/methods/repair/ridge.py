@@ -1,11 +1,11 @@
 """Ridge regression of a layer's residual on its features, toward a change of zero.
 
 With features `phi` [tokens, width], the present weights `W` and what is missing `R = target - phi W` [tokens, hidden],
-the change is `D = argmin ||phi D - R||^2 + s ||D||^2`, `s` a strength times the mean of `diag(phi^T phi)`. It is
+the change is `D = argmin ||phi D - R||^2 + s ||D||^2`, `s` a ridge_lambda times the mean of `diag(phi^T phi)`. It is
 `(phi^T phi + s I)^-1 phi^T R` (primal), or `phi^T (phi phi^T + s I)^-1 R` (dual), which is solved where features
 outnumber tokens. Products are float32, systems are solved in float64.
 
-Some tokens are not fitted but checked: of several strengths the one is taken that leaves the least error on them, and
+Some tokens are not fitted but checked: of several lambdas the one is taken that leaves the least error on them, and
 none at all where that is no less than without a change.
 """
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.methods.outputs import FeatureBlock, Features
+from moevolve.workers.methods.shared.outputs import FeatureBlock, Features
 
 _ROWS = 1024
 """Rows of a product that are added to float64 at once."""
@@ -31,11 +31,11 @@ class Outcome:
     """How a fit went.
 
     Attributes:
-        strength: the one that was taken.
+        ridge_lambda: the one that was taken.
         before, after: squared error on the checked tokens, without the change and with it.
     """
 
-    strength: float
+    ridge_lambda: float
     before: float
     after: float
 
@@ -65,7 +65,7 @@ class Fit:
 
 
 def fit_ridge(
-    features: Features, residual: Tensor, checked: Tensor, strengths: Sequence[float], memory: int
+    features: Features, residual: Tensor, checked: Tensor, ridge_lambdas: Sequence[float], memory: int
 ) -> Fit | None:
     """Fit a change of a layer's weights.
 
@@ -73,7 +73,7 @@ def fit_ridge(
         features: of the layer.
         residual: what is missing, float32 [tokens, hidden], on the device that features are made on.
         checked: bool [tokens], those that are not fitted.
-        strengths: to try.
+        ridge_lambdas: to try.
         memory: bytes that may be taken beside `residual`.
 
     Returns:
@@ -91,7 +91,7 @@ def fit_ridge(
             "more"
         )
     solve = _primal if features.width <= tokens else _dual
-    return solve(features, residual, checked, strengths, memory - needed)
+    return solve(features, residual, checked, ridge_lambdas, memory - needed)
 
 
 def has_room(needed: int, memory: int) -> bool:
@@ -108,30 +108,8 @@ def fit_bytes(width: int, tokens: int, hidden: int) -> int:
     return 2 * 8 * tokens * tokens + 4 * 8 * tokens * hidden + 3 * 8 * rows * tokens
 
 
-def fit_flops(width: int, tokens: int, hidden: int, strengths: int, blocks: int = 1, density: float = 1.0) -> int:
-    """Operations of `fit_ridge`, a multiply and an add counting two, features themselves left out.
-
-    Args:
-        width, tokens, hidden: sizes.
-        strengths: how many are tried.
-        blocks: of columns that are zero on the same tokens: a layer's experts.
-        density: share of the tokens on which a column isn't zero.
-    """
-    held = tokens // 8
-    fitted = tokens - held
-    if width <= tokens:
-        # Every block with itself, and with those before it where both aren't zero.
-        pairs = density + density**2 * (blocks - 1) / 2
-        form = int(2 * fitted * width * (pairs * width / blocks + density * hidden))
-        return form + strengths * (width**3 // 3 + 2 * width * width * hidden + 2 * held * width * hidden)
-    # The lower half of the products, in rows, and the change itself.
-    there = density * tokens
-    form = int(there * (there + min(_ROWS, there)) * width + 2 * there * width * hidden)
-    return form + strengths * (fitted**3 // 3 + 2 * fitted * fitted * hidden + 2 * held * fitted * hidden)
-
-
 def _primal(
-    features: Features, residual: Tensor, checked: Tensor, strengths: Sequence[float], memory: int
+    features: Features, residual: Tensor, checked: Tensor, ridge_lambdas: Sequence[float], memory: int
 ) -> Fit | None:
     blocks = tuple(features.blocks(memory))
     gram = residual.new_zeros(features.width, features.width, dtype=torch.float64)
@@ -153,15 +131,17 @@ def _primal(
                 gram[block.columns, other.columns] += rows.t() @ other.values[part]
     missing = residual[checked]
     before, best = _squares(missing), None
-    for strength, solved in _solutions(gram, right, float(gram.diagonal().mean()), strengths):
+    for ridge_lambda, solved in _solutions(gram, right, float(gram.diagonal().mean()), ridge_lambdas):
         weights = solved.float()
-        outcome = Outcome(strength, before, _squares(missing - held @ weights))
+        outcome = Outcome(ridge_lambda, before, _squares(missing - held @ weights))
         if outcome.after < (before if best is None else best.outcome.after):
             best = Fit(outcome, weights=weights, blocks=blocks)
     return best
 
 
-def _dual(features: Features, residual: Tensor, checked: Tensor, strengths: Sequence[float], memory: int) -> Fit | None:
+def _dual(
+    features: Features, residual: Tensor, checked: Tensor, ridge_lambdas: Sequence[float], memory: int
+) -> Fit | None:
     # Fitted tokens first, so that their part of the products is a corner.
     order = checked.int().argsort(stable=True)
     place, fitted = order.argsort(), int((~checked).sum())
@@ -184,8 +164,8 @@ def _dual(features: Features, residual: Tensor, checked: Tensor, strengths: Sequ
     missing = residual[checked]
     before, best = _squares(missing), None
     scale = float(gram.diagonal().sum()) / features.width
-    for strength, solved in _solutions(gram, residual[~checked].double(), scale, strengths):
-        outcome = Outcome(strength, before, _squares(missing - (across @ solved).float()))
+    for ridge_lambda, solved in _solutions(gram, residual[~checked].double(), scale, ridge_lambdas):
+        outcome = Outcome(ridge_lambda, before, _squares(missing - (across @ solved).float()))
         if outcome.after < (before if best is None else best.outcome.after):
             duals = torch.zeros_like(residual).index_copy_(0, order[:fitted], solved.float())
             best = Fit(outcome, duals=duals, blocks=blocks)
@@ -196,21 +176,23 @@ def _squares(error: Tensor) -> float:
     return float(error.double().square().sum())
 
 
-def _solutions(gram: Tensor, right: Tensor, scale: float, strengths: Sequence[float]) -> Iterator[tuple[float, Tensor]]:
-    """Of `(gram + strength * scale * I) x = right`; a system that is not positive definite has none.
+def _solutions(
+    gram: Tensor, right: Tensor, scale: float, ridge_lambdas: Sequence[float]
+) -> Iterator[tuple[float, Tensor]]:
+    """Of `(gram + ridge_lambda * scale * I) x = right`; a system that is not positive definite has none.
 
     Args:
         gram: float64, of which the lower triangle is read; its diagonal is changed.
         right: float64.
         scale: mean square of the features, summed over tokens.
-        strengths: to try.
+        ridge_lambdas: to try.
     """
     if not 0 < scale < float("inf"):
         return
     present = gram.diagonal().clone()
-    for strength in strengths:
-        gram.diagonal().copy_(present + strength * scale)
+    for ridge_lambda in ridge_lambdas:
+        gram.diagonal().copy_(present + ridge_lambda * scale)
         factor, failed = torch.linalg.cholesky_ex(gram)
         if not int(failed):
             half = torch.linalg.solve_triangular(factor, right, upper=False)
-            yield strength, torch.linalg.solve_triangular(factor.mT, half, upper=True)
+            yield ridge_lambda, torch.linalg.solve_triangular(factor.mT, half, upper=True)

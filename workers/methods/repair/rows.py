@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.methods.base import Calibration, Tokens
-from moevolve.workers.methods.contract import Resident
-from moevolve.workers.methods.fitting import RowsRecipe
+from moevolve.workers.contract.edits import Calibration, Tokens
+from moevolve.workers.contract.fitting import RowsRecipe
+from moevolve.workers.contract.methods import Resident
 
 
 def calibrate_rows(resident: Resident, sequences: Sequence[Tokens], recipe: RowsRecipe) -> Calibration:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from moevolve.workers.families.decoder import decoder_layers, passed_over
-from moevolve.workers.methods.base import Tokens
-from moevolve.workers.methods.padding import PaddedBatch, padded_batches
+from moevolve.workers.contract.edits import Tokens
+from moevolve.workers.families.decoder import decoder_layers, skipped
+from moevolve.workers.methods.shared.padding import PaddedBatch, padded_batches
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -83,8 +83,8 @@ class Streams:
         first = self._layers[:layer]
         with ExitStack() as stack:
             stack.callback(read.register_forward_hook(keep).remove)
-            stack.enter_context(passed_over(first, hidden))
-            stack.enter_context(passed_over(self._layers[layer + 1 :]))
+            stack.enter_context(skipped(first, hidden))
+            stack.enter_context(skipped(self._layers[layer + 1 :]))
             if hidden is not None and not first:
                 stack.callback(self._layers[0].register_forward_pre_hook(_given(hidden)).remove)
             self._decoder(input_ids=batch.ids, use_cache=False)

@@ -15,18 +15,18 @@ from torch.utils.hooks import RemovableHandle
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.kernels.neuron_mask import ExpertMasks, choose_expert, masked_network, top_dimensions
 from moevolve.kernels.products import linear
+from moevolve.workers.contract.edits import Edit
+from moevolve.workers.contract.methods import ModelParts, host_tensor
 from moevolve.workers.families.layers import DenseLayer, Replacement
-from moevolve.workers.methods.base import Edit
-from moevolve.workers.methods.contract import ModelParts, host_tensor
-from moevolve.workers.methods.dense import check_shape, dense_layers_for, weights_of
-from moevolve.workers.methods.dense_outputs import (
+from moevolve.workers.methods.shared.dense import check_shape, dense_layers_for, weights_of
+from moevolve.workers.methods.shared.dense_outputs import (
+    ActiveMask,
     AttentionOutput,
-    AtWork,
+    CopyOnWriteWeights,
     NetworkOutput,
-    OwnWeights,
     check_additive,
 )
-from moevolve.workers.methods.outputs import LayerOutput
+from moevolve.workers.methods.shared.outputs import LayerOutput
 from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
 
 
@@ -57,12 +57,12 @@ class MaskedNetwork(nn.Module):
         _, chosen = choose_expert(flat, self.router)
         return masked_network(flat, chosen, self._masks, weights_of(self._source[0])).view(hidden_states.shape)
 
-    def at_work(self, hidden: Tensor) -> AtWork:
+    def at_work(self, hidden: Tensor) -> ActiveMask:
         """Which neurons work for hidden states [tokens, hidden]."""
         assert self._masks is not None
         kept = self._masks.kept
         _, chosen = choose_expert(hidden, self.router)
-        return AtWork(nn.functional.one_hot(chosen, len(kept)).bool(), kept, kept.shape[1])
+        return ActiveMask(nn.functional.one_hot(chosen, len(kept)).bool(), kept, kept.shape[1])
 
 
 class _MaskedHeads:
@@ -139,7 +139,7 @@ class ToMoeApplicator:
         self.networks = tuple(MaskedNetwork(layer).eval() for layer in layers)
         self._heads: list[_MaskedHeads] = []
         self._edit: ToMoeEdit | None = None
-        self._weights: dict[nn.Module, OwnWeights] = {}
+        self._weights: dict[nn.Module, CopyOnWriteWeights] = {}
 
     def apply(self, edit: Edit) -> None:
         """See `Applicator.apply`. A layer that keeps all is left as it is."""
@@ -178,8 +178,8 @@ class ToMoeApplicator:
                 found.append(NetworkOutput(layer, weights, layer.up, None, nullcontext))
         return tuple(found)
 
-    def _weights_of(self, linear: nn.Linear) -> OwnWeights:
-        return self._weights.setdefault(linear, OwnWeights(linear))
+    def _weights_of(self, linear: nn.Linear) -> CopyOnWriteWeights:
+        return self._weights.setdefault(linear, CopyOnWriteWeights(linear))
 
     def revert(self) -> None:
         """See `Applicator.revert`."""

@@ -15,14 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
+from moevolve.workers.contract.edits import Calibration, Tokens
+from moevolve.workers.contract.methods import Resident
 from moevolve.workers.families.layers import DenseLayer
-from moevolve.workers.methods.base import Calibration, Tokens
-from moevolve.workers.methods.contract import Resident
-from moevolve.workers.methods.input_statistics import InputMoments, Watch, principal_directions, run_watched
+from moevolve.workers.methods.shared.input_statistics import (
+    MEMORY,
+    InputMoments,
+    Watch,
+    principal_directions,
+    run_watched,
+)
 from moevolve.workers.methods.tomoe.edit import ToMoeRecipe
-
-MEMORY = 1 << 30
-"""Bytes of second moments held at once; the layers are measured in as many passes as that takes."""
 
 
 def calibrate_tomoe(resident: Resident, sequences: Sequence[Tokens], recipe: ToMoeRecipe) -> Calibration:

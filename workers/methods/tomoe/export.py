@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from moevolve.kernels.neuron_mask import top_dimensions
-from moevolve.workers.export.card import CheckpointForm, ExportSummary
-from moevolve.workers.export.mixtral_form import empty_mixtral, mixtral_obstacle
-from moevolve.workers.export.native import native_config
-from moevolve.workers.export.state import empty_model, layer_state, layers_prefix
+from moevolve.workers.checkpoints.mixtral_form import empty_mixtral, mixtral_obstacle
+from moevolve.workers.checkpoints.native import native_config
+from moevolve.workers.checkpoints.state import empty_model, layer_state, layers_prefix
+from moevolve.workers.contract.card import CheckpointForm, ExportSummary
+from moevolve.workers.contract.edits import Edit
+from moevolve.workers.contract.methods import Blueprint, ModuleUse, Resident, host_tensor
 from moevolve.workers.families.layers import DenseLayer
-from moevolve.workers.methods.base import Edit
-from moevolve.workers.methods.contract import Blueprint, ModuleUse, Resident, host_tensor
-from moevolve.workers.methods.dense import native_family, network_use, write_native_dense
+from moevolve.workers.methods.shared.dense import native_family, network_use, write_native_dense
 from moevolve.workers.methods.tomoe.apply import fold
 from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moevolve.workers.methods.contract import Method
+from moevolve.workers.contract.methods import Method
 from moevolve.workers.methods.tomoe.apply import ToMoeApplicator
 from moevolve.workers.methods.tomoe.calibrate import calibrate_tomoe
 from moevolve.workers.methods.tomoe.edit import ToMoeEdit, ToMoeRecipe

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from moevolve.kernels.neuron_mask import choose_expert
-from moevolve.workers.methods.contract import UsageReaders
+from moevolve.workers.contract.methods import UsageReaders
+from moevolve.workers.contract.usage import RoutedLayer
 from moevolve.workers.methods.tomoe.apply import MaskedNetwork
 from moevolve.workers.methods.tomoe.edit import ToMoeEdit
-from moevolve.workers.methods.usage import RoutedLayer
 
 
 def _choices(network: MaskedNetwork, args: tuple[Any, ...], output: Any) -> tuple[Tensor, Tensor]:

@@ -1,15 +1,11 @@
 // The chart of a search: the best score so far, and individuals bucket by bucket in the colour of their phase.
 import { WHOLE, axis, chart, colour, phaseColour } from "./charts.js";
-import { throttled } from "./parts.js";
 
 const POINTS = 1000;
 
-/**
- * @param {HTMLElement} figure with `data-course`, where the points are, and what is known of the search
- * @returns {(cursors: object) => void} whom to tell of news
- */
+/** @param {HTMLElement} figure with `data-course`, where the points are, and what is known of the search; gets news */
 export function draw(figure) {
-  const { course: url, individuals, search } = figure.dataset;
+  const { course: url, individuals } = figure.dataset;
   const spans = JSON.parse(figure.dataset.spans);
   const kinds = [...new Set(spans.map((span) => span.kind))];
   const groups = kinds.length ? kinds : ["individuals"];
@@ -122,8 +118,21 @@ export function draw(figure) {
     figure.dataset.drawn = String(course.individuals);
     place.removeAttribute("aria-busy");
   };
+
+  // One at a time, and once more after the last news.
+  let busy = false;
+  let again = false;
+  const follow = async () => {
+    again = true;
+    if (busy) return;
+    busy = true;
+    while (again) {
+      again = false;
+      await load();
+    }
+    busy = false;
+  };
   place.setAttribute("aria-busy", "true");
-  const listen = throttled(search, load);
-  listen({ [search]: {} });
-  return listen;
+  figure.addEventListener("sse:cursors", follow);
+  follow();
 }

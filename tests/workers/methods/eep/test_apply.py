@@ -13,8 +13,8 @@ from edit_checks import Residents, addresses, assert_close, logits
 from torch import Tensor
 
 from moevolve.evaluators.errors import CandidateError, UserError
-from moevolve.workers.config import ModelConfig
-from moevolve.workers.methods.base import IdentityEdit
+from moevolve.workers.contract.edits import IdentityEdit
+from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.methods.eep.edit import EepEdit, one_hot_layers
 
 Checkpoints = Callable[[str], Path]

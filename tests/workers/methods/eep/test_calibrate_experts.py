@@ -13,8 +13,8 @@ import torch
 from plain_experts import Token, change, change_after_fit, plain_tokens
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.config import ModelConfig
-from moevolve.workers.methods.base import ALL_TOKENS, Calibration
+from moevolve.workers.contract.edits import ALL_TOKENS, Calibration
+from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.methods.eep.calibrate_experts import calibrate_experts
 from moevolve.workers.methods.eep.edit import ExpertsRecipe, SubsetRecipe
 from moevolve.workers.model.resident import ResidentModel

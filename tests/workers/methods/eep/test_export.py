@@ -17,15 +17,15 @@ from repair_samples import rows_of, sequences_of
 from torch import Tensor
 
 from moevolve.kernels.routing_rule import RoutingRule
-from moevolve.workers.config import ModelConfig
+from moevolve.workers.contract.card import ExportCard
+from moevolve.workers.contract.edits import IdentityEdit
+from moevolve.workers.contract.facts import parameters_after
+from moevolve.workers.contract.fitting import NeuronRecipe
+from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.engine.measuring import analyse_usage
-from moevolve.workers.export.card import ExportCard
 from moevolve.workers.export.export import export_model
-from moevolve.workers.facts import parameters_after
-from moevolve.workers.methods.base import IdentityEdit
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.export import form_obstacle
-from moevolve.workers.methods.fitting import NeuronRecipe
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
 from moevolve.workers.model.describe import describe_model
 from moevolve.workers.model.resident import ResidentModel

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from repair_samples import rows_of, sequences_of
 from torch import Tensor
 
-from moevolve.workers.config import ModelConfig
+from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.neurons import ExpertNeurons, _best_apart, choose_neurons
-from moevolve.workers.methods.outputs import Filling
 from moevolve.workers.methods.repair.edit import NeuronRecipe, RepairedEdit, RepairRecipe
+from moevolve.workers.methods.shared.outputs import NeuronSelection
 from moevolve.workers.model.resident import ResidentModel
 
 EXPERTS, SLOTS, WIDTH, HIDDEN, TOKENS = 6, 3, 24, 32, 70
@@ -59,32 +59,32 @@ def activation(module: Any, tensors: Any, expert: int, neuron: int, state: Any) 
 
 @settings(max_examples=200, deadline=None)
 @given(
-    slope=st.floats(-0.99, 0.99),
+    width_slope=st.floats(-0.99, 0.99),
     layers=st.integers(1, 60),
     experts=st.integers(1, 128),
     data=st.data(),
     width=st.one_of(st.integers(1, 300), st.sampled_from([768, 1408, 14336])),
 )
 def test_widths_rise_with_depth_and_add_up(
-    slope: float, layers: int, experts: int, data: st.DataObject, width: int
+    width_slope: float, layers: int, experts: int, data: st.DataObject, width: int
 ) -> None:
     retained = data.draw(st.integers(1, experts))
-    widths = NeuronRecipe(slope=slope).widths(layers, experts, retained, width)
+    widths = NeuronRecipe(width_slope=width_slope).widths(layers, experts, retained, width)
     step = int(np.gcd.reduce([width, 64, 8 if width < 128 else 16 if width < 256 else 32 if width < 512 else 64]))
     assert len(widths) == layers and sum(widths) == layers * width
     assert all(each >= step and retained * each <= experts * width for each in widths)
     most = min(experts * width // (retained * step) * step / width - 1, 1 - step / width)
-    held = np.clip(slope, -most, most)
+    held = np.clip(width_slope, -most, most)
     line = width * (1 + held * np.linspace(-1, 1, layers)) if layers > 1 else np.array([width])
     assert np.abs(np.array(widths) - line).max() <= step + 1e-6
-    assert slope != 0 or set(widths) == {width}
+    assert width_slope != 0 or set(widths) == {width}
 
 
 def test_widths_are_what_machines_like() -> None:
-    assert NeuronRecipe(slope=0.5).widths(5, 8, 2, 128) == (64, 96, 128, 160, 192)
-    assert NeuronRecipe(slope=0.5).widths(3, 8, 4, 14336) == (7168, 14336, 21504)
-    assert all(each % 64 == 0 for each in NeuronRecipe(slope=0.3).widths(32, 8, 4, 14336))
-    assert NeuronRecipe(slope=0.5).widths(3, 6, 5, 100) == (80, 100, 120), "there are no more neurons than that"
+    assert NeuronRecipe(width_slope=0.5).widths(5, 8, 2, 128) == (64, 96, 128, 160, 192)
+    assert NeuronRecipe(width_slope=0.5).widths(3, 8, 4, 14336) == (7168, 14336, 21504)
+    assert all(each % 64 == 0 for each in NeuronRecipe(width_slope=0.3).widths(32, 8, 4, 14336))
+    assert NeuronRecipe(width_slope=0.5).widths(3, 6, 5, 100) == (80, 100, 120), "there are no more neurons than that"
 
 
 def worth_by_hand(neurons: ExpertNeurons, hidden: Tensor, whole: Any, edited: Any, recipe: NeuronRecipe) -> Any:
@@ -214,23 +214,22 @@ def test_slots_filled_with_their_own_neurons_change_nothing(
     with model.edited(base), torch.inference_mode():
         for ordinal, output in enumerate(applied(model).outputs()):
             kept = torch.from_numpy(base.expert_merging[ordinal].argmax(axis=1))
-            output.fill(Filling(kept[:, None] * WIDTH + torch.arange(WIDTH), None))
+            output.fill(NeuronSelection(kept[:, None] * WIDTH + torch.arange(WIDTH), None))
         assert torch.equal(model.model(UNSEEN).logits, expected)
-    model.restore()
     assert digest(model) == before
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", ["prune", "both"])
-@pytest.mark.parametrize(("originals", "slope"), [("device", 0.0), ("device", 0.4), ("host", -0.4)])
+@pytest.mark.parametrize(("originals", "width_slope"), [("device", 0.0), ("device", 0.4), ("host", -0.4)])
 def test_a_repair_fills_fits_and_takes_everything_back(
-    originals: str, slope: float, kind: str, family: str, model_config: Callable[..., ModelConfig]
+    originals: str, width_slope: float, kind: str, family: str, model_config: Callable[..., ModelConfig]
 ) -> None:
     model = ResidentModel.load(model_config(family, originals=originals))
     base = edit_of_kind(len(model.layers), EXPERTS, kind, 4, space="logits")
     rows, before = rows_of(sequences_of([40] * 12)), digest(model)
     plain = logits(model, None, UNSEEN)
-    filled = RepairedEdit(base, replace(WHOLE, neurons=NeuronRecipe(shared=False, slope=slope)), rows)
+    filled = RepairedEdit(base, replace(WHOLE, neurons=NeuronRecipe(shared=False, width_slope=width_slope)), rows)
     cut = logits(model, base, UNSEEN)
     found = logits(model, filled, UNSEEN)
     assert not torch.equal(found, logits(model, replace(filled, recipe=WHOLE), UNSEEN))
@@ -239,5 +238,4 @@ def test_a_repair_fills_fits_and_takes_everything_back(
     assert torch.equal(logits(model, filled, UNSEEN), found)
     fresh = ResidentModel.load(model_config(family, originals=originals))
     assert torch.equal(logits(fresh, filled, UNSEEN), found)
-    model.restore()
     assert digest(model) == before or originals == "host", "what is shown of host memory comes and goes"

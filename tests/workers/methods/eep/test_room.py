@@ -12,24 +12,27 @@ import pytest
 import torch
 from edit_checks import Residents, logits
 from family_samples import edit_of_kind
+from real_size.meter import MeteredDevice
 from repair_samples import rows_of, sequences_of
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.config import ModelConfig
-from moevolve.workers.export.card import ExportCard
+from moevolve.workers.contract.card import ExportCard
+from moevolve.workers.contract.edits import Edit, IdentityEdit
+from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
-from moevolve.workers.methods.base import Edit, IdentityEdit
 from moevolve.workers.methods.eep import room
 from moevolve.workers.methods.eep.edit import EepEdit
-from moevolve.workers.methods.eep.room import kept_layers
+from moevolve.workers.methods.eep.room import Content, ExpertRoom, kept_layers
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
 from moevolve.workers.model.resident import ResidentModel
 
 Configs = Callable[..., ModelConfig]
 LAYER = 6 * 3 * 32 * 24 * 4
 """Bytes of all experts of one of three layers."""
+LENT = 512 * 512 * 4
+"""Bytes of an expert's matrix."""
 
 
 class CountingReads(TorchDispatchMode):
@@ -194,6 +197,28 @@ def test_no_room_for_one_layer(model_config: Configs, monkeypatch: pytest.Monkey
     monkeypatch.setattr(room.Content, "on", none)
     with pytest.raises(UserError, match="no room on cpu for 6 experts of layer 0"):
         logits(model, IdentityEdit(), tokens)
+
+
+class Layer:
+    """A tenant that holds what it runs on, as a module does."""
+
+    def __init__(self, ordinal: int) -> None:
+        self.ordinal = ordinal
+        self.tensors: dict[str, Tensor] = {}
+
+    def vacate(self) -> None:
+        self.tensors = {}
+
+
+def test_a_layer_gives_back_what_it_was_lent_before_it_gets_memory_of_its_own() -> None:
+    large, small = (Content({"down_proj": (count, 512, 512)}, torch.float32, None) for count in (7, 4))
+    with MeteredDevice(13 * LENT).installed() as device:
+        found = ExpertRoom(torch.device("cuda"), 2, 0)
+        layers = Layer(0), Layer(1)
+        layers[1].tensors = found.place(layers[1], large)
+        for layer in layers:
+            layer.tensors = found.place(layer, small)
+        assert device.live == found.nbytes == 8 * LENT
 
 
 def test_how_many_layers_keep_theirs() -> None:

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from moevolve.evaluators.errors import CandidateError, UserError
-from moevolve.workers.config import ModelConfig
+from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.router import EditableRouter
 from moevolve.workers.methods.eep.skipping import Ratios
-from moevolve.workers.methods.padding import padded_batches
+from moevolve.workers.methods.shared.padding import padded_batches
 from moevolve.workers.model.resident import ResidentModel
 
 Edits = Callable[..., EepEdit]

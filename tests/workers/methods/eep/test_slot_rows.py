@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from repair_samples import rows_of, seen_at, sequences_of
 from torch import Tensor
 
-from moevolve.workers.config import ModelConfig
-from moevolve.workers.export.card import ExportCard
+from moevolve.workers.contract.card import ExportCard
+from moevolve.workers.contract.fitting import NeuronRecipe
+from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.slot_rows import fit_rows, group_experts
-from moevolve.workers.methods.fitting import NeuronRecipe
 from moevolve.workers.methods.repair.apply import RepairApplicator
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
 from moevolve.workers.model.resident import ResidentModel
@@ -182,7 +182,6 @@ def test_rows_are_fitted_where_a_stock_router_has_them(
         )
     report = export_model(model, filled(base), tmp_path / "out", ExportCard("A model", "someone/base", "f00d"))
     assert report.agreement.holds
-    model.restore()
     assert digest(model) == before
 
 

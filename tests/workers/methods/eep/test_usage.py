@@ -12,8 +12,8 @@ from family_samples import sample_rows
 from numpy.typing import NDArray
 from usage_checks import SEQUENCES, TOKENS, check_routed, inputs_of
 
+from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.engine.measuring import analyse_usage
-from moevolve.workers.methods.base import IdentityEdit
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.router import EditableRouter
 from moevolve.workers.model.resident import ResidentModel

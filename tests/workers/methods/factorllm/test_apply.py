@@ -13,7 +13,7 @@ from edit_checks import assert_close, digest, logits
 from torch import Tensor, nn
 
 from moevolve.evaluators.errors import CandidateError, UserError
-from moevolve.workers.config import ModelConfig
+from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
 from moevolve.workers.model.resident import ResidentModel

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
-from moevolve.workers.config import EngineConfig, ModelConfig
+from moevolve.workers.contract.edits import Calibration, Tokens
+from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.engine.measuring import calibrate
 from moevolve.workers.families.layers import DenseLayer
-from moevolve.workers.methods.base import Calibration, Tokens
 from moevolve.workers.methods.factorllm import calibrate as factorllm
 from moevolve.workers.methods.factorllm.balanced_kmeans import number_by_first
 from moevolve.workers.methods.factorllm.calibrate import calibrate_factorllm, nearest_experts

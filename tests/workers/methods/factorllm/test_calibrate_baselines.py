@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.config import ModelConfig
-from moevolve.workers.methods.base import Tokens
+from moevolve.workers.contract.edits import Tokens
+from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.methods.factorllm.calibrate_cmoe import SHARED_BIAS, calibrate_cmoe, divide
 from moevolve.workers.methods.factorllm.calibrate_moefication import calibrate_moefication
 from moevolve.workers.methods.factorllm.edit import CmoeRecipe, MoeficationRecipe

@@ -16,10 +16,10 @@ from safetensors import safe_open
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.config import ModelConfig
-from moevolve.workers.export.card import ExportCard
+from moevolve.workers.contract.card import ExportCard
+from moevolve.workers.contract.edits import IdentityEdit
+from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
-from moevolve.workers.methods.base import IdentityEdit
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
 from moevolve.workers.model.describe import describe_model
 from moevolve.workers.model.resident import ResidentModel

@@ -16,9 +16,9 @@ from edit_checks import Residents, logits
 from torch import Tensor
 
 from moevolve.evaluators.errors import CandidateError, UserError
-from moevolve.workers.config import ModelConfig
+from moevolve.workers.contract.edits import IdentityEdit
+from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.families.layers import find_linears
-from moevolve.workers.methods.base import IdentityEdit
 from moevolve.workers.methods.nanomoe.apply import BlockMixedLinear
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit, Variant
 from moevolve.workers.methods.nanomoe.mixing import low_rank_factors, refine_factors, split_factors

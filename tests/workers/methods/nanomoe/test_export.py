@@ -11,11 +11,11 @@ import pytest
 from edit_checks import Computed, Found, assert_same_elsewhere, computed
 from torch import Tensor
 
-from moevolve.workers.config import ModelConfig
-from moevolve.workers.export.card import ExportCard
+from moevolve.workers.contract.card import ExportCard
+from moevolve.workers.contract.edits import IdentityEdit
+from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
 from moevolve.workers.families.layers import find_linears
-from moevolve.workers.methods.base import IdentityEdit
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit, Variant
 from moevolve.workers.model.describe import describe_model
 from moevolve.workers.model.resident import ResidentModel

@@ -14,8 +14,8 @@ from edit_checks import Residents, assert_close, digest, logits
 from repair_samples import rows_of, sequences_of
 from torch import Tensor
 
-from moevolve.workers.config import ModelConfig
-from moevolve.workers.export.card import ExportCard
+from moevolve.workers.contract.card import ExportCard
+from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
 from moevolve.workers.families.layers import find_linears
 from moevolve.workers.methods.nanomoe import moments
@@ -59,7 +59,7 @@ def test_moments_are_those_of_the_layers_inputs(
     model = resident("llama").model
     linears = {name: find_linears(model)[name] for name in NAMES}
     for memory in (1 << 30, 8 * 32 * 32 + 1):  # in one pass, and in several
-        monkeypatch.setattr(moments, "_MEMORY", memory)
+        monkeypatch.setattr(moments, "MEMORY", memory)
         found = dict(input_moments(model.get_decoder(), linears, ROWS))
         assert tuple(found) == NAMES
         for name, inputs in seen.items():

@@ -16,14 +16,14 @@ from repair_samples import Floats, rows_of, sequences_of
 from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.config import ModelConfig
-from moevolve.workers.export.card import ExportCard
+from moevolve.workers.contract.card import ExportCard
+from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
-from moevolve.workers.methods.outputs import NeuronRecipe
 from moevolve.workers.methods.repair.apply import RepairApplicator
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe, Target
 from moevolve.workers.methods.repair.ridge import Outcome
+from moevolve.workers.methods.shared.outputs import NeuronRecipe
 from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
 from moevolve.workers.model.resident import ResidentModel
 
@@ -59,8 +59,8 @@ def masked(heads: bool = False, widths: tuple[int, ...] = (20, WIDTH, 33), exper
     return ToMoeEdit(kept, router, rng.standard_normal((LAYERS, 5, HIDDEN)), masks if heads else None)
 
 
-def repaired(base: Any, strengths: tuple[float, ...] = (STRENGTH, 1.0), target: Target = "global") -> RepairedEdit:
-    return RepairedEdit(base, RepairRecipe(strengths, target), rows_of(SEQUENCES))
+def repaired(base: Any, ridge_lambdas: tuple[float, ...] = (STRENGTH, 1.0), target: Target = "global") -> RepairedEdit:
+    return RepairedEdit(base, RepairRecipe(ridge_lambdas, target), rows_of(SEQUENCES))
 
 
 def outcomes_of(model: ResidentModel) -> list[Outcome | None]:
@@ -125,7 +125,6 @@ def test_what_is_left_is_told_and_less(name: str, resident: Residents) -> None:
     cut, fitted = (logits(model, each, UNSEEN) for each in (base, edit))
     assert float((fitted - plain).square().sum()) < float((cut - plain).square().sum())
     assert torch.equal(logits(model, None, UNSEEN), plain)
-    model.restore()
     assert digest(model) == before
 
 

@@ -15,11 +15,11 @@ from repair_samples import rows_of, sequences_of
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from moevolve.workers.config import ModelConfig
+from moevolve.workers.contract.card import ExportCard
+from moevolve.workers.contract.fitting import NeuronRecipe
+from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.engine.measuring import analyse_usage
-from moevolve.workers.export.card import ExportCard
 from moevolve.workers.export.export import export_model
-from moevolve.workers.methods.fitting import NeuronRecipe
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
 from moevolve.workers.model.resident import ResidentModel
 
@@ -47,7 +47,7 @@ def test_exports_load_and_agree_without_moevolve(
         expected[directory] = computed(model, repaired(kind), tokens)
         report = export_model(model, repaired(kind), directory, CARD)
         assert report.form == form and report.agreement.holds and report.experts == 4
-    wide = replace(repaired("prune"), recipe=RepairRecipe((0.1, 1.0), neurons=NeuronRecipe(slope=0.5)))
+    wide = replace(repaired("prune"), recipe=RepairRecipe((0.1, 1.0), neurons=NeuronRecipe(width_slope=0.5)))
     expected[tmp_path / "wide-native"] = computed(model, wide, tokens)
     assert export_model(model, wide, tmp_path / "wide-native", CARD).form == "native"
     if not settings:
@@ -62,7 +62,7 @@ def test_the_card_says_how_it_was_repaired(model_config: Configs, tmp_path: Path
     assert "| repair | ridge regression of output projections toward the unedited model's residual stream" in card
     assert "| repaired outputs | 3 of 3 |" in card
     assert "| fitted on | 440 tokens of calibration prompts, checked on 40 of others |" in card
-    assert "| strengths | " in card and "% of what it was |" in card
+    assert "| ridge lambdas | " in card and "% of what it was |" in card
 
 
 def test_what_is_counted_is_the_bases(model_config: Configs) -> None:

@@ -14,10 +14,10 @@ from family_samples import SETTINGS, edit_of_kind
 from repair_samples import rows_of, seen_at, sequences_of
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.config import ModelConfig
-from moevolve.workers.export.card import ExportCard
+from moevolve.workers.contract.card import ExportCard
+from moevolve.workers.contract.fitting import NeuronRecipe
+from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
-from moevolve.workers.methods.fitting import NeuronRecipe
 from moevolve.workers.methods.repair.apply import RepairApplicator
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe, Target
 from moevolve.workers.model.resident import ResidentModel
@@ -56,7 +56,6 @@ def test_what_is_left_is_told_and_less(family: str, resident: Residents, checkpo
             assert (left[CHECKED] ** 2).sum() == pytest.approx(outcome.after, rel=2e-3)
     cut, fitted = (logits(model, each, UNSEEN) for each in (edit.base, edit))
     assert float((fitted - plain).square().sum()) < float((cut - plain).square().sum())
-    model.restore()
     assert digest(model) == before
 
 
@@ -85,7 +84,7 @@ def test_layers_of_different_widths_are_exported(
 ) -> None:
     model = ResidentModel.load(model_config(family))
     edit = repaired(model, "prune")
-    edit = replace(edit, recipe=replace(edit.recipe, neurons=NeuronRecipe(slope=0.5)))
+    edit = replace(edit, recipe=replace(edit.recipe, neurons=NeuronRecipe(width_slope=0.5)))
     card = ExportCard("A model", "someone/base", "f00d")
     base, found = (
         export_model(model, each, tmp_path / name, card) for name, each in (("base", edit.base), ("wide", edit))

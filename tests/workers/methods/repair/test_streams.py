@@ -10,8 +10,8 @@ import torch
 from repair_samples import seen_at, sequences_of
 from torch import Tensor, nn
 
-from moevolve.workers.methods import padding
 from moevolve.workers.methods.repair.streams import Streams
+from moevolve.workers.methods.shared import padding
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

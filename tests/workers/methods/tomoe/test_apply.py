@@ -14,7 +14,7 @@ from edit_checks import assert_close, digest, logits
 from torch import Tensor, nn
 
 from moevolve.evaluators.errors import CandidateError, UserError
-from moevolve.workers.config import ModelConfig
+from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.engine.lean import lean_blocks
 from moevolve.workers.methods.tomoe.apply import MaskedNetwork
 from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.config import ModelConfig
+from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.methods.tomoe import calibrate as tomoe
 from moevolve.workers.methods.tomoe.calibrate import calibrate_tomoe, input_directions
 from moevolve.workers.methods.tomoe.edit import ToMoeRecipe

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from usage_checks import SEQUENCES, inputs_of
 
+from moevolve.workers.contract.usage import WORDS
 from moevolve.workers.engine.measuring import analyse_usage
 from moevolve.workers.methods.tomoe.edit import ToMoeEdit
-from moevolve.workers.methods.usage import WORDS
 from moevolve.workers.model.resident import ResidentModel
 
 

@@ -1,0 +1,1 @@
+"""Task files found and read, and their splits made ready to be scored."""

@@ -1,0 +1,81 @@
+"""Commands that write and read checkpoints, and that measure what models cost."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import moevolve
+from moevolve.search.cli._options import DEFAULT_STORE, JsonOption, StoreOption
+from moevolve.search.cli._requests import takes
+from moevolve.search.cli.output.console import exit_with_message, output, print_json, print_table, stages
+from moevolve.search.cli.output.profile import print_profile
+from moevolve.search.genomes.registry import parts_of
+from moevolve.search.requests import ExportRequest, ImportEepRequest, ProfileRequest
+
+
+@takes(ExportRequest)
+def export(request: ExportRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+    """Write an individual as a checkpoint that `transformers` loads; verified layer by layer, from its files.
+
+    A target that ends in .pth gets the EEP authors' coefficient file instead.
+    """
+    if Path(request.directory).suffix == ".pth":
+        _export_coefficients(request, store, as_json)
+        return
+    with exit_with_message("interrupted; nothing was written", moevolve.ExportError):
+        report = moevolve.ask(store, request)
+    if as_json:
+        print_json(report)
+        return
+    parts = parts_of([moevolve.show(store, request.individual).search.genome_kind])
+    output.print(
+        f"wrote {report.directory} ({report.form} checkpoint, {report.experts} {parts}, {report.active} active, "
+        f"{report.parameters:,} parameters, {report.size_bytes / 2**20:.1f} MiB); read from its files, all "
+        f"{report.agreement.parts} parts agree with the model within {report.agreement.accepted_difference:.2g} "
+        f"(most differs: {report.agreement.worst_part})",
+        soft_wrap=True,
+    )
+    remote = ", trust_remote_code=True" if report.form == "native" else ""
+    output.print(
+        f'load it with: AutoModelForCausalLM.from_pretrained("{report.directory}"{remote})',
+        soft_wrap=True,
+    )
+
+
+def _export_coefficients(request: ExportRequest, store: str, as_json: bool) -> None:
+    if request.form is not None:
+        raise moevolve.UserError(f"--form {request.form}: a coefficient file has no form; leave it out")
+    for option in ("model", "device", "dtype"):
+        given = getattr(request, option)
+        if given is not None:
+            raise moevolve.UserError(f"--{option} {given}: a coefficient file needs no weights; leave it out")
+    moevolve.export_coefficients(store, request.individual, request.directory)
+    if as_json:
+        print_json({"file": request.directory})
+    else:
+        output.print(f"wrote {request.directory}")
+
+
+@takes(ImportEepRequest)
+def import_eep(request: ImportEepRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+    imported = moevolve.ask(store, request)
+    if as_json:
+        print_json(imported)
+        return
+    rows = [[item.ref, str(item.path), str(item.experts), str(item.groups), item.summary] for item in imported]
+    columns = [("individual", False), ("file", False), ("experts", True), ("groups", True), ("genome", False)]
+    print_table(None, columns, rows)
+
+
+@takes(ProfileRequest)
+def profile(request: ProfileRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+    # A lost terminal sends SIGHUP, after which there must be as little left behind as after Ctrl-C.
+    signals = (signal.SIGTERM, signal.SIGHUP)
+    interrupted = "interrupted; nothing was stored or left behind"
+    with exit_with_message(interrupted, moevolve.ProfileError, signals=signals), stages() as on_stage:
+        report = moevolve.ask(store, request, on_stage)
+    if as_json:
+        print_json(report)
+    else:
+        print_profile(report)

@@ -1,1 +1,0 @@
-"""Look after stores: upgrade, check, prune, copy."""

@@ -1,0 +1,183 @@
+"""Commands that run models: scores, answers, what their experts do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+import moevolve
+from moevolve.search.cli._options import DEFAULT_STORE, JsonOption, StoreOption
+from moevolve.search.cli._requests import takes
+from moevolve.search.cli.output.console import output, print_json, print_table
+from moevolve.search.requests import AnalyseRequest, AnswersRequest, EvaluateRequest, PromptsRequest
+from moevolve.search.text import percent
+
+if TYPE_CHECKING:
+    from moevolve import Analysis, Answers, AskedRow
+    from moevolve.evaluators.fitness.transcript import Answer
+    from moevolve.search.operations.answers import AnsweredRow
+
+_LONGEST = 480
+"""Characters of a prompt that are shown without `--whole`: as many of its beginning as of its end."""
+
+
+@takes(EvaluateRequest)
+def evaluate(request: EvaluateRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+    found = moevolve.ask(store, request)
+    record, bounds = found.record, found.interval
+    if as_json:
+        print_json(found)
+        return
+    if record.score is None or bounds is None:
+        output.print(f"{found.ref} failed on {record.task} ({record.split}): {record.failure}")
+        raise typer.Exit(1)
+    columns = [
+        ("individual", False),
+        ("task", False),
+        ("split", False),
+        ("score", True),
+        ("95 % interval", True),
+        ("examples", True),
+    ]
+    shown = f"{percent(bounds[0])} - {percent(bounds[1])}"
+    print_table(
+        None,
+        columns,
+        [[found.ref, record.task, record.split, percent(record.score), shown, str(record.examples_seen)]],
+    )
+
+
+@takes(AnswersRequest)
+def answers(
+    request: AnswersRequest,
+    whole: Annotated[bool, typer.Option("--whole", help="Show long prompts from beginning to end.")] = False,
+    prompts: Annotated[
+        bool,
+        typer.Option(
+            "--prompts", help="Show what the model is asked and what is scored, special tokens included; run nothing."
+        ),
+    ] = False,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    if prompts:
+        asked = PromptsRequest(
+            request.individuals[0],
+            task=request.task,
+            split=request.split,
+            limit=request.limit,
+            search=request.search,
+            model=request.model,
+        )
+        rows = moevolve.ask(store, asked)
+        if as_json:
+            print_json(rows)
+        else:
+            _print_prompts(asked, rows, whole)
+        return
+    found = moevolve.ask(store, request)
+    if as_json:
+        print_json(found)
+        return
+    scores = ", ".join(f"{name} {percent(value)}" for name, value in zip(found.models, found.scores, strict=True))
+    title = f"{found.task} ({found.split}), {found.fitness}, first {found.examined} rows: {scores}"
+    if not found.rows:
+        output.print(f"{title}; no row is {request.only}", soft_wrap=True)
+        return
+    cells = [list(_row(row, found, whole)) for row in found.rows]
+    ends = [sum(map(len, cells[: place + 1])) - 1 for place in range(len(cells))]
+    columns = [("row", True), ("", False), ("", False), ("text", False)]
+    print_table(title, columns, [line for lines in cells for line in lines], ends)
+
+
+@takes(AnalyseRequest)
+def analyse(
+    request: AnalyseRequest,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="DIR", help="Write figures and analysis.json there.")
+    ] = None,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    analysis = moevolve.ask(store, request)
+    written = [] if out is None else moevolve.write_analysis(analysis, out)
+    if as_json:
+        print_json(analysis)
+        return
+    _print_layers(analysis)
+    for path in written:
+        output.print(f"wrote {path}", soft_wrap=True)
+
+
+def _print_prompts(asked: PromptsRequest, found: list[AskedRow], whole: bool) -> None:
+    rows: list[list[str | Text]] = [
+        [str(row.row), row.prompt if whole else _elided(row.prompt), "\n".join(row.choices) or row.gold or "-"]
+        for row in found
+    ]
+    print_table(
+        f"{asked.task} ({asked.split})",
+        [("row", True), ("asked", False), ("scored", False)],
+        rows,
+        list(range(len(rows))),
+    )
+
+
+def _row(row: AnsweredRow, found: Answers, whole: bool) -> Iterator[list[str | Text]]:
+    """A row's lines: the prompt, the accepted answers, and one per model."""
+    yield [str(row.row), "prompt", "", row.prompt if whole else _elided(row.prompt)]
+    yield ["", "right", "", " | ".join(row.references) or "-"]
+    for name, answer in zip(found.models, row.answers, strict=True):
+        yield ["", name, _mark(answer.outcome), _said(answer, row.choices)]
+
+
+def _said(answer: Answer, choices: tuple[str, ...]) -> str:
+    if not answer.logprobs:
+        return "-" if answer.text is None else answer.text
+    best = max(answer.logprobs)
+    pairs = zip(answer.logprobs, choices, strict=True)
+    return "\n".join(f"{'>' if value == best else ' '} {value:8.3f}  {choice}" for value, choice in pairs)
+
+
+def _mark(outcome: float) -> Text:
+    said, style = {1.0: ("right", "green"), 0.0: ("wrong", "red")}.get(outcome, (percent(outcome), ""))
+    return Text(said, style)
+
+
+def _elided(text: str) -> str:
+    half = _LONGEST // 2
+    left_out = len(text) - 2 * half
+    if left_out <= half // 4:
+        return text
+    return f"{text[:half]} [... {left_out:,} characters ...] {text[-half:]}"
+
+
+def _print_layers(analysis: Analysis) -> None:
+    after, before = analysis.after, analysis.before
+    title = f"{analysis.ref} on {analysis.task} ({analysis.split}): {after.tokens:,} tokens"
+    if after.mixed:
+        columns = [("linear layer", False), ("blocks", True), ("smallest", True), ("largest", True)]
+        rows = [
+            [layer.name, str(len(layer.blocks)), f"{layer.blocks.min():.3f}", f"{layer.blocks.max():.3f}"]
+            for layer in after.mixed
+        ]
+        print_table(title, columns, rows)
+        return
+    title += f", {after.active:.2f} active experts per token"
+    columns = [("layer", True), ("experts", True), ("unused", True), ("most used", False), ("evenly used as", True)]
+    columns += [("neurons: expert", True), ("union", True)] if any(layer.neurons for layer in after.routed) else []
+    columns += [("before", True)] if before is not None else []
+    rows = []
+    for position, layer in enumerate(after.routed):
+        top = int(layer.counts.argmax())
+        share = f"{100 * layer.counts[top] / after.tokens:.0f} % of tokens"
+        name = layer.origins[top] if layer.origins else top
+        row = [str(layer.layer), str(layer.experts), str(int((layer.counts == 0).sum())), f"{name}: {share}"]
+        row.append(f"{layer.effective:.1f}")
+        row += [f"{layer.neurons[0]}", f"{100 * layer.neurons[1] / layer.neurons[2]:.0f} %"] if layer.neurons else []
+        row += [f"{before.routed[position].effective:.1f}"] if before is not None else []
+        rows.append(row)
+    print_table(title, columns, rows)

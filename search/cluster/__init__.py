@@ -1,0 +1,1 @@
+"""Searches sent to a Ray cluster as jobs, with the files that they need."""

@@ -1,0 +1,349 @@
+"""Who won a search, and its final table, from stored evaluations alone: what every command says of both."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from moevolve.evaluators.types import SCORED, Split
+from moevolve.search.config.run import RunConfig
+from moevolve.search.loop.scores import FULL, interval, ranking_of
+from moevolve.search.settings.phases import START
+from moevolve.search.strategies.history import rank_key
+from moevolve.store.reader import StoreReader
+from moevolve.store.records import FULL_MODEL, EvaluationRecord, IndividualRecord, SearchRecord
+from moevolve.workers.contract.facts import DTYPE_BYTES, ModelFacts, active_parameters
+
+FULL_LABEL, START_LABEL, BEFORE_LABEL, BEST_LABEL = (
+    *("full model", "unsearched start", "best before repair", "best found"),
+)
+"""Contestants that every kind of genome can have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A score in [0, 1] on one split of one task, or why there is none.
+
+    Attributes:
+        task: which; in a comparison, `` for the weighted mean over all tasks.
+        score: None for a candidate that failed there.
+        low, high: 95 % interval; None for means over random draws, and for what has no score.
+        spread: standard deviation over random draws (in a comparison, over seeds); None for a single model.
+        failure: the reason of one that failed.
+    """
+
+    task: str
+    split: Split
+    score: float | None
+    low: float | None = None
+    high: float | None = None
+    spread: float | None = None
+    failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One row of a final table.
+
+    Attributes:
+        label: what it is.
+        ref: `search:index` of an individual; None for the full model and for means over draws.
+        scores: one per task and split that is measured.
+        parameters: of the model it stands for; None where nothing says it yet.
+        active_parameters: of these, used per token; None where only the model itself could say it.
+        summary: what the genome does, if it is one.
+        draws: how many random individuals this is the mean of; 0 for a single model.
+        phenotype: hash under which its evaluations are kept; None for means over draws.
+    """
+
+    label: str
+    ref: str | None
+    scores: tuple[Score, ...] = field(repr=False)
+    parameters: int | None
+    active_parameters: int | None
+    summary: str = ""
+    draws: int = 0
+    phenotype: str | None = field(default=None, repr=False)
+
+    def score(self, task: str, split: Split) -> Score | None:
+        """What it scored there; None if that isn't measured."""
+        return next((each for each in self.scores if (each.task, each.split) == (task, split)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Something that the final table lacks, and the command that would fill it."""
+
+    what: str
+    command: str
+
+
+@dataclass(frozen=True)
+class FinalTable:
+    """The winner and the final table of a search.
+
+    Attributes:
+        search: its name.
+        tasks: names of the tasks searched on, as configured.
+        others: names of further tasks with a score on `test`.
+        entries: the full model, random draws if asked for, the method's own start if it has one, the one-shot
+            baselines that phases begin with, the best before a repair phase, the best found; without the best while
+            there is none.
+        winner: `search:index` of the best found.
+        reranked: whether `dev` picked it.
+        gaps: what isn't measured.
+        parameters_full: parameters of the unedited model; None as long as there is no individual.
+        dtype_bytes: bytes per parameter, for memory; None where nobody asked the checkpoint what `auto` stands for.
+    """
+
+    search: str
+    tasks: tuple[str, ...]
+    others: tuple[str, ...]
+    entries: tuple[Entry, ...]
+    winner: str | None
+    reranked: bool
+    gaps: tuple[Gap, ...]
+    parameters_full: int | None
+    dtype_bytes: int | None
+
+    @property
+    def full(self) -> Entry:
+        return self.entries[0]
+
+    @property
+    def best(self) -> Entry | None:
+        return None if self.winner is None else self.entries[-1]
+
+    def weight_bytes(self, parameters: int | None) -> int | None:
+        """Bytes that so many parameters take; None where that isn't known."""
+        return None if parameters is None or self.dtype_bytes is None else parameters * self.dtype_bytes
+
+
+class Scorer:
+    """Stored evaluations of one search, found by phenotype, on the search's own versions of its task splits.
+
+    Attributes:
+        tasks: names of those searched on, as configured.
+        held: names of those held out.
+    """
+
+    def __init__(self, store: StoreReader, search: SearchRecord, config: RunConfig) -> None:
+        self._store, self._search = store, search
+        records = store.search_tasks(search.id, beside=True)
+        weights = {record.task: record.weight for record in records if record.weight}
+        self.tasks = tuple(weights)
+        self.held = tuple(record.task for record in records if not record.weight and record.split == "test")
+        self._weights = tuple(weights.values())
+        self._tie_break = config.tie_break
+        self._fingerprints = {(record.task, record.split): record.task_fingerprint for record in records}
+
+    def learn(self, phenotype_evaluations: Sequence[EvaluationRecord]) -> None:
+        """Take over splits that the search doesn't have itself: a `test` evaluated by hand, or of another task."""
+        for record in sorted(phenotype_evaluations, key=lambda one: (one.created_at is None, one.created_at)):
+            if record.task in self.tasks or record.split == "test":
+                self._fingerprints.setdefault((record.task, record.split), record.task_fingerprint)
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Tasks that were not searched on but tested (`final.held_out`, or evaluated by hand), by name."""
+        return tuple(sorted({task for task, split in self._fingerprints if split == "test"} - set(self.tasks)))
+
+    def find(self, phenotypes: Sequence[str]) -> dict[tuple[str, str, Split], EvaluationRecord]:
+        """(phenotype, task, split) -> evaluation."""
+        search, wanted = self._search, sorted(set(self._fingerprints.values()))
+        found = self._store.evaluations(phenotypes, search.model_fingerprint, search.engine_fingerprint, wanted)
+        return {
+            (one.phenotype_hash, one.task, one.split): one
+            for one in found
+            if self._fingerprints.get((one.task, one.split)) == one.task_fingerprint
+        }
+
+    def scores(self, phenotype: str) -> tuple[Score, ...]:
+        """Of a single model; one that broke on a task of a split failed on the tasks after it, which weren't tried."""
+        found = self.find([phenotype])
+        broken = {split: record.failure for (_, _, split), record in found.items() if record.failure is not None}
+        scores = []
+        for task, split in self._shown():
+            record = found.get((phenotype, task, split))
+            if record is not None:
+                scores.append(score_of(record))
+            elif split in broken and task in self.tasks:
+                scores.append(Score(task, split, None, failure=broken[split]))
+        return tuple(scores)
+
+    def mean_scores(self, rows: Sequence[IndividualRecord]) -> tuple[Score, ...]:
+        """Means over individuals; one that failed scores nothing. A split that one of them lacks is left out."""
+        found = self.find([row.phenotype_hash for row in rows])
+        # Where one failed on a task of a split, it wasn't tried on the tasks after that.
+        failed = {(phenotype, split) for (phenotype, _, split), record in found.items() if record.failure is not None}
+        scores = []
+        for task, split in self._shown():
+            records = [found.get((row.phenotype_hash, task, split)) for row in rows]
+            values = [
+                0.0
+                if row.status == "failed" or (row.phenotype_hash, split) in failed
+                else None
+                if record is None
+                else record.score
+                for row, record in zip(rows, records, strict=True)
+            ]
+            known = [value for value in values if value is not None]
+            if len(known) == len(rows) and any(record is not None for record in records):
+                spread = float(np.std(known, ddof=1)) if len(known) > 1 else 0.0
+                scores.append(Score(task, split, float(np.mean(known)), spread=spread))
+        return tuple(scores)
+
+    def ranked(self, rows: Sequence[IndividualRecord], split: Split) -> list[IndividualRecord] | None:
+        """Those that didn't fail on a split, best first; None while one of them isn't measured there."""
+        found = self.find([row.phenotype_hash for row in rows])
+        ranked = []
+        for row in rows:
+            here = [found.get((row.phenotype_hash, task, split)) for task in (*self.tasks, *self._ties(split))]
+            records = [record for record in here if record is not None]
+            if any(record.failure is not None for record in records):
+                continue
+            if not records or len(records) < len(here):
+                return None
+            count = len(self.tasks)
+            values = ranking_of(self._tie_break, self._weights, records[:count], records[count:])
+            ranked.append((-values[0], -values[1], row.index, row))
+        return [entry[3] for entry in sorted(ranked, key=lambda entry: entry[:3])]
+
+    def _ties(self, split: Split) -> tuple[str, ...]:
+        """What breaks ties on a split, task by task; a task that is one of agreement itself does so for itself."""
+        if self._tie_break != "agreement":
+            return ()
+        twins = ((task, f"{task}@agreement") for task in self.tasks)
+        return tuple(twin if (twin, split) in self._fingerprints else task for task, twin in twins)
+
+    def _shown(self) -> list[tuple[str, Split]]:
+        """Tasks and splits that a table has."""
+        pairs: list[tuple[str, Split]] = [(task, split) for split in SCORED for task in self.tasks]
+        return [*pairs, *((task, "test") for task in self.others)]
+
+
+def score_of(record: EvaluationRecord) -> Score:
+    """What an evaluation amounts to, with the interval that its per-example outcomes allow."""
+    if record.score is None:
+        return Score(record.task, record.split, None, failure=record.failure)
+    low, high = interval(record) if record.outcomes else (record.score, record.score)
+    return Score(record.task, record.split, record.score, low, high)
+
+
+def standings(
+    store: StoreReader,
+    search: SearchRecord,
+    config: RunConfig,
+    history: Sequence[IndividualRecord],
+    facts: ModelFacts | None = None,
+) -> FinalTable:
+    """Who won, and the final table, as far as the store holds it; nothing is evaluated.
+
+    Args:
+        store: where the search is.
+        search: finished or not.
+        config: its configuration.
+        history: its individuals.
+        facts: its model, which tells what a token uses of the unedited one.
+    """
+    scorer = Scorer(store, search, config)
+    winner, reranked = winner_of(store, search, config)
+
+    def single(label: str, row: IndividualRecord) -> Entry:
+        detail = store.individual(f"{search.name}:{row.index}")
+        if label == BEST_LABEL:
+            scorer.learn(detail.evaluations)
+        one = detail.individual
+        sizes = one.parameters, one.active_parameters
+        scores = scorer.scores(row.phenotype_hash)
+        return Entry(label, detail.ref, scores, *sizes, one.summary, phenotype=row.phenotype_hash)
+
+    best = None if winner is None else single(BEST_LABEL, winner)  # first: it teaches what else was tested
+    whole = facts.parameters if facts else None
+    if facts is None and history:
+        whole = store.individual(f"{search.name}:{history[0].index}").individual.parameters_full
+    active = None if facts is None else active_parameters(facts, facts.experts, facts.active)
+    entries = [Entry(FULL_LABEL, None, scorer.scores(FULL_MODEL), whole, active, phenotype=FULL_MODEL)]
+    draws = drawn(config, history)
+    if draws:
+        first = store.individual(f"{search.name}:{draws[0].index}").individual
+        label, sizes = f"{config.genome.random_title}, {len(draws)} draws", (first.parameters, first.active_parameters)
+        entries.append(Entry(label, None, scorer.mean_scores(draws), *sizes, draws=len(draws)))
+    entries += [single(label, row) for label, row in beside(config, history, winner)]
+    entries += [] if best is None else [best]
+    return FinalTable(
+        search=search.name,
+        tasks=scorer.tasks,
+        others=scorer.others,
+        entries=tuple(entries),
+        winner=None if best is None else best.ref,
+        reranked=reranked,
+        gaps=tuple(_gaps(search, config, scorer, entries)),
+        parameters_full=whole,
+        dtype_bytes=DTYPE_BYTES.get(config.model.parameter_dtype),
+    )
+
+
+def winner_of(store: StoreReader, search: SearchRecord, config: RunConfig) -> tuple[IndividualRecord | None, bool]:
+    """What the end of the search would pick, or has, and whether `dev` did; looks at the best few only.
+
+    The best few by fitness are ranked again by their weighted mean on `dev` without penalties, ties by the
+    configuration's `tie_break`, then by index; those that failed there are out. Where nothing is ranked again, not all
+    are measured on `dev` yet, or all failed there, it is the best by fitness.
+    """
+    rerank = config.final.rerank
+    leaders = store.best_of_search(search.id, max(1, rerank))
+    ranked = Scorer(store, search, config).ranked(leaders, "dev") if rerank and leaders else None
+    return (ranked[0], True) if ranked else (leaders[0] if leaders else None, False)
+
+
+def drawn(config: RunConfig, history: Sequence[IndividualRecord]) -> list[IndividualRecord]:
+    """The first random initial individuals, as many as asked for: drawn without looking at any score."""
+    rows = [row for row in history if row.operator == "random"][: config.final.random_baselines]
+    return [row for row in rows if row.status != "pending"]
+
+
+def beside(
+    config: RunConfig, history: Sequence[IndividualRecord], winner: IndividualRecord | None
+) -> list[tuple[str, IndividualRecord]]:
+    """Individuals that stand beside the winner in its table, with their labels; none of them failed.
+
+    They are the method's own start, the one-shot baselines that phases begin with, and in a search with a repair phase
+    the best of what isn't repaired, but for one that is the winner itself.
+    """
+    made_in = [phase for phase in config.phases for _ in range(phase.evaluations)]
+    found = [(START_LABEL, row) for row in history if row.operator == START][:1]
+    for row in history[: len(made_in)]:
+        phase = made_in[row.index]
+        if row.operator in phase.baselines and not row.parents:
+            found.append((row.operator if phase.repair is None else f"{row.operator}, repaired", row))
+    if any(phase.kind == "repair" for phase in config.phases):
+        bare = [row for row in history if made_in[row.index].repair is None and row.status == "ok"]
+        found += [(BEFORE_LABEL, row) for row in sorted(bare, key=rank_key)[:1]]
+    return [
+        (label, row) for label, row in found if row.status == "ok" and (winner is None or row.index != winner.index)
+    ]
+
+
+def _gaps(search: SearchRecord, config: RunConfig, scorer: Scorer, entries: Sequence[Entry]) -> list[Gap]:
+    """What a complete table has and this one hasn't: `search` and `test` of all, `dev` of the best."""
+    if search.status != "finished":
+        whole = f"whatever is left of the search (it is {search.status}), and its final scores"
+        return [Gap(whole, f"moevolve resume {shlex.quote(search.name)}")]
+    names = dict(zip(scorer.tasks, (section.name for section in config.tasks), strict=False))
+    names |= zip(scorer.held, config.final.held_out, strict=False)
+    gaps = []
+    for one in entries:
+        if one.draws:
+            continue
+        splits: tuple[Split, ...] = SCORED if one.label == BEST_LABEL else ("search", "test")
+        wanted = [(task, split) for task in scorer.tasks for split in splits]
+        for task, split in [*wanted, *((task, "test") for task in scorer.held)]:
+            if one.score(task, split) is None:
+                subject = f"{FULL} --search {shlex.quote(search.name)}" if one.ref is None else shlex.quote(one.ref)
+                command = f"moevolve evaluate {subject} --task {shlex.quote(names.get(task, task))} --split {split}"
+                gaps.append(Gap(f"{one.label} on {task}, {split}", command))
+    return gaps

@@ -1,0 +1,269 @@
+"""The population loop: make children as the window allows, evaluate, record, until the schedule is through.
+
+Determinism: the strategy makes child i from the evaluations of individuals 0 .. visible(i) - 1 and a generator keyed by
+(seed, i). Evaluations arrive in any order; they are told to the strategy in order of index, and never sooner than the
+child that may see them is made. So neither the number of workers nor their speed, deaths or a restart changes a child.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.genomes.contract.base import Description, Offspring
+from moevolve.search.loop.evaluation_cache import EvaluationCache, Settled
+from moevolve.search.loop.scores import ranking_values
+from moevolve.search.loop.setup import SearchSetup, request_of
+from moevolve.search.strategies.base import Strategy
+from moevolve.search.strategies.history import RankKey, rank_key
+from moevolve.store.errors import StoreError
+from moevolve.store.reader import StoreReader
+from moevolve.store.records import FULL_MODEL, IndividualRecord, Progress
+
+log = logging.getLogger(__name__)
+
+# A pool that evaluates within `poll` never runs dry; this bounds how long its results stay unrecorded.
+_GATHER_S = 0.02
+
+
+class SearchLoop:
+    """Runs one search to the end of its schedule; everything it knows can be rebuilt from the store.
+
+    Args:
+        setup: the search.
+        strategy: fresh; the stored history is replayed into it.
+        store: where everything is recorded.
+        cache: where evaluations come from.
+        on_progress: called after every change.
+    """
+
+    def __init__(
+        self,
+        setup: SearchSetup,
+        strategy: Strategy,
+        store: StoreReader,
+        cache: EvaluationCache,
+        on_progress: Callable[[Progress], None] = lambda _: None,
+    ) -> None:
+        self._setup = setup
+        self._strategy = strategy
+        self._store = store
+        self._cache = cache
+        self._on_progress = on_progress
+        self._first_arrival: tuple[float, int] | None = None
+        self._next = 0
+        self._told = 0
+        self._frontier = 0
+        self._complete: dict[int, IndividualRecord] = {}
+        self._pending: dict[int, tuple[IndividualRecord, float]] = {}
+        self._waiting: defaultdict[str, list[int]] = defaultdict(list)
+        self._depths: list[int] = []
+        self._taken: set[str] = set()
+        self._best: RankKey | None = None
+        self._full: float | None = None
+        self._failed = self._reused = self._evaluated = 0
+        self._unsaved: list[IndividualRecord] = []
+        self._splits = setup.scored_on("search")
+
+    def run(self) -> None:
+        """Replay what is stored, then loop. Whatever ends the loop, all that was found out is recorded first.
+
+        Raises:
+            StoreError: the stored population is not the one that this configuration gives.
+            UserError: the unedited model can't be evaluated.
+            PoolError: no worker can be had.
+        """
+        try:
+            self._replay()
+            self._take(self._cache.request([self._setup.request(None, self._splits)]))
+            self._fill()
+            while self._frontier < self._setup.schedule.total or self._full is None:
+                self._flush()
+                self._report()
+                self._gather()
+                self._fill()
+        finally:
+            self._flush()
+        self._report()
+
+    def _gather(self) -> None:
+        """Wait for evaluations, then take all that are there: one transaction and one look-up serve them together."""
+        arrived = self._cache.poll(timeout=1.0)
+        until = time.monotonic() + _GATHER_S
+        while arrived:
+            self._take(arrived)
+            arrived = self._cache.poll(timeout=0.0) if time.monotonic() < until else []
+
+    def _replay(self) -> None:
+        """Rebuild the state from the stored history; individuals without an evaluation are requested again."""
+        unfinished: list[tuple[IndividualRecord, Offspring[Any]]] = []
+        for row in self._store.history(self._setup.search_id):
+            if row.index != self._next:
+                raise StoreError(f"search {self._setup.search_id}: individual {self._next} is missing from the store")
+            self._tell_visible()
+            if row.status == "pending":
+                unfinished.append((row, self._made_again(row)))
+            else:
+                self._strategy.skip(row.index)
+                self._finish(row)
+            self._count(row.depth, row.phenotype_hash)
+        self._request([(row, offspring, self._setup.space.describe(offspring.genome)) for row, offspring in unfinished])
+
+    def _made_again(self, row: IndividualRecord) -> Offspring[Any]:
+        """An individual in flight when the driver died must come out of the strategy again."""
+        offspring = self._strategy.ask(row.index, self._taken)
+        made = (offspring.genome.to_bytes(), offspring.genome.content_hash, offspring.parents)
+        if made != (row.genome, row.content_hash, row.parents):
+            raise StoreError(
+                f"search {self._setup.search_id}: individual {row.index} can't be reproduced from its configuration; "
+                "the store was written by another version or changed by hand"
+            )
+        return offspring
+
+    def _fill(self) -> None:
+        """Make every child that the window allows now."""
+        schedule = self._setup.schedule
+        while self._next < schedule.total and self._frontier >= schedule.visible(self._next):
+            batch = []
+            while self._next < schedule.total and self._frontier >= schedule.visible(self._next):
+                batch.append(self._make())
+            self._request(batch)
+
+    def _make(self) -> tuple[IndividualRecord, Offspring[Any], Description]:
+        self._tell_visible()
+        index = self._next
+        offspring = self._strategy.ask(index, self._taken)
+        description = self._setup.space.describe(offspring.genome)
+        depth = 1 + max(self._depths[parent] for parent in offspring.parents) if offspring.parents else 0
+        record = individual_record(index, self._setup.schedule.span(index).kind, offspring, description, depth)
+        self._count(depth, record.phenotype_hash)
+        self._unsaved.append(record)
+        return record, offspring, description
+
+    def _count(self, depth: int, phenotype: str) -> None:
+        """One more individual is there."""
+        self._next += 1
+        self._depths.append(depth)
+        self._taken.add(phenotype)
+
+    def _tell_visible(self) -> None:
+        """Tell the strategy exactly what the next child may see."""
+        while self._told < self._setup.schedule.visible(self._next):
+            if self._told not in self._complete:
+                raise StoreError(
+                    f"search {self._setup.search_id}: individual {self._told} has no evaluation, though later ones "
+                    "were made from it; the store was changed by hand"
+                )
+            self._strategy.tell(self._complete.pop(self._told))
+            self._told += 1
+
+    def _request(self, batch: list[tuple[IndividualRecord, Offspring[Any], Description]]) -> None:
+        requests = []
+        for record, offspring, description in batch:
+            self._pending[record.index] = record, description.penalty
+            self._waiting[record.phenotype_hash].append(record.index)
+            requests.append(request_of(offspring.genome.express(), description, self._splits))
+        self._take(self._cache.request(requests))
+
+    def _take(self, settled: list[Settled]) -> None:
+        for item in settled:
+            phenotype = item.request.edit.phenotype_hash
+            if phenotype == FULL_MODEL:
+                self._take_full(item)
+            waiting = self._waiting.pop(phenotype, [])
+            self._evaluated += not item.reused
+            # Of several individuals that wait for one evaluation, one has it run.
+            self._reused += len(waiting) if item.reused else max(0, len(waiting) - 1)
+            for index in waiting:
+                self._settle(index, item)
+
+    def _take_full(self, item: Settled) -> None:
+        if item.failure is not None:
+            path = self._setup.config.model.path
+            raise UserError(f"model.path {path}: the unedited model can't be evaluated: {item.failure}")
+        self._full, _ = ranking_values(self._setup, item.evaluations)
+
+    def _settle(self, index: int, item: Settled) -> None:
+        """Decide one individual by what came for its phenotype."""
+        record, penalty = self._pending.pop(index)
+        if item.failure is not None:
+            decided = replace(record, status="failed", failure=item.failure, failure_kind=item.failure_kind)
+            log.info("individual %d failed: %s", index, item.failure, extra={"individual": index})
+        else:
+            # Means over the tasks, weighted, the first less a penalty.
+            score, tie_break = ranking_values(self._setup, item.evaluations)
+            decided = replace(record, status="ok", fitness=score - penalty, tie_break=tie_break)
+            log.info("individual %d: %.4f", index, score - penalty, extra={"individual": index})
+        self._unsaved.append(decided)
+        self._finish(decided)
+
+    def _finish(self, decided: IndividualRecord) -> None:
+        self._complete[decided.index] = decided
+        self._failed += decided.status == "failed"
+        if decided.status == "ok" and (self._best is None or rank_key(decided) < self._best):
+            self._best = rank_key(decided)
+        while self._frontier in self._complete:
+            self._frontier += 1
+
+    def _flush(self) -> None:
+        """One transaction for all that is new. Buffers are emptied only when it went through."""
+        self._cache.record(self._unsaved)
+        self._unsaved = []
+
+    def _report(self) -> None:
+        best = None if self._best is None else (self._best[2], -self._best[0])
+        done, total = self._next - len(self._pending), self._setup.schedule.total
+        rate, left = self._pace(done, total)
+        self._on_progress(
+            Progress(
+                done=done,
+                total=total,
+                phase=self._setup.schedule.span(min(self._next, total - 1)).kind,
+                best=best,
+                full=self._full,
+                failed=self._failed,
+                reused=self._reused,
+                evaluated=self._evaluated,
+                rate=rate,
+                left=left,
+            )
+        )
+
+    def _pace(self, done: int, total: int) -> tuple[float | None, float | None]:
+        """Evaluations per second, and seconds left, both measured from the first evaluation on."""
+        if self._first_arrival is None:
+            if self._evaluated:
+                self._first_arrival = time.monotonic(), done
+            return None, None
+        since, done_then = self._first_arrival
+        elapsed = time.monotonic() - since
+        if self._evaluated < 2 or done <= done_then or elapsed <= 0:
+            return None, None
+        return (self._evaluated - 1) / elapsed, (total - done) * elapsed / (done - done_then)
+
+
+def individual_record(
+    index: int, phase: str, offspring: Offspring[Any], description: Description, depth: int
+) -> IndividualRecord:
+    """A new individual as the store keeps it."""
+    return IndividualRecord(
+        index=index,
+        phase=phase,
+        operator=offspring.operator,
+        genome=offspring.genome.to_bytes(),
+        content_hash=offspring.genome.content_hash,
+        phenotype_hash=offspring.genome.express().phenotype_hash,
+        experts=description.experts,
+        active=description.active,
+        parameters=description.parameters,
+        active_parameters=description.active_parameters,
+        parameters_full=description.parameters_full,
+        summary=f"{description.summary} ({offspring.note})" if offspring.note else description.summary,
+        depth=depth,
+        parents=offspring.parents,
+    )

@@ -1,0 +1,1 @@
+"""Use cases: a store and a request in, a record out."""

@@ -1,0 +1,159 @@
+"""Analyses of an individual's experts: made by a worker on a task split, kept as a JSON file, read back for reports."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import TypeAdapter
+
+from moevolve.evaluators.errors import CandidateError, UserError
+from moevolve.search.genomes.registry import weights_of
+from moevolve.search.loop.scores import FULL
+from moevolve.search.operations.data import as_data
+from moevolve.search.operations.evaluate import prepared_split
+from moevolve.search.operations.subject import find_subject
+from moevolve.search.requests import AnalyseRequest
+from moevolve.store.reader import StoreReader
+from moevolve.workers.contract.edits import IdentityEdit
+from moevolve.workers.contract.usage import Usage, UsageRequest
+
+if TYPE_CHECKING:
+    from moevolve.search.figures.style import Figure
+
+FILE = "analysis.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """What was seen of an individual's experts.
+
+    Attributes:
+        ref: the individual.
+        search_id: its search.
+        kind: of its genome.
+        task, split: whose prompts and answers were run.
+        task_fingerprint: of that split.
+        before: the full model's usage; None where it has no experts to compare with.
+        after: the individual's.
+        format: of the file.
+    """
+
+    ref: str
+    search_id: str
+    kind: str
+    task: str
+    split: str
+    task_fingerprint: str
+    before: Usage | None = field(repr=False)
+    after: Usage = field(repr=False)
+    format: Literal["moevolve-analysis/3"] = "moevolve-analysis/3"
+
+
+def analyse(store: StoreReader, request: AnalyseRequest) -> Analysis:
+    """See `AnalyseRequest`: the individual and the full model are run in this process. Nothing is stored."""
+    from moevolve.workers.worker import EvaluationWorker
+
+    reference = request.individual
+    if reference == FULL:
+        raise UserError(f"{FULL}: an analysis compares an individual with the full model; name one as SEARCH:INDEX")
+    subject = find_subject(store, reference, model=request.model)
+    detail = subject.detail
+    assert detail is not None
+    prepared = prepared_split(subject, request.task, request.split)
+    worker = EvaluationWorker(subject.config.model, subject.config.engine)
+    try:
+        after = worker.analyse(UsageRequest(subject.edit, request.tokens), prepared)
+    except CandidateError as error:
+        raise UserError(f"{reference} can't be run: {error}") from None
+    before = (
+        worker.analyse(UsageRequest(IdentityEdit(), request.tokens), prepared) if subject.facts.moe_layers else None
+    )
+    return Analysis(
+        ref=detail.ref,
+        search_id=detail.search.id,
+        kind=detail.search.genome_kind,
+        task=prepared.task,
+        split=prepared.split,
+        task_fingerprint=prepared.fingerprint,
+        before=before,
+        after=after,
+    )
+
+
+def figures_of(analysis: Analysis) -> dict[str, tuple[Figure, str]]:
+    """The analysis as figures, with what is to be seen on each, by name."""
+    from moevolve.search.figures import usage as draw
+
+    before, after = analysis.before, analysis.after
+    found: dict[str, tuple[Figure, str]] = {}
+    if after.routed:
+        several = "" if len(after.routed) <= draw.LAYERS else f" {draw.LAYERS} of {len(after.routed)} layers are shown."
+        found["usage"] = (
+            draw.map_figure(before, after),
+            "Share of the tokens that chose each expert, in every layer"
+            + ("; grey experts are gone." if before else "."),
+        )
+        weights = weights_of(analysis.kind)
+        found["activations"] = (
+            draw.bars_figure(before, after, weights),
+            "How many tokens chose each expert"
+            + ("" if weights is None else f", and the {weights} summed over " + ("them" if before else "all tokens"))
+            + (". New experts stand at the original one that they mostly consist of." if before else ".")
+            + several,
+        )
+        if any((layer.together.sum(axis=1) > layer.counts).any() for layer in after.routed):
+            found["together"] = (
+                draw.together_figure(before, after),
+                "Share of the tokens that chose both of two experts; an expert with itself is left out." + several,
+            )
+        found["words"] = (
+            draw.words_figure(after),
+            "Which experts the tokens of the most frequent words chose, in the first, the middle and the last layer.",
+        )
+    if after.mixed:
+        found["mixing"] = (
+            draw.mixing_usage_figure(after.mixed),
+            "The mixing matrices that the model runs on, one number per block.",
+        )
+    return found
+
+
+def write_analysis(analysis: Analysis, folder: Path) -> list[Path]:
+    """Write an analysis and its figures into a folder, which is made if need be.
+
+    Returns:
+        The files, `analysis.json` first.
+
+    Raises:
+        UserError: the folder can't be written.
+    """
+    from moevolve.search.figures.style import save
+
+    written = [folder / FILE]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        written[0].write_text(json.dumps(as_data(analysis)), encoding="utf-8")
+        for name, (figure, _) in figures_of(analysis).items():
+            written.append(folder / f"{name}.png")
+            save(figure, written[-1])
+    except OSError as error:
+        raise UserError(f"{error.filename or folder}: can't be written: {error.strerror}") from None
+    return written
+
+
+def read_analysis(path: Path) -> Analysis:
+    """Read an `analysis.json`, or the one in a folder.
+
+    Raises:
+        UserError: there is none, or it is something else.
+    """
+    path = path / FILE if path.is_dir() else path
+    try:
+        return TypeAdapter(Analysis).validate_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: no analysis can be read there: {error.strerror}") from None
+    except ValueError:
+        raise UserError(f"{path}: this is no analysis of this version; make one with `moevolve analyse`") from None

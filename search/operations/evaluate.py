@@ -1,0 +1,81 @@
+"""Scoring a stored individual, or a search's full model, on any task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pydantic import computed_field
+
+from moevolve.evaluators.preparation.registry import load_task
+from moevolve.evaluators.types import PreparedSplit, Split
+from moevolve.search.config.files import override_lines
+from moevolve.search.config.run import TaskSection
+from moevolve.search.loop.evaluation_cache import EvaluationCache
+from moevolve.search.loop.scores import interval, with_outcomes
+from moevolve.search.loop.setup import needs_calibration
+from moevolve.search.operations.subject import Subject, bound_subject
+from moevolve.search.requests import EvaluateRequest
+from moevolve.store.records import EvaluationRecord
+from moevolve.store.repository import Store
+from moevolve.workers.contract.messages import EvaluationRequest
+from moevolve.workers.contract.settings import engine_fingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What a subject scored on one split of a task.
+
+    Attributes:
+        ref: the subject: `SEARCH:INDEX`, or `full`.
+        record: as the store has it, with its per-example outcomes.
+    """
+
+    ref: str
+    record: EvaluationRecord = field(repr=False)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def score(self) -> float | None:
+        """In [0, 1]; None for a candidate that failed."""
+        return self.record.score
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95 % confidence interval of the score; None for a candidate that failed."""
+        return None if self.record.score is None else interval(self.record)
+
+
+def evaluate(store: Store, request: EvaluateRequest) -> Evaluation:
+    """See `EvaluateRequest`."""
+    changes = override_lines(request.overrides)
+    subject = bound_subject(store, request.individual, request.search, request.model, changes)
+    return Evaluation(request.individual, evaluate_subject(store, subject, request.task, request.split))
+
+
+def evaluate_subject(store: Store, subject: Subject, task: str, split: Split) -> EvaluationRecord:
+    """Score a subject on one split of a task in this process; a stored evaluation is reused.
+
+    Raises:
+        UserError: unknown task, or it has no such split.
+    """
+    from moevolve.search.pools.local import LocalPool
+    from moevolve.workers.worker import EvaluationWorker
+
+    prepared = prepared_split(subject, task, split)
+    model, engine = subject.config.model, subject.config.engine
+    individual = None if subject.detail is None else subject.detail.individual
+    sizes = () if individual is None else (individual.experts, individual.active, individual.parameters)
+    pool = LocalPool(lambda: EvaluationWorker(model, engine), {prepared.fingerprint: prepared})
+    fingerprints = subject.facts.fingerprint, engine_fingerprint(model, engine)
+    cache = EvaluationCache(store, pool, None, *fingerprints)
+    (settled,) = cache.settle([EvaluationRequest(subject.edit, (prepared.ref,), *sizes)])
+    return with_outcomes(store, settled.evaluations[0])
+
+
+def prepared_split(subject: Subject, name: str, split: Split) -> PreparedSplit:
+    """The split as the subject's search has it, or as the task file says for another task."""
+    section = next((item for item in subject.config.tasks if name in (item.name, load_task(item.name).name)), None)
+    if section is None:
+        return TaskSection(name=name).prepared(split)
+    return section.prepared(split, calibrating=needs_calibration(subject.space))

@@ -1,0 +1,125 @@
+"""Coefficient files as stored individuals: one search of one individual per file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.config.files import changed_loading, load_run_config, override_lines
+from moevolve.search.config.models import find_model
+from moevolve.search.config.run import RunConfig
+from moevolve.search.genomes.contract.base import Offspring
+from moevolve.search.genomes.eep.coefficients import group_layers, read_coefficients
+from moevolve.search.genomes.eep.genome import EepGenome
+from moevolve.search.genomes.eep.section import EepSection
+from moevolve.search.genomes.eep.space import EepSpace
+from moevolve.search.loop.search_loop import individual_record
+from moevolve.search.operations.opening import opened_store
+from moevolve.search.requests import LONGEST_NAME, ImportEepRequest
+from moevolve.search.running.launch import search_record
+from moevolve.search.running.set_up import pinned
+from moevolve.search.running.weights import facts_with_or_without, where_model
+from moevolve.store.records import new_search_id
+from moevolve.store.repository import Store
+from moevolve.workers.checkpoints.loading import load_config
+from moevolve.workers.contract.facts import ModelFacts
+from moevolve.workers.contract.settings import EngineConfig, ModelConfig
+from moevolve.workers.methods.eep.edit import RouterSpace
+
+_AUTHORS_TEMPLATES = {"mixtral": "mixtral"}
+"""What the authors wrap prompts in, by model type; see `moevolve.workers.contract.settings.PACKAGED_TEMPLATES`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """One stored coefficient file."""
+
+    ref: str
+    path: Path
+    experts: int
+    groups: int
+    summary: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFile:
+    """One coefficient file as a search that is yet to be stored."""
+
+    path: Path
+    config: RunConfig
+    genome: EepGenome
+
+
+def import_eep(store: str | Store, request: ImportEepRequest) -> list[Imported]:
+    """See `ImportEepRequest`. The store is opened when all files are read: a bad one leaves it untouched."""
+    read = read_files(request)
+    with opened_store(store, create=True) as opened:
+        return store_files(opened, read)
+
+
+def read_files(request: ImportEepRequest) -> list[ReadFile]:
+    """Read every file. Weights aren't needed; whatever needs them later says which they are (`weights`).
+
+    Raises:
+        UserError: a file can't be read or doesn't fit the model.
+    """
+    loading = changed_loading(*_model_of(request.experts_of), override_lines(request.overrides))
+    model, engine = pinned(loading.model), loading.engine
+    facts = facts_with_or_without(model)
+    return [_read(Path(path), model, engine, facts, request.active, request.router_space) for path in request.files]
+
+
+def store_files(store: Store, read: Sequence[ReadFile]) -> list[Imported]:
+    """Store all that was read, or nothing.
+
+    Raises:
+        UserError: a search of that name exists.
+    """
+    taken = {summary.search.name for summary in store.searches()}
+    for item in read:
+        if item.config.name in taken:
+            raise UserError(f"{item.path}: search {item.config.name} exists in the store already")
+        taken.add(item.config.name)
+    return [_store(store, item) for item in read]
+
+
+def _model_of(experts_of: str) -> tuple[ModelConfig, EngineConfig]:
+    if experts_of.endswith((".yaml", ".yml")):
+        config = load_run_config(Path(experts_of))
+        return config.model, config.engine
+    # A device has room for the retained experts of a large model, hardly ever for its originals beside them.
+    model = ModelConfig(path=where_model(find_model(experts_of, "--experts-of")), originals="host")
+    return model, EngineConfig(chat_template=_AUTHORS_TEMPLATES.get(load_config(model).model_type, "auto"))
+
+
+def _read(
+    path: Path,
+    model: ModelConfig,
+    engine: EngineConfig,
+    facts: ModelFacts,
+    active: int | None,
+    router_space: RouterSpace,
+) -> ReadFile:
+    mapping, merging = read_coefficients(path, len(facts.moe_layers), facts.experts)
+    retained, groups = int(mapping.shape[1]), group_layers(mapping, merging)
+    if active is not None and active > retained:
+        raise UserError(f"--active {active} is more than the {retained} experts of {path}")
+    section = EepSection(experts=retained, active=active, groups=groups, router_space=router_space)
+    space = EepSpace.of(section, facts)
+    firsts = [space.layer_groups.index(group) for group in range(space.groups)]
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", path.stem).lstrip("._-")[:LONGEST_NAME] or "import"
+    config = RunConfig.imported(name, model, section, engine)
+    return ReadFile(path, config, EepGenome(space, mapping[firsts], merging[firsts]))
+
+
+def _store(store: Store, item: ReadFile) -> Imported:
+    search_id, space = new_search_id(), item.genome.space
+    description = space.describe(item.genome)
+    store.create_search(search_record(item.config, search_id, space.facts.fingerprint), [])
+    individual = individual_record(0, "import", Offspring(item.genome, "import-eep", ()), description, depth=0)
+    store.record(search_id, individuals=[individual])
+    store.set_status(search_id, "finished", f"imported from {item.path.name}")
+    return Imported(f"{item.config.name}:0", item.path, space.retained, space.groups, description.summary)

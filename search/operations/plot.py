@@ -1,0 +1,90 @@
+"""One picture of a search: score over evaluations, and what was searched of one individual."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.config.files import parse_stored_config
+from moevolve.search.figures.course import draw_course
+from moevolve.search.figures.style import check_format, drawing
+from moevolve.search.genomes.contract.base import Genome
+from moevolve.search.genomes.registry import figures_for
+from moevolve.search.genomes.repaired import bare
+from moevolve.search.loop.final_table import standings
+from moevolve.search.loop.scores import full_fitness
+from moevolve.search.operations.subject import find_subject, start_of
+from moevolve.search.requests import PlotRequest
+from moevolve.store.reader import StoreReader
+from moevolve.store.records import IndividualRecord
+
+_WIDTH = 8.0
+"""Inches, unless the genome needs more."""
+
+
+def plot_search(
+    path: Path,
+    title: str,
+    history: Sequence[IndividualRecord],
+    full: float | None,
+    genome: Genome | None,
+    genome_label: str = "",
+    start: Genome | None = None,
+) -> None:
+    """Write one figure: the course of the search on top, what was searched of `genome` below; either may be missing.
+
+    Args:
+        path: image file; its suffix chooses the format (png, svg, pdf).
+        title: above the figure.
+        history: the search's individuals in order.
+        full: fitness of the unedited model, drawn as a line.
+        genome: individual of which it is drawn; None leaves it out.
+        genome_label: how to name it.
+        start: the genome that the search started from, if its kind has one.
+
+    Raises:
+        UserError: nothing was evaluated yet and there is no genome to draw, the suffix names no known format, or the
+            file can't be written.
+    """
+    above = any(row.fitness is not None for row in history)
+    drawn = None if genome is None else bare(genome)
+    if drawn is not None and not figures_for(drawn).draws(drawn, start):
+        drawn = None
+    if not above and drawn is None:
+        raise UserError(f"{title}: no evaluated individual to plot yet")
+    heights = [4.0] * above + [3.6] * (drawn is not None)
+    width = _WIDTH if drawn is None else max(_WIDTH, figures_for(drawn).width(drawn))
+    with drawing(sum(heights), width) as figure:
+        check_format(figure, path)
+        figure.suptitle(title)
+        parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+        if above:
+            draw_course(parts[0].subplots(), history, full)
+        if drawn is not None:
+            figures_for(drawn).draw(parts[-1], drawn, start, genome_label)
+        try:
+            figure.savefig(path, dpi=150)
+        except OSError as error:
+            raise UserError(f"{path}: can't be written: {error.strerror or error}") from error
+
+
+def picture(store: StoreReader, request: PlotRequest) -> bytes:
+    """See `PlotRequest`.
+
+    Raises:
+        UserError: as `plot_search`, or the model's config can't be read.
+        StoreError: no such search or individual.
+    """
+    record = store.search(request.search)
+    history = store.history(record.id)
+    config = parse_stored_config(record.config)
+    imported = f"{record.name}:0" if config.is_imported else None
+    reference = request.individual or imported or standings(store, record, config, history).winner
+    subject = None if reference is None else find_subject(store, reference, weights=False)
+    genome, start = (None, None) if subject is None else (subject.genome, start_of(subject, history))
+    with TemporaryDirectory() as folder:
+        path = Path(folder, f"plot.{request.form}")
+        plot_search(path, record.name, history, full_fitness(store, record), genome, reference or "", start)
+        return path.read_bytes()

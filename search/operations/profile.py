@@ -1,0 +1,270 @@
+"""Profiles of stored individuals, of their full model and of checkpoint folders, by what a user typed."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.config.run import TaskSection
+from moevolve.search.genomes.repaired import RepairedGenome
+from moevolve.search.loop.scores import FULL
+from moevolve.search.operations.data import as_data
+from moevolve.search.operations.evaluate import prepared_split
+from moevolve.search.operations.opening import opened_reader
+from moevolve.search.operations.subject import Subject, find_subject
+from moevolve.search.requests import ProfileRequest
+from moevolve.store.reader import StoreReader
+from moevolve.workers.checkpoints.loading import placed
+from moevolve.workers.contract.settings import EngineConfig, ModelConfig
+from moevolve.workers.profiling.checkpoints import check_folder, position_limit
+from moevolve.workers.profiling.messages import LoadedDtype, ProfiledModel, ProfileSettings, TaskPrompts
+from moevolve.workers.profiling.passes import PromptMeter
+from moevolve.workers.profiling.report import BatchProfile, ModelProfile, ProfileReport
+from moevolve.workers.profiling.run import ProfileError, profile_models
+
+_INDIVIDUAL = re.compile(r"[A-Za-z0-9._-]+:\d+")
+_MOST_PROMPT_TOKENS = 512
+_NEW_TOKENS = 32
+_ONE_BY_ONE = "models were loaded one after the other: there is no room for all of them at once, so drift isn't shared"
+
+
+def profile(
+    store: str | StoreReader | None, request: ProfileRequest, on_stage: Callable[[str], None] = lambda _: None
+) -> ProfileReport:
+    """See `ProfileRequest`. Folders alone need no store, and are compared with the first of them.
+
+    What was exported is removed; `on_stage` is told what happens meanwhile.
+    """
+    stored = [name for name in request.models if _is_stored(name)]
+    if not stored:
+        return _profile(None, request, on_stage)
+    if store is None:
+        raise UserError(f"{stored[0]}: say in which store it is")
+    with opened_reader(store) as opened:
+        return _profile(opened, request, on_stage)
+
+
+def _profile(store: StoreReader | None, request: ProfileRequest, on_stage: Callable[[str], None]) -> ProfileReport:
+    names = tuple(dict.fromkeys(request.models))
+    trusted = request.trust_remote_code
+    folders = {
+        name: ProfiledModel(name, str(check_folder(name, trusted)), trust_remote_code=trusted)
+        for name in names
+        if not _is_stored(name)
+    }
+    subjects = _subjects(names, store, request.search, request.model)
+    full = _full_model(subjects, request)
+    configs = [ModelConfig(model.path, trust_remote_code=trusted) for model in folders.values()]
+    if full is not None:
+        configs.append(full)
+    prompts, new_tokens = _prompts(request, subjects, configs)
+    settings = _settings(request, full, min(position_limit(config) for config in configs), prompts, new_tokens)
+    with tempfile.TemporaryDirectory(prefix="moevolve-profile-") as scratch:
+        models = dict(folders)
+        if full is not None:
+            on_stage("exporting")
+            models |= _stored_models(subjects, full, Path(scratch))
+        order = [*([FULL] if full is not None else []), *(name for name in names if name != FULL)]
+        chosen = [models[name] for name in order]
+        processes = Path(scratch, "processes")
+        processes.mkdir()
+        report = profile_models(chosen, settings, processes, on_stage)
+    notes = _notes(report, subjects)
+    if request.apart is None and report.settings.apart:
+        notes = (_ONE_BY_ONE, *notes)
+    return replace(report, notes=notes)
+
+
+def _notes(report: ProfileReport, subjects: dict[str, Subject]) -> tuple[str, ...]:
+    """What a repair took, and individuals whose checkpoint isn't as large as the store says.
+
+    Stock forms may repeat what experts share. Making an edit counts with the first split that it is evaluated on.
+    """
+    notes = []
+    for name, subject in subjects.items():
+        evaluations = () if subject.detail is None else subject.detail.evaluations
+        seconds = sum(each.seconds for each in evaluations if each.split == "search")
+        if isinstance(subject.genome, RepairedGenome) and seconds:
+            notes.append(f"{name} is repaired: to fit it, and to score it on search, took a worker {seconds:.1f} s")
+    for model in report.models:
+        detail = subjects[model.label].detail if model.label in subjects else None
+        if detail is not None and detail.individual.parameters != model.load.parameters:
+            notes.append(
+                f"{model.label} describes {detail.individual.parameters:,} parameters; its {model.load.model_type} "
+                f"checkpoint has {model.load.parameters:,}"
+            )
+    return tuple(notes)
+
+
+def _is_stored(name: str) -> bool:
+    return name == FULL or (_INDIVIDUAL.fullmatch(name) is not None and not Path(name).is_dir())
+
+
+def _subjects(
+    names: Sequence[str], store: StoreReader | None, search: str | None, model: str | None
+) -> dict[str, Subject]:
+    individuals = [name for name in names if _is_stored(name) and name != FULL]
+    found = {}
+    if individuals or FULL in names:
+        assert store is not None
+        found = {name: find_subject(store, name, model=model) for name in individuals}
+        if not individuals:
+            found[FULL] = find_subject(store, FULL, search, model)
+    return found
+
+
+def _full_model(subjects: dict[str, Subject], request: ProfileRequest) -> ModelConfig | None:
+    """The model that all subjects edit, where it is to be profiled; None without any."""
+    models = {(subject.facts.fingerprint, subject.config.model.dtype): name for name, subject in subjects.items()}
+    if len(models) > 1:
+        one, other, *_ = models.values()
+        raise UserError(f"{one} and {other} are of different models or dtypes; profile one model's at a time")
+    found = next((subject.config.model for subject in subjects.values()), None)
+    return None if found is None else placed(found, request.device, request.dtype)
+
+
+def _prompts(
+    request: ProfileRequest, subjects: dict[str, Subject], models: Sequence[ModelConfig]
+) -> tuple[TaskPrompts | None, int]:
+    """The task's prompts as the first model is given them, and how many tokens follow."""
+    if request.task is None:
+        return None, _NEW_TOKENS if request.new_tokens is None else request.new_tokens
+    if request.prompt_tokens is not None:
+        raise UserError("--prompt-tokens: prompts of a task are as long as they are; give it or --task, not both")
+    subject = next(iter(subjects.values()), None)
+    if subject is None:
+        model, engine = models[0], EngineConfig()
+        split = TaskSection(name=request.task).prepared(request.split)
+    else:
+        model, engine = subject.config.model, subject.config.engine
+        split = prepared_split(subject, request.task, request.split)
+    found = PromptMeter(model, engine).tokens(split).prompts
+    prompts = TaskPrompts(split.task, split.split, tuple(sorted(found, key=len)))
+    return prompts, split.max_new_tokens if request.new_tokens is None else request.new_tokens
+
+
+def _settings(
+    request: ProfileRequest, full: ModelConfig | None, positions: int, prompts: TaskPrompts | None, new_tokens: int
+) -> ProfileSettings:
+    if prompts is not None:
+        tokens, longest, fewer = (
+            prompts.mean,
+            len(prompts.tokens[-1]),
+            "--new-tokens, or truncate prompts with engine.max_prompt_tokens",
+        )
+    else:
+        tokens = request.prompt_tokens or max(1, min(_MOST_PROMPT_TOKENS, positions // 2))
+        longest, fewer = tokens, "--prompt-tokens or --new-tokens"
+    if longest + new_tokens > positions:
+        raise UserError(
+            f"{longest} prompt tokens and {new_tokens} new ones are more than the model's {positions} positions; "
+            f"give smaller {fewer}"
+        )
+    dtype: LoadedDtype = request.dtype or "auto" if full is None else full.dtype
+    return ProfileSettings(
+        tuple(request.batch_sizes),
+        tokens,
+        new_tokens,
+        request.repeats,
+        request.device,
+        dtype,
+        request.threads,
+        request.apart,
+        prompts,
+    )
+
+
+def _stored_models(subjects: dict[str, Subject], full: ModelConfig, scratch: Path) -> dict[str, ProfiledModel]:
+    """The full model where it is, and the individuals as new checkpoints."""
+    from moevolve.workers.contract.card import ExportError
+    from moevolve.workers.profiling.checkpoints import export_models
+
+    # Where a search keeps original experts on the host no GPU may have room for the whole model: all are taken.
+    spread = "balanced" if full.originals == "host" else full.device_map
+    models = {FULL: ProfiledModel(FULL, full.path, full.revision, spread, full.trust_remote_code)}
+    edits = [(name, subject.edit) for name, subject in subjects.items() if name != FULL]
+    try:
+        exported = export_models(full, edits, scratch) if edits else ()
+    except ExportError as error:
+        raise ProfileError(f"{error.reason}; nothing is kept of it, which `moevolve export` does") from error
+    return models | {model.label: model for model in exported}
+
+
+@as_data.register
+def _(report: ProfileReport) -> dict[str, Any]:
+    reference = report.reference
+    ran = reference.load
+    return {
+        "device": ran.device,
+        "device_name": ran.device_name,
+        "threads": ran.threads,
+        "settings": _settings_json(report.settings),
+        "context": report.settings.prompt_tokens,
+        "memory": report.peak_memory,
+        "reference": reference.label,
+        "notes": as_data(report.notes),
+        "models": [_model_json(model, reference) for model in report.models],
+    }
+
+
+def _settings_json(settings: ProfileSettings) -> dict[str, Any]:
+    """The task's prompts as numbers."""
+    data: dict[str, Any] = as_data(replace(settings, prompts=None))
+    if settings.prompts is not None:
+        lengths = list(map(len, settings.prompts.tokens))
+        names = {"task": settings.prompts.task, "split": settings.prompts.split}
+        data["prompts"] = names | {"count": len(lengths), "shortest": lengths[0], "longest": lengths[-1]}
+    return data
+
+
+def _model_json(model: ModelProfile, reference: ModelProfile) -> dict[str, Any]:
+    load, other = model.load, reference.load
+    pairs = zip(model.batches, reference.batches, strict=True)
+    return {
+        "id": model.label,
+        "model_type": load.model_type,
+        "dtype": load.dtype,
+        "attention": load.attention,
+        "experts": load.experts,
+        "parameters": load.parameters,
+        "active_parameters": load.active_parameters,
+        "weight_bytes": load.weight_bytes,
+        "flops_per_token": model.flops,
+        "linear_flops": load.linear_flops,
+        "attention_flops": load.attention_flops,
+        "ratios": {
+            "parameters": load.parameters / other.parameters,
+            "active_parameters": load.active_parameters / other.active_parameters,
+            "weight_bytes": load.weight_bytes / other.weight_bytes,
+            "flops_per_token": model.flops / reference.flops,
+        },
+        "batches": [_batch_json(mine, theirs) for mine, theirs in pairs],
+    }
+
+
+def _batch_json(mine: BatchProfile, theirs: BatchProfile) -> dict[str, Any]:
+    return {
+        "batch_size": mine.batch_size,
+        "prompt_tokens": mine.prompt_tokens,
+        "peak_bytes": mine.peak_bytes,
+        "prefill_tokens_per_second": mine.prefill_rate,
+        "decode_tokens_per_second": mine.decode_rate,
+        "answers_per_second": mine.answer_rate,
+        "prefill_seconds": as_data(mine.prefill_seconds),
+        "decode_seconds": as_data(mine.decode_seconds),
+        "ratios": {
+            "peak_bytes": _peak_ratio(mine, theirs),
+            "prefill_tokens_per_second": mine.prefill_rate / theirs.prefill_rate,
+            "decode_tokens_per_second": mine.decode_rate / theirs.decode_rate,
+            "answers_per_second": mine.answer_rate / theirs.answer_rate,
+        },
+    }
+
+
+def _peak_ratio(mine: BatchProfile, theirs: BatchProfile) -> float | None:
+    return mine.peak_bytes / theirs.peak_bytes if mine.peak_bytes and theirs.peak_bytes else None

@@ -1,0 +1,136 @@
+"""What a command is about: an individual brought back with its genome and its model, or a search's full model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.config.files import changed_loading, parse_stored_config
+from moevolve.search.config.run import RunConfig
+from moevolve.search.genomes.contract.base import Genome, GenomeSpace
+from moevolve.search.genomes.registry import make_space
+from moevolve.search.genomes.repaired import bare
+from moevolve.search.loop.scores import FULL
+from moevolve.search.running.calibration import calibrated_space
+from moevolve.search.running.weights import facts_for, shapes, where_model
+from moevolve.search.settings.phases import START
+from moevolve.store.reader import StoreReader
+from moevolve.store.records import IndividualDetail, IndividualRecord, SearchRecord
+from moevolve.store.repository import Store
+from moevolve.workers.contract.edits import Edit, IdentityEdit
+from moevolve.workers.contract.facts import ModelFacts
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What an evaluation or an export is about: an individual, or the full model of a search.
+
+    Attributes:
+        search: the search it belongs to.
+        config: the search's stored configuration.
+        facts: its model.
+        space: its genomes.
+        detail: the individual; None for the full model.
+        genome: its genome; None for the full model.
+    """
+
+    search: SearchRecord
+    config: RunConfig = field(repr=False)
+    facts: ModelFacts = field(repr=False)
+    space: GenomeSpace[Any] = field(repr=False)
+    detail: IndividualDetail | None
+    genome: Genome | None = field(repr=False)
+
+    @property
+    def edit(self) -> Edit:
+        return IdentityEdit() if self.genome is None else self.genome.express()
+
+
+def find_subject(
+    store: StoreReader,
+    reference: str,
+    search: str | None = None,
+    model: str | None = None,
+    weights: bool = True,
+    overrides: Sequence[str] = (),
+) -> Subject:
+    """Look up `SEARCH:INDEX`, or `full` (of `search`, or of the store's only search).
+
+    Args:
+        store: where to.
+        reference: what to look up.
+        search: whose full model.
+        model: where the weights are now (folder or hub id), if not where the store says.
+        weights: whether they are needed. Then they must be the search's; if it was imported without any, the subject's
+            search is about these, and the stored one as before. If not, the model's config is all that is read.
+        overrides: of the search's `model.*` and `engine.*` settings, `KEY=VALUE`.
+
+    Raises:
+        StoreError: no such individual or search.
+        UserError: `full` without saying of which search; the model isn't there any more, or isn't the same; as
+            `changed_loading`.
+    """
+    detail = None if reference == FULL else store.individual(reference)
+    record = _search_of_full(store, search) if detail is None else detail.search
+    config = _at(parse_stored_config(record.config), record.model_path if model is None else where_model(model))
+    if overrides:
+        changed = changed_loading(config.model, config.engine, overrides)
+        config = config.model_copy(update={"model": changed.model, "engine": changed.engine})
+    if weights:
+        facts = facts_for(record, config.model)
+        if not record.is_bound:
+            record = replace(record, model_fingerprint=facts.fingerprint, model_path=config.model.path)
+            detail = None if detail is None else replace(detail, search=record)
+    else:
+        facts = replace(shapes(config.model), fingerprint=record.model_fingerprint)
+    space = calibrated_space(uncalibrated_space(config, facts), config, store, record.id, facts.fingerprint)
+    genome = None if detail is None else space.from_bytes(detail.individual.genome)
+    return Subject(record, config, facts, space, detail, genome)
+
+
+def bound_subject(
+    store: Store,
+    reference: str,
+    search: str | None = None,
+    model: str | None = None,
+    overrides: Sequence[str] = (),
+) -> Subject:
+    """`find_subject`; a search that was imported without weights is about these from now on.
+
+    Raises:
+        StoreError, UserError: as `find_subject`; or the search is about other weights meanwhile.
+    """
+    subject = find_subject(store, reference, search, model, overrides=overrides)
+    found = subject.search
+    if not store.search(found.id).is_bound:
+        store.bind_model(found.id, found.model_fingerprint, found.model_path)
+    return subject
+
+
+def uncalibrated_space(config: RunConfig, facts: ModelFacts) -> GenomeSpace[Any]:
+    """The space of a stored search's genomes, without what it is calibrated with."""
+    return make_space(config.genome, facts, config.phases)
+
+
+def start_of(subject: Subject, history: Sequence[IndividualRecord]) -> Genome | None:
+    """The genome that a subject's search started from, unrepaired; None without the method's own start."""
+    start = next((row for row in history if row.operator == START), None)
+    return None if start is None else bare(subject.space.from_bytes(start.genome))
+
+
+def _at(config: RunConfig, path: str) -> RunConfig:
+    """The configuration with its model elsewhere."""
+    if path == config.model.path:
+        return config
+    return config.model_copy(update={"model": replace(config.model, path=path, revision=None, own_dtype=None)})
+
+
+def _search_of_full(store: StoreReader, search: str | None) -> SearchRecord:
+    if search is not None:
+        return store.search(search)
+    found = store.searches()
+    if len(found) != 1:
+        raise UserError(f"full: the store has {len(found)} searches; say whose full model with --search NAME")
+    return found[0].search

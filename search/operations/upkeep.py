@@ -1,0 +1,61 @@
+"""Stores as a whole: pruned, copied. What the store can't know of searches by itself is found out here."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.config.files import parse_stored_config
+from moevolve.search.genomes.contract.base import GenomeSpace
+from moevolve.search.operations.subject import uncalibrated_space
+from moevolve.search.running.calibration import stored_fingerprint
+from moevolve.search.running.weights import shapes
+from moevolve.store.reader import StoreReader
+from moevolve.store.records import SearchRecord
+from moevolve.store.repository import Store
+from moevolve.store.session import without_password
+from moevolve.store.upkeep import copy as copying
+from moevolve.store.upkeep import prune as pruning
+from moevolve.store.upkeep.copy import Copied
+from moevolve.store.upkeep.prune import Pruned
+
+
+def prune(store: Store, searches: Sequence[str], dry_run: bool) -> Pruned:
+    """Delete searches, and what no other one needs then.
+
+    Raises:
+        StoreError: no such search, or it is being run. Nothing was deleted.
+    """
+    return pruning.prune(store, searches, lambda search: _calibrations(store, search), dry_run)
+
+
+def copy(source: StoreReader, target: Store, searches: Sequence[str]) -> Copied:
+    """Copy searches, or all that there are if none is named.
+
+    Raises:
+        StoreError: no such search, or what the target has of that name isn't the same. Nothing was copied.
+        UserError: both are the same store.
+    """
+    if source.url == target.url:
+        raise UserError(f"{without_password(source.url)}: a store can't be copied to itself")
+    names = searches or [summary.search.name for summary in source.searches()]
+    return copying.copy(source, target, names, lambda search: _calibrations(source, search))
+
+
+def _calibrations(store: StoreReader, search: SearchRecord) -> Collection[str]:
+    """Fingerprints of what a search is calibrated with; of all there are, where that can't be known here."""
+    if not any(task.split == "calibration" for task in store.search_tasks(search.id, beside=True)):
+        return ()
+    try:
+        recipe = _space(search).recipe
+    except UserError:
+        return store.calibrations()
+    config = parse_stored_config(search.config)
+    return () if recipe is None else (stored_fingerprint(recipe, config, store, search.id, search.model_fingerprint),)
+
+
+def _space(search: SearchRecord) -> GenomeSpace[Any]:
+    config = parse_stored_config(search.config)
+    return uncalibrated_space(config, replace(shapes(config.model), fingerprint=search.model_fingerprint))

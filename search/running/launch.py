@@ -1,0 +1,125 @@
+"""Launching a search: from a configuration to a finished store."""
+
+from __future__ import annotations
+
+import shlex
+from importlib.metadata import version
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.types import SCORED
+from moevolve.search.config.files import parse_stored_config
+from moevolve.search.config.run import RunConfig
+from moevolve.search.loop.final_table import FinalTable
+from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.running.execute import execute
+from moevolve.search.running.observer import Observer
+from moevolve.search.running.resume import set_up_stored
+from moevolve.search.running.set_up import set_up
+from moevolve.store.errors import NameTakenError
+from moevolve.store.reader import StoreReader
+from moevolve.store.records import SearchRecord, SearchTaskRecord, new_search_id
+from moevolve.store.repository import Store
+from moevolve.store.session import without_password
+from moevolve.workers.contract.settings import engine_fingerprint
+
+
+def set_up_new(config: RunConfig, search_id: str | None = None) -> SearchSetup:
+    """`set_up` for a search that is yet to be recorded, under a fresh id if none is given."""
+    return set_up(config, search_id or new_search_id())
+
+
+def launch(
+    setup: SearchSetup,
+    store: Store,
+    observer: Observer,
+    or_resume: bool = False,
+    source: str = "this configuration",
+    only_this: bool = False,
+) -> FinalTable:
+    """Record a new search and run it to its end.
+
+    Args:
+        setup: the search, see `set_up_new`.
+        store: where it goes.
+        observer: told what happens.
+        or_resume: continue the search of this name if there is one.
+        source: where the configuration is from, for people.
+        only_this: continue it only if it has the setup's id.
+
+    Raises:
+        UserError: the name is taken, with `or_resume` by a search with other settings.
+        CancelledError: with `or_resume`, the search was cancelled.
+        PoolError: no worker can be had; the search stays resumable.
+        KeyboardInterrupt: the user stopped it; the search stays resumable.
+    """
+    if or_resume:
+        try:
+            _record(setup, store)
+        except NameTakenError:
+            setup = _relaunched(setup, store, source, only_this)
+    else:
+        register(setup, store)
+    observer.on_begin(setup.config)
+    return execute(setup, store, observer)
+
+
+def register(setup: SearchSetup, store: Store) -> None:
+    """Record a new search.
+
+    Raises:
+        UserError: the name is taken.
+    """
+    try:
+        _record(setup, store)
+    except NameTakenError:
+        config = setup.config
+        store_url = shlex.quote(without_password(config.store))
+        raise UserError(
+            f"search {config.name} exists in {store_url}: continue it with `moevolve resume {config.name} "
+            f"--store {store_url}`, or choose another name with --name"
+        ) from None
+
+
+def _record(setup: SearchSetup, store: Store) -> None:
+    config = setup.config
+    tasks = [
+        SearchTaskRecord(item.task, item.split, item.fingerprint, task.weight)
+        for split, group in setup.prepared.items()
+        if split in SCORED
+        for task, item in zip(config.tasks, group, strict=True)
+    ]
+    record = search_record(config, setup.search_id, setup.facts.fingerprint)
+    store.create_search(record, [*tasks, *setup.beside])
+
+
+def _relaunched(setup: SearchSetup, store: StoreReader, source: str, only_this: bool) -> SearchSetup:
+    """The setup of the stored search of this name, if that is what the configuration describes."""
+    config = setup.config
+    record = store.search(config.name)
+    if only_this and record.id != setup.search_id:
+        raise UserError(
+            f"--id {setup.search_id}: there is a search {record.name} with id {record.id} in the store; give this one "
+            "another name with --name"
+        )
+    if parse_stored_config(record.config).config_hash != config.config_hash:
+        raise UserError(
+            f"--or-resume: search {record.name} is in the store with other settings than {source} has now; give this "
+            f"one another name with --name, or continue that one with `moevolve resume {record.name}`"
+        )
+    return set_up_stored(store, record.id, lambda _: config)
+
+
+def search_record(config: RunConfig, search_id: str, model_fingerprint: str) -> SearchRecord:
+    """A configuration as the store keeps it."""
+    return SearchRecord(
+        id=search_id,
+        name=config.name,
+        config=config.canonical_json(),
+        config_hash=config.config_hash,
+        model_fingerprint=model_fingerprint,
+        model_path=config.model.path,
+        engine_fingerprint=engine_fingerprint(config.model, config.engine),
+        seed=config.seed,
+        genome_kind=config.genome.kind,
+        software_version=version("moevolve"),
+    )

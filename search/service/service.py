@@ -1,0 +1,92 @@
+"""Who answers requests: a store opened in this process, or a server (`search/server/client.py`) with one."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+
+from moevolve.search.operations.opening import writable
+from moevolve.search.requests import Request, ResumeRequest
+from moevolve.search.service.use_cases import use_case_of
+from moevolve.store.reader import StoreReader
+from moevolve.store.repository import Store
+
+if TYPE_CHECKING:
+    from moevolve.search.loop.final_table import FinalTable
+    from moevolve.search.running.observer import Observer
+
+T = TypeVar("T")
+
+
+class Service(Protocol):
+    """Answers requests. Use it as a context manager.
+
+    Whatever goes wrong is a `StoreError` or a `UserError` of one line, the same from a store as from a server.
+
+    Attributes:
+        url: of the store or of the server.
+    """
+
+    @property
+    def url(self) -> str: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def ask(self, request: Request[T]) -> T:
+        """What answers the request; see the request's record for its errors."""
+        ...
+
+    def resume(self, request: ResumeRequest, observer: Observer) -> FinalTable | None:
+        """Continue a search and follow it to its end; see `ResumeRequest`."""
+        ...
+
+
+class LocalService:
+    """Answers requests from a store.
+
+    Args:
+        store: that may be open for reading only.
+        keep_open: whether leaving the context leaves the store open.
+    """
+
+    def __init__(self, store: StoreReader, keep_open: bool = False) -> None:
+        self.store = store
+        self._keep_open = keep_open
+
+    @property
+    def url(self) -> str:
+        """That of the store."""
+        return self.store.url
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._keep_open:
+            self.store.close()
+
+    def ask(self, request: Request[T]) -> T:
+        """See `Service`."""
+        case = use_case_of(request)
+        answer: T = case.function(self.writable() if case.writes else self.store, request)
+        return answer
+
+    def resume(self, request: ResumeRequest, observer: Observer) -> FinalTable | None:
+        """See `Service`."""
+        from moevolve.search.running.resume import resume
+
+        return resume(self.writable(), request, observer)
+
+    def writable(self) -> Store:
+        """The store, to write to.
+
+        Raises:
+            StoreError: it was opened for reading only.
+        """
+        return writable(self.store)

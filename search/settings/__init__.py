@@ -1,0 +1,1 @@
+"""Settings that genomes are made with: phases, and the base of all sections."""

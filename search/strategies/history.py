@@ -1,0 +1,85 @@
+"""The part of the history that can still matter: individuals ranked by fitness, ties broken the same way everywhere."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from moevolve.search.settings.phases import ThresholdParents, TopKParents
+from moevolve.store.records import IndividualRecord
+
+_ROUNDING = 1e-9
+"""A score that is a margin below the best is within it, though 0.9 - 0.87 > 0.03 in floats."""
+RankKey = tuple[float, float, int]
+
+
+def rank_key(one: IndividualRecord) -> RankKey:
+    """Sorts best first: by fitness, then the tie-break, then the earlier individual.
+
+    Raises:
+        ValueError: it failed, or is pending.
+    """
+    if one.fitness is None or one.tie_break is None:
+        raise ValueError(f"individual {one.index} is {one.status}, it has no rank")
+    return -one.fitness, -one.tie_break, one.index
+
+
+def eligible(
+    ranked: list[IndividualRecord],
+    rule: TopKParents | ThresholdParents,
+    operator: Literal["crossover", "mutation"],
+) -> list[IndividualRecord]:
+    """The leading part of `ranked` (best first) that may become parents under `rule`, by what is done to them."""
+    if isinstance(rule, TopKParents):
+        return ranked[: rule.k]
+    values = [-rank_key(one)[0] for one in ranked]
+    if operator == "mutation":
+        return ranked[: _within(values, rule.mutation_margin)]
+    return ranked[: max(_within(values, rule.crossover_margin), rule.crossover_least)]
+
+
+def _within(values: Sequence[float], margin: float) -> int:
+    """How many of these, best first, are at most `margin` less than the best."""
+    return sum(values[0] - value <= margin + _ROUNDING for value in values)
+
+
+class Ranking:
+    """Distinct individuals of one phase, best first, cut to those that can still become parents.
+
+    They arrive in order of index. A failed one never enters; neither does a repeat of a genome that is in already,
+    unless there may be `repeats`. With either rule one that falls out can't come back, since the best only rises.
+    `top_k` keeps k of them; a threshold keeps all within its wider margin, however many they are.
+    """
+
+    def __init__(self, rule: TopKParents | ThresholdParents, repeats: bool = False) -> None:
+        self._rule = rule
+        self._repeats = repeats
+        self._individuals: dict[int, IndividualRecord] = {}
+        self._keys: list[RankKey] = []
+        self._hashes: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __iter__(self) -> Iterator[IndividualRecord]:
+        return (self._individuals[key[2]] for key in self._keys)
+
+    def add(self, one: IndividualRecord) -> None:
+        """Take in one individual and drop what can no longer be a parent."""
+        if one.fitness is None or (not self._repeats and one.content_hash in self._hashes):
+            return
+        insort(self._keys, rank_key(one))
+        self._individuals[one.index] = one
+        self._hashes.add(one.content_hash)
+        while self._surplus():
+            dropped = self._individuals.pop(self._keys.pop()[2])
+            self._hashes.discard(dropped.content_hash)
+
+    def _surplus(self) -> bool:
+        if isinstance(self._rule, TopKParents):
+            return len(self._keys) > self._rule.k
+        if len(self._keys) <= self._rule.crossover_least:
+            return False
+        best, worst = self._keys[0], self._keys[-1]
+        return worst[0] - best[0] > max(self._rule.crossover_margin, self._rule.mutation_margin) + _ROUNDING

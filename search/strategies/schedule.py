@@ -1,0 +1,117 @@
+"""The schedule of a search: which phase an individual belongs to, and which history it may see."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from moevolve.search.config.run import RunConfig
+from moevolve.search.settings.phases import EvolutionSection
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseSpan:
+    """Indices [start, stop) of one phase; the first `initial` of them are initial individuals."""
+
+    position: int
+    kind: str
+    start: int
+    stop: int
+    initial: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Pure arithmetic on indices; the determinism of a search rests on it.
+
+    Attributes:
+        spans: the phases in order, without gaps.
+        window: steady-state: child i sees individuals 0 .. i - window.
+        generation: if set, generational instead: child i sees everything before its own generation, a phase's initial
+            individuals being its first generation.
+    """
+
+    spans: tuple[PhaseSpan, ...]
+    window: int
+    generation: int | None = None
+
+    @classmethod
+    def of(cls, phases: Sequence[tuple[str, int, int]], window: int, generation: int | None = None) -> Schedule:
+        """Build from (kind, evaluations, initial) triples."""
+        stops = list(accumulate(evaluations for _, evaluations, _ in phases))
+        starts = [0, *stops][:-1]
+        spans = tuple(
+            PhaseSpan(position, kind, start, stop, initial)
+            for position, ((kind, _, initial), start, stop) in enumerate(zip(phases, starts, stops, strict=True))
+        )
+        return cls(spans, window, generation)
+
+    @property
+    def total(self) -> int:
+        """Individuals of the whole search."""
+        return self.spans[-1].stop
+
+    def span(self, index: int) -> PhaseSpan:
+        """The phase of individual `index`."""
+        return self.spans[bisect_right([span.stop for span in self.spans], index)]
+
+    def is_initial(self, index: int) -> bool:
+        """Whether individual `index` is one of its phase's initial ones."""
+        span = self.span(index)
+        return index < span.start + span.initial
+
+    def visible(self, index: int) -> int:
+        """How many leading individuals child `index` is made from: it sees exactly 0 .. visible - 1."""
+        if self.generation is None:
+            return max(0, index - self.window + 1)
+        span = self.span(index)
+        first = span.start + span.initial
+        if index < first:
+            return span.start
+        return first + (index - first) // self.generation * self.generation
+
+    @property
+    def in_flight(self) -> int:
+        """Most individuals that can be under evaluation at once."""
+        if self.generation is None:
+            return self.window
+        return max(self.generation, *(span.initial for span in self.spans))
+
+
+def make_schedule(config: RunConfig) -> Schedule:
+    """The schedule of a configuration."""
+    section = config.strategy
+    phases = [(phase.kind, phase.evaluations, phase.initial) for phase in config.phases]
+    if isinstance(section, EvolutionSection) and section.mode == "generations":
+        return Schedule.of(phases, config.window, section.generation)
+    return Schedule.of(phases, config.window)
+
+
+FEWEST_ROUNDS = 8
+"""A phase with fewer rounds has hardly anybody to learn from; see the README's table of windows."""
+
+
+def rounds_notes(config: RunConfig) -> tuple[str, ...]:
+    """For people: a warning for each phase that is over after a few rounds.
+
+    A round is as many individuals as are made before the first of them can be a parent: a window, or a generation; the
+    last one may be short. A phase that breeds nothing has none to count, and a `repair` phase has little use for them,
+    since it starts from candidates that are good already and varies how they are repaired.
+    """
+    schedule = make_schedule(config)
+    waits = schedule.generation is not None
+    size, setting = schedule.generation or schedule.window, "strategy.generation" if waits else "window"
+    found = []
+    for span in schedule.spans:
+        evaluations = span.stop - span.start
+        rounds, most = -(-evaluations // size), (evaluations - 1) // (FEWEST_ROUNDS - 1)
+        if span.kind == "repair" or span.initial == evaluations or most == 0 or rounds >= FEWEST_ROUNDS:
+            continue
+        found.append(
+            f"warning: phases.{span.position} ({span.kind}) has {rounds} rounds: {evaluations} evaluations, and "
+            f"{setting} makes {size} individuals before the first of them can be a parent; with {setting}: {most} or "
+            f"less it has {FEWEST_ROUNDS} or more"
+        )
+    return tuple(found)

@@ -1,0 +1,88 @@
+"""What tests of an engine's numbers have in common: prompts of words, every question, and edits of all kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from family_samples import SETTINGS as MORE_SETTINGS
+from family_samples import make_family_edit
+
+from moevolve.evaluators.types import Example, Matching, PreparedSplit
+from moevolve.workers.engine.engine import GenerationEngine
+from moevolve.workers.methods.eep.edit import EepEdit
+from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
+from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
+from moevolve.workers.model.resident import ResidentModel
+
+Numbers = list[Any]
+
+
+def words_split(
+    lengths: Sequence[int], common: int, endings: Sequence[int], choices: tuple[str, ...], most: int
+) -> PreparedSplit:
+    """Prompts of words with answers of 1 to 3 words.
+
+    Args:
+        lengths: words of the prompts.
+        common, endings: further prompts begin with the same `common` words, and go on with so many each.
+        choices: of every prompt.
+        most: tokens of an answer.
+    """
+    rng = np.random.default_rng(5)
+
+    def words(count: int) -> str:
+        return " ".join(f"w{i}" for i in rng.integers(4, 60, size=count))
+
+    beginning = words(common)
+    prompts = [*map(words, lengths), *(f"{beginning} {words(count)}" for count in endings)]
+    examples = tuple(Example(prompt, (words(1 + i % 3),), choices) for i, prompt in enumerate(prompts))
+    return PreparedSplit("words", "search", "generate", "accuracy", Matching(), most, " ", examples)
+
+
+def answers(engine: GenerationEngine, split: PreparedSplit) -> Numbers:
+    """Texts and gold log-probabilities; some answers are decided before their end."""
+    made = engine.generate(split, lambda _, text: text.startswith("w1"))
+    return [made.texts, made.gold_logprobs.tolist()]
+
+
+def others(engine: GenerationEngine, split: PreparedSplit) -> Numbers:
+    """All else that an engine can be asked of a split that it remembers."""
+    ranks = [each.tolist() for each in engine.rank(split)]
+    texts = [engine.text_logprobs(split), engine.divergences(split), engine.agreements(split)]
+    return [ranks, *(each.tolist() for each in texts)]
+
+
+def edit_of_family(make_edit: Callable[..., EepEdit], family: str, kind: str, seed: int = 0) -> EepEdit:
+    """An edit of any family of experts, see `edit_of_kind`, in a router space that it has."""
+    settings: dict[str, Any] = {"space": "logits" if family == "gpt_oss" else "probs", "seed": seed}
+    return (make_family_edit if family in MORE_SETTINGS else make_edit)(family, kind, **settings)
+
+
+def divided(model: ResidentModel) -> FactorLlmEdit:
+    """The networks of a dense model in four experts, two of which a token chooses."""
+    layers, width = len(model.dense_layers), model.dense_layers[0].width
+    rng = np.random.default_rng(2)
+    order = np.stack([np.arange(width)] * layers)
+    return FactorLlmEdit(order, rng.normal(size=(layers, 1, 4, 32)), rng.normal(size=(layers, 1, 4)), 2)
+
+
+def masked(model: ResidentModel, share: int, heads: HeadMasks | None = None) -> ToMoeEdit:
+    """The networks of a dense model under four masks, which leave all but one neuron of `share`."""
+    layers, width = len(model.dense_layers), model.dense_layers[0].width
+    rng = np.random.default_rng(2)
+    kept = rng.permuted(np.tile(np.arange(width) < width - width // share, (layers, 4, 1)), axis=2)
+    return ToMoeEdit(kept, rng.normal(size=(layers, 4, 5)), rng.normal(size=(layers, 5, 32)), heads)
+
+
+def masked_heads() -> HeadMasks:
+    """Of the tiny Llama."""
+    rng = np.random.default_rng(2)
+    return HeadMasks(
+        np.array([[True, True, False, True]] * 3),
+        np.array([5, 3, 4]),
+        rng.normal(size=(3, 8)),
+        rng.normal(size=(3, 8, 2)),
+        rng.normal(size=(3, 2, 32)),
+    )

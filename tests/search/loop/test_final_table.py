@@ -1,0 +1,400 @@
+"""Who won and what the table shows: one answer, whichever command is asked."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from local_workers import local_pool
+from replies import answers, result
+from search_lab import make_lab_setup, run_config
+from typer.testing import CliRunner
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.types import Example, Matching, PreparedSplit, Split
+from moevolve.search.cli.app import app
+from moevolve.search.cli.output.final_table import print_standings
+from moevolve.search.compare.config import load_comparison
+from moevolve.search.compare.rows import comparison_rows
+from moevolve.search.compare.run import run_comparison
+from moevolve.search.config.run import RunConfig
+from moevolve.search.loop.final_table import BEST_LABEL, FinalTable, Score
+from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.report.contents import gather
+from moevolve.search.running import launch as service
+from moevolve.search.text import percent
+from moevolve.store.repository import Store
+from moevolve.workers.contract.edits import Edit, IdentityEdit
+from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
+
+EXAMPLES = 20
+Sheet = Callable[[Edit, PreparedSplit], tuple[int, float] | None]
+"""Right answers of `EXAMPLES` and gold log-probability of an edit on a split; None where it fails."""
+
+
+def mark(edit: Edit, salt: str = "") -> int:
+    """A number of the edit, 0 to 999."""
+    return int(np.random.default_rng(list(f"{edit.phenotype_hash}{salt}".encode())).integers(1000))
+
+
+class SheetPool:
+    """Answers every request from a sheet, at once."""
+
+    def __init__(self, setup: SearchSetup, sheet: Sheet) -> None:
+        self._splits, self._sheet = setup.all_prepared, sheet
+        self._open: list[EvaluationRequest] = []
+
+    def submit(self, request: EvaluationRequest) -> None:
+        self._open.append(request)
+
+    def poll(self, timeout: float) -> list[EvaluationReply]:
+        requests, self._open = self._open, []
+        return [self._reply(request) for request in requests]
+
+    def resize(self, count: int, at_once: bool = False) -> None: ...
+
+    def close(self) -> None:
+        self._open.clear()
+
+    def _reply(self, request: EvaluationRequest) -> EvaluationReply:
+        results = {}
+        for key in request.fingerprints:
+            found = self._sheet(request.edit, self._splits[key])
+            if found is None:
+                return replace(answers(request, results), failure="broken", failed_on=(key,))
+            outcomes = (np.arange(EXAMPLES) < found[0]).astype(np.float32)
+            results[key] = result(found[0] / EXAMPLES, found[1], outcomes.tolist())
+        return answers(request, results)
+
+
+def prepared(task: str, split: Split) -> PreparedSplit:
+    examples = tuple(Example(f"{task} {split} {i}?", ("yes",), ("yes", "no")) for i in range(EXAMPLES))
+    return PreparedSplit(task, split, "rank", "mean", Matching(), 1, " ", examples)
+
+
+def lab_setup(config: RunConfig) -> SearchSetup:
+    """What `set_up` makes, without a checkpoint or data."""
+    names: list[Split] = ["search", *(["dev"] if config.final.rerank else []), *(["test"] if config.final.test else [])]  # type: ignore[list-item]
+    ranked = [name for name in names if name != "test"] if config.tie_break == "agreement" else []
+    return replace(
+        make_lab_setup(config),
+        prepared={name: tuple(prepared(task.name, name) for task in config.tasks) for name in names},
+        tie_breakers={
+            name: tuple(prepared(f"{task.name}@agreement", name) for task in config.tasks) for name in ranked
+        },
+        held_out=tuple(prepared(task, "test") for task in config.final.held_out),
+    )
+
+
+def config(**changes: Any) -> RunConfig:
+    phases = [{"kind": "prune", "evaluations": 12, "initial": 12}]
+    settings: dict[str, Any] = {"phases": phases, "model": {"path": "/nowhere"}, "final": {"rerank": 6}}
+    return run_config(**(settings | changes))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(f"sqlite:///{tmp_path}/s.db") as opened:
+        yield opened
+
+
+def launch(store: Store, settings: RunConfig, sheet: Sheet) -> FinalTable:
+    setup = lab_setup(settings)
+    service.register(setup, store)
+    return resume(store, settings, sheet)
+
+
+def resume(store: Store, settings: RunConfig, sheet: Sheet) -> FinalTable:
+    setup = lab_setup(settings)
+    return service.execute(setup, store, service.Observer(), lambda _: SheetPool(setup, sheet))
+
+
+def reported(store: Store) -> FinalTable:
+    return gather(store, "lab").standings
+
+
+def same(one: FinalTable, other: FinalTable) -> bool:
+    """Whether a page says what the search ended with, but for what takes the model."""
+    return other == replace(one, entries=(replace(one.full, active_parameters=None), *one.entries[1:]))
+
+
+def edits(store: Store, settings: RunConfig) -> dict[int, Edit]:
+    setup = lab_setup(settings)
+    return {row.index: setup.space.from_bytes(row.genome).express() for row in store.history("lab-1")}
+
+
+def all_tied(edit: Edit, split: PreparedSplit) -> tuple[int, float]:
+    """Everybody has the same score; what breaks ties differs."""
+    if split.task.endswith("@agreement"):
+        return mark(edit, split.task + split.split) % EXAMPLES, -1.0
+    return 10, -mark(edit, split.task + split.split) / 1000
+
+
+@pytest.mark.parametrize("rule", ["gold_logprob", "agreement", "index"])
+@pytest.mark.parametrize("tasks", [["one"], ["one", "two"]])
+def test_ties_on_dev_are_broken_as_the_configuration_says(store: Store, rule: str, tasks: list[str]) -> None:
+    weights = dict(zip(tasks, (3, 1), strict=False))
+    sections = [{"name": name, "weight": weights[name]} for name in tasks]
+    settings = config(tie_break=rule, tasks=sections, final={"rerank": 12})
+    ended = launch(store, settings, all_tied)
+    firsts: dict[str, int] = {}
+    for index, edit in edits(store, settings).items():
+        firsts.setdefault(edit.phenotype_hash, index)
+    found = {index: edit for index, edit in edits(store, settings).items() if firsts[edit.phenotype_hash] == index}
+
+    def worth(index: int) -> tuple[float, int]:
+        if rule == "index":
+            return 0.0, -index
+        name = "@agreement" if rule == "agreement" else ""
+        column = 1 if rule == "gold_logprob" else 0
+        values = {task: all_tied(found[index], prepared(task + name, "dev"))[column] for task in tasks}
+        return sum(weights[task] * values[task] for task in tasks), -index
+
+    assert len(found) > 6
+    assert ended.winner == f"lab:{max(found, key=worth)}" and ended.reranked
+    assert reported(store).winner == ended.winner
+    assert same(ended, reported(store))
+    assert {score.task for one in ended.entries for score in one.scores} == set(tasks)
+    assert store.searches()[0].tasks == tuple(tasks)
+
+
+def graded(edit: Edit, split: PreparedSplit) -> tuple[int, float]:
+    """Scores that differ from split to split."""
+    return (19 if isinstance(edit, IdentityEdit) else mark(edit, split.split) % EXAMPLES), -1.0
+
+
+def test_leaders_that_break_on_dev_are_out(store: Store) -> None:
+    settings = config()
+    broken = {"dev"}
+
+    def sheet(edit: Edit, split: PreparedSplit) -> tuple[int, float] | None:
+        breaks = split.split in broken and not isinstance(edit, IdentityEdit) and mark(edit, "dev") % EXAMPLES > 9
+        return None if breaks else graded(edit, split)
+
+    ended = launch(store, settings, sheet)
+    assert ended.best is not None and ended.reranked
+    leaders = {row.index: edits(store, settings)[row.index] for row in store.best_of_search("lab-1", 6)}
+    fine = {index: mark(edit, "dev") % EXAMPLES for index, edit in leaders.items() if mark(edit, "dev") % EXAMPLES <= 9}
+    assert 0 < len(fine) < 6
+    assert ended.best.score("one", "dev") == Score("one", "dev", max(fine.values()) / 20, *_interval(ended, "dev"))
+    assert same(ended, reported(store))
+
+
+def test_one_that_breaks_on_a_task_of_test_failed_on_the_tasks_after_it(store: Store) -> None:
+    def sheet(edit: Edit, split: PreparedSplit) -> tuple[int, float] | None:
+        breaks = (split.task, split.split) == ("two", "test") and not isinstance(edit, IdentityEdit)
+        return None if breaks else graded(edit, split)
+
+    ended = launch(store, config(tasks=[{"name": name} for name in ("one", "two", "three")]), sheet)
+    assert ended.best is not None
+    first = ended.best.score("one", "test")
+    assert first is not None and first.score is not None
+    for task in ("two", "three"):
+        assert ended.best.score(task, "test") == Score(task, "test", None, failure="broken")
+    assert not [gap for gap in ended.gaps if "test" in gap.what]
+    assert same(ended, reported(store))
+
+
+def _interval(found: FinalTable, split: Split) -> tuple[float | None, float | None]:
+    assert found.best is not None
+    score = found.best.score("one", split)
+    assert score is not None and score.low is not None and score.high is not None and score.low < score.high
+    return score.low, score.high
+
+
+def test_where_all_leaders_break_on_dev_the_best_by_fitness_wins(store: Store) -> None:
+    def sheet(edit: Edit, split: PreparedSplit) -> tuple[int, float] | None:
+        return graded(edit, split) if split.split != "dev" else None
+
+    ended = launch(store, config(), sheet)
+    assert ended.winner == f"lab:{store.best_of_search('lab-1')[0].index}" and not ended.reranked
+    assert ended.best is not None and ended.best.score("one", "dev") == Score("one", "dev", None, failure="broken")
+    assert same(ended, reported(store))
+
+
+def test_a_search_whose_every_individual_failed_has_no_winner(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    def sheet(edit: Edit, split: PreparedSplit) -> tuple[int, float] | None:
+        return graded(edit, split) if isinstance(edit, IdentityEdit) else None
+
+    ended = launch(store, config(final={"rerank": 3, "random_baselines": 4}), sheet)
+    assert (ended.winner, ended.best, ended.reranked) == (None, None, False)
+    full, draws = ended.entries
+    assert [score.score for score in draws.scores] == [0.0] and {score.split for score in full.scores} == {
+        "search",
+        "test",
+    }
+    assert same(ended, reported(store))
+    print_standings(ended, "sqlite:///s.db")
+    assert "every individual failed" in capsys.readouterr().out
+
+
+def test_random_draws_are_shown_where_they_are_asked_for(store: Store) -> None:
+    settings = config(final={"rerank": 0, "random_baselines": 3})
+    ended = launch(store, settings, graded)
+    assert [one.label for one in ended.entries] == ["full model", "random pruning, 3 draws", BEST_LABEL]
+    first = [edits(store, settings)[index] for index in range(3)]
+    for split in ("search", "test"):
+        values = [graded(edit, prepared("one", split))[0] / 20 for edit in first]  # type: ignore[arg-type]
+        mean = ended.entries[1].score("one", split)  # type: ignore[arg-type]
+        assert mean is not None and mean.score == pytest.approx(np.mean(values))
+        assert mean.spread == pytest.approx(np.std(values, ddof=1)) and mean.low is None
+    assert same(ended, reported(store))
+    assert [gap.what for gap in ended.gaps] == ["best found on one, dev"]
+    launch_again = resume(store, config(final={"rerank": 0}), graded)
+    assert [one.label for one in launch_again.entries] == ["full model", BEST_LABEL]
+    assert same(launch_again, reported(store))
+
+
+def test_a_report_knows_the_final_settings_of_the_last_resume(store: Store) -> None:
+    def sheet(edit: Edit, split: PreparedSplit) -> tuple[int, float]:
+        found = 19 if isinstance(edit, IdentityEdit) else mark(edit) % EXAMPLES
+        return (found if split.split == "search" else EXAMPLES - 1 - found), -1.0  # what is good here is bad there
+
+    first = launch(store, config(final={"rerank": 1}), sheet)
+    ended = resume(store, config(final={"rerank": 6, "held_out": ["other"]}), sheet)
+    assert ended.winner != first.winner and ended.others == ("other",)
+    assert ended.best is not None and ended.full.score("other", "test") and ended.best.score("other", "test")
+    assert same(ended, reported(store)) and not ended.gaps
+    # As would resuming it once more without a word.
+    again = resume(store, config(final={"rerank": 6}), sheet)
+    assert again.winner == ended.winner and same(again, reported(store))
+
+
+def test_leaders_that_are_not_all_measured_on_dev_are_not_ranked_again(store: Store) -> None:
+    settings = config()
+    setup = lab_setup(settings)
+    service.register(setup, store)
+    seen: list[int] = []
+
+    class Dying(SheetPool):
+        """Gives three leaders on dev, the worst three of them."""
+
+        def poll(self, timeout: float) -> list[EvaluationReply]:
+            if seen:
+                raise KeyboardInterrupt
+            if not any(self._splits[key].split == "dev" for one in self._open for key in one.fingerprints):
+                return super().poll(timeout)
+            self._open = self._open[-3:]
+            seen.append(len(self._open))
+            return super().poll(timeout)
+
+    with pytest.raises(KeyboardInterrupt):
+        service.execute(setup, store, service.Observer(), lambda _: Dying(setup, graded))
+    table = reported(store)
+    assert seen == [3]
+    assert table.winner == f"lab:{store.best_of_search('lab-1')[0].index}" and not table.reranked
+    assert [gap.command for gap in table.gaps] == ["moevolve resume lab"]
+    assert same(resume(store, settings, graded), reported(store)) and reported(store).reranked
+
+
+def test_names_must_tell_splits_apart(tiny: Any, tmp_path: Path) -> None:
+    tasks = [{"name": str(tiny.task), "counts": {"search": 10}}, f"{tiny.task}@agreement"]
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(tiny.run_data("x", tasks=tasks, tie_break="agreement")))
+    done = CliRunner().invoke(app, ["launch", str(path), "--store", f"sqlite:///{tmp_path}/s.db"])
+    assert isinstance(done.exception, UserError)
+    assert "task pick@agreement: its search split is used twice" in str(done.exception)
+    assert not (tmp_path / "s.db").exists()
+
+
+def colours(tiny: Any, folder: Path) -> str:
+    task = yaml.safe_load(tiny.task.read_text())
+    task["source"]["files"]["all"] = str(tiny.folder / "pick.jsonl")
+    path = folder / "colours.yaml"
+    path.write_text(yaml.safe_dump(task | {"prompt": "{{ text }} the Answer is"}))
+    return str(path)
+
+
+@pytest.mark.parametrize("case", ["one", "index", "agreement", "rerank 0", "no test", "several", "held out"])
+def test_all_commands_name_the_same_winner_and_numbers(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    several = [{"name": str(tiny.task), "weight": 3}, colours(tiny, tmp_path)]
+    changes: dict[str, dict[str, Any]] = {
+        "index": {"tie_break": "index"},
+        "agreement": {"tie_break": "agreement"},
+        "rerank 0": {"final": {"rerank": 0, "random_baselines": 2}},
+        "no test": {"final": {"rerank": 3, "test": False}},
+        "several": {"tasks": several, "tie_break": "agreement"},
+        "held out": {"final": {"rerank": 3, "held_out": [f"{tiny.task}@kl"]}},
+    }
+    small = {"phases": [{"kind": "prune", "evaluations": 8, "initial": 5}], "engine": {"batch_tokens": 512}}
+    data = tiny.run_data("mine", final={"rerank": 4, "random_baselines": 3}, store=f"sqlite:///{tmp_path}/s.db")
+    data |= small | changes.get(case, {})
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(data))
+    monkeypatch.setattr(service, "execute", partial(service.execute, make_pool=local_pool))
+
+    def ask(*arguments: str) -> str:
+        done = CliRunner().invoke(app, [*arguments, "--store", data["store"]])
+        assert done.exit_code == 0, (done.output, done.exception)
+        return done.stdout
+
+    ended = json.loads(ask("launch", str(tmp_path / "run.yaml"), "--json"))
+    with Store.open(data["store"]) as store:
+        table = gather(store, "mine").standings
+        (tmp_path / "compare.yaml").write_text(
+            yaml.safe_dump(
+                {"name": "c", "base": {k: v for k, v in data.items() if k not in ("name", "seed")}}
+                | {"methods": {"m": {}}, "seeds": [data["seed"]]}
+            )
+        )
+        comparison = load_comparison(tmp_path / "compare.yaml")
+        outcomes = run_comparison(comparison, store, lambda place, cell: service.Observer(), local_pool)  # type: ignore[arg-type]
+        rows = {row.contestant: row for row in comparison_rows(outcomes, store)}
+        assert outcomes[0].report is not None
+        assert same(under(outcomes[0].report, "mine"), table)
+    # What launch prints is what the page reads.
+    assert ended["winner"] == table.winner
+    assert ended["reranked"] == table.reranked == (case != "rerank 0")
+    told = {
+        (one["label"], s["task"], s["split"]): (s["score"], s["low"], s["high"], s["spread"])
+        for one in ended["entries"]
+        for s in one["scores"]
+    }
+    read = {
+        (one.label, s.task, s.split): (s.score, s.low, s.high, s.spread) for one in table.entries for s in one.scores
+    }
+    assert told == read
+    # The comparison's rows have them too, of the same individual.
+    assert rows[BEST_LABEL].refs == (table.winner.replace("mine:", "c.m.s3:"),)  # type: ignore[union-attr]
+    compared = 0
+    for label, row in rows.items():
+        for score in row.scores:
+            if score.task or case != "several":
+                low, high = (score.low, score.high) if not row.contestant.startswith("random") else (None, None)
+                name = score.task or table.tasks[0]
+                assert (score.score, low, high) == pytest.approx(read[label, name, score.split][:3])
+                compared += 1
+    assert compared == len(read)
+    # The plot shows the winner's matrices, and the page all numbers.
+    ask("plot", "mine", "-o", str(tmp_path / "mine.svg"))
+    assert f"matrices of {table.winner} " in (tmp_path / "mine.svg").read_text()
+    ask("report", "mine", "-o", str(tmp_path / "mine.html"))
+    page = (tmp_path / "mine.html").read_text()
+    body = page[page.index('id="result"') : page.index('id="searched"')]
+    for one in table.entries:
+        for score in one.scores:
+            assert re.search(rf">\s*{percent(score.score)}<small>", body)
+
+
+def under(table: FinalTable, name: str) -> FinalTable:
+    """The same table of a search of another name."""
+
+    def renamed(text: str | None) -> Any:
+        return None if text is None else text.replace(table.search, name)
+
+    return replace(
+        table,
+        search=name,
+        entries=tuple(replace(one, ref=renamed(one.ref)) for one in table.entries),
+        winner=renamed(table.winner),
+        gaps=tuple(replace(gap, command=renamed(gap.command)) for gap in table.gaps),
+    )

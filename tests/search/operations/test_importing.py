@@ -1,0 +1,290 @@
+"""Coefficient files imported with a model's config alone, and the weights that they are then used with."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from published_templates import GPT_OSS, bytewise_tokenizer
+from safetensors.torch import load_file, save_file
+
+from moevolve.search.genomes.eep.coefficients import read_coefficients
+from moevolve.store.records import UNBOUND
+from moevolve.store.repository import Store
+
+RELEASE = Path(__file__).parents[2] / "labs" / "eep_release" / "budget_4.pth"
+
+
+def write_released(path: Path, experts: int) -> None:
+    """A file in the form of the EEP authors' release, of two retained experts.
+
+    Of four layers: what two layers share, one layer's own, and what is left over.
+    """
+    numbers = torch.Generator().manual_seed(5)
+    keys = [f"{kind}.{owner}" for kind in ("layers", "transfer") for owner in ("[0-1]", "2")]
+    tensors = {key: torch.rand(2, experts, generator=numbers) for key in (*keys, "others", "others_transfer")}
+    torch.save(tensors, path)
+
+
+@pytest.fixture
+def released(tmp_path: Path) -> Path:
+    path = tmp_path / "made_budget_2.pth"
+    write_released(path, experts=4)
+    return path
+
+
+@pytest.fixture
+def config_only(tiny: Any, tmp_path: Path) -> Path:
+    """A folder with a config.json as those in configs/models/."""
+    folder = tmp_path / "config"
+    folder.mkdir()
+    shutil.copy(tiny.model / "config.json", folder)
+    return folder
+
+
+@pytest.fixture
+def others(tiny: Any, tmp_path: Path) -> Path:
+    """A checkpoint of the same shapes with other weights."""
+    folder = tmp_path / "others"
+    shutil.copytree(tiny.model, folder)
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: 2 * tensor for name, tensor in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@pytest.fixture
+def imported(released: Path, config_only: Path, in_process: Any) -> str:
+    done = in_process("import-eep", released, "--experts-of", config_only, "--json")
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)
+    assert (row["experts"], row["groups"]) == (2, 3)
+    return str(row["ref"])
+
+
+def refusal(done: Any) -> str:
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    return str(done.stderr)
+
+
+def the_search(folder: Path) -> Any:
+    with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
+        return store.searches()[0].search
+
+
+def test_a_file_that_torch_alone_wrote_is_imported_with_a_config_alone(
+    in_process: Any, config_only: Path, tmp_path: Path
+) -> None:
+    settings = json.loads((config_only / "config.json").read_text())
+    (config_only / "config.json").write_text(json.dumps(settings | {"num_local_experts": 8}))
+    done = in_process("import-eep", RELEASE, "--experts-of", config_only, "--json")
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)
+    assert (row["ref"], row["experts"], row["groups"]) == ("budget_4:0", 4, 2)
+    # Four of eight experts less, three matrices of 16 x 16 each, in four layers; a continuous mapping (4 x 8) more.
+    detail = json.loads(in_process("show", "budget_4:0", "--json").stdout)
+    shown = detail["individual"]
+    assert shown["parameters"] == shown["parameters_full"] - 4 * (4 * 3 * 16 * 16 - 4 * 8)
+    assert (shown["experts"], shown["parents"], detail["evaluations"]) == (4, [], [])
+    assert in_process("export", "budget_4:0", tmp_path / "back.pth").returncode == 0
+    given, back = (torch.load(path, weights_only=True) for path in (RELEASE, tmp_path / "back.pth"))
+    assert list(back) == ["layers.[0-1]", "others", "transfer.[0-1]", "others_transfer"]
+    for merging, mapping in (("layers.[0-1]", "transfer.[0-1]"), ("others", "others_transfer")):
+        # New experts are interchangeable: those of a group have no order.
+        rows = [sorted(torch.cat([each[merging], each[mapping]], dim=1).tolist()) for each in (given, back)]
+        assert rows[0] == rows[1]
+
+
+def test_a_config_that_comes_with_the_package_is_enough(in_process: Any, tmp_path: Path) -> None:
+    """46.7 G parameters, of which nothing but the shapes is there."""
+    write_released(tmp_path / "one.pth", experts=8)
+    done = in_process("import-eep", tmp_path / "one.pth", "--experts-of", "mixtral-8x7b")
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(in_process("show", "one:0", "--json").stdout)["individual"]
+    # Each expert left out takes its three matrices along; the continuous mapping adds 2 x 8 and keeps the gate.
+    expert = 3 * 4096 * 14336
+    assert shown["parameters"] == shown["parameters_full"] - 32 * (6 * expert - 2 * 8)
+    assert "no such folder" in refusal(in_process("import-eep", tmp_path / "one.pth", "--experts-of", "mixtrall"))
+
+
+def test_a_long_file_name_is_cut_to_a_name_of_a_search(in_process: Any, tmp_path: Path) -> None:
+    write_released(tmp_path / f"{'a' * 201}.pth", experts=8)
+    done = in_process("import-eep", tmp_path / f"{'a' * 201}.pth", "--experts-of", "mixtral-8x7b", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)[0]["ref"] == f"{'a' * 200}:0"
+
+
+def test_what_prompts_are_wrapped_in_is_kept(
+    released: Path, config_only: Path, in_process: Any, tmp_path: Path
+) -> None:
+    done = in_process(
+        "import-eep",
+        released,
+        "--experts-of",
+        config_only,
+        "--set",
+        "engine.chat_template=none",
+        "--set",
+        "model.dtype=float16",
+    )
+    assert done.returncode == 0, done.stderr
+    stored = json.loads(the_search(tmp_path).config)
+    assert (stored["engine"]["chat_template"], stored["model"]["dtype"]) == ("none", "float16")
+    refused = refusal(in_process("import-eep", released, "--experts-of", config_only, "--set", "genome.groups=2"))
+    assert "only `model.*` and `engine.*`" in refused
+    assert "model.dtype" in refusal(
+        in_process("import-eep", released, "--experts-of", config_only, "--set", "model.dtype=int3")
+    )
+
+
+def test_without_a_run_configuration_it_is_stored_as_its_evaluation_needs_it(in_process: Any, tmp_path: Path) -> None:
+    """Mixtral-8x7B at 4 of 8 fits a card of 80 GB in bfloat16 with its originals on the host only."""
+    write_released(tmp_path / "one.pth", experts=8)
+    assert in_process("import-eep", tmp_path / "one.pth", "--experts-of", "mixtral-8x7b").returncode == 0
+    stored = json.loads(the_search(tmp_path).config)
+    model = stored["model"]
+    assert (model["dtype"], model["own_dtype"], model["originals"]) == ("auto", "bfloat16", "host")
+    assert stored["engine"]["chat_template"] == "mixtral"
+
+
+def test_how_the_model_is_held_can_be_said_when_it_is_evaluated(
+    imported: str, tiny: Any, in_process: Any, tmp_path: Path
+) -> None:
+    narrow = tmp_path / "narrow"
+    shutil.copytree(tiny.model, narrow)
+    weights = load_file(narrow / "model.safetensors")
+    save_file({name: each.bfloat16() for name, each in weights.items()}, narrow / "model.safetensors", {"format": "pt"})
+    settings = json.loads((narrow / "config.json").read_text())
+    (narrow / "config.json").write_text(json.dumps(settings | {"dtype": "bfloat16"}))
+
+    def scored(*more: str) -> float:
+        done = in_process("evaluate", imported, "--task", tiny.task, "--model", narrow, "--json", *more)
+        assert done.returncode == 0, done.stderr
+        return float(json.loads(done.stdout)["record"]["gold_logprob"])
+
+    own = scored()
+    assert the_search(tmp_path).is_bound, "its dtype needn't be that of the config that it was imported with"
+    wide = scored("--set", "model.dtype=float32", "--set", "model.originals=device")
+    assert wide != own and wide == pytest.approx(own, rel=0.05)
+    assert scored() == own
+    message = refusal(in_process("evaluate", imported, "--task", tiny.task, "--set", "seed=2"))
+    assert "only `model.*` and `engine.*`" in message
+
+
+def test_what_needs_no_weights_asks_for_none(imported: str, in_process: Any, tmp_path: Path) -> None:
+    name = imported.partition(":")[0]
+    for command in (("searches",), ("best",), ("show", imported), ("lineage", imported)):
+        assert in_process(*command).returncode == 0
+    assert in_process("plot", name, "-o", tmp_path / "p.png").returncode == 0
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    assert in_process("export", imported, tmp_path / "back.pth").returncode == 0
+    for again, given in zip(
+        read_coefficients(tmp_path / "back.pth", 4, 4), read_coefficients(tmp_path / f"{name}.pth", 4, 4), strict=True
+    ):
+        # Rows are interchangeable, and stored in an order of their own.
+        for layer in range(4):
+            assert sorted(again[layer].tolist()) == sorted(given[layer].tolist())
+    assert the_search(tmp_path).model_fingerprint.startswith(UNBOUND)
+
+
+def test_what_needs_weights_asks_for_them(imported: str, tiny: Any, in_process: Any, tmp_path: Path) -> None:
+    for command in (
+        ("evaluate", imported, "--task", tiny.task),
+        ("evaluate", "full", "--task", tiny.task),
+        ("export", imported, tmp_path / "out"),
+        ("analyse", imported, "--task", tiny.task),
+        ("profile", imported),
+    ):
+        message = refusal(in_process(*command))
+        assert "needs the weights" in message and "--model PATH" in message
+    assert not (tmp_path / "out").exists()
+    assert not the_search(tmp_path).is_bound
+
+
+def test_the_first_weights_are_its_weights(
+    imported: str, released: Path, others: Path, tiny: Any, in_process: Any, tmp_path: Path
+) -> None:
+    # Who only reads leaves it open.
+    assert in_process("answers", imported, "--task", tiny.task, "--model", tiny.model).returncode == 0
+    assert not the_search(tmp_path).is_bound
+    evaluate = ("evaluate", imported, "--task", tiny.task, "--json")
+    first = in_process(*evaluate, "--model", tiny.model)
+    assert first.returncode == 0, first.stderr
+    bound = the_search(tmp_path)
+    assert bound.is_bound and bound.model_path == str(tiny.model)
+
+    # As if the weights had been there from the beginning.
+    (tmp_path / "known").mkdir()
+    assert in_process("import-eep", released, "--experts-of", tiny.model, cwd=tmp_path / "known").returncode == 0
+    assert the_search(tmp_path / "known").model_fingerprint == bound.model_fingerprint
+    there = json.loads(in_process(*evaluate, cwd=tmp_path / "known").stdout)["record"]
+    here = json.loads(first.stdout)["record"]
+    assert (here["score"], here["gold_logprob"]) == (there["score"], there["gold_logprob"])
+
+    # From now on they are found, and no others are taken.
+    assert in_process(*evaluate).returncode == 0
+    assert "not the checkpoint" in refusal(in_process(*evaluate, "--model", others))
+    assert replace(the_search(tmp_path), updated_at=None) == replace(bound, updated_at=None)
+    shown = json.loads(in_process("show", imported, "--json").stdout)
+    assert [item["score"] for item in shown["evaluations"]] == [here["score"]]
+
+
+def test_weights_of_other_shapes_are_refused(
+    imported: str, config_only: Path, tiny: Any, others: Path, in_process: Any, tmp_path: Path
+) -> None:
+    settings = json.loads((others / "config.json").read_text())
+    (others / "config.json").write_text(json.dumps(settings | {"intermediate_size": 24}))
+    evaluate = ("evaluate", imported, "--task", tiny.task, "--model")
+    assert "isn't of the shapes" in refusal(in_process(*evaluate, others))
+    assert "needs the weights" in refusal(in_process(*evaluate, config_only))
+    assert not the_search(tmp_path).is_bound
+
+
+def test_a_search_whose_weights_have_moved(released: Path, tiny: Any, in_process: Any, tmp_path: Path) -> None:
+    """They can be named wherever they are now, for searches of any kind; the card of an export says where."""
+    shutil.copytree(tiny.model, tmp_path / "before")
+    assert in_process("import-eep", released, "--experts-of", tmp_path / "before").returncode == 0
+    (tmp_path / "before").rename(tmp_path / "after")
+    name = released.stem
+    assert in_process("export", f"{name}:0", tmp_path / "out").returncode == 2
+    done = in_process("export", f"{name}:0", tmp_path / "out", "--model", tmp_path / "after")
+    assert done.returncode == 0, done.stderr
+    assert the_search(tmp_path).model_fingerprint in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_what_is_asked_and_what_is_scored_is_shown_without_weights(
+    released: Path, config_only: Path, in_process: Any, tmp_path: Path
+) -> None:
+    """As GPT-OSS is asked: the final channel is opened in the prompt, the date is fixed, effort is low."""
+    tokenizer = bytewise_tokenizer()
+    tokenizer.chat_template = GPT_OSS
+    tokenizer.save_pretrained(config_only)
+    (tmp_path / "rows.jsonl").write_text('{"question": "2+2?", "answer": "4"}\n')
+    task = {
+        "name": "sums",
+        "source": {"files": {"all": str(tmp_path / "rows.jsonl")}},
+        "splits": {"test": {"from": "all"}},
+        "prompt": "{{ question }}",
+        "answer": "{{ answer }}",
+        "max_new_tokens": 2,
+    }
+    (tmp_path / "sums.yaml").write_text(json.dumps(task))
+    imported = in_process(
+        "import-eep", released, "--experts-of", config_only, "--set", "engine.chat_template=auto", "--json"
+    )
+    assert imported.returncode == 0, imported.stderr
+    command = ("answers", "full", "--task", tmp_path / "sums.yaml", "--prompts", "--whole")
+    done = in_process(*command, "--json")
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)
+    assert row["gold"] == "4"
+    assert "Current date: 2025-01-01\n\nReasoning: low\n" in row["prompt"]
+    assert row["prompt"].endswith("2+2?<|end|><|start|>assistant<|channel|>final<|message|>")
+    shown = in_process(*command)
+    assert shown.returncode == 0, shown.stderr
+    assert "asked" in shown.stdout and "scored" in shown.stdout and "<|message|>" in shown.stdout.replace("\n", "")

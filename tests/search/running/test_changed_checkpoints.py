@@ -1,0 +1,152 @@
+"""A checkpoint that was changed in its place: what is stored of it before is of another model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from local_workers import local_pool
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.config.files import parse_run_config, parse_stored_config
+from moevolve.search.running.execute import execute
+from moevolve.search.running.launch import register, set_up_new
+from moevolve.search.running.observer import Observer
+from moevolve.search.running.resume import set_up_stored
+from moevolve.store.repository import Store
+
+
+def change(file: Path, **settings: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+
+
+def end_at_every_answer(model: Path) -> None:
+    words = json.loads((model / "tokenizer.json").read_text())["model"]["vocab"]
+    change(model / "generation_config.json", eos_token_id=[2, *(words[letter] for letter in "ABCD")])
+
+
+def lower_case(model: Path) -> None:
+    change(model / "tokenizer.json", normalizer={"type": "Lowercase"})  # no more `Answer` in the vocabulary
+
+
+def write_again(model: Path) -> None:
+    for name in ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json"):
+        content = dict(reversed(json.loads((model / name).read_text()).items()))
+        version = {"transformers_version": "99.0"} if "transformers_version" in content else {}
+        (model / name).write_text(json.dumps(content | version, indent=1))
+
+
+class Searches:
+    """Short searches of one checkpoint that can be changed, in stores of `folder`."""
+
+    def __init__(self, tiny: Any, folder: Path) -> None:
+        self.model = shutil.copytree(tiny.model, folder / "model")
+        task = yaml.safe_load(tiny.task.read_text()) | {"fitness": "generate", "max_new_tokens": 1}
+        task["source"]["files"]["all"] = str(tiny.folder / "pick.jsonl")
+        self.task = folder / "generate.yaml"
+        self.task.write_text(yaml.safe_dump(task))
+        self._tiny, self._folder = tiny, folder
+
+    def run(self, name: str, store: str = "moevolve", **engine: Any) -> list[tuple[Any, ...]]:
+        """Phenotype, fitness and tie-break value of every individual of a search."""
+        data = self._tiny.run_data(
+            name,
+            model={"path": str(self.model), "device": "cpu"},
+            tasks=[{"name": str(self.task), "counts": {"search": 12}}],
+            phases=[{"kind": "prune", "evaluations": 4, "initial": 4}],
+            engine=engine,
+            final={"rerank": 0, "test": False},
+        )
+        with Store.open(f"sqlite:///{self._folder / store}.db") as opened:
+            setup = set_up_new(parse_run_config(data, "test"))
+            register(setup, opened)
+            execute(setup, opened, Observer(), local_pool)
+            return [(row.phenotype_hash, row.fitness, row.tie_break) for row in opened.history(setup.search_id)]
+
+    def measured(self, name: str) -> int:
+        """Evaluations that were made for a search rather than found."""
+        with Store.open(f"sqlite:///{self._folder / 'moevolve'}.db") as store:
+            return sum(cost.evaluations - cost.earlier for cost in store.costs(store.search(name)).splits)
+
+
+@pytest.fixture
+def searches(tiny: Any, tmp_path: Path) -> Searches:
+    return Searches(tiny, tmp_path)
+
+
+@pytest.mark.parametrize("edit", [end_at_every_answer, lower_case])
+def test_scores_of_a_changed_checkpoint_are_measured_anew(
+    searches: Searches, in_process: Any, edit: Callable[[Path], None]
+) -> None:
+    stale = searches.run("first")
+    assert any(fitness > 0 for _, fitness, _ in stale)
+    edit(searches.model)
+    measured = searches.run("changed")
+    assert [phenotype for phenotype, _, _ in measured] == [phenotype for phenotype, _, _ in stale]
+    assert measured == searches.run("changed", "fresh")
+    assert measured != stale
+    assert edit is lower_case or all(fitness == 0 for _, fitness, _ in measured)
+
+    refused = in_process("evaluate", "first:0", "--task", searches.task, "--split", "search")
+    assert refused.returncode == 2
+    assert "not the checkpoint that search first ran on" in refused.stderr
+    with Store.open(f"sqlite:///{searches.model.parent}/moevolve.db") as store, pytest.raises(UserError, match="first"):
+        set_up_stored(store, "first")
+
+
+def test_a_checkpoint_that_was_only_saved_again_keeps_its_scores(searches: Searches, in_process: Any) -> None:
+    def evaluate() -> Any:
+        done = in_process("evaluate", "first:0", "--task", searches.task, "--split", "dev", "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    before = searches.run("first")
+    measured = evaluate()
+    write_again(searches.model)
+    assert searches.run("again") == before
+    assert searches.measured("again") == 0 < searches.measured("first")
+    assert evaluate() == measured, "the seconds that it took, too"
+
+
+def test_a_search_on_a_hub_id_keeps_to_its_commit(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    repository = tmp_path / "hub" / "models--owner--name"
+    (repository / "refs").mkdir(parents=True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+    def move(commit: str) -> None:
+        shutil.copytree(tiny.model, repository / "snapshots" / commit)
+        (repository / "refs" / "main").write_text(commit)
+
+    first, second = "1" * 40, "2" * 40
+    move(first)
+    tasks = [{"name": str(tiny.task)}]
+    data = tiny.run_data("hub", model={"path": "owner/name", "device": "cpu"}, tasks=tasks)
+    settings = parse_run_config(data, "test")
+    with Store.open(f"sqlite:///{tmp_path}/hub.db") as store:
+        setup = set_up_new(settings)
+        register(setup, store)
+        assert setup.config.model.revision == first, "what its workers load"
+        assert set_up_stored(store, "hub", lambda _: settings).config.model.revision == first
+        move(second)
+        assert set_up_new(settings).config.model.revision == second
+        assert set_up_stored(store, "hub").config.model.revision == first
+        assert parse_stored_config(store.search("hub").config).model.revision == first
+        with pytest.raises(UserError, match="not the checkpoint that search hub ran on"):
+            set_up_stored(store, "hub", lambda _: settings)
+
+
+def test_another_chat_template_is_evaluated_anew(searches: Searches) -> None:
+    plain = searches.run("plain", chat_template="none")
+    wrapped = searches.run("wrapped", chat_template="mixtral")
+    assert searches.measured("wrapped") == searches.measured("plain") > 0
+    assert [tie for *_, tie in wrapped] != [tie for *_, tie in plain]
+    assert searches.run("again", chat_template="mixtral") == wrapped
+    assert searches.measured("again") == 0

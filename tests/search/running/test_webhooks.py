@@ -1,0 +1,194 @@
+"""Those who are told how a search ended: by its driver, signed, again where it failed, and without a URL in the log."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from disturbed_lab import local_pool, setup_of
+from store_samples import search, split
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.pools.local import LocalPool
+from moevolve.search.running.execute import execute
+from moevolve.search.running.launch import register
+from moevolve.search.running.observer import Observer
+from moevolve.search.running.webhooks import (
+    PAUSES_S,
+    VARIABLE,
+    WebhookSection,
+    environment_of,
+    targets_of_environment,
+    telling_the_end,
+)
+from moevolve.store.errors import LeaseLostError
+from moevolve.store.repository import Store
+
+KEY = b"a key of theirs"
+AT_ONCE = [0.0] * len(PAUSES_S)
+
+
+class Receiver:
+    """Whoever is told: keeps what it gets, and fails the first few times."""
+
+    def __init__(self) -> None:
+        self.got: list[dict[str, Any]] = []
+        self.refuse = 0
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                at, _, digest = self.headers["x-moevolve-signature"].removeprefix("t=").partition(",v1=")
+                expected = hmac.new(KEY, f"{at}.".encode() + body, hashlib.sha256).hexdigest()
+                assert hmac.compare_digest(digest, expected) and abs(int(at) - time.time()) < 60
+                outer.got.append(json.loads(body))
+                outer.refuse -= 1
+                self.send_response(302 if outer.refuse >= 0 else 204)
+                self.send_header("location", "/elsewhere")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None: ...
+
+        self.server = HTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_address[1]}/hook"
+
+
+Notify = Callable[..., None]
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    found = Receiver()
+    yield found
+    found.server.shutdown()
+    found.server.server_close()
+
+
+@pytest.fixture
+def notify(monkeypatch: pytest.MonkeyPatch) -> Notify:
+    """Have searches of this process tell these URLs of these statuses."""
+    monkeypatch.setenv("THEIR_KEY", KEY.decode())
+
+    def give(*urls: str, on: tuple[str, ...] = ("finished", "failed")) -> None:
+        given = [{"url": url, "secret_env": "THEIR_KEY", "on": on} for url in urls]
+        targets = [WebhookSection.model_validate(one) for one in given]
+        monkeypatch.setenv(*next(iter(environment_of(targets).items())))
+
+    return give
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as opened:
+        opened.create_search(search("alpha"), [split()])
+        yield opened
+
+
+@pytest.fixture
+def setup(store: Store) -> SearchSetup:
+    recorded = setup_of(store.url)
+    register(recorded, store)
+    return recorded
+
+
+def test_a_driver_tells_once_how_its_search_ended_and_who_won(
+    setup: SearchSetup, store: Store, receiver: Receiver, notify: Notify
+) -> None:
+    notify(receiver.url, on=("finished",))
+    table = execute(setup, store, Observer(), local_pool)
+    execute(setup, store, Observer(), local_pool)  # it had ended before
+    (told,) = receiver.got
+    (best,) = store.best_of_search("id-lab", 1)
+    assert (told["event"], told["search"], told["id"], told["reason"]) == ("search.finished", "lab", "id-lab", None)
+    assert told["winner"] == table.winner and told["best_on_search"] == f"lab:{best.index}"
+    assert told["number"] == next(one.seq for one in store.latest_events("id-lab") if one.text == "finished")
+
+
+def test_a_failure_is_told_with_its_reason_and_an_interruption_to_who_asks_for_it(
+    setup: SearchSetup, store: Store, receiver: Receiver, notify: Notify
+) -> None:
+    failures: list[BaseException] = [KeyboardInterrupt(), ValueError("no worker")]
+
+    def broken(_: SearchSetup) -> LocalPool:
+        raise failures.pop(0)
+
+    for on in (("finished", "failed"), ("failed",)):
+        notify(receiver.url, on=on)
+        with pytest.raises((KeyboardInterrupt, ValueError)):
+            execute(setup, store, Observer(), broken)
+    (told,) = receiver.got
+    assert (told["event"], told["reason"], told["winner"]) == ("search.failed", "ValueError: no worker", None)
+    failures.append(KeyboardInterrupt())
+    notify(receiver.url, on=("interrupted",))
+    with pytest.raises(KeyboardInterrupt):
+        execute(setup, store, Observer(), broken)
+    assert receiver.got[1]["event"] == "search.interrupted"
+
+
+@pytest.mark.parametrize(("refused", "attempts"), [(0, 1), (2, 3), (99, 3)])
+def test_what_failed_is_tried_again_and_not_for_ever(
+    store: Store, receiver: Receiver, notify: Notify, refused: int, attempts: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    notify(receiver.url)
+    receiver.refuse = refused
+    with telling_the_end(store, "id-alpha", AT_ONCE):
+        store.set_status("id-alpha", "failed", "PoolError: full")
+    assert len(receiver.got) == attempts
+    assert ("was not told of failed: PoolError: full in 3 attempts" in caplog.text) == (refused > 2)
+    assert caplog.text.count("it answered 302") == min(refused, 3)
+
+
+def test_who_lost_the_search_says_nothing_of_its_end(store: Store, receiver: Receiver, notify: Notify) -> None:
+    notify(receiver.url)
+
+    def lose() -> None:
+        with telling_the_end(store, "id-alpha", AT_ONCE):
+            store.set_status("id-alpha", "finished")  # by who took it over
+            raise LeaseLostError("another one's")
+
+    with pytest.raises(LeaseLostError):
+        lose()
+    assert not receiver.got
+
+
+def test_a_target_that_cannot_be_told_keeps_nothing_from_the_others_and_no_url_is_logged(
+    store: Store, receiver: Receiver, notify: Notify, caplog: pytest.LogCaptureFixture
+) -> None:
+    hosts = ("a" * 64 + ".example.org", "xn--\u0378.example.org", "me:T0KEN@[", "127.0.0.1:1")
+    notify(*(f"https://{host}/T0KEN?T0KEN" for host in hosts), receiver.url)
+    with telling_the_end(store, "id-alpha", AT_ONCE):
+        store.set_status("id-alpha", "failed")
+    assert len(receiver.got) == 1
+    assert "T0KEN" not in caplog.text and caplog.text.count("was not told of failed in 3 attempts") == len(hosts)
+
+
+@pytest.mark.parametrize("given", ["T0KEN", '[{"url": "T0KEN", "secret_env": "KEY"}]', '[{"uri": "https://T0KEN"}]'])
+def test_what_is_wrong_in_the_environment_is_named_and_not_quoted(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, given)
+    with pytest.raises(UserError, match=VARIABLE) as raised:
+        targets_of_environment()
+    assert "T0KEN" not in str(raised.value)
+
+
+def test_a_missing_key_is_named_before_the_search_runs(
+    setup: SearchSetup, store: Store, receiver: Receiver, notify: Notify, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notify(receiver.url)
+    monkeypatch.delenv("THEIR_KEY")
+    with pytest.raises(UserError, match="signed with the environment variable THEIR_KEY: set it"):
+        execute(setup, store, Observer(), local_pool)
+    assert store.history("id-lab") == [] and not store.control("id-lab").alive

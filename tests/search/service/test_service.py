@@ -1,0 +1,151 @@
+"""A service answers the same from a store as from a server: every use case with an HTTP path, and its errors."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import uvicorn
+from search_lab import UnrulyPool, drive, run_config, start
+from server_tokens import WRITE
+from store_samples import scored, search, split
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search import requests as ask
+from moevolve.search.operations import plot
+from moevolve.search.server.client import RemoteService
+from moevolve.search.server.settings import ServerSettings
+from moevolve.search.server.site.app import make_app
+from moevolve.search.service.service import LocalService, Service
+from moevolve.search.service.use_cases import USE_CASES
+from moevolve.store.errors import NotFoundError, StoreError
+from moevolve.store.reader import StoreReader
+from moevolve.store.repository import Store
+
+QUESTIONS: list[ask.Request[Any]] = [
+    ask.SearchesRequest(),
+    ask.SearchRequest("lab"),
+    ask.ControlRequest("lab"),
+    ask.StandingsRequest("lab-1"),
+    ask.BestRequest(task="rte", limit=2),
+    ask.BestRequest(search="alpha", by="search"),
+    ask.ShowRequest("lab:7"),
+    ask.LineageRequest("lab:50", depth=2),
+    ask.LineageRequest("lab:1", descendants=True),
+    ask.PlotRequest("lab", form="png"),
+    ask.ReportRequest("lab", limit=2),
+    ask.PauseRequest("beta"),
+    ask.StopRequest("beta"),
+    ask.ScaleRequest("beta", 3, priority=1),
+    ask.CancelRequest("beta"),
+]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """With `lab`, a search of 60 individuals, `alpha`, that is ranked for the task `rte`, and `beta`, which runs."""
+    with Store.open(f"sqlite:///{tmp_path_factory.mktemp('service') / 'lab.db'}") as opened:
+        drive(opened, start(opened, run_config()), UnrulyPool(seed=1))
+        for name in ("alpha", "beta"):
+            opened.create_search(search(name), [split()])
+        for index, score in enumerate((0.5, 0.75, 0.25)):
+            scored(opened, "id-alpha", index, score)
+        opened.acquire("id-beta", "driver", 3600)
+        yield opened
+
+
+def picture(store: StoreReader, request: ask.PlotRequest) -> bytes:
+    """In the place of a drawing, for which the search's model would have to be there."""
+    return f"{request} of {store.search(request.search).id}".encode()
+
+
+@pytest.fixture(scope="module")
+def served(store: Store) -> Iterator[RemoteService]:
+    """The service of a server of this store, which runs in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MOEVOLVE_WRITE_TOKEN", WRITE)
+        patch.setenv("MOEVOLVE_TOKEN", WRITE)
+        patch.setattr(plot, "picture", picture)
+        app = make_app(store, ServerSettings.model_validate({"store": store.url}))
+        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+        thread = threading.Thread(target=server.run, daemon=True)
+        thread.start()
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        with RemoteService(f"http://127.0.0.1:{port}") as service:
+            yield service
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture(params=["local", "remote"])
+def service(request: pytest.FixtureRequest, store: Store, served: RemoteService) -> Service:
+    return LocalService(store, keep_open=True) if request.param == "local" else served
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=repr)
+def test_a_server_answers_as_its_store_does(store: Store, served: RemoteService, question: ask.Request[Any]) -> None:
+    here = LocalService(store, keep_open=True).ask(question)
+    there = served.ask(question)
+    if isinstance(question, ask.PauseRequest | ask.StopRequest | ask.CancelRequest | ask.ScaleRequest):
+        assert (there.owner, there.desired_state, there.workers) == (here.owner, here.desired_state, here.workers)
+    else:
+        assert there == here and here
+
+
+def test_every_use_case_that_is_served_is_asked() -> None:
+    assert {type(question) for question in QUESTIONS} == {
+        kind for kind, case in USE_CASES.items() if case.path is not None
+    }
+
+
+@pytest.mark.parametrize(
+    ("question", "error", "said"),
+    [
+        (ask.SearchRequest("labb"), NotFoundError, "no search 'labb': did you mean lab?"),
+        (ask.ShowRequest("lab:60"), NotFoundError, "no individual 'lab:60'; nearest: lab:59"),
+        (ask.BestRequest(task="none"), NotFoundError, "no task 'none'"),
+        (ask.StopRequest("lab"), StoreError, "isn't being run"),
+        (ask.ScaleRequest("beta"), UserError, "say how many workers"),
+        (ask.ShowRequest("a ?c#d%:1"), NotFoundError, "a ?c#d%"),
+    ],
+    ids=repr,
+)
+def test_what_is_wrong_is_the_same_error(
+    service: Service, question: ask.Request[Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error) as caught:
+        service.ask(question)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_what_needs_the_model_is_refused_by_a_server(served: RemoteService) -> None:
+    with pytest.raises(UserError, match="this needs the store itself, and the model"):
+        served.ask(ask.EvaluateRequest("lab:1", task="rte"))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ask.BestRequest(limit=0),
+        lambda: ask.BestRequest(by="training"),  # type: ignore[arg-type]
+        lambda: ask.ScaleRequest("beta", 0),
+        lambda: ask.ShowRequest("x" * 300),
+    ],
+)
+def test_a_record_refuses_what_is_out_of_range(make: Callable[[], object]) -> None:
+    with pytest.raises(UserError), ask.refused_in_a_line():
+        make()
+
+
+def test_a_store_that_was_opened_to_read_is_not_written_to(store: Store) -> None:
+    with (
+        LocalService(StoreReader.open(store.url)) as service,
+        pytest.raises(StoreError, match=r"opened for reading only, .* moevolve\.open_store"),
+    ):
+        service.ask(ask.PauseRequest("lab"))

@@ -1,0 +1,123 @@
+"""Rankings of the history against a computation from scratch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from search_samples import decided, history_row, many
+
+from moevolve.search.settings.phases import ThresholdParents, TopKParents
+from moevolve.search.strategies.history import Ranking, eligible, rank_key
+from moevolve.store.records import IndividualRecord
+
+margins = st.sampled_from([0.0, 0.05, 0.1, 0.3, 1.0])
+Rule = TopKParents | ThresholdParents
+Operator = Literal["crossover", "mutation"]
+rules = st.one_of(
+    st.integers(1, 6).map(lambda k: TopKParents(k=k)),
+    st.tuples(margins, margins, st.integers(1, 6)).map(
+        lambda each: ThresholdParents(crossover_margin=each[0], mutation_margin=each[1], crossover_least=each[2])
+    ),
+)
+# Per content hash (fitness, tie-break) or a failure: fitness is a function of the content. Few values, many ties.
+landscapes = st.lists(
+    st.one_of(st.none(), st.tuples(st.integers(0, 10).map(lambda n: n / 10), st.sampled_from([-2.0, -1.0, -math.inf]))),
+    min_size=1,
+    max_size=12,
+)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[IndividualRecord]:
+    landscape = draw(landscapes)
+    contents = draw(st.lists(st.integers(0, len(landscape) - 1), max_size=60))
+    return [member(index, content, landscape[content]) for index, content in enumerate(contents)]
+
+
+def member(index: int, content: int, outcome: tuple[float, float] | None) -> IndividualRecord:
+    return decided(replace(history_row(index, "prune", None), content_hash=f"hash-{content}"), outcome)
+
+
+def from_scratch(history: list[IndividualRecord], rule: Rule, repeats: bool) -> dict[Operator, list[IndividualRecord]]:
+    """Members that didn't fail, distinct unless they may repeat, best first, cut by the rule."""
+    scored = [one for one in history if one.fitness is not None]
+    first = {one.index if repeats else one.content_hash: one for one in reversed(scored)}
+    ranked = sorted(first.values(), key=lambda one: (-one.fitness, -one.tie_break, one.index))  # type: ignore[operator]
+    if isinstance(rule, TopKParents):
+        return {"crossover": ranked[: rule.k], "mutation": ranked[: rule.k]}
+    behind = [ranked[0].fitness - one.fitness for one in ranked]  # type: ignore[operator]
+    return {
+        "mutation": [one for one, less in zip(ranked, behind, strict=True) if less <= rule.mutation_margin + 1e-9],
+        "crossover": [
+            one
+            for place, (one, less) in enumerate(zip(ranked, behind, strict=True))
+            if less <= rule.crossover_margin + 1e-9 or place < rule.crossover_least
+        ],
+    }
+
+
+@many
+@given(histories(), rules, st.booleans())
+def test_a_ranking_is_what_a_sort_of_the_whole_history_gives(
+    history: list[IndividualRecord], rule: Rule, repeats: bool
+) -> None:
+    ranking = Ranking(rule, repeats)
+    for count, one in enumerate(history, start=1):
+        ranking.add(one)
+        expected = from_scratch(history[:count], rule, repeats)
+        assert list(ranking) == max(expected.values(), key=len), "nothing is kept that can't be a parent"
+        for operator, parents in expected.items():
+            assert eligible(list(ranking), rule, operator) == parents
+
+
+@many
+@given(histories(), st.integers(1, 6))
+def test_a_top_k_ranking_never_holds_more_than_k(history: list[IndividualRecord], k: int) -> None:
+    ranking = Ranking(TopKParents(k=k))
+    for one in history:
+        ranking.add(one)
+        assert len(ranking) <= k
+        # Nothing is kept beside the ranked members either.
+        assert len(ranking._individuals) == len(ranking._hashes) == len(ranking)
+
+
+def test_eligible_cuts_a_longer_list() -> None:
+    ranked = [member(index, index, (fitness, -1.0)) for index, fitness in enumerate([0.9, 0.8, 0.8, 0.5])]
+    assert eligible(ranked, TopKParents(k=2), "crossover") == eligible(ranked, TopKParents(k=2), "mutation")
+    assert eligible(ranked, TopKParents(k=2), "mutation") == ranked[:2]
+    near = ThresholdParents(mutation_margin=0.15, crossover_least=1)
+    assert eligible(ranked, near, "mutation") == ranked[:3]
+    assert eligible(ranked, near, "crossover") == ranked[:1]
+    assert eligible([], near, "mutation") == eligible([], near, "crossover") == []
+
+
+def test_the_authors_margins_are_a_point_for_crossover_and_three_for_mutation() -> None:
+    """At 400 examples, so that a margin is met and missed by one example."""
+    right = [360, 359, 357, 356, 355, 348, 347, 346]
+    ranked = [member(index, index, (each / 400, -1.0)) for index, each in enumerate(right)]
+    rule = ThresholdParents()
+    assert eligible(ranked, rule, "mutation") == ranked[:6], "348 is 3 points below 360"
+    assert eligible(ranked, rule, "crossover") == ranked[:6], "at least 6, though 4 are within a point"
+    assert eligible(ranked, ThresholdParents(crossover_least=1), "crossover") == ranked[:4]
+    level = [member(index, index, (0.9, -1.0)) for index in range(9)]
+    assert eligible(level, rule, "crossover") == eligible(level, rule, "mutation") == level
+
+
+def test_ties_go_to_the_gold_log_probability_then_to_the_earlier() -> None:
+    outcomes = {3: (0.5, -1.0), 9: (0.5, -0.5), 2: (0.5, -1.0), 8: (0.6, -9.0)}
+    some = [member(index, index, outcome) for index, outcome in outcomes.items()]
+    assert [one.index for one in sorted(some, key=rank_key)] == [8, 9, 2, 3]
+
+
+def test_a_failed_member_has_no_rank() -> None:
+    failed = member(4, 0, None)
+    with pytest.raises(ValueError, match="individual 4 is failed"):
+        rank_key(failed)
+    ranking = Ranking(TopKParents(k=3))
+    ranking.add(failed)
+    assert len(ranking) == 0

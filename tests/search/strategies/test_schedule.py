@@ -1,0 +1,128 @@
+"""The schedule: which phase an individual belongs to and what it may see."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from search_samples import many
+
+from moevolve.search.config.run import RunConfig
+from moevolve.search.strategies.schedule import Schedule, make_schedule, rounds_notes
+
+stretches = st.lists(
+    st.integers(1, 30).flatmap(lambda size: st.tuples(st.just("prune"), st.just(size), st.integers(0, size))),
+    min_size=1,
+    max_size=4,
+)
+schedules = st.builds(Schedule.of, stretches, st.integers(1, 20), st.one_of(st.none(), st.integers(1, 20)))
+
+
+@many
+@given(schedules)
+def test_spans_cover_every_index_once(schedule: Schedule) -> None:
+    covered = [index for span in schedule.spans for index in range(span.start, span.stop)]
+    assert covered == list(range(schedule.total))
+    for index in covered:
+        span = schedule.span(index)
+        assert span.start <= index < span.stop
+        assert schedule.is_initial(index) == (index - span.start < span.initial)
+    assert [span.position for span in schedule.spans] == list(range(len(schedule.spans)))
+
+
+@many
+@given(schedules)
+def test_an_individual_sees_only_earlier_ones_and_ever_more_of_them(schedule: Schedule) -> None:
+    seen = [schedule.visible(index) for index in range(schedule.total)]
+    assert all(0 <= visible <= index for index, visible in enumerate(seen))
+    assert seen == sorted(seen)
+
+
+@many
+@given(schedules)
+def test_no_more_than_in_flight_can_wait_at_once(schedule: Schedule) -> None:
+    for frontier in range(schedule.total):
+        # All before the frontier are complete, the frontier itself is not: these may be under way.
+        open_indices = [i for i in range(frontier, schedule.total) if schedule.visible(i) <= frontier]
+        assert open_indices[0] == frontier, "the search would never end"
+        assert len(open_indices) <= schedule.in_flight
+
+
+@many
+@given(stretches)
+def test_a_window_of_one_is_sequential(phases: list[tuple[str, int, int]]) -> None:
+    schedule = Schedule.of(phases, window=1)
+    assert [schedule.visible(index) for index in range(schedule.total)] == list(range(schedule.total))
+    assert schedule.in_flight == 1
+
+
+def test_a_steady_window_hides_exactly_the_last_ones() -> None:
+    schedule = Schedule.of([("prune", 6, 2), ("merge", 4, 0)], window=3)
+    assert [schedule.visible(index) for index in range(10)] == [0, 0, 0, 1, 2, 3, 4, 5, 6, 7]
+
+
+def test_generations_wait_for_each_other() -> None:
+    schedule = Schedule.of([("prune", 9, 3), ("merge", 5, 0)], window=3, generation=4)
+    assert [schedule.visible(index) for index in range(14)] == [0, 0, 0, 3, 3, 3, 3, 7, 7, 9, 9, 9, 9, 13]
+    assert schedule.in_flight == 4
+
+
+def test_the_schedule_of_a_configuration() -> None:
+    data = {
+        "name": "s",
+        "model": {"path": "m"},
+        "tasks": [{"name": "t"}],
+        "genome": {"experts": 4},
+        "phases": [{"kind": "prune", "evaluations": 40}, {"kind": "merge", "evaluations": 160}],
+        "window": 5,
+    }
+    steady = make_schedule(RunConfig.model_validate(data))
+    assert (steady.total, steady.window, steady.generation) == (200, 5, None)
+    assert [span.initial for span in steady.spans] == [31, 0]
+    strategy = {"kind": "evolution", "mode": "generations", "generation": 10}
+    waiting = make_schedule(RunConfig.model_validate(data | {"strategy": strategy}))
+    assert (waiting.generation, waiting.in_flight) == (10, 31)
+
+
+def run_of(phases: list[dict[str, Any]], **settings: Any) -> RunConfig:
+    data = {"name": "s", "model": {"path": "m"}, "tasks": [{"name": "t"}], "genome": {"experts": 4}, "phases": phases}
+    return RunConfig.model_validate(data | settings)
+
+
+PAPER: list[dict[str, Any]] = [
+    {"kind": "prune", "evaluations": 71, "initial": 31},
+    {"kind": "merge", "evaluations": 160},
+]
+
+
+def test_a_phase_of_few_rounds_is_warned_of_with_the_setting_that_would_do() -> None:
+    (warned,) = rounds_notes(run_of(PAPER, window=16))
+    assert warned == (
+        "warning: phases.0 (prune) has 5 rounds: 71 evaluations, and window makes 16 individuals before the first of "
+        "them can be a parent; with window: 10 or less it has 8 or more"
+    )
+    assert not rounds_notes(run_of(PAPER, window=10)) and rounds_notes(run_of(PAPER, window=11))
+    assert [note[:26] for note in rounds_notes(run_of(PAPER, window=23))] == [
+        "warning: phases.0 (prune) ",
+        "warning: phases.1 (merge) ",
+    ]
+
+
+def test_generations_are_rounds_whatever_the_window() -> None:
+    strategy = {"kind": "evolution", "mode": "generations", "generation": 16}
+    (warned,) = rounds_notes(run_of(PAPER, window=1, strategy=strategy))
+    assert "phases.0" in warned and "with strategy.generation: 10 or less" in warned
+
+
+@pytest.mark.parametrize(
+    "phases",
+    [
+        pytest.param([{"kind": "prune", "evaluations": 30, "initial": 30}], id="nothing is bred"),
+        pytest.param([{"kind": "prune", "evaluations": 7, "initial": 2}], id="no window would do"),
+        pytest.param([*PAPER, {"kind": "repair", "evaluations": 24, "initial": 6}], id="repair"),
+    ],
+)
+def test_some_phases_have_no_rounds_to_count(phases: list[dict[str, Any]]) -> None:
+    assert not rounds_notes(run_of(phases, window=8))

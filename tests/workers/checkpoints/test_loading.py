@@ -1,0 +1,229 @@
+"""Loading, layout, facts and fingerprints of checkpoints."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from moevolve.evaluators.errors import UserError
+from moevolve.workers.checkpoints import fingerprint
+from moevolve.workers.checkpoints.fingerprint import model_fingerprint
+from moevolve.workers.checkpoints.loading import load_model, own_dtype
+from moevolve.workers.contract.facts import active_parameters, parameters_after
+from moevolve.workers.contract.settings import ModelConfig
+from moevolve.workers.families.layers import check_router, find_moe_layers
+from moevolve.workers.families.registry import FAMILIES, expert_family
+from moevolve.workers.model.describe import describe_model
+from moevolve.workers.model.resident import ResidentModel
+from moevolve.workers.profiling.outline import outline_model
+
+Checkpoints = Callable[[str], Path]
+Configs = Callable[..., ModelConfig]
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if expert_family(name)])
+def test_loads_for_inference(family: str, model_config: Configs, tokens: Tensor) -> None:
+    config = model_config(family, dtype="bfloat16", experts_implementation="eager", attn_implementation="eager")
+    model, tokenizer = load_model(config)
+    assert not model.training
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert (model.config._experts_implementation, model.config._attn_implementation) == ("eager", "eager")
+    assert tokenizer("the quick brown fox")["input_ids"]
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe"])
+def test_layout_and_facts(family: str, model_config: Configs, checkpoint: Checkpoints) -> None:
+    facts = describe_model(model_config(family))
+    model, _ = load_model(model_config(family))
+    layers = find_moe_layers(model, family)
+    assert facts.family == family
+    assert (
+        facts.moe_layers == tuple(layer.index for layer in layers) == ((0, 2) if family == "qwen2_moe" else (0, 1, 2))
+    )
+    assert (facts.experts, facts.active, facts.dtype_bytes) == (6, 2, 4)
+    assert facts.renormalise is (family in ("mixtral", "qwen3_moe"))
+    assert all(layer.renormalise is facts.renormalise for layer in layers)
+    stored = sum(p.numel() for p in model.parameters())
+    assert facts.parameters == stored
+    assert facts.expert_parameters == 3 * 24 * 32
+    assert facts.router_parameters_per_expert == 32
+    assert parameters_after(facts, 6) == stored
+    assert parameters_after(facts, 4) == stored - 2 * len(layers) * (3 * 24 * 32 + 32)
+    assert parameters_after(facts, 4, native=True) == stored - 2 * len(layers) * 3 * 24 * 32 + len(layers) * 4 * 6
+    assert active_parameters(facts, 4, 2) == parameters_after(facts, 4) - len(layers) * 2 * 3 * 24 * 32
+    assert active_parameters(facts, 4, 4) == parameters_after(facts, 4)
+
+
+def test_tied_embeddings_count_once(checkpoint: Checkpoints, model_config: Configs) -> None:
+    from safetensors import safe_open
+
+    with safe_open(checkpoint("mixtral") / "model.safetensors", "pt") as file:
+        stored = sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118
+    assert describe_model(model_config("mixtral")).parameters == stored
+
+
+def test_describing_loads_no_weights(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    directory = shutil.copytree(checkpoint("mixtral"), tmp_path / "model")
+    (directory / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+    assert describe_model(ModelConfig(str(directory))).experts == 6
+
+
+def test_a_dense_model_has_nothing_to_prune(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    directory = shutil.copytree(checkpoint("qwen2_moe"), tmp_path / "dense")
+    settings = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(settings | {"mlp_only_layers": [0, 1, 2]}))
+    with pytest.raises(UserError, match=r"dense.*none of its 3 layers \(model type qwen2_moe\)"):
+        describe_model(ModelConfig(str(directory)))
+
+
+def test_an_unsupported_family_is_named_with_the_supported(tmp_path: Path) -> None:
+    settings = {"model_type": "gpt_neox", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(UserError, match=r"'gpt_neox' is not supported.*mixtral.*qwen2_moe.*qwen3_moe.*olmoe.*llama"):
+        describe_model(ModelConfig(str(tmp_path)))
+
+
+def test_a_missing_path_is_named(tmp_path: Path) -> None:
+    for path in (str(tmp_path / "nowhere"), "./nowhere", "a/b/c"):
+        with pytest.raises(UserError, match="no such directory"):
+            describe_model(ModelConfig(path))
+        with pytest.raises(UserError, match="no such directory"):
+            ResidentModel.load(ModelConfig(path))
+
+
+def test_a_directory_without_config_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no config\.json"):
+        ResidentModel.load(ModelConfig(str(tmp_path)))
+
+
+def test_a_broken_config_is_named(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    directory = shutil.copytree(checkpoint("mixtral"), tmp_path / "model")
+    (directory / "config.json").write_text("{")
+    with pytest.raises(UserError, match="config"):
+        describe_model(ModelConfig(str(directory)))
+
+
+def test_pickled_weights_are_never_loaded(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    directory = shutil.copytree(checkpoint("mixtral"), tmp_path / "pickled")
+    (directory / "model.safetensors").unlink()
+    torch.save({}, directory / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"no \*\.safetensors"):
+        ResidentModel.load(ModelConfig(str(directory)))
+    with pytest.raises(UserError, match=r"no \*\.safetensors"):
+        describe_model(ModelConfig(str(directory)))
+
+
+def test_remote_code_needs_consent(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    directory = shutil.copytree(checkpoint("mixtral"), tmp_path / "remote")
+    settings = json.loads((directory / "config.json").read_text())
+    settings |= {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Config"}}
+    (directory / "config.json").write_text(json.dumps(settings))
+    (directory / "evil.py").write_text("raise SystemExit('ran')")
+    with pytest.raises(UserError, match="config can't be read"):
+        describe_model(ModelConfig(str(directory)))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_without_a_device_is_refused(model_config: Configs) -> None:
+    with pytest.raises(UserError, match="no CUDA device"):
+        ResidentModel.load(replace(model_config("mixtral"), device="cuda"))
+
+
+def test_host_originals_and_device_map_exclude_each_other() -> None:
+    with pytest.raises(ValueError, match="exclude each other"):
+        ModelConfig("anywhere", originals="host", device_map="auto")
+
+
+def test_fingerprint_is_of_weights_and_architecture(
+    checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    directory = shutil.copytree(checkpoint("mixtral"), tmp_path / "model")
+    config = ModelConfig(str(directory))
+    whole = model_fingerprint(config)
+    assert whole == model_fingerprint(ModelConfig(str(checkpoint("mixtral"))))
+    assert whole == model_fingerprint(replace(config, dtype="bfloat16"))
+    settings = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(settings | {"transformers_version": "99", "_name_or_path": "x"}))
+    assert model_fingerprint(config) == whole
+    monkeypatch.setattr(fingerprint, "WHOLE_HASH_LIMIT", 0)
+    edges = model_fingerprint(config)
+    assert edges not in (whole, "")
+    weights = load_file(directory / "model.safetensors")
+    weights["model.norm.weight"][-1] += 1
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    assert model_fingerprint(config) != edges
+    monkeypatch.undo()
+    changed = model_fingerprint(config)
+    assert changed != whole
+    (directory / "config.json").write_text(json.dumps(settings | {"num_experts_per_tok": 1}))
+    assert model_fingerprint(config) != changed
+
+
+def test_importing_the_facts_is_cheap() -> None:
+    code = (
+        "import moevolve.workers.contract.facts, sys; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"dtype": "float16"}, "float16"),
+        ({"dtype": None, "torch_dtype": "bfloat16"}, "bfloat16"),
+        ({"dtype": "float32", "quantization_config": {"quant_method": "mxfp4"}}, "bfloat16"),
+    ],
+)
+def test_auto_is_the_checkpoints_own_dtype(
+    changes: dict[str, object], expected: str, checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    shutil.copytree(checkpoint("mixtral"), tmp_path / "model")
+    file = tmp_path / "model" / "config.json"
+    settings = {key: value for key, value in (json.loads(file.read_text()) | changes).items() if value is not None}
+    file.write_text(json.dumps(settings))
+    config = ModelConfig(str(tmp_path / "model"), device="cpu")
+    assert own_dtype(config) == describe_model(config).dtype == outline_model(config).facts.dtype == expected
+    assert own_dtype(replace(config, dtype="float32")) is None
+    assert describe_model(replace(config, dtype="float32")).dtype_bytes == 4
+    if "quantization_config" not in changes:
+        assert {parameter.dtype for parameter in load_model(config)[0].parameters()} == {getattr(torch, expected)}
+
+
+def test_a_checkpoint_that_says_no_dtype_asks_for_one(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    shutil.copytree(checkpoint("mixtral"), tmp_path / "model")
+    file = tmp_path / "model" / "config.json"
+    settings = json.loads(file.read_text())
+    config = ModelConfig(str(tmp_path / "model"), device="cpu")
+    for said, message in ((None, "says no dtype"), ("float64", "says dtype float64")):
+        file.write_text(json.dumps({**settings, "dtype": said}))
+        for attempt in (describe_model, load_model):
+            with pytest.raises(UserError, match=rf"{message}; set model\.dtype to one of float32, bfloat16, float16"):
+                attempt(config)
+    assert describe_model(replace(config, dtype="float16")).dtype == "float16"
+
+
+@pytest.mark.parametrize("family", ["mixtral", "deepseek_v3", "gpt_oss"])
+def test_routers_that_answer_otherwise_are_refused(
+    family: str, model_config: Configs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of DeepSeek-V3 gave logits alone in transformers 5.8."""
+    model, tokenizer = load_model(model_config(family))
+    layer = find_moe_layers(model, family)[0]
+    check_router(layer, family)
+    kind = type(layer.router)
+    whole = kind.forward
+    monkeypatch.setattr(kind, "forward", lambda self, hidden: whole(self, hidden)[0])
+    with pytest.raises(UserError, match=r"router of layer \d gives a Tensor, .*`pip check`"):
+        ResidentModel(model, tokenizer, model_config(family))

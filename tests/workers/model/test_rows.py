@@ -1,0 +1,63 @@
+"""Sequences that share a row see nothing of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from moevolve.workers.families.decoder import decoder_layers
+from moevolve.workers.families.registry import FAMILIES
+from moevolve.workers.model.resident import ResidentModel
+
+SEQUENCES = [tuple(np.random.default_rng(i).integers(3, 60, 3 + 5 * i).tolist()) for i in range(5)]
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"mistral", "qwen3"}))  # no samples: close to llama, qwen2
+def test_every_layer_sees_what_it_sees_of_a_sequence_alone(
+    resident: Callable[[str], ResidentModel], family: str
+) -> None:
+    model = resident(family)
+    rows = model.rows(SEQUENCES)
+    assert len(rows) == (1 if FAMILIES[family].packs else len(SEQUENCES))
+    by_row = [_seen(model, lambda row=row: model.run(row)) for row in rows]
+    found = [torch.cat(each, dim=1) for each in zip(*by_row, strict=True)]
+    decoder = model.model.get_decoder()
+    for sequence, columns in zip(SEQUENCES, np.split(np.arange(sum(map(len, SEQUENCES))), _ends()), strict=True):
+        alone = _seen(model, lambda tokens=sequence: decoder(torch.tensor([tokens])))
+        for together, expected in zip(found, alone, strict=True):
+            torch.testing.assert_close(together[:, columns], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_rows_keep_the_order_and_hold_no_more_than_they_may(resident: Callable[[str], ResidentModel]) -> None:
+    model = resident("mixtral")
+    sequences = [(i,) * length for i, length in enumerate((600, 424, 1, 2000, 3, 1021))]
+    rows = model.rows(sequences)
+    assert [token for row in rows for sequence in row for token in sequence] == [
+        token for sequence in sequences for token in sequence
+    ]
+    assert [[len(sequence) for sequence in row] for row in rows] == [[600, 424], [1], [2000], [3, 1021]]
+
+
+def _ends() -> list[int]:
+    return np.cumsum([len(sequence) for sequence in SEQUENCES])[:-1].tolist()
+
+
+@torch.inference_mode()
+def _seen(model: ResidentModel, run: Callable[[], Any]) -> list[Tensor]:
+    """The outputs of all decoder layers, [1, tokens, hidden] each."""
+    seen: list[Tensor] = []
+    layers = decoder_layers(model.model)
+    handles = [layer.register_forward_hook(lambda _m, _a, out: seen.append(_first(out))) for layer in layers]
+    run()
+    for handle in handles:
+        handle.remove()
+    return seen
+
+
+def _first(output: Any) -> Tensor:
+    return output if isinstance(output, Tensor) else output[0]

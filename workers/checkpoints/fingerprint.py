@@ -1,0 +1,168 @@
+"""The identity of a checkpoint: equal fingerprints mean that stored evaluations are of the same model and tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from moevolve.evaluators.errors import UserError, first_line
+from moevolve.workers.contract.settings import ModelConfig
+
+WHOLE_HASH_LIMIT = 1 << 30
+"""Checkpoints smaller than this many bytes are hashed whole; of larger ones the header and both ends of every file."""
+
+_EDGE = 1 << 20
+
+_READ = (
+    # The model: its architecture, when its answers end, which file holds which weights.
+    "config.json",
+    "generation_config.json",
+    "model.safetensors.index.json",
+    # The tokenizer and what it adds to its vocabulary; `tokenizer.*.json` by `fast_tokenizer_files`.
+    "tokenizer.json",
+    "tokenizer.*.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    # Vocabularies and merges of tokenizers that come without tokenizer.json, and what a few of those read besides.
+    "*vocab*.json",
+    "vocab*.txt",
+    "merges.txt",
+    "*.model",
+    "tokenizer.model.*",
+    "*.spm",
+    "*.tiktoken",
+    "*tekken*.json",
+    "bpe.codes",
+    "byte_maps.json",
+    "dict.txt",
+    "emoji.json",
+    "normalizer.json",
+    "prophetnet.tokenizer",
+    "word_pronunciation.json",
+    "word_shape.json",
+    # Chat templates; the older form is a field of tokenizer_config.json.
+    "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/*.jinja",
+)
+"""What `transformers` reads of a checkpoint's folder besides weights and code: no other file changes a fingerprint."""
+
+_VOLATILE: Mapping[str, tuple[str, ...]] = {
+    "config.json": ("transformers_version", "_name_or_path"),
+    "generation_config.json": ("transformers_version", "_from_model_config"),
+    "model.safetensors.index.json": ("metadata",),
+    "tokenizer_config.json": (
+        "transformers_version",
+        "name_or_path",
+        "special_tokens_map_file",
+        "is_local",
+        "local_files_only",
+    ),
+}
+"""Fields that tell who saved a file and from where. They change from save to save, and no score with them."""
+
+
+def model_fingerprint(config: ModelConfig) -> str:
+    """SHA-256 (hex) identifying everything of a checkpoint that can change a score.
+
+    Of a local directory: the files that `transformers` reads (`_READ`), JSON as what it says rather than how it is
+    written; the Python files where a config's `auto_map` names code; and per safetensors file name, size and content
+    (see `WHOLE_HASH_LIMIT`). A hub id is identified by the commit it stands for, which is of all its files.
+
+    Raises:
+        UserError: the checkpoint can't be found, has no safetensors, or a file that isn't the JSON it should be.
+    """
+    from moevolve.workers.checkpoints.loading import local_directory
+
+    directory = local_directory(config)
+    if directory is None:
+        return hashlib.sha256(_commit(config).encode()).hexdigest()
+    weights = sorted(directory.glob("*.safetensors"))
+    if not weights:
+        raise UserError(f"model {config.path}: no *.safetensors file; convert the checkpoint first")
+    digest = hashlib.sha256()
+    for file in _read_files(directory):
+        digest.update(f"{file.relative_to(directory).as_posix()} ".encode())
+        digest.update(hashlib.sha256(_content(file)).digest())
+    whole = sum(file.stat().st_size for file in weights) < WHOLE_HASH_LIMIT
+    for file in weights:
+        digest.update(f"{file.name} {file.stat().st_size} ".encode())
+        digest.update(_whole(file) if whole else _edges(file))
+    return digest.hexdigest()
+
+
+def pinned_revision(config: ModelConfig) -> str | None:
+    """The commit that a hub id's revision stands for now; of a local directory the revision as it is.
+
+    A branch may move while a search runs: whoever loads the commit loads what the fingerprint is of.
+
+    Raises:
+        UserError: the checkpoint can't be found.
+    """
+    from moevolve.workers.checkpoints.loading import local_directory
+
+    return config.revision if local_directory(config) is not None else _commit(config)
+
+
+def _read_files(directory: Path) -> list[Path]:
+    patterns = [*_READ]
+    if any("auto_map" in _settings(directory / name) for name in ("config.json", "tokenizer_config.json")):
+        patterns.append("*.py")
+    return sorted({file for pattern in patterns for file in directory.glob(pattern) if file.is_file()})
+
+
+def _content(file: Path) -> bytes:
+    if file.suffix != ".json":
+        return file.read_bytes()
+    content = _json(file)
+    if isinstance(content, dict):
+        content = {key: value for key, value in content.items() if key not in _VOLATILE.get(file.name, ())}
+    return json.dumps(content, sort_keys=True).encode()
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    content = _json(file) if file.is_file() else {}
+    return content if isinstance(content, dict) else {}
+
+
+def _json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{file}: not valid JSON ({error}); mend this file or fetch it again") from error
+
+
+def _whole(file: Path) -> bytes:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").digest()
+
+
+def _edges(file: Path) -> bytes:
+    """Hash of the safetensors header, and of the first and last MiB of the file."""
+    with file.open("rb") as stream:
+        header = int.from_bytes(stream.read(8), "little")
+        digest = hashlib.sha256(stream.read(min(header, 64 * _EDGE)))
+        stream.seek(0)
+        digest.update(stream.read(_EDGE))
+        stream.seek(max(0, file.stat().st_size - _EDGE))
+        digest.update(stream.read(_EDGE))
+    return digest.digest()
+
+
+def _commit(config: ModelConfig) -> str:
+    from transformers.utils.hub import cached_file, extract_commit_hash
+
+    try:
+        file = cached_file(config.path, "config.json", revision=config.revision or "main")
+    except OSError as error:
+        raise UserError(f"model {config.path}: not found on the hub or in its cache: {first_line(error)}") from error
+    commit = extract_commit_hash(file, None)
+    if commit is None:
+        raise UserError(
+            f"model {config.path}: its hub revision can't be resolved; give model.revision or a local folder"
+        )
+    return commit

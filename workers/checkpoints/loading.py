@@ -1,0 +1,261 @@
+"""Loading a checkpoint and its tokenizer, safely and in the form a worker runs it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from moevolve.evaluators.errors import UserError, first_line
+from moevolve.workers.checkpoints.unpacking import exact_unpacking
+from moevolve.workers.contract.settings import Device, Dtype, ModelConfig
+from moevolve.workers.families.registry import FAMILIES, dense_family
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+DTYPES: dict[Dtype, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+UNPACKED = {"mxfp4": "Mxfp4Config", "fp8": "FineGrainedFP8Config"}
+"""Formats of quantised checkpoints that `transformers` turns into plain numbers while it loads (GPT-OSS, DeepSeek-V3),
+and its settings of each."""
+
+
+def resolve_device(config: ModelConfig) -> torch.device:
+    """The device the model's inputs go to.
+
+    Raises:
+        UserError: `cuda` was asked for and there is none.
+    """
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            "model.device is cuda but this worker sees no CUDA device; use device: auto or cpu, or give it a GPU"
+        )
+    if config.device == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def placed(config: ModelConfig, device: Device | None = None, dtype: Dtype | None = None) -> ModelConfig:
+    """The same checkpoint, held somewhere else than a search held it.
+
+    Args:
+        config: how the search held it.
+        device: where now; None for where the search ran, or the CPU if that was a GPU and there is none.
+        dtype: of the parameters; None for the search's.
+
+    Returns:
+        The new settings. On a CPU the model isn't spread, and its originals need no other place.
+
+    Raises:
+        UserError: `cuda` was asked for and there is none.
+    """
+    if device is None:
+        device = config.device if config.device != "cuda" or torch.cuda.is_available() else "cpu"
+    settings = replace(config, device=device, dtype=dtype or config.dtype)
+    on_cpu = resolve_device(settings).type == "cpu"
+    return replace(settings, device_map=None, originals="device") if on_cpu else settings
+
+
+def local_directory(config: ModelConfig) -> Path | None:
+    """The checkpoint's directory, or None when `path` is a hub id.
+
+    Raises:
+        UserError: `path` looks like a path and isn't a checkpoint directory with safetensors.
+    """
+    path = Path(config.path).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise UserError(f"model {config.path}: the directory has no config.json; give the folder of a checkpoint")
+        return path
+    hub_like = (
+        config.path.count("/") <= 1 and not config.path.startswith((".", "~", os.sep)) and "\\" not in config.path
+    )
+    if path.exists() or not hub_like:
+        raise UserError(f"model {config.path}: no such directory; give a checkpoint's folder or a hub id (owner/name)")
+    return None
+
+
+def has_weights(config: ModelConfig) -> bool:
+    """Whether there are weights to load; of a hub id it is assumed."""
+    directory = local_directory(config)
+    return directory is None or any(directory.glob("*.safetensors"))
+
+
+def _require_safetensors(config: ModelConfig) -> None:
+    if not has_weights(config):
+        raise UserError(
+            f"model {config.path}: no *.safetensors file; pickled weights are never loaded, "
+            "convert the checkpoint first"
+        )
+
+
+def _hub_arguments(config: ModelConfig) -> dict[str, Any]:
+    return {"revision": config.revision or "main", "trust_remote_code": config.trust_remote_code}
+
+
+def experts_arguments(implementation: str, model_type: str) -> dict[str, Any]:
+    """The argument that sets the experts backend; dense families don't take it."""
+    return {} if dense_family(model_type) else {"experts_implementation": implementation}
+
+
+def attention(implementation: str, model_type: str) -> str:
+    """The attention backend to ask for: `eager` in place of `sdpa` for families that `transformers` has none for."""
+    family = FAMILIES.get(model_type)
+    return "eager" if implementation == "sdpa" and family is not None and not family.sdpa else implementation
+
+
+def packed_format(settings: PretrainedConfig, name: str) -> str | None:
+    """The format that a checkpoint's weights are quantised in; None for plain numbers.
+
+    Raises:
+        UserError: one that can't be turned into plain numbers, which experts are pruned and merged as.
+    """
+    packed = getattr(settings, "quantization_config", None)
+    if packed is None:
+        return None
+    method = packed.get("quant_method") if isinstance(packed, dict) else packed.quant_method
+    method = str(getattr(method, "value", method))
+    if method not in UNPACKED:
+        raise UserError(
+            f"model {name}: its weights are packed as {method!r}, and only plain numbers can be pruned and merged; "
+            f"use its bfloat16 checkpoint, or one packed as {' or '.join(UNPACKED)}, which are unpacked while they load"
+        )
+    return method
+
+
+def dtype_of(config: ModelConfig, settings: PretrainedConfig) -> Dtype:
+    """The dtype that a model's parameters are held in: what `config.dtype` says, or the checkpoint's own for `auto`.
+
+    Quantised checkpoints are unpacked to bfloat16, the dtype in which the published ones compute.
+
+    Args:
+        config: the checkpoint and how to hold it.
+        settings: the checkpoint's config.
+
+    Raises:
+        UserError: `auto`, and the checkpoint's config says no dtype, or one that models aren't run in here.
+    """
+    if config.dtype != "auto":
+        return config.dtype
+    if getattr(settings, "quantization_config", None) is not None:
+        return "bfloat16"
+    for name, dtype in DTYPES.items():
+        if dtype == settings.dtype:
+            return name
+    said = "no dtype" if settings.dtype is None else f"dtype {str(settings.dtype).removeprefix('torch.')}"
+    raise UserError(f"model {config.path}: its config.json says {said}; set model.dtype to one of {', '.join(DTYPES)}")
+
+
+def own_dtype(config: ModelConfig) -> Dtype | None:
+    """What `dtype: auto` stands for, for `ModelConfig.own_dtype`; None where another dtype is asked for.
+
+    Raises:
+        UserError: as `load_config` and `dtype_of`.
+    """
+    return dtype_of(config, load_config(config)) if config.dtype == "auto" else None
+
+
+def _unpacking_arguments(settings: PretrainedConfig, name: str) -> dict[str, Any]:
+    import transformers
+
+    method = packed_format(settings, name)
+    return {} if method is None else {"quantization_config": getattr(transformers, UNPACKED[method])(dequantize=True)}
+
+
+def _source(config: ModelConfig) -> str:
+    return str(local_directory(config) or config.path)
+
+
+def load_config(config: ModelConfig) -> PretrainedConfig:
+    """The `transformers` config of a checkpoint, with no weights.
+
+    Raises:
+        UserError: it can't be found or read.
+    """
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(_source(config), **_hub_arguments(config))
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"model {config.path}: its config can't be read: {first_line(error)}") from error
+
+
+def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
+    """The checkpoint's tokenizer.
+
+    Raises:
+        UserError: it can't be found or read.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(_source(config), **_hub_arguments(config))
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"model {config.path}: its tokenizer can't be read: {first_line(error)}") from error
+
+
+def load_model(
+    config: ModelConfig, weights: Mapping[str, Tensor] | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a causal language model for inference, and its tokenizer.
+
+    With `originals="host"` the weights are left on the host: `ResidentModel` places them. With a `device_map` they are
+    spread over the GPUs (needs `accelerate`). Otherwise they are on `resolve_device(config)`. Quantised checkpoints are
+    unpacked to that dtype, or refused: see `dtype_of` and `packed_format`.
+
+    Args:
+        config: the checkpoint and how to hold it.
+        weights: what such a model has as its state, to be taken as it is in place of the checkpoint's files.
+
+    Raises:
+        UserError: the checkpoint is missing, has no safetensors, or doesn't load with these settings.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
+
+    device = resolve_device(config)
+    _require_safetensors(config)
+    settings = load_config(config)
+    unpacking = _unpacking_arguments(settings, config.path)
+    tokenizer = load_tokenizer(config)
+    transformers_logging.disable_progress_bar()
+    form = {
+        "dtype": DTYPES[dtype_of(config, settings)],
+        "device_map": config.device_map,
+        "attn_implementation": attention(config.attn_implementation, settings.model_type),
+        **experts_arguments(config.experts_implementation, settings.model_type),
+    }
+    try:
+        if weights is None:
+            with exact_unpacking() if unpacking else nullcontext():
+                model = AutoModelForCausalLM.from_pretrained(
+                    _source(config), use_safetensors=True, **form, **unpacking, **_hub_arguments(config)
+                )
+        else:
+            if unpacking:
+                del settings.quantization_config
+            kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
+            model = kind.from_pretrained(None, config=settings, state_dict=dict(weights), **form)
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        raise UserError(f"model {config.path}: its weights don't load: {first_line(error)}") from error
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise UserError(
+            f"model {config.path}: device_map {config.device_map!r} leaves part of it off the devices; "
+            "use more GPUs, a smaller dtype, or originals: host"
+        )
+    if config.device_map is None and config.originals == "device":
+        torch.nn.Module.to(model, device)
+    model.eval()
+    model.requires_grad_(False)
+    return model, tokenizer
