@@ -90,6 +90,18 @@ def _wide(fit: FitOutline, width: int) -> FitOutline:
     return replace(fit, width=fit.blocks * width)
 
 
+def _most_kept(layers: Sequence[int]) -> int:
+    """Bytes of fitted layers that are held at once, oldest dropped first, while candidate after candidate is fitted."""
+    held: list[int] = []
+    most = 0
+    for size in (each for each in (*layers, *layers) if each <= KEPT_BYTES):
+        held.append(size)
+        while sum(held) > KEPT_BYTES:
+            held.pop(0)
+        most = max(most, sum(held))
+    return most
+
+
 class _Counted:
     """Counts one recipe's memory."""
 
@@ -113,7 +125,7 @@ class _Counted:
             taken=max(map(self._taken, fits)) + 4 * states + 3 * 4 * tokens * hidden,
             allowed=self._recipe.memory_mb << 20,
             streams=(len(self._fits) + 1) * states,
-            kept=min(KEPT_BYTES, sum(each for each in kept if each <= KEPT_BYTES)),
+            kept=_most_kept(kept),
         )
 
     def _candidates(self, fit: FitOutline) -> int:
@@ -129,9 +141,19 @@ class _Counted:
         return fit_bytes(fit.width, self._tokens, self._outline.hidden)
 
     def _taken(self, fit: FitOutline) -> int:
-        """With its features, and what making a block of them takes; never more than is allowed."""
+        """Bytes of a fit with its features, of making the largest block of them, or of applying the fitted change."""
         tokens, hidden = int(fit.density * self._tokens), self._outline.hidden
+        size, width = self._outline.facts.dtype_bytes, fit.width // fit.blocks
         features = int(4 * fit.density * self._tokens * fit.width)
-        fitting = self._needed(fit) + features + 28 * (tokens + hidden) * fit.width // fit.blocks
-        taken = max(fitting, elimination_bytes(self._candidates(fit), tokens, hidden))
+        # Rows of gate and up; gate, up and their product, which is widened to float32, weighted and sorted by token.
+        making = 2 * size * hidden * width + (3 * size + 12) * tokens * width
+        # The block's change, its weights before and after in float32, and what the change came to in their dtype.
+        adding = 16 * hidden * width
+        change = 4 * fit.width * hidden
+        kept = change if change <= KEPT_BYTES else 0
+        applying = 4 * hidden * min(fit.width, self._tokens) + kept + adding
+        taken = max(
+            features + max(self._needed(fit) + making, applying),
+            elimination_bytes(self._candidates(fit), tokens, hidden),
+        )
         return min(self._recipe.memory_mb << 20, taken)
