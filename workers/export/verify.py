@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moevolve.workers.checkpoints.loading import attention, experts_arguments
+from moevolve.workers.checkpoints.loading import attention_backend, experts_arguments
 from moevolve.workers.checkpoints.native import NATIVE_PREFIX, import_native
 from moevolve.workers.checkpoints.shards import ShardReader, checksum
 from moevolve.workers.checkpoints.state import SavedNames, empty_model, frame_state, layers_prefix
@@ -209,7 +209,7 @@ class _FromFiles:
             kind,
             config,
             self._dtype,
-            attn_implementation=attention(resident.config.attn_implementation, family),
+            attn_implementation=attention_backend(resident.config.attn_implementation, family),
             **experts_arguments(resident.config.experts_implementation, family),
         )
         self._names = SavedNames(self._model)

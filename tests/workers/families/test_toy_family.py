@@ -71,7 +71,7 @@ AutoModelForCausalLM.register(ToyConfig, ToyForCausalLM)
 AutoModelForCausalLM.register(ToyDenseConfig, ToyDenseForCausalLM)
 
 
-def also_resize(config: Any, rule: RoutingRule, active: int) -> None:
+def resize_extras(config: Any, rule: RoutingRule, active: int) -> None:
     config.chosen = f"{active} of {config.num_local_experts}"
 
 
@@ -82,7 +82,7 @@ TOY_MOE = ExpertFamily(
     rule=lambda router, config: RoutingRule(renormalise=False, scale=SCALE),
     router="chooser",
     sdpa=False,
-    also_resize=also_resize,
+    resize_extras=resize_extras,
 )
 TOY_DENSE = DenseFamily("toy_dense", "Toy", up="up_proj", gate="gate_proj", down="down_proj", activation="act_fn")
 
