@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from moevolve.kernels.dispatch import has_triton
+from moevolve.kernels.expert_merge import has_triton
 
 pytestmark = [
     pytest.mark.skipif(not has_triton(), reason="triton is not installed"),

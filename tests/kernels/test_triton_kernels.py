@@ -16,7 +16,7 @@ import oracles
 import pytest
 import torch
 
-from moevolve.kernels.dispatch import has_triton
+from moevolve.kernels.expert_merge import has_triton
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -65,9 +65,9 @@ def test_merging(dtype: torch.dtype, retained: int, count: int, size: int) -> No
 @pytest.mark.parametrize(("rows", "size"), [(3, 2100), (21, 1500), (40, 700)])
 def test_every_program_of_a_merge_makes_its_own_part(rows: int, size: int) -> None:
     """The first so many programs write the first so many parts and nothing else, so no value is written twice."""
-    from moevolve.kernels.triton_merge import Launch, _merge
+    from moevolve.kernels.triton_merge import LaunchGrid, _merge
 
-    launch = Launch.of(rows, size, itemsize=4)
+    launch = LaunchGrid.of(rows, size, itemsize=4)
     coefficients, source = torch.ones((rows, 2), device=DEVICE), torch.ones((2, size), device=DEVICE)
     parts = [
         (slice(row, row + launch.tile), slice(column, column + launch.block))

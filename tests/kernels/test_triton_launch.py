@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from moevolve.kernels.dispatch import has_triton
+from moevolve.kernels.expert_merge import has_triton
 
 pytestmark = pytest.mark.skipif(not has_triton(), reason="triton is not installed")
 

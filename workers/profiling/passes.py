@@ -21,7 +21,7 @@ from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.engine.batches import Batch, Batcher
 from moevolve.workers.engine.chat import chat_template
-from moevolve.workers.engine.choices import asked_sequences
+from moevolve.workers.engine.choices import choice_sequences
 from moevolve.workers.engine.columns import Layout
 from moevolve.workers.engine.decoding import decoded_together, draft_lengths
 from moevolve.workers.engine.tokenizing import TokenizedSplit, missing_bos, tokenize_split
@@ -250,7 +250,7 @@ def _again(lengths: Sequence[int], steps: int) -> list[Pass]:
 
 
 def _ranking(split: SplitTokens, batcher: Batcher) -> Iterator[Pass]:
-    groups = tuple(asked_sequences(*pair) for pair in zip(split.prompts, split.choices, strict=True))
+    groups = tuple(choice_sequences(*pair) for pair in zip(split.prompts, split.choices, strict=True))
     for batch in batcher.batches(groups):
         paths = [batch.path(asked)[len(split.prompts[i]) - 1 :] for i in batch.examples for asked in groups[i]]
         yield _first(batch, len(np.unique(np.concatenate(paths))))

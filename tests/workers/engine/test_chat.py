@@ -165,7 +165,7 @@ def test_templates_by_name(bytewise: PreTrainedTokenizerFast) -> None:
     for name, expected in (("auto", "<|im_start|>user"), ("default", "<|im_start|>user"), ("terse", "user: Hi")):
         template = chat_template(named, EngineConfig(chat_template=name))
         assert template is not None
-        assert template.asked(turns).prompt.startswith(expected)
+        assert template.prompt(turns).text.startswith(expected)
     assert chat_template(named, EngineConfig(chat_template="none")) is None
     assert chat_template(bytewise, EngineConfig()) is None
     with pytest.raises(UserError, match=r"^engine.chat_template: there is no template `x`; use one of: none, auto, mi"):
@@ -283,7 +283,7 @@ def test_every_form_of_a_date_is_the_fixed_one(bytewise: PreTrainedTokenizerFast
     template = f"{{{{ strftime_now('{form}') }}}}|{{{{ messages[0].content }}}}"
     found = chat_template(talking(bytewise, template), EngineConfig(date=DAY))
     assert found is not None
-    assert found.asked((("user", "Hi"),)).prompt == "Tuesday, July 9 24, 2024-07-09 00:00:00 191|Hi"
+    assert found.prompt((("user", "Hi"),)).text == "Tuesday, July 9 24, 2024-07-09 00:00:00 191|Hi"
 
 
 def test_effort_is_low_where_a_template_asks(bytewise: PreTrainedTokenizerFast) -> None:

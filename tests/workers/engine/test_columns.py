@@ -34,7 +34,7 @@ def seen_by(columns: Columns) -> dict[int, list[int]]:
         masks = [columns.attention.masks.of(*block, None, torch.float32, CPU) for block in part.blocks]
         rows = [each for mask in masks if mask is not None for each in mask[0, 0]]
         seen += [row[: len(each)][each == 0].tolist() for row in keys for each in rows]
-    return {column: seen[place] for column, place in enumerate(columns.attention.found.tolist())}
+    return {column: seen[place] for column, place in enumerate(columns.attention.output_index.tolist())}
 
 
 @given(sequences_of_few_tokens, st.sampled_from(LAYOUTS), st.integers(1, 60))
@@ -136,7 +136,7 @@ def test_batches_are_planned_once() -> None:
 def test_what_is_a_beginning_of_another_adds_nothing(sequences: list[Tokens]) -> None:
     columns = lay_out(sequences, "packed", 100, CPU)
     assert columns.ids.tolist() == [[1, 2, 3]]
-    assert columns.attention is not None and len(columns.attention.found) == 3
+    assert columns.attention is not None and len(columns.attention.output_index) == 3
     assert [common_start(*pair) for pair in pairwise(sequences)] == [len(tokens) for tokens in sequences[:-1]]
 
 
@@ -146,7 +146,7 @@ def test_the_tree_alone_says_who_attends_together() -> None:
     one, other = (lay_out(sequences, "packed", 100, CPU) for sequences in (whole, [*part, *whole, *part]))
     assert torch.equal(one.ids, other.ids) and torch.equal(one.positions, other.positions)
     assert one.attention is not None and other.attention is not None
-    assert torch.equal(one.attention.found, other.attention.found)
+    assert torch.equal(one.attention.output_index, other.attention.output_index)
     for mine, theirs in zip(one.attention.parts, other.attention.parts, strict=True):
         assert (mine.rows, mine.start, mine.length) == (theirs.rows, theirs.start, theirs.length)
         assert torch.equal(mine.keys, theirs.keys) and torch.equal(mine.queries, theirs.queries)

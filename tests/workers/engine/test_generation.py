@@ -17,7 +17,7 @@ from moevolve.evaluators.matching.registry import make_matcher
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.workers.contract.settings import WORKER_ENV, EngineConfig, Shortcuts
 from moevolve.workers.engine.engine import GenerationEngine
-from moevolve.workers.engine.runtime import configure_runtime
+from moevolve.workers.worker import configure_runtime
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast

@@ -14,7 +14,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.kernels import products as kernel
 from moevolve.workers.contract.settings import EngineConfig, MatmulBackend
 from moevolve.workers.engine.engine import GenerationEngine
-from moevolve.workers.engine.products import use_products
+from moevolve.workers.engine.products import make_rows_independent
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.model.resident import ResidentModel
 
@@ -43,12 +43,12 @@ def by(resident: Residents) -> Iterator[Callable[..., ResidentModel]]:
     def make(products: MatmulBackend, family: str, **settings: str) -> ResidentModel:
         model = resident(family, **settings)
         used.append(model)
-        use_products(model.model, products)
+        make_rows_independent(model.model, products)
         return model
 
     yield make
     for model in used:
-        use_products(model.model, "torch")
+        make_rows_independent(model.model, "torch")
 
 
 @needs_onednn

@@ -72,9 +72,9 @@ class Pair:
                 engine.remember(split)
         for edit in edits:
             with self.resident.edited(edit):
-                self.reuse.work = self.reuse.spared = 0
+                self.reuse.work = self.reuse.saved = 0
                 assert answers(self.reusing, split) == answers(self.plain, split)
-                shares.append(self.reuse.spared / self.reuse.work)
+                shares.append(self.reuse.saved / self.reuse.work)
                 if all_numbers:
                     assert others(self.reusing, split) == others(self.plain, split)
         return shares
