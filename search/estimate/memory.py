@@ -200,7 +200,7 @@ def _repairing(repairs: Sequence[RepairWork]) -> Iterator[MemoryItem]:
 
 
 def _cached(outline: ModelOutline, one: Pass) -> int:
-    return (one.beside + one.cached + one.steps * one.tokens) * outline.cache_bytes if one.kept else 0
+    return (one.retained + one.cached + one.steps * one.tokens) * outline.cache_bytes if one.kept else 0
 
 
 def _activations(outline: ModelOutline, passes: Iterable[Pass]) -> int:

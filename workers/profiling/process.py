@@ -1,4 +1,4 @@
-"""The process that profiles one model, started by `moevolve.workers.profiling.run`; it ends with its connection."""
+"""The process that profiles one model. `moevolve.workers.profiling.run` starts it; it ends with its connection."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 _STRIDE, _OFFSET = 7919, 13
 
 
-class Profilee:
-    """One model as plain `transformers` loads it, with nothing of ours around it."""
+class ProfiledProcess:
+    """One model as plain `transformers` loads it, without our engine."""
 
     def __init__(self) -> None:
         self._model: PreTrainedModel | None = None
@@ -32,10 +32,10 @@ class Profilee:
         self._memory: PeakMemory | None = None
 
     def load(self, request: LoadRequest) -> LoadReply:
-        """Load the checkpoint and count it.
+        """Load the checkpoint and count its costs.
 
         Raises:
-            UserError: it can't be loaded, the device isn't there or has no room, or the model can't be counted.
+            UserError: The checkpoint can't be loaded or counted, or there is no CUDA device.
         """
         from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -46,9 +46,9 @@ class Profilee:
         try:
             config = AutoConfig.from_pretrained(request.path, **hub)
             with torch.device("meta"):
-                # Brings in the modelling code, which is not the model's memory.
+                # Imports the modelling code, whose memory isn't the model's.
                 AutoModelForCausalLM.from_config(config, trust_remote_code=request.trust_remote_code)
-            _wake_up(self._device)
+            _warm_up(self._device)
             self._memory = PeakMemory(self._device)
             spread = request.device_map if self._device.type == "cuda" else None
             model = AutoModelForCausalLM.from_pretrained(
@@ -59,7 +59,7 @@ class Profilee:
             self._model = model.eval()
         except (OSError, ValueError, KeyError, ImportError) as error:
             raise UserError(f"it doesn't load: {str(error).strip().splitlines()[0]}") from error
-        self._memory.loaded()
+        self._memory.release()
         costs = model_costs(model, request.context)
         return LoadReply(
             costs.parameters,
@@ -79,7 +79,7 @@ class Profilee:
 
     @torch.inference_mode()
     def measure(self, request: MeasureRequest) -> MeasureReply:
-        """Run a batch once. Every step takes the likeliest token; an end-of-text token ends nothing."""
+        """Run a batch once. Decoding is greedy and doesn't stop at end tokens."""
         assert self._memory is not None and self._model is not None
         model: Any = self._model
         tokens, mask = self._prompts(request)
@@ -98,9 +98,9 @@ class Profilee:
         return MeasureReply(prefilled - began, decoded - prefilled, self._memory.peak())
 
     def _prompts(self, request: MeasureRequest) -> tuple[Tensor, Tensor | None]:
-        """The prompts, padded on the left, and 1 where there is no padding: int64 [batch, longest]; None without any.
+        """Token ids of the prompts, padded on the left, and the mask, 1 for tokens; int64 [batch, longest] each.
 
-        Arbitrary ones stride through the vocabulary, each from elsewhere.
+        The mask is None if nothing is padded. Arbitrary prompts go through the vocabulary in large steps.
         """
         assert self._model is not None
         device = next(self._model.get_input_embeddings().parameters()).device
@@ -110,8 +110,8 @@ class Profilee:
             return tokens.to(device), None
         longest = max(map(len, request.prompts))
         rows = [[0] * (longest - len(prompt)) + list(prompt) for prompt in request.prompts]
-        filled = torch.tensor([longest - len(prompt) for prompt in request.prompts], device=device).unsqueeze(1)
-        mask = (torch.arange(longest, device=device) >= filled).long()
+        padding = torch.tensor([longest - len(prompt) for prompt in request.prompts], device=device).unsqueeze(1)
+        mask = (torch.arange(longest, device=device) >= padding).long()
         return torch.tensor(rows, device=device), None if mask.all() else mask
 
     def _clock(self) -> float:
@@ -122,7 +122,7 @@ class Profilee:
 
 
 def _padded(mask: Tensor | None, columns: int) -> dict[str, Tensor]:
-    """What a pass over the closing columns takes beside tokens where prompts are padded: nothing without a mask."""
+    """Arguments of a pass over the last columns for padded prompts: mask and position ids; none without a mask."""
     if mask is None:
         return {}
     positions = (mask.cumsum(dim=1) - 1).clamp_min(0)
@@ -136,8 +136,8 @@ def _device(request: LoadRequest) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if wanted else torch.device("cpu")
 
 
-def _wake_up(device: torch.device) -> None:
-    """Load and run a model of next to nothing: what that brings in and starts is not the profiled model's memory."""
+def _warm_up(device: torch.device) -> None:
+    """Load and run a tiny model, so that memory of libraries and the device isn't counted as the profiled model's."""
     from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
     sizes: dict[str, Any] = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
@@ -151,15 +151,15 @@ def _wake_up(device: torch.device) -> None:
 
 
 def serve(connection: Connection) -> None:
-    """Answer requests, with a reply or the UserError that says why there is none, until the other end is closed."""
-    profilee = Profilee()
+    """Answer requests with replies or a UserError, until the other end of the connection is closed."""
+    process = ProfiledProcess()
     while True:
         try:
             request = connection.recv()
         except EOFError:
             return
         try:
-            connection.send(profilee.load(request) if isinstance(request, LoadRequest) else profilee.measure(request))
+            connection.send(process.load(request) if isinstance(request, LoadRequest) else process.measure(request))
         except UserError as error:
             connection.send(error)
         except torch.cuda.OutOfMemoryError:

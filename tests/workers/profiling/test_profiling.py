@@ -21,7 +21,7 @@ from moevolve.workers.profiling.messages import (
     ProfileSettings,
     TaskPrompts,
 )
-from moevolve.workers.profiling.process import Profilee
+from moevolve.workers.profiling.process import ProfiledProcess
 from moevolve.workers.profiling.report import BatchProfile
 from moevolve.workers.profiling.run import ProfileError, profile_models
 
@@ -50,7 +50,7 @@ def test_batches_of_a_task_are_of_all_lengths() -> None:
 @pytest.mark.parametrize("family", ["mixtral", "opt"])
 def test_padded_prompts_run_as_they_do_alone(checkpoint: Callable[[str], Path], family: str) -> None:
     """Every step's logits of every row, against one pass over the row's own tokens."""
-    profilee = Profilee()
+    profilee = ProfiledProcess()
     profilee.load(LoadRequest(str(checkpoint(family)), None, None, False, "cpu", "float32", 1, 8))
     model: Any = profilee._model
     seen: list[torch.Tensor] = []
