@@ -1,4 +1,4 @@
-"""Products in tiles against torch's own and plain float64, whatever is multiplied with a row, and where it stands."""
+"""Tiled products against torch's own and float64, for all positions of a row and all other rows."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_experts_are_weighted_sums_of_each_ones_network(
 def test_a_row_is_the_same_wherever_it_stands(
     features: int, dtype: torch.dtype, threads: int, use_onednn: bool
 ) -> None:
-    """Among as many rows as one likes; MKL's code for few outputs, which isn't so, is one of what is tried."""
+    """Tries many numbers of rows, and few outputs, for which MKL's own code treats rows differently."""
     use_onednn = use_onednn and dtype == torch.float32
     for outputs in (1, 2, 5, 8, 16, 17, 24, 97):
         weight, bias = draw(outputs, features).to(dtype), draw(outputs).to(dtype)

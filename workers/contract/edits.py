@@ -40,7 +40,7 @@ class Edit(Protocol):
 
 @runtime_checkable
 class LayeredEdit(Edit, Protocol):
-    """An edit that can be told apart layer by layer."""
+    """An edit whose changes to the model can be compared layer by layer."""
 
     @property
     def layer_hashes(self) -> tuple[str, ...]:

@@ -88,16 +88,10 @@ class ProfileSettings:
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """Request to load a model; see `ProfiledModel` and `ProfileSettings`. `context` is used for attention's FLOPs."""
+    """Request to load a model."""
 
-    path: str
-    revision: str | None
-    device_map: str | None
-    trust_remote_code: bool
-    device: Device
-    dtype: LoadedDtype
-    threads: int | None
-    context: int
+    model: ProfiledModel
+    settings: ProfileSettings
 
 
 @dataclass(frozen=True, slots=True)

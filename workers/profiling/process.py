@@ -15,7 +15,13 @@ from torch import Tensor
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.profiling.costs import model_costs
 from moevolve.workers.profiling.memory import PeakMemory, free_bytes
-from moevolve.workers.profiling.messages import LoadReply, LoadRequest, MeasureReply, MeasureRequest
+from moevolve.workers.profiling.messages import (
+    LoadReply,
+    LoadRequest,
+    MeasureReply,
+    MeasureRequest,
+    ProfileSettings,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -39,20 +45,21 @@ class ProfiledProcess:
         """
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        if request.threads is not None:
-            torch.set_num_threads(request.threads)
-        self._device = _device(request)
-        hub = {"revision": request.revision or "main", "trust_remote_code": request.trust_remote_code}
+        checkpoint, settings = request.model, request.settings
+        if settings.threads is not None:
+            torch.set_num_threads(settings.threads)
+        self._device = _device(settings)
+        hub = {"revision": checkpoint.revision or "main", "trust_remote_code": checkpoint.trust_remote_code}
         try:
-            config = AutoConfig.from_pretrained(request.path, **hub)
+            config = AutoConfig.from_pretrained(checkpoint.path, **hub)
             with torch.device("meta"):
                 # Imports the modelling code, whose memory isn't the model's.
-                AutoModelForCausalLM.from_config(config, trust_remote_code=request.trust_remote_code)
+                AutoModelForCausalLM.from_config(config, trust_remote_code=checkpoint.trust_remote_code)
             _warm_up(self._device)
             self._memory = PeakMemory(self._device)
-            spread = request.device_map if self._device.type == "cuda" else None
+            spread = checkpoint.device_map if self._device.type == "cuda" else None
             model = AutoModelForCausalLM.from_pretrained(
-                request.path, dtype=request.dtype, use_safetensors=True, device_map=spread, **hub
+                checkpoint.path, dtype=settings.dtype, use_safetensors=True, device_map=spread, **hub
             )
             if not spread:
                 torch.nn.Module.to(model, self._device)
@@ -60,7 +67,7 @@ class ProfiledProcess:
         except (OSError, ValueError, KeyError, ImportError) as error:
             raise UserError(f"it doesn't load: {str(error).strip().splitlines()[0]}") from error
         self._memory.release()
-        costs = model_costs(model, request.context)
+        costs = model_costs(model, settings.prompt_tokens)
         return LoadReply(
             costs.parameters,
             costs.active_parameters,
@@ -129,10 +136,10 @@ def _padded(mask: Tensor | None, columns: int) -> dict[str, Tensor]:
     return {"attention_mask": mask, "position_ids": positions[:, -columns:]}
 
 
-def _device(request: LoadRequest) -> torch.device:
-    if request.device == "cuda" and not torch.cuda.is_available():
+def _device(settings: ProfileSettings) -> torch.device:
+    if settings.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: there is no CUDA device; use auto or cpu")
-    wanted = request.device != "cpu" and torch.cuda.is_available()
+    wanted = settings.device != "cpu" and torch.cuda.is_available()
     return torch.device("cuda", torch.cuda.current_device()) if wanted else torch.device("cpu")
 
 

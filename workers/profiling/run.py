@@ -47,7 +47,7 @@ def profile_models(
     """Profile checkpoints; ratios are relative to the first.
 
     Args:
-        models: At least one checkpoint.
+        models: Checkpoints, at least one.
         settings: Settings of the profile.
         folder: Empty folder for logs and copies of modelling code, which the caller removes.
         on_stage: Called with a description of each stage.
@@ -157,19 +157,7 @@ class _Process:
 
     def load(self, settings: ProfileSettings) -> LoadReply:
         """Load the model."""
-        model = self.model
-        reply: LoadReply = self._ask(
-            LoadRequest(
-                model.path,
-                model.revision,
-                model.device_map,
-                model.trust_remote_code,
-                settings.device,
-                settings.dtype,
-                settings.threads,
-                settings.prompt_tokens,
-            )
-        )
+        reply: LoadReply = self._ask(LoadRequest(self.model, settings))
         return reply
 
     def measure(self, request: MeasureRequest) -> MeasureReply:

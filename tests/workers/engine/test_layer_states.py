@@ -1,4 +1,4 @@
-"""The bounded store of hidden states: what stays, what goes, and that the bound holds."""
+"""The bounded cache of hidden states: which states stay, which are evicted, and the bound itself."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def kept(states: LayerStates, name: str, places: int = 3) -> list[int]:
 
 
 def offer(states: LayerStates, name: str, layers: int, places: int = 3) -> None:
-    """A candidate of one beginning passes with all its batches."""
+    """Run a candidate with one prefix through all its batches."""
     states.count({name: layers})
     for i in range(places):
         states.put(name, bytes([i]), state(i))

@@ -33,7 +33,7 @@ def words(rng: np.random.Generator, count: int) -> str:
 
 @pytest.fixture
 def split() -> PreparedSplit:
-    """Rows of 0 to 20 tokens, every third with an answer behind it: 9 windows and a rest."""
+    """Rows of 0 to 20 tokens, every third with an answer: 9 windows and a remainder."""
     rng = np.random.default_rng(3)
     examples = [
         Example(words(rng, int(rng.integers(0, 21))), (words(rng, 2),) if i % 3 == 1 else ()) for i in range(16)
