@@ -169,7 +169,7 @@ class EvaluationWorker:
             self._reuse.work = self._reuse.saved = 0
         result = run_split(self._engine, split)
         saved = 0.0 if self._reuse is None else self._reuse.saved / max(self._reuse.work, 1)
-        return replace(result, seconds=time.perf_counter() - started, spared=saved)
+        return replace(result, seconds=time.perf_counter() - started, saved=saved)
 
 
 def _reserve(model: ModelConfig, needed: NeededMemory) -> None:
