@@ -94,11 +94,6 @@ class AttentionPart:
     queries: Tensor
     blocks: tuple[tuple[int, int], ...]
 
-    @property
-    def pairs(self) -> int:
-        """Number of query-key pairs that are computed, including masked and padded ones."""
-        return self.rows * sum((end - first) * end for first, end in self.blocks)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Attention:
@@ -135,13 +130,6 @@ class Columns:
     places: NDArray[np.int64]
     lengths: tuple[int, ...]
     attention: Attention | None = None
-
-    @property
-    def pairs(self) -> int:
-        """Number of query-key pairs that attention computes, including masked and padded ones."""
-        if self.attention is None:
-            return self.ids.numel() * self.ids.shape[1]
-        return sum(part.pairs for part in self.attention.parts)
 
 
 def lay_out(sequences: Sequence[Tokens], layout: Layout, most: int, device: torch.device) -> Columns:

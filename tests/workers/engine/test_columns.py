@@ -78,7 +78,6 @@ def test_blocks_of_later_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (first.start, first.length, first.rows, first.blocks) == (0, 48, 1, ((0, 16), (16, 32), (32, 48)))
     assert (second.start, second.length, second.rows, second.blocks) == (16, 32, 1, ((16, 32),))
     assert second.queries.tolist() == [*range(16, 20), *range(40, 50), 49, 49]
-    assert (first.pairs, second.pairs) == (16 * (16 + 32 + 48), 16 * 32)
 
 
 def test_masks_of_windows_and_of_later_tokens() -> None:
