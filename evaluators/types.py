@@ -176,14 +176,14 @@ class SplitResult:
             fitness has in its place; see `moevolve.evaluators.fitness.base.Fitness.outcomes`.
         outcomes: float32 [examples], or [windows] of running text: each one's contribution in [0, 1].
         seconds: it took on a worker; of several splits, making the edit counts with the first.
-        spared: share of the layers' work on prompts, in [0, 1], that earlier candidates' hidden states made needless.
+        saved: Share of the layers' work on prompts, in [0, 1], that reusing earlier candidates' hidden states saved.
     """
 
     score: float
     gold_logprob: float
     outcomes: NDArray[np.float32] = field(repr=False)
     seconds: float = 0.0
-    spared: float = 0.0
+    saved: float = 0.0
 
     @property
     def examples_seen(self) -> int:

@@ -13,18 +13,18 @@ from moevolve.kernels.products import batched, linear
 
 
 def block_mix(x: Tensor, u: Tensor, v: Tensor, mixing: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-    """Apply a block-mixed linear layer.
+    """Apply a block-mixed linear layer. All tensors have the same dtype and device.
 
     Args:
-        x: [..., d1].
-        u: the blocks U_i, [K, d2 / K, r].
-        v: the blocks V_j, [K, r, d1 / K].
-        mixing: M's parameters: `a` [K, K] (I); `b` [K, K, r] (II); `c`, `alpha` and `beta` [3, K, K, r] (III), where
-            [i, j] is block M_ij; None for plain low rank, which has K = 1.
-        bias: [d2], or None.
+        x: Inputs [..., d1].
+        u: Blocks U_i, [K, d2 / K, r].
+        v: Blocks V_j, [K, r, d1 / K].
+        mixing: Parameters of M, where [i, j] belong to block M_ij: `a` [K, K] (variant I), `b` [K, K, r] (II), or `c`,
+            `alpha` and `beta` [3, K, K, r] (III); None for plain low rank, which has K = 1.
+        bias: Bias [d2], or None.
 
     Returns:
-        [..., d2]. All tensors have one dtype and device.
+        Outputs [..., d2].
     """
     blocks, height, _ = u.shape
     tokens = x.reshape(-1, blocks, v.shape[2])
@@ -38,7 +38,7 @@ def block_mix(x: Tensor, u: Tensor, v: Tensor, mixing: Tensor | None = None, bia
 
 
 def _mix(mixing: Tensor, latent: Tensor) -> Tensor:
-    """M times the stacked V_j x_j: [K, tokens, r] to the same shape."""
+    """Multiply the stacked V_j x_j, [K, tokens, r], by M; returns the same shape."""
     if mixing.dim() == 2:
         return linear(latent.flatten(1).t(), mixing).t().reshape(latent.shape)
     if mixing.dim() == 3:
@@ -50,10 +50,10 @@ def _mix(mixing: Tensor, latent: Tensor) -> Tensor:
 
 
 def _mix_diagonals(diagonals: Tensor, latent: Tensor) -> Tensor:
-    """`out_i = sum_j diagonals_ij * latent_j`: [K, K, r] on [K, tokens, r]."""
+    """Compute `out_i = sum_j diagonals_ij * latent_j` for [K, K, r] and [K, tokens, r]."""
     if latent.device.type != "cpu":
         return torch.einsum("ijk,jtk->itk", diagonals, latent)
-    # One by one, which for few blocks beats r small matrix products, too.
+    # For few blocks this loop is also faster than r small matrix products.
     mixed = diagonals[:, :1] * latent[0]
     for block in range(1, len(latent)):
         mixed += diagonals[:, block : block + 1] * latent[block]

@@ -1,8 +1,8 @@
-"""A feed-forward network whose neurons are divided into experts: every expert runs its own tokens only.
+"""A feed-forward network whose neurons are divided into experts, each of which runs only on the tokens that chose it.
 
-Source: FactorLLM (arXiv 2408.11855), Eq. 5 to 7. The neurons lie in order of experts, so that an expert is a slice of
-the network's own matrices: nothing is copied. Outputs are summed in float32 in order of experts, the output bias is
-added once; with every expert chosen that is the dense network up to the order of the sum.
+Source: FactorLLM (arXiv 2408.11855), Eq. 5 to 7. Neurons are sorted by expert, so that an expert is a slice of the
+network's matrices and nothing is copied. Outputs are summed in float32 in order of the experts, and the output bias is
+added once. With all experts chosen the result is the dense network's up to the order of the sum.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from moevolve.kernels.products import elementwise, linear
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NetworkWeights:
-    """A feed-forward network, `down(act(gate(x)) * up(x))` or `down(act(up(x)))`.
+    """The weights of a feed-forward network, `down(act(gate(x)) * up(x))` or `down(act(up(x)))`.
 
     Attributes:
-        up: [width, hidden].
-        gate: [width, hidden]; None for a plain network.
-        down: [hidden, width].
-        up_bias, gate_bias: [width], or None.
-        down_bias: [hidden], or None.
-        activation: elementwise.
+        up: Weight [width, hidden].
+        gate: Weight [width, hidden]; None for a network without a gate.
+        down: Weight [hidden, width].
+        up_bias, gate_bias: Biases [width], or None.
+        down_bias: Bias [hidden], or None.
+        activation: Elementwise function.
     """
 
     up: Tensor
@@ -39,16 +39,16 @@ class NetworkWeights:
 
 
 def choose_experts(hidden: Tensor, weight: Tensor, bias: Tensor, active: int) -> Tensor:
-    """The experts that every router chooses for a token.
+    """Choose the experts that all routers choose for a token, which are K for one router, else at most K.
 
     Args:
-        hidden: [tokens, hidden], any floating dtype; logits are float32.
-        weight: linear routers, float32 [routers, experts, hidden].
-        bias: float32 [routers, experts].
-        active: experts K that each router chooses, those of the largest logits.
+        hidden: Hidden states [tokens, hidden] of any floating dtype; logits are float32.
+        weight: Weights of the linear routers, float32 [routers, experts, hidden].
+        bias: Biases of the routers, float32 [routers, experts].
+        active: Number K of experts with the largest logits that each router chooses.
 
     Returns:
-        bool [tokens, experts]: chosen by all routers; K experts per token if there is one router, else at most K.
+        Chosen experts, bool [tokens, experts].
     """
     routers, experts, _ = weight.shape
     logits = linear(hidden.float(), weight.flatten(0, 1), bias.flatten()).view(-1, routers, experts)
@@ -58,16 +58,16 @@ def choose_experts(hidden: Tensor, weight: Tensor, bias: Tensor, active: int) ->
 
 
 def expert_ffn(hidden: Tensor, chosen: Tensor, network: NetworkWeights, scale: float = 1.0) -> Tensor:
-    """The unweighted sum of the chosen experts' outputs.
+    """Compute the unweighted sum of the chosen experts' outputs.
 
     Args:
-        hidden: [tokens, hidden].
-        chosen: bool [tokens, experts]; expert i is the i-th of equal slices of the network's neurons.
-        network: the whole network, in the dtype of `hidden`.
-        scale: factor on the sum, not on the output bias.
+        hidden: Hidden states [tokens, hidden].
+        chosen: Chosen experts, bool [tokens, experts]; expert i is the i-th of equal slices of the neurons.
+        network: Weights of the whole network, in the dtype of `hidden`.
+        scale: Factor on the sum, without the output bias.
 
     Returns:
-        [tokens, hidden] in the dtype of `hidden`.
+        Outputs [tokens, hidden] in the dtype of `hidden`.
     """
     experts = chosen.shape[1]
     width = network.up.shape[0] // experts
@@ -81,7 +81,7 @@ def expert_ffn(hidden: Tensor, chosen: Tensor, network: NetworkWeights, scale: f
             total += _slice_output(hidden, network, neurons)
         else:
             rows = chosen[:, expert].nonzero().squeeze(1)
-            # A row comes once per expert, so that the order of the sum is fixed on any device.
+            # Rows are distinct within an expert, so the order of the sum is fixed on any device.
             total.index_add_(0, rows, _slice_output(hidden.index_select(0, rows), network, neurons).float())
     if scale != 1.0:
         total *= scale
@@ -91,12 +91,21 @@ def expert_ffn(hidden: Tensor, chosen: Tensor, network: NetworkWeights, scale: f
 
 
 def _slice_output(hidden: Tensor, network: NetworkWeights, neurons: slice) -> Tensor:
-    """The output of some neurons, [tokens, hidden], without the output bias."""
+    """Output of some neurons, [tokens, hidden], without the output bias."""
     return linear(activations(hidden, network, neurons), network.down[:, neurons])
 
 
 def activations(hidden: Tensor, network: NetworkWeights, neurons: slice) -> Tensor:
-    """What some neurons give to the layer out, [tokens, neurons] in the dtype of `hidden`, [tokens, hidden]."""
+    """Compute the inputs of the output projection for some neurons.
+
+    Args:
+        hidden: Hidden states [tokens, hidden].
+        network: Weights of the whole network.
+        neurons: Range of neurons.
+
+    Returns:
+        Activations [tokens, neurons] in the dtype of `hidden`.
+    """
     inner = linear(hidden, network.up[neurons], _part(network.up_bias, neurons))
     if network.gate is None:
         return elementwise(network.activation, inner)

@@ -1,40 +1,52 @@
 """Expert merging: `theta'_i = sum_j W_EM[i, j] theta_j`, EEP (arXiv 2407.00945, Eq. 6).
 
-Coefficients stay float32 and sums are accumulated in float32 whatever the experts' dtype, rounded once at the end.
-Which formulation runs depends on the coefficients, shapes, dtype and devices only, so equal edits give equal bits.
+Coefficients and sums are float32 whatever the experts' dtype; results are rounded once at the end. The implementation
+is chosen by coefficients, shapes, dtype and devices only, so equal edits give equal results, bit for bit.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from moevolve.kernels.dispatch import uses_triton
-
 _MERGED_VALUES = 1 << 17
-"""Values that a step on a CPU computes: no more than malloc hands out without fetching new pages."""
+"""Number of values computed per step on a CPU; few enough for malloc to reuse pages."""
 
 _SCRATCH_VALUES = 1 << 18
-"""Values of all experts per step where they are widened to float32 first: those stay in the second-level cache."""
+"""Number of values of all experts that are converted to float32 per step on a CPU; they stay in the L2 cache."""
 
 _STAGED_VALUES = 1 << 25
-"""Values of all experts per step on other devices: with their float32 copies 200 MB, however many experts there are."""
+"""Number of values of all experts per step on other devices; with their float32 copies they take 200 MB."""
 
 _BAG_COLUMNS = 256
-"""Columns per bag: their sums fit into registers, and all experts' values of them into the first-level cache."""
+"""Columns per bag: their sums fit into registers, and the values of all experts in them into the L1 cache."""
+
+
+@cache
+def has_triton() -> bool:
+    """Return whether Triton is installed, as it is with CUDA builds of torch for Linux."""
+    return find_spec("triton") is not None
+
+
+def uses_triton(*tensors: Tensor) -> bool:
+    """Return whether a Triton kernel can run on these tensors: all on one CUDA device, and Triton installed."""
+    first = tensors[0].device
+    return first.type == "cuda" and has_triton() and all(tensor.device == first for tensor in tensors)
 
 
 def merge_experts(coefficients: Tensor, experts: Tensor, out: Tensor) -> None:
-    """Write merged experts straight into a preallocated buffer.
+    """Write merged experts into a preallocated buffer.
 
     Args:
-        coefficients: `W_EM`, float32 [n', n], finite, on the host.
-        experts: parameters of the n experts, contiguous [n, ...], float32, bfloat16 or float16.
-        out: buffer for the new experts, contiguous [n', ...], dtype of `experts`; on the device of `experts`, or on
-            another one, to which the experts in use are then streamed piece by piece.
+        coefficients: Merging matrix `W_EM`, float32 [n', n], finite, on the host.
+        experts: Parameters of the n experts, contiguous [n, ...], float32, bfloat16 or float16.
+        out: Buffer for the new experts, contiguous [n', ...], in the dtype of `experts`. It may be on another device
+            than `experts`, to which the experts in use are then copied piece by piece.
     """
     retained, count = coefficients.shape
     source, target = experts.view(count, -1), out.view(retained, -1)
@@ -52,10 +64,10 @@ def merge_experts(coefficients: Tensor, experts: Tensor, out: Tensor) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Bags:
-    """Weighted sums as bags of an embedding, for `rows` rows of `_BAG_COLUMNS` values per expert.
+    """Weighted sums of experts as the bags of `embedding_bag`, for `rows` rows of `_BAG_COLUMNS` values per expert.
 
-    The sum over the non-zero coefficients stays in registers while each needed value is read once. Bags of the same
-    row come one after the other, so that all but the first find it in cache.
+    Sums over the non-zero coefficients stay in registers, and each needed value is read once. The bags of a row are
+    consecutive, so that all but the first find it in the cache.
     """
 
     indices: Tensor
@@ -64,7 +76,7 @@ class _Bags:
 
     @classmethod
     def of(cls, coefficients: Tensor, rows: int, stride: int) -> _Bags:
-        """For a table in which an expert's rows begin `stride` rows after those of the one before."""
+        """Bags for a table in which each expert's rows begin `stride` rows after those of the previous expert."""
         new, old = coefficients.nonzero().unbind(dim=1)
         counts = coefficients.count_nonzero(dim=1).repeat(rows)
         indices = (torch.arange(rows)[:, None] + old * stride).flatten()
@@ -72,22 +84,22 @@ class _Bags:
         return cls(indices.int(), coefficients[new, old].repeat(rows), offsets.int())
 
     def sums(self, table: Tensor) -> Tensor:
-        """[rows * n', _BAG_COLUMNS] of a table of rows."""
+        """Compute the sums [rows * n', _BAG_COLUMNS] from a table of rows."""
         return embedding_bag(self.indices, table, self.offsets, mode="sum", per_sample_weights=self.weights)
 
 
 def _is_sparse(coefficients: Tensor) -> bool:
-    """Whether bags beat a matrix product.
+    """Whether bags are faster than a matrix product.
 
-    Bags cost in proportion to the non-zero coefficients, the product whatever they are. Measured on one core, they
-    break even at about two coefficients per expert read or written (few experts), or 0.6 of the matrix (many).
+    The cost of bags is proportional to the number of non-zero coefficients. On one core they break even at about two
+    coefficients per expert read or written (few experts), or 0.6 of the matrix (many experts).
     """
     retained, count = coefficients.shape
     return int(coefficients.count_nonzero()) <= max(2 * (retained + count), 3 * retained * count // 5)
 
 
 def _merge_on_host(coefficients: Tensor, source: Tensor, target: Tensor) -> None:
-    """`coefficients @ source`, [n', size] from [n, size], a piece of columns at a time."""
+    """Write `coefficients @ source`, [n', size] from [n, size], some columns at a time."""
     count, size = source.shape
     wide = source.dtype == torch.float32
     values = min(_MERGED_VALUES // len(coefficients), size if wide else _SCRATCH_VALUES // count)
@@ -112,7 +124,7 @@ def _merge_on_host(coefficients: Tensor, source: Tensor, target: Tensor) -> None
 
 
 def _product(coefficients: Tensor, piece: Tensor, merged: Tensor) -> None:
-    """`coefficients @ piece` in float32 into `merged`, which may be of another dtype."""
+    """Write `coefficients @ piece`, computed in float32, to `merged`, which may have another dtype."""
     if merged.dtype == torch.float32:
         torch.mm(coefficients, piece, out=merged)
     else:
@@ -120,7 +132,7 @@ def _product(coefficients: Tensor, piece: Tensor, merged: Tensor) -> None:
 
 
 def _merge_dense(coefficients: Tensor, source: Tensor, target: Tensor) -> None:
-    """One matrix product on a device without Triton, in pieces where it has to be widened to float32."""
+    """Merge by matrix products on a device without Triton, in pieces if experts must be converted to float32."""
     if source.dtype == torch.float32:
         torch.mm(coefficients, source, out=target)
         return
@@ -131,15 +143,15 @@ def _merge_dense(coefficients: Tensor, source: Tensor, target: Tensor) -> None:
 
 
 def staged_bytes(retained: int, experts: int, values: int, itemsize: int) -> int:
-    """Most device memory that merging a tensor takes beside it and its buffer.
+    """Peak temporary device memory of merging one tensor from the host or without Triton, in bytes.
 
-    That is from experts on the host, or without Triton; with it, merging on one device takes none.
+    Merging with Triton on one device takes no temporary memory.
 
     Args:
-        retained: new experts n'.
-        experts: original ones n.
-        values: of one expert's tensor.
-        itemsize: bytes of a value.
+        retained: Number n' of new experts.
+        experts: Number n of original experts.
+        values: Number of values per expert.
+        itemsize: Bytes per value.
     """
     widened = 0 if itemsize == 4 else 4 * (experts + retained)
     return min(_staged_columns(experts), values) * (itemsize * experts + widened)
@@ -150,7 +162,7 @@ def _staged_columns(experts: int) -> int:
 
 
 def _merge_streamed(coefficients: Tensor, source: Tensor, target: Tensor) -> None:
-    """Bring the experts in use to the target's device piece by piece and merge them there."""
+    """Copy the experts in use to the target's device piece by piece, and merge them there."""
     used = coefficients.any(dim=0).nonzero().flatten().tolist()
     if not used:
         target.zero_()

@@ -1,10 +1,10 @@
-"""A feed-forward network under per-token masks of its neurons: every expert is a mask, and each token has one.
+"""A feed-forward network with per-token masks of its neurons: an expert is a mask, and each token has one expert.
 
-Source: ToMoE (arXiv 2501.15316), Eq. 2 (an expert as a subset of neurons) and Eq. 17 (the masked form). Two forms of
-one function: *sliced* groups tokens by expert and runs each group on copies of its expert's neurons only; *masked*
-runs all neurons and zeroes those that are not a token's. Copying pays off from some tokens per expert on, so the form
-depends on the numbers of tokens. Not so on a CPU, where a token's result must not depend on those beside it: there
-the masks alone say which.
+Source: ToMoE (arXiv 2501.15316), Eq. 2 (an expert as a subset of neurons) and Eq. 17 (the masked form). The function
+has two forms. *Sliced* groups tokens by expert and runs each group on copies of its expert's neurons; *masked* runs all
+neurons and sets those outside a token's expert to zero. Copying pays off if there are enough tokens per expert, so the
+form depends on the number of tokens. On a CPU, where a token's result must not depend on other tokens, it depends on
+the masks alone.
 """
 
 from __future__ import annotations
@@ -18,17 +18,20 @@ from moevolve.kernels.expert_ffn import NetworkWeights
 from moevolve.kernels.products import elementwise, linear
 
 _COPY_COST = 24
-"""Copying one weight takes as long as about this many multiplications with it: on one CPU core, 12 for networks that
-fit into its cache, 32 for large ones (`tests/benchmarks/bench_tomoe.py`)."""
+"""Cost of copying a weight, in multiplications with it. Measured on one CPU core: 12 for networks that fit into the
+cache, 32 for large ones (`tests/benchmarks/bench_tomoe.py`)."""
+
+_ASSUMED_TOKENS = 2048
+"""Number of tokens that is assumed when the form is chosen on a CPU."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertMasks:
-    """Which neurons the experts of a network keep, all as many; masks may overlap.
+    """The neurons of every expert. All experts have equally many, and masks may overlap.
 
     Attributes:
-        neurons: indices of kept neurons, ascending, int64 [experts, kept].
-        kept: the same as masks, bool [experts, width].
+        neurons: Indices of each expert's neurons, ascending, int64 [experts, kept].
+        kept: The same as masks, bool [experts, width].
     """
 
     neurons: Tensor
@@ -36,20 +39,16 @@ class ExpertMasks:
 
     @classmethod
     def of(cls, kept: Tensor) -> ExpertMasks:
-        """From masks, bool [experts, width], each with the same number of ones."""
+        """Build from masks, bool [experts, width], with equally many ones each."""
         return cls(kept.nonzero()[:, 1].view(len(kept), -1), kept)
 
 
-_USUAL_TOKENS = 2048
-"""Tokens that the form is chosen for on a CPU."""
-
-
 def choose_expert(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Top-1 routing without noise: the expert of the largest logit, the first of those that tie.
+    """Top-1 routing without noise: choose the expert with the largest logit, the first of those that tie.
 
     Args:
-        hidden: [tokens, hidden], any floating dtype; logits are float32.
-        weight: linear router, float32 [experts, hidden].
+        hidden: Hidden states [tokens, hidden] of any floating dtype; logits are float32.
+        weight: Weight of the linear router, float32 [experts, hidden].
 
     Returns:
         Logits float32 [tokens, experts] and experts int64 [tokens].
@@ -59,21 +58,21 @@ def choose_expert(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def masked_network(hidden: Tensor, chosen: Tensor, masks: ExpertMasks, network: NetworkWeights) -> Tensor:
-    """Every token through the neurons of its expert; the output bias is kept whole.
+    """Run every token through the neurons of its expert. The output bias is added in full.
 
     Args:
-        hidden: [tokens, hidden].
-        chosen: expert of every token, int64 [tokens].
-        masks: the experts.
-        network: the whole network, in the dtype of `hidden`.
+        hidden: Hidden states [tokens, hidden].
+        chosen: Expert of every token, int64 [tokens].
+        masks: Neurons of the experts.
+        network: Weights of the whole network, in the dtype of `hidden`.
 
     Returns:
-        [tokens, hidden] in the dtype of `hidden`.
+        Outputs [tokens, hidden] in the dtype of `hidden`.
     """
     counts = torch.bincount(chosen, minlength=len(masks.kept)).tolist()
     tokens, used = len(hidden), sum(count > 0 for count in counts)
     if hidden.device.type == "cpu":
-        tokens, used = _USUAL_TOKENS, len(counts)
+        tokens, used = _ASSUMED_TOKENS, len(counts)
     kept, width = masks.neurons.shape[1], masks.kept.shape[1]
     if kept * (tokens + _COPY_COST * used) < width * tokens:
         return _sliced(hidden, chosen, counts, masks, network)
@@ -93,7 +92,7 @@ def _sliced(hidden: Tensor, chosen: Tensor, counts: list[int], masks: ExpertMask
 
 
 def _slice_output(hidden: Tensor, neurons: Tensor, network: NetworkWeights) -> Tensor:
-    """The network made of some neurons, on tokens [tokens, hidden]."""
+    """Output of the network that consists of some neurons, [tokens, hidden]."""
     inner = linear(hidden, network.up.index_select(0, neurons), _select(network.up_bias, neurons))
     if network.gate is None:
         inner = elementwise(network.activation, inner)
@@ -104,7 +103,7 @@ def _slice_output(hidden: Tensor, neurons: Tensor, network: NetworkWeights) -> T
 
 
 def _masked(hidden: Tensor, kept: Tensor, network: NetworkWeights) -> Tensor:
-    """The whole network with the other neurons' activations zeroed; `kept` is bool [tokens, width]."""
+    """Output of the network with activations zeroed where `kept`, bool [tokens, width], is false."""
     inner = linear(hidden, network.up, network.up_bias)
     if network.gate is None:
         inner = elementwise(network.activation, inner)
@@ -118,11 +117,14 @@ def _select(bias: Tensor | None, neurons: Tensor) -> Tensor | None:
 
 
 def top_dimensions(scores: Tensor, active: int) -> Tensor:
-    """Which dimensions have a token's largest scores, the first of those that tie: bool, like `scores`.
+    """Select the dimensions with the largest scores, the first of those that tie.
 
     Args:
-        scores: [..., dimensions].
-        active: how many per token.
+        scores: Scores [..., dimensions].
+        active: Number of dimensions to select.
+
+    Returns:
+        Selected dimensions, bool, in the shape of `scores`.
     """
     order = scores.argsort(dim=-1, descending=True, stable=True)
     return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order[..., :active], True)

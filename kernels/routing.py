@@ -1,19 +1,18 @@
 """Routing over mapped experts: the router mapping `W_RM` of EEP (arXiv 2407.00945, Eq. 5), for every family's rule.
 
-The mapping acts on scores over all n experts, `s' = W_RM s` with s the softmax or the sigmoid of the logits, or on the
-logits themselves, `l' = W_RM l`, whose scores then follow. Where a family chooses by s + b, the correction bias is
-mapped with the same rows, `b' = W_RM b`, in either space: new experts are ranked by s' + b' and weighed by s'.
-Group-limited families limit the choice among new experts, in their order, to the best of as many groups of
-n' / groups experts.
+The mapping acts on the scores over all n experts, `s' = W_RM s` with s the softmax or the sigmoid of the logits, or on
+the logits, `l' = W_RM l`, from which the scores are then computed. If a family chooses experts by s + b, the correction
+bias is mapped as well, `b' = W_RM b`: new experts are ranked by s' + b' and weighted by s'. Group-limited routing
+divides the new experts, in order, into the same number of groups.
 
-Mapped weights can be negative or sum to nothing when `W_RM` is continuous. They are not clamped (the authors' code
-doesn't either): the top-k is taken of them as they are. Where the family rescales the chosen weights to sum 1, they are
-divided by their sum if it exceeds `SUM_EPS`; otherwise the k chosen experts get 1/k each, so the result is finite for
-any finite mapping. Where the family does not rescale, s' is used as it is, sign included.
+With a continuous `W_RM` mapped weights can be negative or sum to zero. They aren't clamped, as in the authors' code:
+the top-k of them is chosen. If the family rescales the chosen weights to sum to 1, they are divided by their sum if
+that exceeds `SUM_EPS`; otherwise the k chosen experts get 1/k each, so the result is finite for any finite mapping. If
+the family doesn't rescale, s' is used with its sign.
 
-With dynamic skipping (NAEE, arXiv 2402.14800, Sec. 3.3) a token's second expert gets weight 0 where its weight is below
-`skip_below` times the first's, before any rescaling. The kernel leaves it in its place: what is computed is the paper's
-function, not its saving.
+With dynamic skipping (NAEE, arXiv 2402.14800, Sec. 3.3) a token's second expert gets weight 0 if its weight is below
+`skip_below` times the first expert's, before any rescaling. The expert is still computed: this is the paper's function,
+not its saving.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from moevolve.kernels.products import elementwise, linear
 from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
 
 SUM_EPS = 1e-6
-"""Chosen mapped weights that sum to no more than this are replaced by 1/k each, in families that rescale them."""
+"""Chosen mapped weights with at most this sum are replaced by 1/k each, in families that rescale them."""
 
 POSITIVE_EPS = 1e-20
-"""What families add to the sum of chosen sigmoids before they divide by it."""
+"""Value that families add to the sum of chosen sigmoids before they divide by it."""
 
 
 def scores_of(logits: Tensor, rule: RoutingRule) -> Tensor:
-    """Scores over all experts, float32, of logits [tokens, n].
+    """Compute the scores over all experts from logits [tokens, n], float32.
 
     Raises:
-        ValueError: the family has none, because it takes the top-k of the logits.
+        ValueError: The family has no such scores, because it takes the top-k of the logits.
     """
     if rule.scores == "sigmoid":
         return elementwise(torch.sigmoid, logits.float())
@@ -53,15 +52,15 @@ def top_k(
     bias: Tensor | None = None,
     mapped: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The k best experts of each token and their routing weights.
+    """Choose the k best experts of each token and compute their routing weights.
 
     Args:
-        scores: float32 [tokens, experts]; any sign.
-        active: experts per token k, at most what the rule's groups let a token reach.
-        rule: how the family chooses and weighs.
-        skip_below: threshold of dynamic skipping, for k = 2 only; None skips nothing.
-        bias: added to the scores for choosing only, float32 [experts].
-        mapped: whether scores come of a continuous mapping, so that their sums can vanish (see the module).
+        scores: Scores of any sign, float32 [tokens, experts].
+        active: Number k of experts per token, at most the number that the rule's groups allow.
+        rule: Routing rule of the family.
+        skip_below: Threshold of dynamic skipping, for k = 2 only; None for no skipping.
+        bias: Correction bias, added to the scores for choosing only, float32 [experts]; None for none.
+        mapped: True if the scores come from a continuous mapping, so that their sum can be zero.
 
     Returns:
         Weights float32 [tokens, k] and expert indices int64 [tokens, k], in descending order of rank.
@@ -87,20 +86,20 @@ def top_k(
 
 
 def _used(weights: Tensor, skip_below: float) -> Tensor:
-    """1 for experts that dynamic skipping leaves, 0 for others: like `weights` [tokens, 2]."""
+    """1 for experts that are used and 0 for skipped ones, in the shape of `weights` [tokens, 2]."""
     first, second = weights.unbind(dim=-1)
     return torch.stack([torch.ones_like(first), (second >= skip_below * first).to(first.dtype)], dim=-1)
 
 
 def _within_groups(ranks: Tensor, groups: RoutingGroups) -> Tensor:
-    """Ranks [tokens, experts] with minus infinity for experts outside a token's best groups."""
+    """Set ranks [tokens, experts] to minus infinity for experts outside a token's best groups."""
     if groups.count == 1:
         return ranks
-    divided = ranks.view(ranks.shape[0], groups.count, -1)
-    worth = divided.topk(groups.best, dim=-1).values.sum(dim=-1)
-    best = worth.topk(groups.chosen, dim=-1).indices
-    barred = torch.ones_like(worth, dtype=torch.bool).scatter_(1, best, False)
-    return divided.masked_fill(barred[:, :, None], float("-inf")).view_as(ranks)
+    by_group = ranks.view(ranks.shape[0], groups.count, -1)
+    group_ranks = by_group.topk(groups.best, dim=-1).values.sum(dim=-1)
+    best = group_ranks.topk(groups.chosen, dim=-1).indices
+    excluded = torch.ones_like(group_ranks, dtype=torch.bool).scatter_(1, best, False)
+    return by_group.masked_fill(excluded[:, :, None], float("-inf")).view_as(ranks)
 
 
 def route_mapped(
@@ -112,21 +111,21 @@ def route_mapped(
     *,
     bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Routing with a continuous mapping of the scores over all n experts (Eq. 5).
+    """Route with a continuous mapping of the scores over all n experts (Eq. 5).
 
     Args:
-        logits: router logits over all n experts, [tokens, n], any floating dtype.
-        mapping: `W_RM`, float32 [n', n], finite.
-        active: experts per token k <= n'.
-        rule: how the family chooses and weighs.
-        skip_below: see `top_k`.
-        bias: the new experts' correction bias, float32 [n'].
+        logits: Router logits over all n experts, [tokens, n], of any floating dtype.
+        mapping: Router mapping `W_RM`, float32 [n', n], finite.
+        active: Number k <= n' of experts per token.
+        rule: Routing rule of the family.
+        skip_below: See `top_k`.
+        bias: Correction bias of the new experts, float32 [n']; None for none.
 
     Returns:
         Weights float32 [tokens, k] and indices of new experts int64 [tokens, k].
 
     Raises:
-        ValueError: the family has no scores over all experts.
+        ValueError: The family has no scores over all experts.
     """
     return top_k(linear(scores_of(logits, rule), mapping), active, rule, skip_below, bias=bias, mapped=True)
 
@@ -141,21 +140,21 @@ def route_selected(
     *,
     bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Routing with a one-hot mapping, `W_RM[i, selected[i]] = 1`: no matrix product, and exact.
+    """Route with a one-hot mapping, `W_RM[i, selected[i]] = 1`, exactly and without a matrix product.
 
-    Rescaling makes the scale of the softmax over all n cancel, so there (and in logits space) the softmax is taken over
-    the selected logits alone: the same function, and one that stays exact for tokens whose selected experts hold almost
-    none of the full softmax's mass. Without rescaling the selected weights keep the full softmax's scale. Sigmoids are
-    each expert's own: picking them and picking their logits are the same.
+    Rescaling cancels the scale of the softmax over all n experts. So with it, or in logits space, the softmax is taken
+    over the selected logits alone: the same function, which stays exact for tokens whose selected experts have almost
+    none of the full softmax. Without rescaling the selected weights keep the scale of the full softmax. Sigmoids don't
+    depend on other experts, so selecting them is the same as selecting their logits.
 
     Args:
-        logits: router logits over all n experts, [tokens, n], any floating dtype.
-        selected: the original expert each new expert is routed like, int64 [n'].
-        active: experts per token k <= n'.
-        rule: how the family chooses and weighs.
-        logits_space: whether the mapping acts on the logits.
-        skip_below: see `top_k`.
-        bias: the new experts' correction bias, float32 [n'].
+        logits: Router logits over all n experts, [tokens, n], of any floating dtype.
+        selected: Original expert that each new expert is routed like, int64 [n'].
+        active: Number k <= n' of experts per token.
+        rule: Routing rule of the family.
+        logits_space: True if the mapping acts on the logits.
+        skip_below: See `top_k`.
+        bias: Correction bias of the new experts, float32 [n']; None for none.
 
     Returns:
         Weights float32 [tokens, k] and indices of new experts int64 [tokens, k].
@@ -168,14 +167,14 @@ def route_selected(
 def route_logits(
     logits: Tensor, active: int, rule: RoutingRule, skip_below: float | None = None, *, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Routing on the logits of the new experts themselves: `W_RM` already folded into the router's weight.
+    """Route by the logits of the new experts, with `W_RM` already folded into the router's weight.
 
     Args:
-        logits: router logits over the n' new experts, [tokens, n'], any floating dtype.
-        active: experts per token k <= n'.
-        rule: how the family chooses and weighs.
-        skip_below: see `top_k`.
-        bias: the new experts' correction bias, float32 [n'].
+        logits: Router logits over the n' new experts, [tokens, n'], of any floating dtype.
+        active: Number k <= n' of experts per token.
+        rule: Routing rule of the family.
+        skip_below: See `top_k`.
+        bias: Correction bias of the new experts, float32 [n']; None for none.
 
     Returns:
         Weights float32 [tokens, k] and indices of new experts int64 [tokens, k].

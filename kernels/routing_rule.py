@@ -1,12 +1,12 @@
-"""What a family's router does with its logits, as numbers: nothing here needs torch.
+"""The routing rule of a model: how a router turns its logits into chosen experts and weights. Needs no torch.
 
-With l = W_G x (+ b_G) over n experts, a router scores them, `s = softmax(l)` or `s = sigmoid(l)`, ranks them by s or by
-s + b (a correction bias, used for choosing only), chooses k, and weighs the chosen ones by s, rescaled to sum 1 if
-`renormalise`, times `scale`.
+From the logits l = W_G x (+ b_G) over n experts a router computes scores, `s = softmax(l)` or `s = sigmoid(l)`. It
+ranks experts by s, or by s + b with a correction bias for choosing only, and chooses the best k. Their weights are s,
+rescaled to sum to 1 if `renormalise`, times `scale`.
 
 Group-limited routing (DeepSeek-V2, arXiv 2405.04434, Sec. 2.2.2; DeepSeek-V3, arXiv 2412.19437, Sec. 2.1.2) divides the
-experts, in order, into equal groups. A token may choose from its best groups only; a group is worth the sum of its best
-experts' ranks.
+experts, in order, into equal groups, and a token chooses from its best groups only. A group is ranked by the sum of the
+ranks of its best experts.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Scores = Literal["softmax", "sigmoid", "softmax_of_chosen"]
-"""How logits become routing weights. `softmax_of_chosen`: the top-k is taken of the logits, then the softmax of those
-(GPT-OSS); there are no probabilities over all experts."""
+"""How logits become routing weights. With `softmax_of_chosen` (GPT-OSS) the top-k of the logits is chosen, and their
+softmax gives the weights; there are no scores over all experts."""
 
 NO_SCORES = (
     "probs maps the scores of all experts, and this family has none, since it takes the top-k of the logits and the "
     "softmax of those; use router_space: logits"
 )
-"""Why a continuous mapping can't be of `probs` with `softmax_of_chosen`, to follow the setting's name."""
+"""Error message for a mapping in `router_space: probs` with `softmax_of_chosen`, after the name of the setting."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoutingGroups:
-    """Groups of experts that a token's choice is limited to.
+    """Groups of experts that limit a token's choice.
 
     Attributes:
-        count: number of groups; 1 when the choice isn't limited.
-        chosen: groups a token may choose from.
-        best: experts of a group whose ranks add up to the group's.
+        count: Number of groups; 1 for no limit.
+        chosen: Number of groups that a token chooses from.
+        best: Number of experts per group whose ranks are summed to rank the group.
     """
 
     count: int = 1
@@ -40,11 +40,11 @@ class RoutingGroups:
     best: int = 1
 
     def reach(self, experts: int) -> int:
-        """How many of `experts` a token can choose from."""
+        """Number of experts, of `experts` per layer, that a token can choose from."""
         return self.chosen * (experts // self.count)
 
     def fault(self, experts: int) -> str | None:
-        """Why a layer can't have this many experts, to follow their number in a message; None if it can."""
+        """Return why a layer can't have this many experts, as the rest of a sentence; None if it can."""
         if experts % self.count:
             return (
                 f"can't be divided among the model's {self.count} routing groups; "
@@ -61,13 +61,13 @@ class RoutingGroups:
 
 @dataclass(frozen=True, slots=True)
 class RoutingRule:
-    """How one model's routers choose and weigh experts; see the module.
+    """How a model's routers choose and weight experts; see the module's docstring.
 
     Attributes:
-        renormalise: whether the chosen weights are rescaled to sum 1.
-        scores: how logits become scores.
-        groups: limits of a token's choice.
-        scale: factor on the weights.
+        renormalise: True if the weights of the chosen experts are rescaled to sum to 1.
+        scores: Function that turns logits into scores.
+        groups: Groups that limit a token's choice.
+        scale: Factor on the weights.
     """
 
     renormalise: bool
@@ -77,8 +77,6 @@ class RoutingRule:
 
     @property
     def one_hot_folds(self) -> bool:
-        """Whether picking scores of experts equals picking their logits, so that a smaller router computes it.
-
-        The softmax over all n differs from that over n' by a factor, which only rescaling cancels.
-        """
+        """True if selecting experts' scores equals selecting their logits, so that a smaller router computes it."""
+        # The softmax over n experts differs from that over n' by a factor, which only rescaling cancels.
         return self.renormalise or self.scores != "softmax"

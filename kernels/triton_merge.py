@@ -1,9 +1,8 @@
-"""Expert merging (EEP, arXiv 2407.00945, Eq. 6) in Triton: the originals cross memory once for all new experts.
+"""Expert merging (EEP, arXiv 2407.00945, Eq. 6) in Triton, which reads the original experts once for all new experts.
 
-A program keeps some columns of several new experts in float32 registers and adds the originals' columns one after the
-other. Programs of the same columns come one after another, so that what the first one read is in the L2 cache for
-the others. All of them lie on the grid's first axis: CUDA takes 2^31 - 1 programs there and 65,535 on the others, which
-the columns of a large model's experts exceed.
+A program keeps some columns of several new experts in float32 registers and adds the columns of the original experts
+one after the other. Programs for the same columns are consecutive, so that all but the first read them from the L2
+cache. The grid has one axis, because CUDA allows 2^31 - 1 programs on the first axis and only 65,535 on the others.
 """
 
 from __future__ import annotations
@@ -16,21 +15,21 @@ import triton.language as tl
 from torch import Tensor
 
 _MOST_ROWS = 16
-"""New experts per program: their sums have to fit into registers."""
+"""Maximum number of new experts per program, whose sums must fit into registers."""
 
 _UNROLL = 4
-"""Originals whose loads are in flight together."""
+"""Number of original experts that are loaded concurrently."""
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """How a merge is divided among programs: number p makes tile `p % row_tiles` of block `p // row_tiles`.
+class LaunchGrid:
+    """How a merge is divided among programs: program p computes tile `p % row_tiles` of block `p // row_tiles`.
 
     Attributes:
-        tile: new experts per program.
-        block: columns per program.
-        row_tiles: tiles that all new experts take.
-        programs: of the whole grid, which has one axis.
+        tile: New experts per program.
+        block: Columns per program.
+        row_tiles: Number of tiles of new experts.
+        programs: Number of programs.
     """
 
     tile: int
@@ -39,26 +38,26 @@ class Launch:
     programs: int
 
     @classmethod
-    def of(cls, rows: int, size: int, itemsize: int) -> Launch:
-        """For `rows` new experts of `size` values of `itemsize` bytes."""
+    def of(cls, rows: int, size: int, itemsize: int) -> LaunchGrid:
+        """Plan the merge into `rows` new experts of `size` values with `itemsize` bytes each."""
         tile = min(_MOST_ROWS, triton.next_power_of_2(rows))
-        # Every thread loads 16 bytes of an expert at a time, twice that where few sums leave room for it.
+        # Every thread loads 16 bytes of an expert at a time, or 32 if there are few sums per thread.
         block = 128 * 16 // itemsize * (2 if tile <= 4 else 1)
         row_tiles = triton.cdiv(rows, tile)
         return cls(tile, block, row_tiles, row_tiles * triton.cdiv(size, block))
 
 
 def merge(coefficients: Tensor, source: Tensor, target: Tensor) -> None:
-    """Write `target = coefficients source`, summed in float32.
+    """Write `target = coefficients source`, summed in float32. All three are contiguous and on one device.
 
     Args:
-        coefficients: `W_EM`, float32 [rows, n], contiguous.
-        source: [n, size], contiguous, float32, bfloat16 or float16.
-        target: [rows, size], contiguous, dtype of `source`. All three on one device.
+        coefficients: Merging matrix `W_EM`, float32 [rows, n].
+        source: Original experts [n, size], float32, bfloat16 or float16.
+        target: New experts [rows, size], in the dtype of `source`.
     """
     rows, count = coefficients.shape
     size = source.shape[1]
-    launch = Launch.of(rows, size, source.element_size())
+    launch = LaunchGrid.of(rows, size, source.element_size())
     with torch.cuda.device_of(source):
         _merge[(launch.programs,)](
             coefficients,

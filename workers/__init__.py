@@ -1,1 +1,1 @@
-"""Worker side: model loading, edits, generation, Ray actors and export."""
+"""Workers: they load models, apply edits, score and export them."""

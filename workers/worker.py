@@ -1,4 +1,4 @@
-"""The worker: holds one resident model and scores the edits it is sent. Runs as a Ray actor, or in-process."""
+"""The worker: applies edits to one resident model and scores it. It runs as a Ray actor or in the driver's process."""
 
 from __future__ import annotations
 
@@ -23,24 +23,37 @@ from moevolve.workers.contract.usage import Usage, UsageRequest
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.engine.measuring import analyse_usage, calibrate, token_sequences
 from moevolve.workers.engine.reuse import LayerReuse
-from moevolve.workers.engine.runtime import configure_runtime
 from moevolve.workers.model.resident import ResidentModel
+
+
+def configure_runtime(threads: int) -> None:
+    """Set the number of intra-op threads of torch in this process.
+
+    The number is a setting, because the order of floating-point sums, and so the last digits of a score, may depend on
+    it. It overrides `OMP_NUM_THREADS`, which Ray sets to the number of CPUs that an actor reserves.
+
+    Raises:
+        UserError: `threads` is below 1.
+    """
+    if threads < 1:
+        raise UserError(f"engine.threads is {threads}; give the torch threads per worker, at least 1")
+    torch.set_num_threads(threads)
 
 
 class EvaluationWorker:
     """One resident model and its engine.
 
     Args:
-        model: which checkpoint, and how to hold it.
-        engine: how prompts are batched and run.
-        shortcuts: which ways to compute less are taken.
-        activation_cache_bytes: host memory for hidden states that candidates leave for others
-            (`workers/engine/reuse.py`), which changes no result; 0 runs every layer of every candidate.
-        needed: memory that there must be before anything is loaded; None loads and sees.
+        model: Checkpoint and settings of the model.
+        engine: Settings of the engine.
+        shortcuts: Optimisations to use.
+        activation_cache_bytes: Maximum size of the cache of hidden states (`moevolve.workers.engine.reuse`), in host
+            memory; 0 for no cache.
+        needed: Memory that must be available before the model is loaded; None to load it without a check.
 
     Raises:
-        NoRoomError: there isn't that much memory.
-        UserError: the checkpoint can't be loaded.
+        NoRoomError: The memory isn't available.
+        UserError: The checkpoint can't be loaded.
     """
 
     def __init__(
@@ -67,18 +80,17 @@ class EvaluationWorker:
         return self._resident
 
     def info(self, node: str = "") -> WorkerInfo:
-        """Where this worker runs; also the sign that its model is loaded."""
+        """Return the location of this worker."""
         return WorkerInfo(self._name, node, str(self._resident.device))
 
     def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
-        """Apply the edit, score every split in order, revert.
+        """Apply the edit, score every split in order, and revert.
 
-        Splits of a fitness that compares, if this worker hasn't seen them, are run through the unedited model first.
-        What the candidate itself raises becomes the reply's `failure`, beside the results of the splits before it; the
-        resident model is reverted either way.
+        A new split whose fitness compares with the unedited model is first run through that. Errors of the candidate
+        become the reply's `failure`, together with the results of the splits before it.
 
         Raises:
-            WorkerFault: the worker is at fault, and may not be used again.
+            WorkerFault: The worker failed and must not be used again.
         """
         started = time.perf_counter()
         results: dict[str, SplitResult] = {}
@@ -86,16 +98,16 @@ class EvaluationWorker:
         failed_on = tuple(split.fingerprint for split in splits)
         try:
             self._remember(splits)
-            begun = time.perf_counter()
+            split_started = time.perf_counter()
             with self._resident.edited(request.edit):
                 for split in splits:
                     failed_on = (split.fingerprint,)
-                    results[split.fingerprint] = self._score(split, begun)
-                    begun = time.perf_counter()
+                    results[split.fingerprint] = self._score(split, split_started)
+                    split_started = time.perf_counter()
         except CandidateError as error:
             failure = str(error)
         except Exception as error:  # noqa: BLE001 - a candidate's own fault never stops a search
-            if is_workers_fault(error):
+            if is_worker_fault(error):
                 raise WorkerFault(f"{type(error).__name__}: {error}") from None
             failure = f"{type(error).__name__}: {error}"
         return EvaluationReply(
@@ -108,10 +120,10 @@ class EvaluationWorker:
         )
 
     def calibrate(self, recipe: CalibrationRecipe, splits: tuple[PreparedSplit, ...]) -> bytes:
-        """Make a calibration on the unedited model, as a safetensors file.
+        """Measure a calibration on the unedited model; returns the bytes of a safetensors file.
 
         Raises:
-            UserError: the model isn't one that the recipe is for, or its own numbers are not finite.
+            UserError: The recipe isn't for models of this kind, or the unedited model's values aren't finite.
         """
         self._resident.revert()
         try:
@@ -120,13 +132,13 @@ class EvaluationWorker:
             raise UserError(f"the unedited model can't be measured: {error}") from None
 
     def analyse(self, request: UsageRequest, split: PreparedSplit) -> Usage:
-        """Count what the routers choose under an edit, on a split's prompts and answers; revert.
+        """Count the experts chosen under an edit on a split's prompts and answers, and revert.
 
-        Where there is no gold answer, it is the unedited model's.
+        Examples without gold answer get the unedited model's answer.
 
         Raises:
-            UserError: the edit doesn't fit this model, or there are no prompts.
-            CandidateError: the edit's values are at fault.
+            UserError: The edit doesn't fit this model, or there are no prompts.
+            CandidateError: The edit has invalid values.
         """
         limit = ALL_TOKENS if request.tokens is None else request.tokens
         self._resident.revert()
@@ -134,34 +146,34 @@ class EvaluationWorker:
         return analyse_usage(self._resident, request.edit, sequences, self._engine.token_text)
 
     def answer(self, edit: Edit, split: PreparedSplit) -> tuple[Answer, ...]:
-        """What the model says under an edit to every prompt of a split, whole; revert.
+        """Return the complete answers to a split's prompts under an edit, and revert.
 
         Raises:
-            UserError: the edit doesn't fit this model.
-            CandidateError: the edit's values are at fault.
+            UserError: The edit doesn't fit this model.
+            CandidateError: The edit has invalid values.
         """
         self._remember((split,))
         with self._resident.edited(edit):
             return transcribe(self._engine, split)
 
     def _remember(self, splits: tuple[PreparedSplit, ...]) -> None:
-        """Let the engine keep what the unedited model predicts, where candidates are compared with it."""
+        """Store the unedited model's predictions on splits whose fitness compares with them."""
         self._resident.revert()
         for split in splits:
             if FITNESSES[split.fitness].compares:
                 self._engine.remember(split)
 
-    def _score(self, split: PreparedSplit, begun: float) -> SplitResult:
-        """Score the model as it is on one split; what is done since `begun` counts as its time."""
+    def _score(self, split: PreparedSplit, started: float) -> SplitResult:
+        """Score the current model on one split. Its time counts from `started`, which includes applying the edit."""
         if self._reuse is not None:
-            self._reuse.work = self._reuse.spared = 0
+            self._reuse.work = self._reuse.saved = 0
         result = run_split(self._engine, split)
-        spared = 0.0 if self._reuse is None else self._reuse.spared / max(self._reuse.work, 1)
-        return replace(result, seconds=time.perf_counter() - begun, spared=spared)
+        saved = 0.0 if self._reuse is None else self._reuse.saved / max(self._reuse.work, 1)
+        return replace(result, seconds=time.perf_counter() - started, saved=saved)
 
 
 def _reserve(model: ModelConfig, needed: NeededMemory) -> None:
-    """See that there is room for a model, and keep to the part of a device that is this worker's."""
+    """Check the available memory, and limit this process to its share of the GPU."""
     device = resolve_device(model)
     if device.type == "cuda" and needed.gpus < 1:
         torch.cuda.set_per_process_memory_fraction(needed.gpus, device)
@@ -169,16 +181,15 @@ def _reserve(model: ModelConfig, needed: NeededMemory) -> None:
 
 
 _DEVICE_FAULTS = ("CUDA", "CUBLAS", "CUDNN", "CUSPARSE", "CUSOLVER", "NCCL", "HIP error", "device-side assert")
-"""What messages of a device's errors say where torch has no class of its own for them."""
+"""Text in the messages of device errors for which torch has no exception class."""
 
 
-def is_workers_fault(error: BaseException) -> bool:
-    """Whether an exception says nothing of the candidate, but that this process can't be trusted any more.
+def is_worker_fault(error: BaseException) -> bool:
+    """Return whether an exception is the worker's fault: out of memory, or an error of the device.
 
-    Memory ran out, the host's or a device's; or the device reported an error: an illegal access or an assertion leaves
-    a CUDA context that fails everything after it.
+    After a device error such as an illegal access, every further call in the same CUDA context fails.
     """
     if isinstance(error, MemoryError | torch.OutOfMemoryError | torch.AcceleratorError):
         return True
-    said = str(error)
-    return isinstance(error, RuntimeError) and any(name in said for name in _DEVICE_FAULTS)
+    message = str(error)
+    return isinstance(error, RuntimeError) and any(name in message for name in _DEVICE_FAULTS)

@@ -147,7 +147,7 @@ def estimate(request: EstimateRequest) -> Estimate:
     _check_positions(splits, outline)
 
     repairs = repair_works(config, costs, outline)
-    passes = [one for split in splits for one in (*split.passes.sure, *split.passes.decoding)]
+    passes = [one for split in splits for one in (*split.passes.required, *split.passes.decoding)]
     on_gpu = bool(request.gpus)
     memory = {
         where: worker_memory(config, outline, costs, passes, on_gpu, where == HOST, repairs)
@@ -218,7 +218,7 @@ def _tokens(splits: Iterable[SplitWork]) -> int:
 
 def _check_positions(splits: Iterable[SplitWork], outline: ModelOutline) -> None:
     for split in splits:
-        longest = max((one.longest for one in (*split.passes.sure, *split.passes.decoding)), default=0)
+        longest = max((one.longest for one in (*split.passes.required, *split.passes.decoding)), default=0)
         if longest > outline.positions:
             raise UserError(
                 f"task {split.task}, split {split.split}: prompts and answers reach {longest} tokens, the model "

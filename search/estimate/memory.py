@@ -10,7 +10,7 @@ from moevolve.search.config.run import RunConfig
 from moevolve.search.estimate.counts import described_as
 from moevolve.search.estimate.repairs import RepairWork, repair_works
 from moevolve.search.genomes.contract.costs import GenomeCosts
-from moevolve.workers.contract.capacity import MemoryItem, NeededMemory, Way, WorkerMemory
+from moevolve.workers.contract.capacity import MemoryItem, NeededMemory, SmallerSettings, WorkerMemory
 from moevolve.workers.profiling.activations import STREAMS
 from moevolve.workers.profiling.outline import ModelOutline
 from moevolve.workers.profiling.passes import Pass
@@ -103,7 +103,7 @@ def launch_memory(
 
     repairs = repair_works(config, costs, outline)
     host, tokens = config.model.originals == "host", config.engine.batch_tokens
-    ways: list[Way] = []
+    ways: list[SmallerSettings] = []
     halves = [tokens]
     while halves[-1] // 2 >= _LEAST_BATCH:
         halves.append(halves[-1] // 2)
@@ -116,7 +116,7 @@ def launch_memory(
     return NeededMemory(taken(host, tokens), config.workers.num_gpus or 0.0, tuple(sorted(ways, key=_trouble)))
 
 
-def _ways(settings: tuple[str, ...], memory: WorkerMemory, config: RunConfig) -> Iterator[Way]:
+def _ways(settings: tuple[str, ...], memory: WorkerMemory, config: RunConfig) -> Iterator[SmallerSettings]:
     """One way, in the run's dtype or in half of it, on one GPU or on several."""
     dtypes = [(settings, 1)]
     if config.model.dtype == "float32":
@@ -124,15 +124,17 @@ def _ways(settings: tuple[str, ...], memory: WorkerMemory, config: RunConfig) ->
     for names, divided in dtypes:
         device, host = memory.device // divided, memory.host_peak // divided
         if names:
-            yield Way(" ".join(f"--set {name}" for name in names), device, host)
+            yield SmallerSettings(" ".join(f"--set {name}" for name in names), device, host)
         if config.workers.num_gpus and "model.originals=host" not in names and config.model.originals == "device":
             now = max(1, int(config.workers.num_gpus))
             for count in (each for each in (2, 4, 8) if each > now):
                 spread = (*names, f"workers.num_gpus={count}", "model.device_map=balanced")
-                yield Way(" ".join(f"--set {name}" for name in spread), device * now // count, memory.host // divided)
+                yield SmallerSettings(
+                    " ".join(f"--set {name}" for name in spread), device * now // count, memory.host // divided
+                )
 
 
-def _trouble(way: Way) -> int:
+def _trouble(way: SmallerSettings) -> int:
     """How much a way asks for: settings, and more devices before all."""
     return way.settings.count("--set") + 10 * way.settings.count("num_gpus")
 
@@ -198,7 +200,7 @@ def _repairing(repairs: Sequence[RepairWork]) -> Iterator[MemoryItem]:
 
 
 def _cached(outline: ModelOutline, one: Pass) -> int:
-    return (one.beside + one.cached + one.steps * one.tokens) * outline.cache_bytes if one.kept else 0
+    return (one.retained + one.cached + one.steps * one.tokens) * outline.cache_bytes if one.kept else 0
 
 
 def _activations(outline: ModelOutline, passes: Iterable[Pass]) -> int:

@@ -140,7 +140,7 @@ def bench_products(bench: Bench) -> None:
         linears: dict[str, Action] = {
             "untiled": partial(torch.nn.functional.linear, inputs, weight),
             "torch": partial(kernel.linear, inputs, weight),
-            "onednn": partial(kernel.linear, inputs, weight, by_onednn=True),
+            "onednn": partial(kernel.linear, inputs, weight, use_onednn=True),
         }
         operations = 2.0 * tokens * features * outputs
         nbytes = 4.0 * (inputs.numel() + weight.numel() + tokens * outputs)
@@ -154,7 +154,7 @@ def bench_products(bench: Bench) -> None:
         ways: dict[str, Action] = {
             "untiled": partial(torch_experts, inputs, chosen, weights, gate_up, down),
             "torch": run,
-            "onednn": partial(run, by_onednn=True),
+            "onednn": partial(run, use_onednn=True),
         }
         nbytes = 4.0 * (gate_up.numel() + down.numel() + 6 * inputs.numel())
         measured = {name + " *" * (name == default): action for name, action in ways.items()}

@@ -15,9 +15,8 @@ from moevolve.search.config.run import RunConfig
 from moevolve.search.running.launch import set_up_new
 from moevolve.workers.contract.settings import ALL_SHORTCUTS, Shortcuts
 from moevolve.workers.engine.engine import GenerationEngine
-from moevolve.workers.engine.products import takes_onednn, use_products
-from moevolve.workers.engine.runtime import configure_runtime
-from moevolve.workers.worker import EvaluationWorker
+from moevolve.workers.engine.products import make_rows_independent, uses_onednn
+from moevolve.workers.worker import EvaluationWorker, configure_runtime
 
 _CANDIDATES = 5
 
@@ -36,7 +35,7 @@ def evaluation_shares(config: RunConfig, repeats: int) -> dict[str, float]:
         "no lean": (settings.matmul_backend, Shortcuts(lean=False)),
         "no common beginnings": (settings.matmul_backend, Shortcuts(prefixes=False)),
     }
-    if takes_onednn(settings.matmul_backend):
+    if uses_onednn(settings.matmul_backend):
         ways["products by torch"] = ("torch", ALL_SHORTCUTS)
     engines = {
         name: GenerationEngine(resident.model, resident.tokenizer, settings, shortcuts)
@@ -49,7 +48,7 @@ def evaluation_shares(config: RunConfig, repeats: int) -> dict[str, float]:
         for genome in genomes:
             with resident.edited(genome.express()):
                 for name, engine in engines.items():
-                    use_products(resident.model, ways[name][0])
+                    make_rows_independent(resident.model, ways[name][0])
                     started = time.perf_counter()
                     run_split(engine, split)
                     if repeat:  # the first round warms up

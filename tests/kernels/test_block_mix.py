@@ -1,4 +1,4 @@
-"""Block-mixed linear layers against the dense weight they stand for."""
+"""Block-mixed linear layers against their dense weights."""
 
 from __future__ import annotations
 

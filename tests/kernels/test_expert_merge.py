@@ -55,7 +55,7 @@ def test_pieces_join_without_gap(dtype: torch.dtype, density: float, monkeypatch
 
 @pytest.mark.parametrize("rows", [1, 31, 32, 33, 70])
 def test_sparse_merging_skips_what_is_not_used(rows: int) -> None:
-    """Experts in no sum may hold anything, and a new expert without terms is zero."""
+    """Unused experts may have any values, and a new expert without terms is zero."""
     coefficients = torch.zeros((4, 8))
     coefficients[0, [1, 5]] = torch.tensor([0.5, -2.0])
     coefficients[1, 1] = 1.0

@@ -76,7 +76,7 @@ def test_experts_without_tokens_are_passed_over(expert: int, copy_cost: int, mon
 def test_only_active_neurons_are_computed_where_copying_pays_off(
     tokens: int, copy_cost: int, computed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a CPU however many tokens there are."""
+    """On a CPU this holds for any number of tokens."""
     monkeypatch.setattr(neuron_mask, "_COPY_COST", copy_cost)
     monkeypatch.setattr(neuron_mask, "elementwise", lambda function, values: function(values))
     counted: list[int] = []

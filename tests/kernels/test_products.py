@@ -1,4 +1,4 @@
-"""Products in tiles against torch's own and plain float64, whatever is multiplied with a row, and where it stands."""
+"""Tiled products against torch's own and float64, for all positions of a row and all other rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Function = Callable[[Tensor], Tensor]
 
 
 @pytest.fixture(params=["torch", "onednn"])
-def by_onednn(request: pytest.FixtureRequest) -> bool:
+def use_onednn(request: pytest.FixtureRequest) -> bool:
     if request.param == "onednn" and not products.onednn_available():
         pytest.skip("this build of torch has no oneDNN")
     return bool(request.param == "onednn")
@@ -35,11 +35,11 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 @pytest.mark.parametrize("shape", [(1, 8), (7, 33), (2, 5, 16), (0, 8), (130, 128)])
 @pytest.mark.parametrize("bias", [False, True])
-def test_linear_is_torchs(shape: tuple[int, ...], bias: bool, by_onednn: bool) -> None:
+def test_linear_is_torchs(shape: tuple[int, ...], bias: bool, use_onednn: bool) -> None:
     inputs, weight = draw(*shape), draw(12, shape[-1])
     offset = draw(12) if bias else None
     with torch.inference_mode():
-        found = products.linear(inputs, weight, offset, by_onednn=by_onednn)
+        found = products.linear(inputs, weight, offset, use_onednn=use_onednn)
     torch.testing.assert_close(found, torch.nn.functional.linear(inputs, weight, offset), rtol=1e-5, atol=1e-5)
 
 
@@ -47,7 +47,7 @@ def test_linear_is_torchs(shape: tuple[int, ...], bias: bool, by_onednn: bool) -
 @pytest.mark.parametrize("active", [1, 2, 3])
 @pytest.mark.parametrize("activation", [silu, gelu])
 def test_experts_are_weighted_sums_of_each_ones_network(
-    tokens: int, active: int, activation: Function, by_onednn: bool
+    tokens: int, active: int, activation: Function, use_onednn: bool
 ) -> None:
     count, width, hidden = 5, 24, 16
     gate_up, down = draw(count, 2 * width, hidden), draw(count, hidden, width)
@@ -63,34 +63,36 @@ def test_experts_are_weighted_sums_of_each_ones_network(
             gate, up = (gate_up[expert].double() @ inputs[token].double()).chunk(2)
             expected[token] += float(weights[token, rank]) * (down[expert].double() @ (activation(gate) * up))
     with torch.inference_mode():
-        found = products.experts(inputs, chosen, weights, gate_up, down, activation, by_onednn=by_onednn)
+        found = products.experts(inputs, chosen, weights, gate_up, down, activation, use_onednn=use_onednn)
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("features", [1, 5, 6, 8, 33, 64, 128])
-def test_a_row_is_the_same_wherever_it_stands(features: int, dtype: torch.dtype, threads: int, by_onednn: bool) -> None:
-    """Among as many rows as one likes; MKL's code for few outputs, which isn't so, is one of what is tried."""
-    by_onednn = by_onednn and dtype == torch.float32
+def test_a_row_is_the_same_wherever_it_stands(
+    features: int, dtype: torch.dtype, threads: int, use_onednn: bool
+) -> None:
+    """Tries many numbers of rows, and few outputs, for which MKL's own code treats rows differently."""
+    use_onednn = use_onednn and dtype == torch.float32
     for outputs in (1, 2, 5, 8, 16, 17, 24, 97):
         weight, bias = draw(outputs, features).to(dtype), draw(outputs).to(dtype)
         rows = draw(1, features).to(dtype).repeat(200, 1)
-        whole = products.linear(rows, weight, bias, by_onednn=by_onednn)
+        whole = products.linear(rows, weight, bias, use_onednn=use_onednn)
         assert torch.equal(whole, whole[:1].expand(whole.shape))
         for count in (1, 30, 97):
-            part = products.linear(rows[:count], weight, bias, by_onednn=by_onednn)
+            part = products.linear(rows[:count], weight, bias, use_onednn=use_onednn)
             assert torch.equal(part, whole[:count])
             shifted = torch.cat((rows.new_ones(3), rows[:count].flatten()))[3:].view(count, features)
-            assert torch.equal(products.linear(shifted, weight, bias, by_onednn=by_onednn), part)
+            assert torch.equal(products.linear(shifted, weight, bias, use_onednn=use_onednn), part)
 
 
 @torch.inference_mode()
-def test_a_row_is_the_same_among_products_of_large_matrices(by_onednn: bool, threads: int) -> None:
+def test_a_row_is_the_same_among_products_of_large_matrices(use_onednn: bool, threads: int) -> None:
     weight, rows = draw(320, 256), draw(1, 256).repeat(200, 1)
-    whole = products.linear(rows, weight, by_onednn=by_onednn)
+    whole = products.linear(rows, weight, use_onednn=use_onednn)
     assert torch.equal(whole, whole[:1].expand(whole.shape))
-    assert torch.equal(products.linear(rows[:1], weight, by_onednn=by_onednn), whole[:1])
+    assert torch.equal(products.linear(rows[:1], weight, use_onednn=use_onednn), whole[:1])
     torch.testing.assert_close(whole, torch.nn.functional.linear(rows, weight), rtol=1e-4, atol=1e-4)
 
 

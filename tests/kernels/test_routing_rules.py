@@ -114,7 +114,7 @@ def test_the_bias_chooses_and_does_not_weigh() -> None:
 
 
 def test_vanishing_sigmoids_are_divided_as_the_families_do() -> None:
-    """Picked experts: the family's own quotient, however small. Mapped ones: even shares."""
+    """Selected experts get the family's own quotient, however small; mapped ones get equal weights."""
     rule, logits = RoutingRule(True, "sigmoid"), torch.full((1, 4), -20.0)
     selected = torch.tensor([0, 1, 2])
     assert routing.route_selected(logits, selected, 2, rule, False)[0].tolist() == [[0.5, 0.5]]

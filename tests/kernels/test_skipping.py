@@ -59,7 +59,7 @@ def test_where_weights_vanish_the_skipped_expert_gets_no_share() -> None:
 
 @pytest.mark.parametrize("skip_below", [0.0, 0.3, 0.7, 1.0])
 def test_a_softmax_of_the_chosen_skips_and_shares_again(skip_below: float) -> None:
-    """GPT-OSS: weights are the softmax of the two chosen logits; what is left of them sums to the scale."""
+    """GPT-OSS: weights are the softmax of the two chosen logits, and the remaining weights sum to the scale."""
     rule = RoutingRule(True, "softmax_of_chosen", scale=2.0)
     logits = torch.randn((50, 6), generator=torch.Generator().manual_seed(1))
     weights, chosen = routing.route_logits(logits, 2, rule, skip_below)

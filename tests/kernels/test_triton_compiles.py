@@ -1,4 +1,4 @@
-"""The Triton kernels compile to machine code for NVIDIA devices, which takes the compiler in Triton and no device.
+"""The Triton kernels compile to machine code for NVIDIA devices, which needs no device.
 
 The interpreter runs the kernels as Python, and so lets much pass that the compiler does not.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from moevolve.kernels.dispatch import has_triton
+from moevolve.kernels.expert_merge import has_triton
 
 pytestmark = [
     pytest.mark.skipif(not has_triton(), reason="triton is not installed"),
@@ -19,7 +19,7 @@ pytestmark = [
 
 
 def assembly(kernel: object, signature: dict[str, str], constants: dict[str, object], cache: Path) -> str:
-    """PTX of a kernel launched on 16-byte aligned tensors of sizes that divide by 16; ptxas has accepted it."""
+    """PTX of a kernel for 16-byte aligned tensors with sizes that are multiples of 16, accepted by ptxas."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource

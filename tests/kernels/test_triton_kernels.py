@@ -1,4 +1,4 @@
-"""The Triton kernels against the oracles: on a CUDA device, and everywhere under Triton's interpreter.
+"""The Triton kernels against the oracles, on a CUDA device and with Triton's interpreter.
 
 Whether kernels are interpreted is settled when triton is first imported, so a subprocess runs this file once more with
 TRITON_INTERPRET=1; in the test process itself the kernels run on a device or not at all.
@@ -16,7 +16,7 @@ import oracles
 import pytest
 import torch
 
-from moevolve.kernels.dispatch import has_triton
+from moevolve.kernels.expert_merge import has_triton
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -64,10 +64,10 @@ def test_merging(dtype: torch.dtype, retained: int, count: int, size: int) -> No
 @runs
 @pytest.mark.parametrize(("rows", "size"), [(3, 2100), (21, 1500), (40, 700)])
 def test_every_program_of_a_merge_makes_its_own_part(rows: int, size: int) -> None:
-    """The first so many programs write the first so many parts and nothing else, so no value is written twice."""
-    from moevolve.kernels.triton_merge import Launch, _merge
+    """The first p programs write the first p parts and nothing else, so no value is written twice."""
+    from moevolve.kernels.triton_merge import LaunchGrid, _merge
 
-    launch = Launch.of(rows, size, itemsize=4)
+    launch = LaunchGrid.of(rows, size, itemsize=4)
     coefficients, source = torch.ones((rows, 2), device=DEVICE), torch.ones((2, size), device=DEVICE)
     parts = [
         (slice(row, row + launch.tile), slice(column, column + launch.block))
@@ -88,13 +88,13 @@ def test_every_program_of_a_merge_makes_its_own_part(rows: int, size: int) -> No
 
 @pytest.mark.skipif(not INTERPRETED, reason="the interpreter alone takes memory that is not there")
 def test_experts_beyond_32_bits_are_reached(tmp_path: Path) -> None:
-    """Three experts of almost 2^31 values, in files of holes that only the columns merged here fill."""
+    """Three experts of almost 2^31 values in sparse files, in which only the merged columns are filled."""
     from moevolve.kernels.triton_merge import _merge
 
     size, columns, dtype = 2**31 - 64, 64, torch.bfloat16
 
     def experts(name: str) -> list[torch.Tensor]:
-        """The first columns of each; a kernel that is given those of the first finds the others behind it."""
+        """The first columns of each expert; a kernel that gets those of the first finds the others after it."""
         with (tmp_path / name).open("w+b") as file:
             file.truncate(3 * size * 2)
             memory = mmap.mmap(file.fileno(), 0)

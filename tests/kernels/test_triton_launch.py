@@ -1,4 +1,4 @@
-"""What the Triton kernels launch at real models' sizes stays within CUDA's limits; no device is needed to see it."""
+"""The launch grids of the Triton kernels for real models stay within CUDA's limits; needs no device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from moevolve.kernels.dispatch import has_triton
+from moevolve.kernels.expert_merge import has_triton
 
 pytestmark = pytest.mark.skipif(not has_triton(), reason="triton is not installed")
 
@@ -21,7 +21,7 @@ LIMITS = (2**31 - 1, 2**16 - 1, 2**16 - 1)
 
 
 def layers() -> Iterator[Any]:
-    """Experts, hidden size and experts' width of the models whose configs we ship, and of DeepSeek-V3."""
+    """Experts, hidden size and expert width of the models whose configs we ship, and of DeepSeek-V3."""
     for model in ("mixtral-8x7b", "mixtral-8x22b", "qwen1.5-moe-a2.7b", "qwen2-57b-a14b", "qwen3-30b-a3b"):
         config = json.loads((MODELS / model / "config.json").read_text(encoding="utf-8"))
         experts = config.get("num_local_experts") or config["num_experts"]
@@ -31,7 +31,7 @@ def layers() -> Iterator[Any]:
 
 
 class Recorder:
-    """Stands where a kernel stands, and keeps with what it was launched."""
+    """Replaces a kernel and records its launches."""
 
     def __init__(self) -> None:
         self.launches: list[tuple[tuple[int, ...], dict[str, Any]]] = []

@@ -49,11 +49,11 @@ def main(log: Path, connection: Connection) -> None:
             return
         before = log.read_text().splitlines()
         if isinstance(request, LoadRequest):
-            name = request.path
+            name = request.model.path
             if name.endswith("killed"):
                 os.kill(os.getpid(), signal.SIGKILL)
             others = sum(_runs(int(event.split()[-1])) for event in before if "loads" in event)
-            spread = f" {request.device_map}" if request.device_map else ""
+            spread = f" {request.model.device_map}" if request.model.device_map else ""
             event = f"{name} loads{spread} beside {others}, pid {os.getpid()}"
             free = 79 if name == "crowded" else 80  # another one and what it runs in take 80
             reply: LoadReply | MeasureReply = LoadReply(

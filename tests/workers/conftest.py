@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of every family, and a plain implementation of edited MoE blocks to compare with."""
+"""Tiny random checkpoints of every family, and a plain reference implementation of edited MoE blocks."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def write_tokenizer(directory: Path) -> None:
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Directory of a tiny random checkpoint of a family, made once."""
+    """Return the directory of a tiny random checkpoint of a family, created once."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     made: dict[str, Path] = {}
@@ -219,7 +219,7 @@ Logits = Callable[..., Tensor]
 def plain_model(
     directory: Path, edit: EepEdit, thresholds: Sequence[float] | None = None
 ) -> tuple[Any, list[PlainMoE]]:
-    """A checkpoint with `PlainMoE` blocks, and these."""
+    """Load a checkpoint with `PlainMoE` blocks; returns the model and the blocks."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(directory).eval()
@@ -235,7 +235,7 @@ def plain_model(
 
 @pytest.fixture(scope="session")
 def plain_logits() -> Logits:
-    """Logits of an edited checkpoint, computed with `PlainMoE` blocks; thresholds of dynamic skipping are given."""
+    """Compute the logits of an edited checkpoint with `PlainMoE` blocks and given thresholds of dynamic skipping."""
 
     @torch.no_grad()
     def compute(directory: Path, edit: EepEdit, ids: Tensor, thresholds: Sequence[float] | None = None) -> Tensor:
@@ -246,7 +246,7 @@ def plain_logits() -> Logits:
 
 @pytest.fixture(scope="session")
 def plain_thresholds() -> Callable[[Path, EepEdit], list[float]]:
-    """NAEE's medians (Sec. 3.3) of an edited checkpoint that skips nothing, of all ratios in float64."""
+    """Compute NAEE's thresholds (Sec. 3.3), the medians of all ratios, of an edited checkpoint in float64."""
 
     @torch.no_grad()
     def compute(directory: Path, edit: EepEdit) -> list[float]:
@@ -269,7 +269,7 @@ def model_config(checkpoint: Callable[[str], Path]) -> Callable[..., ModelConfig
 
 @pytest.fixture(scope="module")
 def resident(model_config: Callable[..., ModelConfig]) -> Residents:
-    """A resident model per family and settings, shared between a file's tests: edits must leave nothing behind."""
+    """Return a resident model by family and settings, shared between the tests of a file."""
     loaded: dict[tuple[str, str], ResidentModel] = {}
 
     def get(family: str, **settings: str) -> ResidentModel:
@@ -301,7 +301,7 @@ def make_edit(moe_layers: Callable[[str], int]) -> Callable[..., EepEdit]:
 
 @pytest.fixture(scope="session")
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per word `w4` ... `w96` (id 4 ... 96), words apart by spaces; adds no special tokens by itself."""
+    """A tokenizer with one token per word `w4` ... `w96` (ids 4 ... 96) that adds no special tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -316,7 +316,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="session")
 def tiny_model() -> Callable[..., PreTrainedModel]:
-    """Makes a tiny random model of a family, in float32; `settings` go to its config."""
+    """Create a tiny random model of a family in float32; `settings` change its config."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     def make(family: str = "mixtral", seed: int = 11, **settings: object) -> PreTrainedModel:

@@ -1,4 +1,4 @@
-"""Whose fault a failure is: a candidate's own is reported beside what was scored before, a worker's ends the worker."""
+"""A candidate's fault is reported with the splits scored before it; a worker's fault ends the worker."""
 
 from __future__ import annotations
 

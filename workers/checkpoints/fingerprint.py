@@ -1,4 +1,4 @@
-"""The identity of a checkpoint: equal fingerprints mean that stored evaluations are of the same model and tokenizer."""
+"""The fingerprint of a checkpoint: evaluations are shared between checkpoints with equal fingerprints."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from moevolve.evaluators.errors import UserError, first_line
 from moevolve.workers.contract.settings import ModelConfig
 
 WHOLE_HASH_LIMIT = 1 << 30
-"""Checkpoints smaller than this many bytes are hashed whole; of larger ones the header and both ends of every file."""
+"""Checkpoints with fewer bytes are hashed whole; of larger ones the header, the beginning and the end of every file."""
 
 _EDGE = 1 << 20
 
 _READ = (
-    # The model: its architecture, when its answers end, which file holds which weights.
+    # The model's architecture, its end tokens, and the file of each tensor.
     "config.json",
     "generation_config.json",
     "model.safetensors.index.json",
-    # The tokenizer and what it adds to its vocabulary; `tokenizer.*.json` by `fast_tokenizer_files`.
+    # The tokenizer and additions to its vocabulary; `tokenizer.*.json` are named by `fast_tokenizer_files`.
     "tokenizer.json",
     "tokenizer.*.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
-    # Vocabularies and merges of tokenizers that come without tokenizer.json, and what a few of those read besides.
+    # Vocabularies and merges of tokenizers without tokenizer.json, and further files that a few of those read.
     "*vocab*.json",
     "vocab*.txt",
     "merges.txt",
@@ -49,7 +49,7 @@ _READ = (
     "chat_template.json",
     "additional_chat_templates/*.jinja",
 )
-"""What `transformers` reads of a checkpoint's folder besides weights and code: no other file changes a fingerprint."""
+"""Files that `transformers` reads from a checkpoint's folder, without weights and code. No others are hashed."""
 
 _VOLATILE: Mapping[str, tuple[str, ...]] = {
     "config.json": ("transformers_version", "_name_or_path"),
@@ -63,18 +63,18 @@ _VOLATILE: Mapping[str, tuple[str, ...]] = {
         "local_files_only",
     ),
 }
-"""Fields that tell who saved a file and from where. They change from save to save, and no score with them."""
+"""Fields that record how a file was saved. They don't influence scores, so they aren't hashed."""
 
 
 def model_fingerprint(config: ModelConfig) -> str:
-    """SHA-256 (hex) identifying everything of a checkpoint that can change a score.
+    """SHA-256 (hex) of everything in a checkpoint that can change a score.
 
-    Of a local directory: the files that `transformers` reads (`_READ`), JSON as what it says rather than how it is
-    written; the Python files where a config's `auto_map` names code; and per safetensors file name, size and content
-    (see `WHOLE_HASH_LIMIT`). A hub id is identified by the commit it stands for, which is of all its files.
+    For a local directory it covers the files that `transformers` reads (`_READ`; JSON by its content, not its
+    formatting), Python files if a config's `auto_map` names code, and the name, size and content of every safetensors
+    file (see `WHOLE_HASH_LIMIT`). For a hub id it is the hash of the commit.
 
     Raises:
-        UserError: the checkpoint can't be found, has no safetensors, or a file that isn't the JSON it should be.
+        UserError: The checkpoint can't be found, has no safetensors, or contains invalid JSON.
     """
     from moevolve.workers.checkpoints.loading import local_directory
 
@@ -96,13 +96,12 @@ def model_fingerprint(config: ModelConfig) -> str:
 
 
 def pinned_revision(config: ModelConfig) -> str | None:
-    """The commit that a hub id's revision stands for now; of a local directory the revision as it is.
-
-    A branch may move while a search runs: whoever loads the commit loads what the fingerprint is of.
+    """Return the commit that a hub id's revision currently names; for a local directory the revision unchanged.
 
     Raises:
-        UserError: the checkpoint can't be found.
+        UserError: The checkpoint can't be found.
     """
+    # A branch may move during a search; loading the commit loads what the fingerprint was computed from.
     from moevolve.workers.checkpoints.loading import local_directory
 
     return config.revision if local_directory(config) is not None else _commit(config)
@@ -142,7 +141,7 @@ def _whole(file: Path) -> bytes:
 
 
 def _edges(file: Path) -> bytes:
-    """Hash of the safetensors header, and of the first and last MiB of the file."""
+    """Hash the safetensors header and the first and last MiB of the file."""
     with file.open("rb") as stream:
         header = int.from_bytes(stream.read(8), "little")
         digest = hashlib.sha256(stream.read(min(header, 64 * _EDGE)))

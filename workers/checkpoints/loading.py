@@ -1,4 +1,4 @@
-"""Loading a checkpoint and its tokenizer, safely and in the form a worker runs it."""
+"""Loads checkpoints and tokenizers: safetensors only, without remote code unless the user allows it."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ DTYPES: dict[Dtype, torch.dtype] = {
 }
 
 UNPACKED = {"mxfp4": "Mxfp4Config", "fp8": "FineGrainedFP8Config"}
-"""Formats of quantised checkpoints that `transformers` turns into plain numbers while it loads (GPT-OSS, DeepSeek-V3),
-and its settings of each."""
+"""Quantisation formats that `transformers` can dequantise while loading (GPT-OSS and DeepSeek-V3), with its config
+class for each."""
 
 
 def resolve_device(config: ModelConfig) -> torch.device:
-    """The device the model's inputs go to.
+    """Return the device for the model's inputs.
 
     Raises:
-        UserError: `cuda` was asked for and there is none.
+        UserError: `device` is `cuda` and there is no CUDA device.
     """
     if config.device == "cuda" and not torch.cuda.is_available():
         raise UserError(
@@ -47,18 +47,18 @@ def resolve_device(config: ModelConfig) -> torch.device:
 
 
 def placed(config: ModelConfig, device: Device | None = None, dtype: Dtype | None = None) -> ModelConfig:
-    """The same checkpoint, held somewhere else than a search held it.
+    """Change the device and dtype of a search's model settings.
 
     Args:
-        config: how the search held it.
-        device: where now; None for where the search ran, or the CPU if that was a GPU and there is none.
-        dtype: of the parameters; None for the search's.
+        config: Model settings of the search.
+        device: New device; None for the search's, or the CPU if the search ran on a GPU and there is none here.
+        dtype: New parameter dtype; None for the search's.
 
     Returns:
-        The new settings. On a CPU the model isn't spread, and its originals need no other place.
+        The new settings. On a CPU they have neither a device map nor `originals: host`.
 
     Raises:
-        UserError: `cuda` was asked for and there is none.
+        UserError: `device` is `cuda` and there is no CUDA device.
     """
     if device is None:
         device = config.device if config.device != "cuda" or torch.cuda.is_available() else "cpu"
@@ -68,10 +68,10 @@ def placed(config: ModelConfig, device: Device | None = None, dtype: Dtype | Non
 
 
 def local_directory(config: ModelConfig) -> Path | None:
-    """The checkpoint's directory, or None when `path` is a hub id.
+    """Return the checkpoint's directory, or None if `path` is a hub id.
 
     Raises:
-        UserError: `path` looks like a path and isn't a checkpoint directory with safetensors.
+        UserError: `path` looks like a path, but isn't the directory of a checkpoint.
     """
     path = Path(config.path).expanduser()
     if path.is_dir():
@@ -87,7 +87,7 @@ def local_directory(config: ModelConfig) -> Path | None:
 
 
 def has_weights(config: ModelConfig) -> bool:
-    """Whether there are weights to load; of a hub id it is assumed."""
+    """Return whether the checkpoint has safetensors files; assumed for hub ids."""
     directory = local_directory(config)
     return directory is None or any(directory.glob("*.safetensors"))
 
@@ -105,21 +105,21 @@ def _hub_arguments(config: ModelConfig) -> dict[str, Any]:
 
 
 def experts_arguments(implementation: str, model_type: str) -> dict[str, Any]:
-    """The argument that sets the experts backend; dense families don't take it."""
+    """Return the keyword argument that sets the experts backend; dense models don't accept it."""
     return {} if dense_family(model_type) else {"experts_implementation": implementation}
 
 
-def attention(implementation: str, model_type: str) -> str:
-    """The attention backend to ask for: `eager` in place of `sdpa` for families that `transformers` has none for."""
+def attention_backend(implementation: str, model_type: str) -> str:
+    """Return the attention backend: `implementation`, or `eager` if that is `sdpa` and the family doesn't have it."""
     family = FAMILIES.get(model_type)
     return "eager" if implementation == "sdpa" and family is not None and not family.sdpa else implementation
 
 
 def packed_format(settings: PretrainedConfig, name: str) -> str | None:
-    """The format that a checkpoint's weights are quantised in; None for plain numbers.
+    """Return the quantisation format of a checkpoint's weights; None if they aren't quantised.
 
     Raises:
-        UserError: one that can't be turned into plain numbers, which experts are pruned and merged as.
+        UserError: The format can't be dequantised, as pruning and merging experts require.
     """
     packed = getattr(settings, "quantization_config", None)
     if packed is None:
@@ -135,19 +135,18 @@ def packed_format(settings: PretrainedConfig, name: str) -> str | None:
 
 
 def dtype_of(config: ModelConfig, settings: PretrainedConfig) -> Dtype:
-    """The dtype that a model's parameters are held in: what `config.dtype` says, or the checkpoint's own for `auto`.
-
-    Quantised checkpoints are unpacked to bfloat16, the dtype in which the published ones compute.
+    """Return the parameter dtype after loading: `config.dtype`, or the checkpoint's own if that is `auto`.
 
     Args:
-        config: the checkpoint and how to hold it.
-        settings: the checkpoint's config.
+        config: Model settings.
+        settings: `transformers` config of the checkpoint.
 
     Raises:
-        UserError: `auto`, and the checkpoint's config says no dtype, or one that models aren't run in here.
+        UserError: `config.dtype` is `auto`, and the checkpoint's config has no dtype or an unsupported one.
     """
     if config.dtype != "auto":
         return config.dtype
+    # Published quantised checkpoints compute in bfloat16.
     if getattr(settings, "quantization_config", None) is not None:
         return "bfloat16"
     for name, dtype in DTYPES.items():
@@ -158,10 +157,10 @@ def dtype_of(config: ModelConfig, settings: PretrainedConfig) -> Dtype:
 
 
 def own_dtype(config: ModelConfig) -> Dtype | None:
-    """What `dtype: auto` stands for, for `ModelConfig.own_dtype`; None where another dtype is asked for.
+    """Return the value of `ModelConfig.own_dtype`: the checkpoint's dtype if `dtype` is `auto`, else None.
 
     Raises:
-        UserError: as `load_config` and `dtype_of`.
+        UserError: See `load_config` and `dtype_of`.
     """
     return dtype_of(config, load_config(config)) if config.dtype == "auto" else None
 
@@ -178,10 +177,10 @@ def _source(config: ModelConfig) -> str:
 
 
 def load_config(config: ModelConfig) -> PretrainedConfig:
-    """The `transformers` config of a checkpoint, with no weights.
+    """Load the `transformers` config of a checkpoint.
 
     Raises:
-        UserError: it can't be found or read.
+        UserError: The config can't be found or read.
     """
     from transformers import AutoConfig
 
@@ -192,10 +191,10 @@ def load_config(config: ModelConfig) -> PretrainedConfig:
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """The checkpoint's tokenizer.
+    """Load the tokenizer of a checkpoint.
 
     Raises:
-        UserError: it can't be found or read.
+        UserError: The tokenizer can't be found or read.
     """
     from transformers import AutoTokenizer
 
@@ -210,16 +209,15 @@ def load_model(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a causal language model for inference, and its tokenizer.
 
-    With `originals="host"` the weights are left on the host: `ResidentModel` places them. With a `device_map` they are
-    spread over the GPUs (needs `accelerate`). Otherwise they are on `resolve_device(config)`. Quantised checkpoints are
-    unpacked to that dtype, or refused: see `dtype_of` and `packed_format`.
+    The weights are on `resolve_device(config)`, with a `device_map` spread over the GPUs, and with `originals="host"`
+    left on the host, from where `ResidentModel` moves them. Quantised checkpoints are dequantised to `dtype_of`.
 
     Args:
-        config: the checkpoint and how to hold it.
-        weights: what such a model has as its state, to be taken as it is in place of the checkpoint's files.
+        config: Model settings.
+        weights: State dict of the loaded model, used instead of the checkpoint's files.
 
     Raises:
-        UserError: the checkpoint is missing, has no safetensors, or doesn't load with these settings.
+        UserError: The checkpoint is missing, has no safetensors, or doesn't load with these settings.
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
@@ -233,7 +231,7 @@ def load_model(
     form = {
         "dtype": DTYPES[dtype_of(config, settings)],
         "device_map": config.device_map,
-        "attn_implementation": attention(config.attn_implementation, settings.model_type),
+        "attn_implementation": attention_backend(config.attn_implementation, settings.model_type),
         **experts_arguments(config.experts_implementation, settings.model_type),
     }
     try:

@@ -1,7 +1,7 @@
-"""Dense Llamas and Mistrals whose networks became experts, as ordinary Mixtrals.
+"""Dense Llamas and Mistrals whose feed-forward networks were divided into experts, as stock Mixtral checkpoints.
 
-A Mixtral weights the outputs of its experts by the softmax over those chosen: with one expert per token the weight is
-1. Its router has no bias, its networks are gated and have none, and its attention is a Llama's.
+A Mixtral weights the outputs of its experts by the softmax over the chosen ones, which is 1 for one expert per token.
+Its attention is Llama's, its networks are gated, and neither these nor its router have biases.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _SHARED_SETTINGS = (
     "rope_parameters",
     "dtype",
 )
-"""Settings of families that become Mixtrals that mean the same in one."""
+"""Config fields that mean the same in a Mixtral's config and in those of the families that become Mixtrals."""
 
 
 def mixtral_obstacle(resident: Resident) -> str | None:
-    """Why a model is no Mixtral once top-1 experts with routers in float32 replace its networks; None if it is one."""
+    """Return why a dense model with top-1 experts and float32 routers isn't equal to a Mixtral; None if it is."""
     config, family = resident.model.config, resident.dense_layers[0].family
     if not family.becomes_mixtral:
         return f"a {family.title} with experts isn't a Mixtral"
@@ -48,7 +48,7 @@ def mixtral_obstacle(resident: Resident) -> str | None:
         return "its layers have biases, and a Mixtral's have none"
     dtype = str(resident.model.dtype).removeprefix("torch.")
     if dtype != "float32":
-        # Its router is a linear layer without a dtype of its own: scores that differ in float32 tie once rounded.
+        # A Mixtral's router runs in the model's dtype, where rounding makes scores tie that differ in float32.
         return (
             f"a Mixtral routes in the model's dtype, {dtype}, and this model in float32: rounded scores send tokens to "
             "other experts. As float32 it is exact (--dtype float32)"
@@ -57,12 +57,12 @@ def mixtral_obstacle(resident: Resident) -> str | None:
 
 
 def empty_mixtral(resident: Resident, experts: int, width: int) -> PreTrainedModel:
-    """A Mixtral on the meta device, for a model that fits one.
+    """Build the Mixtral for a model without `mixtral_obstacle`, on the meta device.
 
     Args:
-        resident: the model.
-        experts: per layer; one is active per token.
-        width: neurons per expert.
+        resident: Dense model.
+        experts: Experts per layer, one of which is active per token.
+        width: Neurons per expert.
     """
     from transformers import MixtralConfig, MixtralForCausalLM
 

@@ -1,4 +1,4 @@
-"""The native checkpoint form: modelling code of its own beside the weights, for edits the family can't express."""
+"""The native checkpoint form, which contains modelling code for edits that no class of `transformers` can express."""
 
 from __future__ import annotations
 
@@ -17,12 +17,7 @@ if TYPE_CHECKING:
 
 
 def render(template: str, **values: Any) -> str:
-    """Render one of the workers' `*.jinja` files; a missing value is an error.
-
-    Args:
-        template: path below `workers/`.
-        values: what the template refers to.
-    """
+    """Render a `*.jinja` template, given by its path below `workers/`. A missing value is an error."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parents[1]),
         undefined=StrictUndefined,
@@ -39,19 +34,16 @@ def _cell(text: str) -> str:
 
 
 MODULE = "modeling_moevolve"
-"""Name of the modelling code's file in an exported directory, without `.py`."""
-
+"""Name of the file with the modelling code in an exported directory, without `.py`."""
 
 NATIVE_PREFIX = "moevolve_"
-"""What a native model type begins with, before the family's."""
+"""Prefix of native model types, followed by the family's model type."""
 
 
 def native_names(config: PretrainedConfig, model: PreTrainedModel) -> tuple[str, str, str]:
-    """Names of the native config class, model class and model type of a family's model.
-
-    The type differs from the family's on purpose: loading without `trust_remote_code` must fail rather than silently
-    drop the router mapping.
-    """
+    """Return the names of the native config class, model class and model type for a family's model."""
+    # The model type differs from the family's, so that loading without `trust_remote_code` fails instead of silently
+    # dropping the router mapping.
     return (
         f"Moevolve{type(config).__name__}",
         f"Moevolve{type(model).__name__}",
@@ -60,11 +52,11 @@ def native_names(config: PretrainedConfig, model: PreTrainedModel) -> tuple[str,
 
 
 def native_config(source: PreTrainedModel, model_class: type[PreTrainedModel]) -> PretrainedConfig:
-    """The family's settings as a native config, to which the kind of edit adds its own.
+    """Convert a family's config into a native config; the exporter adds the fields of its edit.
 
     Args:
-        source: a model of the family.
-        model_class: its native class, see `import_native`.
+        source: Model of the family.
+        model_class: Native model class, from `write_native`.
     """
     assert model_class.config_class is not None
     own = ("model_type", "architectures", "auto_map", "quantization_config")
@@ -81,11 +73,11 @@ def write_native(
     """Write the modelling code of a native checkpoint and import its model class.
 
     Args:
-        model: a model of the family.
-        directory: the checkpoint's folder.
-        template: of the code, as `render` takes it.
-        title: what people call the family.
-        settings: what the template needs to know besides names and versions.
+        model: Model of the family.
+        directory: Folder of the checkpoint.
+        template: Template of the code; see `render`.
+        title: Name of the family for users.
+        settings: Further values for the template, besides names and versions.
     """
     names = native_names(model.config, model)
     text = render(
@@ -104,12 +96,13 @@ def write_native(
 
 
 def import_native(directory: Path) -> type[PreTrainedModel]:
-    """Import the model class of a native checkpoint that this process wrote, past the user's module cache."""
+    """Import the model class of a native checkpoint that this process wrote."""
+    # Importing by path leaves nothing in the user's cache of remote code.
     name = f"moevolve_export_{uuid.uuid4().hex}"
     spec = importlib.util.spec_from_file_location(name, directory / f"{MODULE}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # transformers looks a class's module up by name while building it.
+    # `transformers` looks up a class's module by name.
     sys.modules[name] = module
     spec.loader.exec_module(module)
     (native_class,) = (

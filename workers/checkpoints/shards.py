@@ -1,7 +1,4 @@
-"""Safetensors files that are written tensor by tensor, and read a few tensors at a time.
-
-A model's files are never in memory: a tensor comes to the host when it is written, and goes.
-"""
+"""Writes safetensors files tensor by tensor, and reads a few tensors at a time, so that no whole file is in memory."""
 
 from __future__ import annotations
 
@@ -23,10 +20,10 @@ _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 
 _ALIGNMENT = 8
-"""Bytes of the largest element: a tensor must begin at a multiple of its element's size, and no gaps are allowed."""
+"""Size in bytes of the largest element: tensors must start at a multiple of their element size, without gaps."""
 
 _ENTRY = 128
-"""Bytes that a tensor's entry in a header takes at most, besides its name, with up to four dimensions."""
+"""Upper bound on the bytes of a tensor's entry in the header, without its name, for up to four dimensions."""
 
 _NAMES = {
     torch.float64: "F64",
@@ -40,11 +37,11 @@ _NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""What safetensors calls the dtypes of models' tensors."""
+"""Names of dtypes in safetensors files."""
 
 
 def checksum(tensor: Tensor) -> int:
-    """CRC-32 of a host tensor's bytes."""
+    """Return the CRC-32 of a host tensor's bytes."""
     return zlib.crc32(_bytes(tensor))
 
 
@@ -53,19 +50,17 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 class ShardWriter:
-    """Writes tensors into `model.safetensors`, or into several files with an index, in any order.
+    """Writes tensors, in any order, into `model.safetensors` or into several files with an index.
+
+    Args:
+        directory: Folder of the files.
+        planned: Approximate size in bytes of every tensor by name, in the approximate order of writing.
 
     Attributes:
-        checksums: of what was written, by name.
+        checksums: CRC-32 of the written tensors by name.
     """
 
     def __init__(self, directory: Path, planned: Mapping[str, int]) -> None:
-        """Lay the files out.
-
-        Args:
-            directory: where they go.
-            planned: names of all tensors in about the order in which they come, with about the bytes that each takes.
-        """
         self.checksums: dict[str, int] = {}
         self._directory = directory
         groups: list[list[str]] = [[]]
@@ -91,10 +86,10 @@ class ShardWriter:
             shard.close()
 
     def write(self, name: str, tensor: Tensor) -> None:
-        """Write a tensor, from whatever device it is on.
+        """Write a tensor of any device.
 
         Raises:
-            ValueError: it isn't planned, or was written before.
+            ValueError: The tensor isn't planned, or was already written.
         """
         if name not in self._shard_of or name in self.checksums:
             what = "written twice" if name in self.checksums else "no part of the model"
@@ -107,7 +102,7 @@ class ShardWriter:
         """Write the index, if there are several files.
 
         Raises:
-            ValueError: a planned tensor is missing.
+            ValueError: A planned tensor is missing.
         """
         missing = sorted(self._shard_of.keys() - self.checksums.keys())
         if missing:
@@ -120,12 +115,11 @@ class ShardWriter:
 
 
 class _Shard:
-    """One file. Room is left for its header, which is written last: a header may end with spaces.
+    """One safetensors file. Its header is written last, into reserved space: a header may end with spaces.
 
     Attributes:
-        path: the file.
-        planned: names of its tensors.
-        nbytes: of the tensors that are in it.
+        planned: Names of its tensors.
+        nbytes: Total size of the tensors written so far, in bytes.
     """
 
     def __init__(self, path: Path, planned: list[str]) -> None:
@@ -133,14 +127,14 @@ class _Shard:
         self.planned = planned
         self.nbytes = 0
         room = 64 + sum(len(json.dumps(name)) + _ENTRY for name in planned)
-        self._room = -(-room // 64) * 64 - 8  # data begins at a whole cache line
+        self._room = -(-room // 64) * 64 - 8  # data begins at a multiple of 64 bytes
         self._entries: dict[str, dict[str, object]] = {}
         self._late: list[tuple[str, Tensor]] = []
         self._stream: IO[bytes] | None = None
 
     def write(self, name: str, tensor: Tensor) -> None:
         if tensor.nbytes % _ALIGNMENT:
-            # Behind it the next tensor could begin between two elements; such tensors are small, and go to the end.
+            # After it the next tensor might not be aligned. Such tensors are small, so they are moved to the end.
             self._late.append((name, tensor.clone()))
         else:
             self._append(name, tensor)
@@ -148,7 +142,7 @@ class _Shard:
             self._finish()
 
     def _finish(self) -> None:
-        """Write what was left for the end, and the header."""
+        """Write the tensors that were moved to the end, and the header."""
         for name, tensor in sorted(self._late, key=lambda each: -each[1].element_size()):
             self._append(name, tensor)
         header = json.dumps({"__metadata__": {"format": "pt"}, **self._entries}, separators=(",", ":")).encode()
@@ -179,10 +173,9 @@ class _Shard:
 
 
 class ShardReader:
-    """The tensors of a checkpoint's files by name."""
+    """Reads the tensors of a checkpoint by name."""
 
     def __init__(self, directory: Path) -> None:
-        """Read which file has what."""
         self._directory = directory
         index = directory / _INDEX
         if index.is_file():
@@ -193,11 +186,11 @@ class ShardReader:
 
     @property
     def names(self) -> frozenset[str]:
-        """Of all tensors."""
+        """Names of all tensors."""
         return frozenset(self._files)
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Tensors, mapped from their files for as long as they live."""
+        """Read tensors by name. They are memory-mapped from their files."""
         found = {}
         with ExitStack() as stack:
             opened = {}

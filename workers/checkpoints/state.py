@@ -1,4 +1,4 @@
-"""The tensors of an exported model: what exporters take of a resident model, and what checkpoints call them."""
+"""The tensors of an exported model: those taken from a resident model, and their names in checkpoints."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 EXPERTS = "mlp.experts."
-"""What names of routed experts' tensors begin with, within a decoder layer."""
+"""Prefix of the names of routed experts' tensors within a decoder layer."""
 
 
 def empty_model(
     model_class: type[PreTrainedModel], config: PretrainedConfig, dtype: torch.dtype, **form: Any
 ) -> PreTrainedModel:
-    """A model on the meta device, its shared tensors shared.
+    """Build a model on the meta device, with its tied tensors tied.
 
     Args:
-        model_class: its class.
-        config: its settings.
-        dtype: of the parameters that don't ask for another one themselves.
-        form: how it computes attention and experts, as `from_pretrained` takes it.
+        model_class: Class of the model.
+        config: Config of the model, which is copied.
+        dtype: Parameter dtype, except for modules that set their own.
+        form: Backends of attention and experts, as arguments of `from_pretrained`.
     """
     with torch.device("meta"):
-        # The one way to a class that isn't registered; the dtype is the default one while it is built.
+        # `_from_config` is the only way to build a class that isn't registered with the auto classes.
         model: PreTrainedModel = model_class._from_config(copy.deepcopy(config), dtype=dtype, **form)  # noqa: SLF001
     model.tie_weights()
     model.requires_grad_(False)
@@ -40,22 +40,22 @@ def empty_model(
 
 
 def layers_prefix(model: PreTrainedModel) -> str:
-    """What the names of tensors within decoder layers begin with, before the number of the layer."""
+    """Return the prefix of names of tensors within decoder layers, up to the layer's index."""
     decoder = next(name for name, module in model.named_modules() if module is model.get_decoder())
     return f"{decoder}.layers."
 
 
 def frame_state(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Every tensor outside the decoder layers, by name; of shared ones only the one that is saved."""
-    layers, shared = layers_prefix(model), model.all_tied_weights_keys
+    """Return the tensors outside the decoder layers by name, tied tensors once."""
+    layers, tied = layers_prefix(model), model.all_tied_weights_keys
     state = model.state_dict().items()
-    return {name: tensor for name, tensor in state if not name.startswith(layers) and name not in shared}
+    return {name: tensor for name, tensor in state if not name.startswith(layers) and name not in tied}
 
 
 def layer_state(resident: Resident, index: int) -> dict[str, Tensor]:
-    """Tensors of a decoder layer as it is edited now, by the names that the family gives them within it.
+    """Return the tensors of a decoder layer with the current edit, by the family's names within the layer.
 
-    Routed experts are left out: they may be elsewhere.
+    Routed experts are left out, because edits may keep them elsewhere.
     """
     routers = {each.router for each in FAMILIES.values() if isinstance(each, ExpertFamily)}
     wrapped = tuple(f"mlp.{router}.inner." for router in routers)
@@ -69,14 +69,14 @@ def layer_state(resident: Resident, index: int) -> dict[str, Tensor]:
 
 
 def ordinal_of(resident: Resident, index: int) -> int | None:
-    """Number of a decoder layer among the MoE layers; None if it isn't one."""
-    return next((place for place, layer in enumerate(resident.layers) if layer.index == index), None)
+    """Return the number of a decoder layer among the MoE layers; None if it isn't one."""
+    return next((ordinal for ordinal, layer in enumerate(resident.layers) if layer.index == index), None)
 
 
 def loaded_parameters(resident: Resident) -> int:
-    """Parameters of the model with the experts that it was loaded with."""
+    """Return the number of parameters of the unedited model."""
     count = sum(parameter.numel() for parameter in resident.model.parameters())
-    # What it has now may be buffers of another size.
+    # The current experts may be buffers of another size.
     for layer in resident.layers:
         for tensor in layer.expert_tensors().values():
             count += (layer.count - tensor.shape[0]) * tensor.shape[1:].numel()
@@ -84,33 +84,34 @@ def loaded_parameters(resident: Resident) -> int:
 
 
 class SavedNames:
-    """What `transformers` calls a model's tensors in checkpoints: it fuses experts while it loads them."""
+    """Maps a model's tensors to their names in checkpoints, which differ because `transformers` fuses experts.
+
+    Args:
+        model: Model on the meta device.
+
+    Attributes:
+        tensors: Tensors as saved, on the meta device and by name in the checkpoint, for every name in the model.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Learn the names.
-
-        Args:
-            model: on the meta device, made from its config.
-        """
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import PrefixChange
 
         self._model: Any = model
-        # As `save_pretrained` has it of a model that wasn't loaded; found once, because it looks at every module.
+        # What `save_pretrained` uses for a model that wasn't loaded. Finding it visits every module.
         conversions = get_model_conversion_mapping(model, add_legacy=False)
         self._conversions = [each for each in conversions if not isinstance(each, PrefixChange)]
-        shared = model.all_tied_weights_keys
+        tied = model.all_tied_weights_keys
         self.tensors = {
-            name: self.saved(name, tensor) for name, tensor in model.state_dict().items() if name not in shared
+            name: self.saved(name, tensor) for name, tensor in model.state_dict().items() if name not in tied
         }
-        """By name in the model: what it is saved as, by name in checkpoints, on the meta device."""
 
     def saved(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
-        """A tensor of the model as it is saved, views of it where they can be.
+        """Split a tensor of the model into the tensors of the checkpoint, as views where possible.
 
         Args:
-            name: in the model.
-            tensor: any with the shape that the model has there.
+            name: Name of the tensor in the model.
+            tensor: Tensor with the shape that the model has under this name.
         """
         from transformers.core_model_loading import revert_weight_conversion
 

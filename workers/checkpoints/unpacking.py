@@ -1,4 +1,4 @@
-"""Turning blocks of quantised weights into plain numbers where `transformers` can't, or does it wrongly."""
+"""Dequantises FP8 and MXFP4 weights where `transformers` refuses to, does it wrongly, or needs too much memory."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from torch import Tensor, nn
 
 @contextmanager
 def exact_unpacking() -> Iterator[None]:
-    """For the length of a `with` block, let `transformers` unpack quantised weights as their formats say.
+    """Context manager in which `transformers` dequantises weights exactly as their formats define.
 
-    - DeepSeek-V3 in FP8 has a scale per block of 128 x 128, and weights whose sides aren't multiples of that: 576 rows
-      in five rows of blocks, the last of 64. `transformers` takes all blocks to be equally large, so it refuses these
-      weights, and would scale others wrongly (144 rows in two rows of blocks).
-    - It leaves what isn't quantised beside FP8 (norms, embeddings, routers) in the checkpoint's dtype and, up to 5.21,
-      unpacks MXFP4 to bfloat16, whatever dtype the model is loaded in.
-    - It unpacks a layer's MXFP4 experts at once, by 64-bit indices of every second number: in GPT-OSS-20B these alone
-      take 2.1 GB, and a thirty-second part of it expert by expert.
+    It changes three things:
+
+    - DeepSeek-V3 in FP8 has a scale per block of 128 x 128, and weights whose sides aren't multiples of 128, such as
+      576 rows in five rows of blocks. `transformers` assumes equal blocks: it refuses these weights, and would scale
+      others wrongly (144 rows in two rows of blocks).
+    - In FP8 checkpoints it leaves tensors that aren't quantised (norms, embeddings, routers) in the checkpoint's dtype,
+      and up to 5.21 it dequantises MXFP4 to bfloat16, whatever dtype the model is loaded in.
+    - It dequantises all MXFP4 experts of a layer at once, with 64-bit indices for every second value. For GPT-OSS-20B
+      these take 2.1 GB; expert by expert they take a thirty-second of that.
     """
     from transformers.integrations import finegrained_fp8, mxfp4
 
@@ -45,35 +47,35 @@ def exact_unpacking() -> Iterator[None]:
 
 
 @contextmanager
-def _replaced(module: ModuleType, name: str, other: Callable[..., Any]) -> Iterator[None]:
-    """For the length of a `with` block, have quantizers, which import an operation when they need it, take another."""
-    theirs = getattr(module, name)
-    setattr(module, name, other)
+def _replaced(module: ModuleType, name: str, replacement: Callable[..., Any]) -> Iterator[None]:
+    # Quantizers import an operation when they need it, so replacing it in its module is enough.
+    original = getattr(module, name)
+    setattr(module, name, replacement)
     try:
         yield
     finally:
-        setattr(module, name, theirs)
+        setattr(module, name, original)
 
 
-def _by_expert(theirs: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Unpacking of fused experts, [n, ...] blocks and scales, one after the other."""
+def _by_expert(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Dequantise fused experts, with blocks and scales [n, ...], one after the other."""
 
     def unpack(blocks: Tensor, scales: Tensor, *settings: Any) -> Tensor:
-        first = theirs(blocks[:1], scales[:1], *settings)
+        first = original(blocks[:1], scales[:1], *settings)
         unpacked = first.new_empty((len(blocks), *first.shape[1:]))
         unpacked[:1] = first
         for expert in range(1, len(blocks)):
             part = slice(expert, expert + 1)
-            unpacked[part] = theirs(blocks[part], scales[part], *settings)
+            unpacked[part] = original(blocks[part], scales[part], *settings)
         return nn.Parameter(unpacked, requires_grad=False)
 
     return unpack
 
 
-def _casting(theirs: Any) -> type:
-    """A conversion of `transformers` whose results have the dtype of the parameter that they are for."""
+def _casting(original: Any) -> type:
+    """Make a conversion class of `transformers` cast its results to the dtype of their parameter."""
 
-    class Casting(theirs):
+    class Casting(original):
         def convert(
             self,
             input_dict: dict[str, Any],
@@ -98,16 +100,16 @@ def _cast(found: Tensor | list[Tensor], dtype: torch.dtype) -> Tensor | list[Ten
 
 
 def equal_blocks(scales: Tensor, shape: tuple[int, int], block: tuple[int, int]) -> Tensor:
-    """Scales of blocks that are all equally large, and say the same of every weight.
+    """Repeat scales so that they belong to blocks of equal size, without changing the scale of any weight.
 
     Args:
-        scales: [..., ceil(rows / block rows), ceil(columns / block columns)], one per block; the last blocks may be
-            smaller. Scales of another form (one per weight, say) are left as they are.
-        shape: rows and columns of the weight.
-        block: rows and columns of a whole block.
+        scales: Scale of every block, [..., ceil(rows / block rows), ceil(columns / block columns)]; the last blocks
+            may be smaller. Scales of another shape are returned unchanged.
+        shape: Rows and columns of the weight.
+        block: Rows and columns of a whole block.
 
     Returns:
-        [..., rows / r, columns / c], where r and c are the largest sizes that divide both a side and a block.
+        Scales [..., rows / r, columns / c], where r and c are the largest sizes that divide both a side and a block.
     """
     if tuple(scales.shape[-2:]) != tuple(math.ceil(side / size) for side, size in zip(shape, block, strict=True)):
         return scales

@@ -1,1 +1,1 @@
-"""What search and workers say to each other: settings, facts of models, edits, calibrations, messages."""
+"""Data types and interfaces between drivers, workers and methods."""

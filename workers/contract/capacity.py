@@ -1,7 +1,8 @@
-"""How much memory a worker takes, how much there is, and what is refused before anything is loaded."""
+"""How much memory a worker needs, how much is available, and refusing a model that doesn't fit before loading it."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,25 +14,24 @@ if TYPE_CHECKING:
     import torch
 
 CAPACITY = "MOEVOLVE_DEVICE_GB"
-"""Environment variable: 10^9 bytes that a worker may take of its device, where that is less than there is."""
+"""Environment variable: upper bound on the device memory that a worker may use, in units of 10^9 bytes."""
 
 _EXPERTS_SHARE = 0.75
-"""Of what is free on a device once the rest of a model is there, experts take so much where nobody knows what passes
-need: the rest is for keys and values, activations and logits."""
+"""Share of the free device memory that experts may take when the memory of a forward pass is unknown; the rest is left
+for the KV cache, activations and logits."""
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
-_OLD = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+_CGROUP_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
 _UNLIMITED = 1 << 60
 
-
-_SPARE = 0.95
-"""Of what is free on a device, so much is given out: its allocator can't use every byte."""
+_USABLE_SHARE = 0.95
+"""Share of the free device memory that is handed out; the allocator can't use every byte."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryItem:
-    """One thing that takes memory: bytes on the device and on the host (both the same memory on a CPU)."""
+    """Bytes that one part of a worker takes on the device and on the host. On a CPU both are the same memory."""
 
     title: str
     device: int
@@ -40,16 +40,15 @@ class MemoryItem:
 
 @dataclass(frozen=True, slots=True)
 class WorkerMemory:
-    """One worker's memory.
+    """The predicted memory of one worker, in bytes.
 
     Attributes:
-        items: that add up to what it needs.
-        loading: bytes of host memory at the most that loading takes, what stays there included.
-        beside: bytes on the device that are for neither weights nor experts: keys and values, activations, fits.
-        experts: bytes of what all layers run on at once; where the originals are on the host, as much of it as there is
-            room for stays on the device, beyond what is needed.
-        exporting: bytes on the device that exporting a candidate takes at the most, which is done by a process of its
-            own; 0 where that isn't known.
+        items: Parts that add up to the total.
+        loading: Peak host memory while the model is loaded, including what stays on the host afterwards.
+        beside: Device memory besides weights and experts: KV cache, activations and closed-form fits.
+        experts: Experts of all layers that candidates run on. With `originals: host` as many of them as fit stay on
+            the device; they aren't part of `items`.
+        exporting: Peak device memory of exporting a candidate, which runs in a process of its own; 0 if unknown.
     """
 
     items: tuple[MemoryItem, ...]
@@ -72,12 +71,12 @@ class WorkerMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """Settings under which a worker takes less.
+class SmallerSettings:
+    """Settings under which a worker takes less memory.
 
     Attributes:
-        settings: what is to be set, for people.
-        device, host: bytes that one worker takes then, of one of its devices and of the host.
+        settings: The settings to change, as text for users.
+        device, host: Bytes that one worker then takes on each of its devices and on the host.
     """
 
     settings: str
@@ -87,57 +86,58 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class NeededMemory:
-    """What a worker has to find before it loads anything.
+    """The memory that must be available before a worker loads its model.
 
     Attributes:
-        memory: what it takes.
-        gpus: of `workers.num_gpus`: devices over which a `device_map` spreads the model, or the part of one.
-        ways: what could be set otherwise, the best first.
+        memory: Predicted memory of the worker.
+        gpus: Value of `workers.num_gpus`: the number of devices that `device_map` spreads the model over, or the
+            fraction of one device.
+        alternatives: Settings that take less memory, best first.
     """
 
     memory: WorkerMemory
     gpus: float
-    ways: tuple[Way, ...] = field(default=(), repr=False)
+    alternatives: tuple[SmallerSettings, ...] = field(default=(), repr=False)
 
 
 class NoRoomError(UserError):
-    """A model doesn't fit where it was to be loaded."""
+    """The model doesn't fit into the memory of the device or host."""
 
 
 def check_room(needed: NeededMemory, device: torch.device) -> None:
-    """Refuse a model that doesn't fit.
+    """Check that a worker's model fits into the available memory.
 
     Args:
-        needed: what one worker takes.
-        device: where its model goes; with several GPUs one of them.
+        needed: Memory of one worker.
+        device: Device of the model; one of them if it is spread over several GPUs.
 
     Raises:
-        NoRoomError: it doesn't fit; the message says what takes how much, and which setting would fit.
+        NoRoomError: The model doesn't fit. The message lists the parts with their sizes and a setting that would fit.
     """
     memory, host = needed.memory, available_host_bytes()
     if device.type != "cuda":
-        has = min(host, _allowed() or _UNLIMITED)
-        if memory.device + memory.host_peak > has:
-            raise NoRoomError(_refusal(needed, memory.device + memory.host_peak, "this machine", has, 0, has))
+        free = min(host, _device_limit() or _UNLIMITED)
+        if memory.device + memory.host_peak > free:
+            raise NoRoomError(_refusal(needed, memory.device + memory.host_peak, "this machine", free, 0, free))
         return
     count = max(needed.gpus, 1.0)
-    has = int(free_bytes(device) * count)
-    if memory.device > has:
+    free = int(free_bytes(device) * count)
+    if memory.device > free:
         where = str(device) if count == 1 else f"{count:g} GPUs"
-        raise NoRoomError(_refusal(needed, memory.device, where, has, host, has))
+        raise NoRoomError(_refusal(needed, memory.device, where, free, host, free))
     if memory.host_peak > host:
-        raise NoRoomError(_refusal(needed, memory.host_peak, "the host", host, host, has))
+        raise NoRoomError(_refusal(needed, memory.host_peak, "the host", host, host, free))
 
 
-def _refusal(needed: NeededMemory, takes: int, where: str, has: int, host: int, device: int) -> str:
-    """Why a model is refused, in one line.
+def _refusal(needed: NeededMemory, takes: int, where: str, free: int, host: int, device: int) -> str:
+    """One line that says why a model is refused.
 
     Args:
-        needed: what one worker takes.
-        takes: bytes that are too many.
-        where: they would have to be.
-        has: bytes that there are.
-        host, device: bytes that there are of both; on a CPU all of them are the device's.
+        needed: Memory of one worker.
+        takes: Bytes needed in the place that is too small.
+        where: Name of that place.
+        free: Bytes free there.
+        host, device: Bytes free on the host and on the device; on a CPU all of them count as the device's.
     """
     on_device = where != "the host"
     items = needed.memory.items
@@ -145,10 +145,10 @@ def _refusal(needed: NeededMemory, takes: int, where: str, has: int, host: int, 
     named = ", ".join(f"{title} {_gigabytes(size)}" for size, title in parts if size)
     if needed.memory.loading > needed.memory.host and (host == 0 or not on_device):
         named += f", loading {_gigabytes(needed.memory.loading)} of host memory"
-    fitting = next((way for way in needed.ways if way.device <= device and way.host <= host), None)
+    fitting = next((each for each in needed.alternatives if each.device <= device and each.host <= host), None)
     advice = f"it fits with {fitting.settings}" if fitting else "none of its settings makes it fit: give it more memory"
     return (
-        f"a worker takes {_gigabytes(takes)} of memory, and {where} has {_gigabytes(has)} free ({named}); {advice}; "
+        f"a worker takes {_gigabytes(takes)} of memory, and {where} has {_gigabytes(free)} free ({named}); {advice}; "
         "`moevolve plan` has the table"
     )
 
@@ -158,45 +158,46 @@ def _gigabytes(size: int) -> str:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes that this process can still take on a device; on a CPU those of `available_host_bytes`."""
+    """Bytes that this process can still allocate on a device, or on the host if the device is a CPU."""
     if device.type != "cuda":
-        return min(available_host_bytes(), _allowed() or _UNLIMITED)
+        return min(available_host_bytes(), _device_limit() or _UNLIMITED)
     import torch
 
     free, total = torch.cuda.mem_get_info(device)
-    taken = torch.cuda.memory_allocated(device)
-    # What torch's allocator holds without using it is free to us.
-    free += torch.cuda.memory_reserved(device) - taken
-    part = int(torch.cuda.get_per_process_memory_fraction(device) * total)
-    return min(free, part - taken, (_allowed() or _UNLIMITED) - taken)
+    allocated = torch.cuda.memory_allocated(device)
+    # Memory that torch's caching allocator has reserved but doesn't use is available to this process.
+    free += torch.cuda.memory_reserved(device) - allocated
+    limit = int(torch.cuda.get_per_process_memory_fraction(device) * total)
+    return min(free, limit - allocated, (_device_limit() or _UNLIMITED) - allocated)
 
 
-def experts_room(device: torch.device, beside: int | None = None) -> int:
-    """Bytes on a device that experts may take, beside the rest of a model, which is there.
+def experts_room(device: torch.device, pass_bytes: int | None = None) -> int:
+    """Bytes that experts may take on a device that already holds the rest of the model.
 
     Args:
-        device: where the model runs.
-        beside: what passes need, if that is known.
+        device: Device of the model.
+        pass_bytes: Bytes that forward passes need; None if unknown.
     """
-    return experts_share(free_bytes(device), beside)
+    return experts_share(free_bytes(device), pass_bytes)
 
 
-def experts_share(free: int, beside: int | None) -> int:
-    """See `experts_room`: of so many free bytes."""
-    return int(_EXPERTS_SHARE * free) if beside is None else max(0, int(_SPARE * free) - beside)
+def experts_share(free: int, pass_bytes: int | None) -> int:
+    """Bytes that experts may take out of `free` bytes; see `experts_room`."""
+    return int(_EXPERTS_SHARE * free) if pass_bytes is None else max(0, int(_USABLE_SHARE * free) - pass_bytes)
 
 
 def available_host_bytes() -> int:
-    """Bytes of host memory that this process can take: what the machine has, or what its cgroup leaves it."""
-    return max(0, min(_machine(), _within_cgroup()))
+    """Bytes of host memory that this process can allocate: those free on the machine or within its cgroup's limit."""
+    limit, used = _cgroup_usage()
+    return max(0, min(_available_on_machine(), limit - used))
 
 
-def _allowed() -> int | None:
-    given = os.environ.get(CAPACITY)
-    return None if given is None else int(float(given) * 1e9)
+def _device_limit() -> int | None:
+    limit = os.environ.get(CAPACITY)
+    return None if limit is None else int(float(limit) * 1e9)
 
 
-def _machine() -> int:
+def _available_on_machine() -> int:
     try:
         lines = _MEMINFO.read_text(encoding="ascii").splitlines()
     except OSError:
@@ -204,27 +205,34 @@ def _machine() -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
 
 
-def _within_cgroup() -> int:
-    limit, used = _limit()
-    return limit - used
-
-
-def _limit() -> tuple[int, int]:
-    """The cgroup's limit and what is used of it; version 2 or 1, as a container's processes see their own."""
-    for most, used in ((_CGROUP / "memory.max", "memory.current"), (_CGROUP / "memory" / _OLD[0], _OLD[1])):
+def _cgroup_usage() -> tuple[int, int]:
+    """Memory limit and usage of this process's cgroup (version 2 or 1), in bytes."""
+    limits = (_CGROUP / "memory.max", "memory.current"), (_CGROUP / "memory" / _CGROUP_V1[0], _CGROUP_V1[1])
+    for limit_file, usage_name in limits:
         try:
-            limit, now = most.read_text(encoding="ascii").strip(), int(most.with_name(used).read_text(encoding="ascii"))
+            limit = limit_file.read_text(encoding="ascii").strip()
+            used = int(limit_file.with_name(usage_name).read_text(encoding="ascii"))
         except (OSError, ValueError):
             continue
         if limit.isdigit():
-            return int(limit), max(0, now - _cached(most.with_name("memory.stat")))
+            return int(limit), max(0, used - _page_cache(limit_file.with_name("memory.stat")))
     return _UNLIMITED, 0
 
 
-def _cached(stat: Path) -> int:
-    """Pages of files, which the kernel gives up when memory is short, though they count as used."""
+def _page_cache(stat: Path) -> int:
+    # Cached pages of files count as used, but the kernel drops them when memory runs short.
     try:
         lines = stat.read_text(encoding="ascii").splitlines()
     except OSError:
         return 0
     return sum(int(line.split()[1]) for line in lines if line.startswith(("inactive_file ", "active_file ")))
+
+
+def release_freed_memory() -> None:
+    """Return freed host memory to the system, where the C library (glibc) can.
+
+    Otherwise worker processes keep it (`moevolve.workers.contract.settings.WORKER_ENV`).
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

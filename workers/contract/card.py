@@ -1,4 +1,4 @@
-"""What an export's model card says, and what exporting reports back."""
+"""The contents of an export's model card, and the report of a finished export."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from pathlib import Path
 from typing import Literal
 
 CheckpointForm = Literal["stock", "native"]
-"""`stock` loads as a model of its family anywhere; `native` brings its modelling code."""
+"""A `stock` checkpoint loads with a model class of `transformers`; a `native` one contains its own modelling code."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportSummary:
-    """What a report and a model card say of an edited model.
+    """What the export report and the model card say about an edited model.
 
     Attributes:
-        experts: experts per layer, 0 without any.
-        active: of these, per token.
-        parameters_before: parameters of the unedited model.
-        lead: the card's first sentence, up to where it says who found the edit.
-        method: the paper's name and number.
-        tag: of the card, for the kind of edit.
-        form_note: a sentence on what the checkpoint needs to load.
-        rows: further rows of the card's table, title and value.
+        experts: Experts per MoE layer; 0 for a dense model.
+        active: Active experts per token.
+        parameters_before: Parameters of the unedited model.
+        lead: Beginning of the card's first sentence.
+        method: Name and arXiv number of the paper.
+        tag: Model card tag for the kind of edit.
+        form_note: Sentence that says what is needed to load the checkpoint.
+        rows: Further rows of the card's table, as (title, value).
     """
 
     experts: int
@@ -37,15 +37,14 @@ class ExportSummary:
 
 @dataclass(frozen=True, slots=True)
 class ExportScore:
-    """A measured score.
+    """A score measured on one task split.
 
     Attributes:
-        task: name of the task.
-        split: the split it was measured on.
-        score: the metric, in [0, 1].
-        examples: how many examples it is over.
-        low: lower end of the 95 % confidence interval, if known.
-        high: upper end, set whenever `low` is.
+        task: Name of the task.
+        split: Name of the split.
+        score: Value of the task's metric, in [0, 1].
+        examples: Number of examples scored.
+        low, high: 95 % confidence interval; both None if unknown.
     """
 
     task: str
@@ -58,18 +57,17 @@ class ExportScore:
 
 @dataclass(frozen=True, slots=True)
 class ExportCard:
-    """Provenance of an exported model.
+    """The provenance of an exported model.
 
     Attributes:
-        title: heading of the card.
-        base_model: the checkpoint it comes from, as the user named it.
-        base_fingerprint: its fingerprint.
-        search_name: name of the search.
-        search_id: its id.
-        individual: reference of the individual within it.
-        lineage: one line per ancestor, nearest first.
-        scores: measured scores, every one with its split.
-        notes: further paragraphs.
+        title: Heading of the card.
+        base_model: Unedited checkpoint, as the user named it.
+        base_fingerprint: Fingerprint of the unedited checkpoint.
+        search_name, search_id: Search that found the edit.
+        individual: Reference of the individual within its search.
+        lineage: Description of every ancestor, nearest first.
+        scores: Measured scores.
+        notes: Further paragraphs.
     """
 
     title: str
@@ -85,7 +83,7 @@ class ExportCard:
 
 @dataclass(frozen=True, slots=True)
 class CardFacts:
-    """The model's side of the card."""
+    """What the card says about the exported model itself."""
 
     summary: ExportSummary
     form: CheckpointForm
@@ -97,14 +95,14 @@ class CardFacts:
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """How far a part of a checkpoint is from the same part of the edited resident model, on the same hidden states.
+    """How much a part of a checkpoint differs from the same part of the edited resident model on equal inputs.
 
     Attributes:
-        largest: largest difference at any position, as a share of the largest value that the part adds there.
-        accepted: the same over the positions that have to agree (all of them in float32, 90 % in 16-bit dtypes, where
-            two experts can tie and the order of a sum decide between them).
-        tolerance: bound on `accepted`.
-        positions: how many positions were compared.
+        largest: Largest difference at any position, relative to the largest value that the part adds there.
+        accepted: The same over the positions that must agree: all of them in float32, 90 % in 16-bit dtypes, where two
+            experts can tie and the order of a sum decides between them.
+        tolerance: Upper bound on `accepted`.
+        positions: Number of positions compared.
     """
 
     largest: float
@@ -119,15 +117,15 @@ class Disagreement:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How far an export is from the edited resident model, part by part; see `Disagreement`.
+    """How much an export differs from the edited resident model over all parts; see `Disagreement`.
 
     Attributes:
-        max_difference: of all parts, at any position.
-        accepted_difference: of the part that differs most, over the positions that have to agree.
-        tolerance: bound on `accepted_difference`.
-        positions: how many positions every part was compared at.
-        parts: how many parts were compared: the embeddings, every decoder layer, the final norm and the output head.
-        worst_part: the one that differs most.
+        max_difference: Largest difference of any part at any position.
+        accepted_difference: Largest `Disagreement.accepted` of any part.
+        tolerance: Upper bound on `accepted_difference`.
+        positions: Number of positions at which each part was compared.
+        parts: Number of parts: embeddings, decoder layers, final norm and output head.
+        worst_part: Name of the part with the largest `accepted_difference`.
     """
 
     max_difference: float
@@ -147,13 +145,13 @@ class ExportReport:
     """A finished export.
 
     Attributes:
-        directory: the checkpoint.
-        form: `stock` loads as its family anywhere; `native` brings its modelling code.
-        experts: experts per layer.
-        active: of these, per token.
-        parameters: all parameters of the exported model.
-        size_bytes: bytes of all its files.
-        agreement: the comparison of its files with the edited model.
+        directory: Folder of the checkpoint.
+        form: See `CheckpointForm`.
+        experts: Experts per MoE layer; 0 for a dense model.
+        active: Active experts per token.
+        parameters: Number of parameters of the exported model.
+        size_bytes: Total size of the files.
+        agreement: Comparison of the files with the edited model.
     """
 
     directory: Path
@@ -166,18 +164,12 @@ class ExportReport:
 
 
 class ExportError(RuntimeError):
-    """An export that failed its verification.
+    """An export failed its verification.
 
     Attributes:
-        reason: what differs, and by how much.
+        reason: The difference that was found, as text.
     """
 
     def __init__(self, reason: str, kept: Path) -> None:
-        """Say what failed.
-
-        Args:
-            reason: what differs, and by how much.
-            kept: where the files are, for whoever wants to look at them.
-        """
         super().__init__(f"{reason}; the files are kept in {kept}, don't use them")
         self.reason = reason

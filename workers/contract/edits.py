@@ -1,4 +1,4 @@
-"""The contract of methods without torch: edits (the phenotype, all a worker knows of a genome) and calibrations."""
+"""Edits, which are all that a worker knows of a genome, and calibrations. Needs no torch."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ Tokens = tuple[int, ...]
 """Token ids of one sequence."""
 
 ROW_TOKENS = 1024
-"""Tokens of the sequences that share a row. With fewer, layers whose experts are kept on the host copy them for a few
-tokens each time, and a CPU fills most of its tiles up with zeros; with more, attention takes memory by their square."""
+"""Tokens per row when several sequences are packed into one. Fewer tokens waste transfers of experts that are kept on
+the host, and padding of matrix tiles on a CPU; more tokens take attention memory that grows with their square."""
 
 ALL_TOKENS = sys.maxsize
-"""A limit on tokens that all rows stay below."""
+"""Token limit that stands for no limit."""
 
 
 @runtime_checkable
 class Edit(Protocol):
     """A change to the resident model, made in place and reverted exactly.
 
-    Edits are frozen dataclasses of numpy arrays and plain values. Equal `phenotype_hash` means the same function of the
-    same model, so an evaluation is never repeated for it.
+    Edits are frozen dataclasses of numpy arrays and plain values. Edits with equal `phenotype_hash` turn the same model
+    into the same function, so their evaluations are shared.
     """
 
     @property
@@ -40,39 +40,39 @@ class Edit(Protocol):
 
 @runtime_checkable
 class LayeredEdit(Edit, Protocol):
-    """An edit that can tell what it does layer by layer."""
+    """An edit whose changes to the model can be compared layer by layer."""
 
     @property
     def layer_hashes(self) -> tuple[str, ...]:
-        """Of every MoE layer, or dense network, in order of depth.
+        """One hash per MoE layer, or dense feed-forward network, in order of depth.
 
-        Layers of equal position and hash compute the same on the same model, bit for bit. The position isn't part of
-        the hash, so that groups of layers edited alike show.
+        Layers with equal position and hash compute the same function of the same model, bit for bit. The position isn't
+        part of the hash, so layers that are edited alike have equal hashes.
         """
         ...
 
 
 def prefix_hashes(head: bytes, hashes: Sequence[str]) -> tuple[str, ...]:
-    """Of every layer with all layers before it, for edits whose layers depend on these."""
-    digest, found = hashlib.sha256(head), []
+    """Hash every layer together with all layers before it, for edits whose layers depend on the earlier ones."""
+    digest, prefixes = hashlib.sha256(head), []
     for each in hashes:
         digest.update(each.encode())
-        found.append(digest.hexdigest())
-    return tuple(found)
+        prefixes.append(digest.hexdigest())
+    return tuple(prefixes)
 
 
 @runtime_checkable
 class FollowUpEdit(Edit, Protocol):
-    """An edit that makes another one and goes on from there, without a change of form."""
+    """An edit that applies another edit and then changes weights further, keeping the model's structure."""
 
     @property
     def base(self) -> Edit:
-        """The one that it makes first."""
+        """The edit that is applied first."""
         ...
 
 
 def underlying(edit: Edit) -> Edit:
-    """What gives an edited model its form: the edit itself, or what it follows up."""
+    """Return the edit that determines the structure of the edited model: `edit`, or the base of a follow-up edit."""
     return underlying(edit.base) if isinstance(edit, FollowUpEdit) else edit
 
 
@@ -86,10 +86,11 @@ class IdentityEdit:
 
 
 class CalibrationRecipe(Protocol):
-    """How a calibration is made: a frozen dataclass of plain values, one class per kind.
+    """What to measure for a calibration: a frozen dataclass of plain values, one class per kind.
 
     Attributes:
-        tokens: whole prompts of the `calibration` rows with their answers are run until there are this many tokens.
+        tokens: Number of calibration tokens. Whole prompts of the `calibration` split, with their answers, are run
+            until this number is reached.
     """
 
     @property
@@ -98,10 +99,10 @@ class CalibrationRecipe(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CombinedRecipe:
-    """Several calibrations in one, each measured by itself on its own number of tokens.
+    """Several calibrations in one, each measured separately on its own number of tokens.
 
     Attributes:
-        parts: whose arrays have different names.
+        parts: Recipes of the calibrations, whose arrays have distinct names.
     """
 
     parts: tuple[CalibrationRecipe, ...]
@@ -112,13 +113,13 @@ class CombinedRecipe:
 
 
 def combined(*parts: CalibrationRecipe | None) -> CalibrationRecipe | None:
-    """One recipe for all parts that there are; None if there are none."""
+    """Combine recipes, ignoring None, into one; None if no recipe is left."""
     present = tuple(part for part in parts if part is not None)
     return CombinedRecipe(present) if len(present) > 1 else next(iter(present), None)
 
 
 def recipe_parts(recipe: CalibrationRecipe | None) -> tuple[CalibrationRecipe, ...]:
-    """The single calibrations of a recipe."""
+    """Return the recipes that a recipe combines; none for None."""
     if isinstance(recipe, CombinedRecipe):
         return recipe.parts
     return () if recipe is None else (recipe,)
@@ -126,37 +127,37 @@ def recipe_parts(recipe: CalibrationRecipe | None) -> tuple[CalibrationRecipe, .
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was measured.
+    """Arrays measured on the unedited model.
 
     Attributes:
-        arrays: by name, read-only; float32 or integers. A worker adds `tokens_run` and `seconds` (float64), see
-            `with_cost`.
+        arrays: Read-only arrays by name, float32 or integer. `with_cost` adds `tokens_run` (int64) and `seconds`
+            (float64).
     """
 
     arrays: Mapping[str, NDArray[Any]] = field(repr=False)
 
     def with_cost(self, tokens: int, seconds: float) -> Calibration:
-        """The same calibration with what it cost."""
+        """Return the same calibration with its cost recorded."""
         cost = {"tokens_run": np.array([tokens], dtype=np.int64), "seconds": np.array([seconds], dtype=np.float64)}
         return Calibration({**self.arrays, **cost})
 
     @property
     def tokens_run(self) -> int:
-        """Tokens that were run for it, per pass."""
+        """Number of tokens in one pass of the measurement."""
         return int(self.arrays["tokens_run"][0])
 
     @property
     def seconds(self) -> float:
-        """Seconds it took on its worker, loading the model left out."""
+        """Seconds that the measurement took, without loading the model."""
         return float(self.arrays["seconds"][0])
 
     def to_bytes(self) -> bytes:
-        """As a safetensors file."""
+        """Serialise to the bytes of a safetensors file."""
         return save({name: np.ascontiguousarray(array) for name, array in self.arrays.items()})
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Calibration:
-        """Inverse of `to_bytes`."""
+        """Read the result of `to_bytes`."""
         arrays = load(data)
         for array in arrays.values():
             array.flags.writeable = False
@@ -166,7 +167,7 @@ class Calibration:
 def calibration_fingerprint(
     recipe: CalibrationRecipe, model_fingerprint: str, engine_fingerprint: str, task_fingerprints: tuple[str, ...]
 ) -> str:
-    """SHA-256 (hex) of all that a calibration depends on."""
+    """SHA-256 (hex) of everything that determines a calibration."""
     content = [*_settings(recipe), model_fingerprint, engine_fingerprint, task_fingerprints]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

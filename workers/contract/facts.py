@@ -1,4 +1,4 @@
-"""What a search needs to know of a model without its weights, and counts that follow from it; torch is not needed."""
+"""Facts that a search needs about a model, without its weights, and parameter counts derived from them; no torch."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class DenseFacts:
     """The dense feed-forward networks and the attention of a model.
 
     Attributes:
-        layers: decoder layers.
-        hidden: size d of the residual stream.
-        width: neurons d_h per network.
-        gated: `down(act(gate(x)) * up(x))`, rather than `down(act(up(x)))`.
-        bias: whether the networks' linear layers have biases.
-        heads, key_value_heads: per attention.
-        head_dim: dimensions of a head.
-        rotary_dim: leading dimensions of a head that rotary position embedding turns; 0 without it.
+        layers: Number of decoder layers.
+        hidden: Size d of the residual stream.
+        width: Number of neurons d_h per feed-forward network.
+        gated: True for `down(act(gate(x)) * up(x))`, False for `down(act(up(x)))`.
+        bias: True if the linear layers of the feed-forward networks have biases.
+        heads, key_value_heads: Number of query heads and of key/value heads per layer.
+        head_dim: Dimensions of a head.
+        rotary_dim: Leading dimensions of a head that get rotary position embedding; 0 without it.
     """
 
     layers: int
@@ -37,7 +37,7 @@ class DenseFacts:
 
 @dataclass(frozen=True, slots=True)
 class LinearFacts:
-    """One linear layer within a decoder layer: its name (`layers.0.mlp.up_proj`) and sizes."""
+    """Name (such as `layers.0.mlp.up_proj`) and sizes of a linear layer within a decoder layer."""
 
     name: str
     outputs: int
@@ -47,23 +47,23 @@ class LinearFacts:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a search needs to know of a model without its weights.
+    """Facts about a model that don't need its weights.
 
     Attributes:
         family: `transformers` model type (`mixtral`, `qwen2_moe` ...).
-        fingerprint: SHA-256 (hex) identifying the checkpoint.
-        moe_layers: indices of the decoder layers that hold a MoE block, in order; empty for a dense model.
-        experts: experts n per MoE layer; 0 without any.
-        active: experts per token k; 0 without any.
-        renormalise: whether the top-k routing weights are rescaled to sum 1.
-        parameters: all parameters of the model.
-        expert_parameters: parameters of one expert of one layer.
-        router_parameters_per_expert: router parameters per expert of one layer.
-        dtype: of its parameters as loaded, `float32`, `bfloat16` or `float16`.
-        notes: particularities, for people.
-        dense: its dense feed-forward networks; None for a family where they aren't known.
-        linears: its linear layers within decoder layers, in order of depth.
-        routing: how its routers choose and weigh; None is short for softmax and top-k.
+        fingerprint: SHA-256 (hex) that identifies the checkpoint.
+        moe_layers: Indices of the decoder layers with a MoE block, ascending; empty for a dense model.
+        experts: Number n of experts per MoE layer; 0 for a dense model.
+        active: Number k of active experts per token; 0 for a dense model.
+        renormalise: True if the top-k routing weights are rescaled to sum to 1.
+        parameters: Number of parameters of the model.
+        expert_parameters: Parameters of one expert.
+        router_parameters_per_expert: Parameters of a router per expert.
+        dtype: Parameter dtype after loading: `float32`, `bfloat16` or `float16`.
+        notes: Particularities of the model, as text for users.
+        dense: Dense feed-forward networks of a dense model; None for other models.
+        linears: Linear layers within the decoder layers, in order of depth.
+        routing: Routing rule; None for softmax and top-k.
     """
 
     family: str
@@ -83,23 +83,23 @@ class ModelFacts:
 
     @property
     def dtype_bytes(self) -> int:
-        """Bytes per parameter as loaded."""
+        """Bytes per parameter after loading."""
         return DTYPE_BYTES[self.dtype]
 
     @property
     def rule(self) -> RoutingRule:
-        """How its routers choose and weigh experts."""
+        """Rule by which the routers choose and weight experts."""
         return self.routing or RoutingRule(self.renormalise)
 
 
 def parameters_after(facts: ModelFacts, retained: int, native: bool = False) -> int:
-    """Parameters of the model with n' experts per MoE layer.
+    """Number of parameters of the model with n' experts per MoE layer.
 
     Args:
-        facts: the unedited model.
-        retained: experts n' per MoE layer.
-        native: count the form that keeps the whole router and an [n', n] mapping beside it (continuous mappings of the
-            softmax), rather than a router of n' rows.
+        facts: Facts about the unedited model.
+        retained: Number n' of experts per MoE layer.
+        native: Count the form that keeps the whole router and adds an [n', n] mapping (for continuous mappings of the
+            softmax) instead of a router with n' rows.
     """
     dropped = facts.experts - retained
     per_layer = -dropped * facts.expert_parameters
@@ -108,6 +108,6 @@ def parameters_after(facts: ModelFacts, retained: int, native: bool = False) -> 
 
 
 def active_parameters(facts: ModelFacts, retained: int, active: int, native: bool = False) -> int:
-    """Parameters a token passes through with n' experts retained and k active: all but the experts not chosen."""
+    """Number of parameters that a token uses with n' experts per layer and k of them active."""
     idle = (retained - active) * facts.expert_parameters
     return parameters_after(facts, retained, native) - len(facts.moe_layers) * idle

@@ -1,4 +1,4 @@
-"""What fits of edits are told, without torch: on which tokens, and which neurons to take."""
+"""Settings and calibration tokens of closed-form fits. Needs no torch."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 from moevolve.workers.contract.edits import Tokens
 
 RowsUse = Literal["repair", "skipping"]
-"""`repair`: what is kept is fitted. `skipping`: thresholds of dynamic skipping are."""
+"""What the tokens are for: fitting output projections (`repair`) or thresholds of dynamic skipping (`skipping`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowsRecipe:
-    """Which tokens edits are fitted on: the calibration prompts, whole ones up to a number of tokens.
+    """Recipe for the token sequences that edits are fitted on: whole calibration prompts.
 
     Attributes:
-        tokens: about this many.
-        use: what for; one calibration may hold rows for several uses.
+        tokens: Approximate number of tokens.
+        use: Purpose of the tokens; one calibration may hold sequences for several purposes.
     """
 
     tokens: int
@@ -36,8 +36,8 @@ class FitRows:
     """Token sequences that an edit is fitted on.
 
     Attributes:
-        tokens: of all sequences, one after the other, int32 [tokens].
-        lengths: of the sequences, int32 [sequences].
+        tokens: Concatenated token ids of all sequences, int32 [tokens].
+        lengths: Lengths of the sequences, int32 [sequences].
     """
 
     tokens: NDArray[np.int32] = field(repr=False)
@@ -45,16 +45,16 @@ class FitRows:
 
     @classmethod
     def of(cls, arrays: Mapping[str, NDArray[Any]], use: RowsUse = "repair") -> FitRows:
-        """From a calibration of `RowsRecipe`."""
+        """Take the sequences out of the arrays of a calibration made from a `RowsRecipe`."""
         return cls(arrays[f"{use}_tokens"], arrays[f"{use}_lengths"])
 
     @property
     def sequences(self) -> list[Tokens]:
-        """All of them."""
+        """All sequences."""
         return self.first(len(self.tokens))
 
     def first(self, limit: int) -> list[Tokens]:
-        """The first sequences that together have at most `limit` tokens, one at least."""
+        """Return the first sequences that together have at most `limit` tokens, but at least one."""
         ends = np.cumsum(self.lengths)
         taken = max(1, int(np.searchsorted(ends, limit, side="right")))
         parts = np.split(self.tokens, ends[:taken])[:taken]
@@ -62,7 +62,7 @@ class FitRows:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of the tokens and where sequences end."""
+        """SHA-256 (hex) of the tokens and the lengths of the sequences."""
         digest = hashlib.sha256(self.lengths.astype("<i4").tobytes())
         digest.update(self.tokens.astype("<i4").tobytes())
         return digest.hexdigest()
@@ -70,25 +70,25 @@ class FitRows:
 
 @dataclass(frozen=True, slots=True)
 class NeuronRecipe:
-    """How slots are filled with neurons of all experts, before they are fitted.
+    """How the neurons of each kept expert are selected from all experts of its layer before the fit.
+
+    A neuron's importance to a kept expert is the product of three sizes, each raised to its own exponent.
 
     Attributes:
-        routing: exponent of the slot's routing weight in what a neuron is worth to it.
-        activation: of the neuron's activation times its own expert's routing weight.
-        output: of the length of its output.
-        shared: whether a neuron may stand in several slots.
-        candidates: so many times the neurons that a slot has room for are shortlisted by worth; those go of them whose
-            loss a fit makes up for best. 1 takes the worthiest.
-        router: `fitted`, each slot stands for a group of experts, and its router row is fitted to their routing mass;
-            `kept`, rows stay what the edit made of them. They stay, too, where a stock router has no such rows
-            (`moevolve.workers.methods.eep.outputs`).
-        width_slope: how much wider the kept experts of the last layer are than an original expert, as a share of its
-            width, and how much narrower those of the first; see `widths`. With 0 all layers keep the experts'
-            width, and exports stay stock.
+        routing: Exponent of the kept expert's routing weight.
+        activation: Exponent of the neuron's activation times the routing weight of its original expert.
+        output: Exponent of the norm of the neuron's output vector.
+        shared: Allow a neuron in several kept experts.
+        candidates: Size of the shortlist of most important neurons, as a multiple of the neurons to keep. Those whose
+            loss the fit compensates best are removed from it; 1 keeps the most important neurons.
+        router: `fitted`: each kept expert stands for a group of experts, and its router row is fitted to the group's
+            total routing weight. `kept`: router rows stay as the edit made them, as they do wherever a stock router has
+            no such rows (`moevolve.workers.methods.eep.outputs`).
+        width_slope: Width added to the kept experts of the last layer and taken from those of the first, as a share of
+            an original expert's width; see `widths`. At 0 all layers keep the original width, and exports stay stock.
 
     Raises:
-        ValueError: an exponent is negative, there are too few candidates, the router's rows are neither, or the
-            width_slope leaves a layer without neurons.
+        ValueError: A setting is out of its range.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -112,17 +112,17 @@ class NeuronRecipe:
             raise ValueError(f"a width_slope of widths must be between -1 and 1, not {self.width_slope}")
 
     def widths(self, layers: int, experts: int, retained: int, width: int) -> tuple[int, ...]:
-        """Neurons of a slot, layer by layer; over all layers as many as experts have.
+        """Number of neurons of a kept expert in every layer; their mean over the layers is `width`.
 
-        They rise linearly with depth, in steps of a power of 2 that matrix products like: up to 64, and at least 8,
-        where so many divide `width`. No layer gets more than its experts have for all of its slots, or less than a
-        step; the width_slope is as much smaller.
+        The widths rise linearly with depth, in steps of a power of 2 that divides `width`: at most 64, and at least 8
+        where possible. The slope is reduced where a layer would need more neurons than its experts have, or less than
+        one step.
 
         Args:
-            layers: MoE layers.
-            experts: n.
-            retained: n'.
-            width: neurons of an expert.
+            layers: Number of MoE layers.
+            experts: Number n of experts per layer.
+            retained: Number n' of kept experts per layer.
+            width: Neurons of an original expert.
         """
         step = max(each for each in (1, 2, 4, 8, 16, 32, 64) if width % each == 0 and (each <= 8 or 8 * each <= width))
         units = width // step

@@ -1,4 +1,4 @@
-"""Typed messages between the driver and the workers. They flow one way each: requests down, replies up."""
+"""Messages between the driver and its workers: requests, replies and faults."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from moevolve.evaluators.types import SplitRef, SplitResult
 from moevolve.workers.contract.edits import Edit
 
 FailureKind = Literal["candidate", "worker", "timeout"]
-"""Whose fault a failure is. `candidate`: the edit's own (an exception, numbers that aren't finite), wherever tried.
-`worker`: its workers died or had to be retired, again and again. `timeout`: it ran past the limit."""
+"""Cause of a failed evaluation. `candidate`: the edit itself, on any worker (an exception, numbers that aren't finite).
+`worker`: the workers that evaluated it died or were retired again and again. `timeout`: it exceeded the time limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRequest:
-    """Score one edit on some prepared splits.
+    """Request to score an edit on prepared splits.
 
     Attributes:
-        edit: what to do to the resident model.
-        splits: where to score it, in order.
-        experts, active, parameters: of the model that the edit makes, for the record; None for the full model.
-        ticket: the key of a request that is under way; its reply carries it back, so a repeated reply is harmless.
+        edit: Edit to apply to the resident model.
+        splits: Splits to score, in order.
+        experts, active, parameters: Sizes of the edited model, for the record; None for the full model.
+        ticket: Identifier of the request. The reply carries it, so that a duplicate reply can be recognised.
     """
 
     edit: Edit
@@ -34,29 +34,30 @@ class EvaluationRequest:
 
     @property
     def fingerprints(self) -> tuple[str, ...]:
-        """Of the splits, in order."""
+        """Fingerprints of the splits, in order."""
         return tuple(split.fingerprint for split in self.splits)
 
     @property
     def key(self) -> tuple[str, tuple[str, ...]]:
-        """What is asked: requests of equal key have equal answers."""
+        """Content of the request: requests with equal keys have equal results."""
         return self.edit.phenotype_hash, self.fingerprints
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationReply:
-    """What a worker found, or why there is nothing.
+    """Results of an evaluation, or the reason why it failed.
 
     Attributes:
-        ticket: of the request.
-        results: by the fingerprint of the split, in order; those before the one it failed on where it failed.
-        failure: the reason it failed, else None.
-        seconds: in all, the edit included.
-        worker: who did it (for the record only).
-        kind: whose fault the failure is.
-        failed_on: fingerprints of the splits that a candidate's own failure is about; those that are neither here nor
-            among the results were not tried.
-        attempts: how many tries it took; the pool counts them.
+        ticket: Identifier of the request.
+        results: Results by fingerprint of the split, in order. A failed evaluation has those of the splits before the
+            one that failed.
+        failure: Reason of the failure; None on success.
+        seconds: Total time, including applying the edit.
+        worker: Name of the worker, for the record.
+        kind: Cause of the failure.
+        failed_on: Fingerprints of the splits that failed through the candidate's fault. Splits neither here nor in
+            `results` were not tried.
+        attempts: Number of tries, counted by the pool.
     """
 
     ticket: str
@@ -71,12 +72,12 @@ class EvaluationReply:
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """Where a worker runs.
+    """Location of a worker.
 
     Attributes:
-        name: host and process.
-        node: of Ray; empty without.
-        device: where its model's inputs go.
+        name: Host name and process id, `HOST/PID`.
+        node: Id of the Ray node; empty without Ray.
+        device: Device of the model's inputs.
     """
 
     name: str
@@ -85,4 +86,4 @@ class WorkerInfo:
 
 
 class WorkerFault(Exception):
-    """The worker, not the candidate, is at fault: it is retired, and the candidate evaluated again elsewhere."""
+    """A failure of the worker, not of the candidate: the worker is retired and the candidate evaluated elsewhere."""

@@ -1,7 +1,7 @@
-"""What a method works on and what it must offer: everything that workers need to know of one kind of edit.
+"""The interface between workers and methods: what a method gets, and what it provides for its kind of edit.
 
-A method stands in its own folder, and in one line of `moevolve.workers.methods.registry`. It knows nothing of those
-who call it: a resident model is to it what `Resident` says.
+A method is a folder of `workers/methods` and one line in `moevolve.workers.methods.registry`. It knows a resident model
+only as `Resident`.
 """
 
 from __future__ import annotations
@@ -27,22 +27,23 @@ if TYPE_CHECKING:
 
 
 def host_tensor(array: NDArray[Any]) -> Tensor:
-    """A host tensor over `array`, copied only where torch can't take it: arrays that Ray delivers are read-only."""
+    """Wrap an array in a host tensor, copying it only if it is read-only or not contiguous."""
+    # Arrays that Ray delivers are read-only.
     return torch.from_numpy(np.require(array, requirements=["C", "W"]))
 
 
 @dataclass(frozen=True)
 class ModelParts:
-    """A resident model's parts, as loaded.
+    """A resident model and its parts, unedited.
 
     Attributes:
-        model: the whole.
-        moe_layers: its MoE layers, in order of depth.
-        dense_layers: its dense feed-forward networks, in order of depth.
-        device: where the model runs, when it isn't spread over several devices.
-        on_host: whether the original experts stay in host memory.
-        beside: bytes on the device that passes need beside weights and experts; None if that isn't known.
-        applicator: the applicator of another kind of edits, for one that stands on it.
+        model: Whole model.
+        moe_layers: MoE layers, in order of depth; empty for a dense model.
+        dense_layers: Dense feed-forward networks, in order of depth; empty for a mixture of experts.
+        device: Device of the model, unless it is spread over several.
+        on_host: True if the original experts stay in host memory.
+        pass_bytes: Device memory that forward passes need besides weights and experts, in bytes; None if unknown.
+        applicator: Returns the applicator of another edit type, for edits that build on it.
     """
 
     model: PreTrainedModel = field(repr=False)
@@ -50,7 +51,7 @@ class ModelParts:
     dense_layers: tuple[DenseLayer, ...] = field(repr=False)
     device: torch.device
     on_host: bool
-    beside: int | None
+    pass_bytes: int | None
     applicator: Callable[[type], Applicator] = field(repr=False)
 
 
@@ -59,96 +60,97 @@ class Resident(Protocol):
 
     @property
     def model(self) -> PreTrainedModel:
-        """The `transformers` model, in eval mode, as it is edited now."""
+        """The `transformers` model in eval mode, with the current edit."""
         ...
 
     @property
     def config(self) -> ModelConfig:
-        """How it was loaded."""
+        """Settings that the model was loaded with."""
         ...
 
     @property
     def layers(self) -> tuple[MoELayer, ...]:
-        """Handles of its MoE layers as loaded; empty for a dense model."""
+        """Handles of the original MoE layers; empty for a dense model."""
         ...
 
     @property
     def dense_layers(self) -> tuple[DenseLayer, ...]:
-        """Handles of its dense feed-forward networks as loaded; empty for a model of experts."""
+        """Handles of the original dense feed-forward networks; empty for a mixture of experts."""
         ...
 
     def original_experts(self, ordinal: int) -> Mapping[str, Tensor]:
-        """The experts of a MoE layer as they were loaded, by name, wherever they are kept; not to be changed."""
+        """Original experts of a MoE layer; see `ExpertsOwner.original_experts`."""
         ...
 
     def rows(self, sequences: Sequence[Tokens]) -> list[tuple[Tokens, ...]]:
-        """Divide sequences, in their order, into rows that `run` takes: several short ones share a row."""
+        """Divide sequences, in order, into rows for `run`, packing short sequences into one row."""
         ...
 
     def run(self, row: Sequence[Tokens]) -> None:
-        """Run the sequences of one row up to the output layer, for what hooks see of them; call it in inference mode.
+        """Run the sequences of one row through the decoder, without the output head, so that hooks can observe it.
 
-        Hooks see [1, tokens, ...] of all sequences, one after the other. No sequence attends to another.
+        Hooks see the concatenated sequences as [1, tokens, ...]. No sequence attends to another. Must be called in
+        inference mode.
         """
         ...
 
 
 class Applicator(Protocol):
-    """Makes one kind of edit on a resident model. Constructed once from its `ModelParts`, while it is unedited."""
+    """Applies one kind of edit to a resident model. It is constructed once, from the parts of the unedited model."""
 
     def apply(self, edit: Edit) -> None:
-        """Make `edit` in place, over whatever edit of this kind was made before.
+        """Apply `edit` in place, replacing any earlier edit of this kind.
 
         Raises:
-            CandidateError: the edit's values are at fault.
-            UserError: the edit doesn't fit this model.
+            CandidateError: The edit has invalid values.
+            UserError: The edit doesn't fit this model.
         """
         ...
 
     def revert(self) -> None:
-        """Bring back the unedited model, bit for bit."""
+        """Restore the unedited model, bit for bit."""
         ...
 
 
 @runtime_checkable
 class ReportingApplicator(Applicator, Protocol):
-    """An applicator that has something to tell of how an edit came out on this model."""
+    """An applicator that can report details of the applied edit."""
 
     def report(self) -> tuple[tuple[str, str], ...]:
-        """Of the edit that is on the model: titles and values, for a table."""
+        """Details of the applied edit as rows of a table, (title, value)."""
         ...
 
     def arrays(self) -> Mapping[str, NDArray[Any]]:
-        """What of it is too long for a table, by name: kept beside a checkpoint, in `neurons.npz`."""
+        """Details that are too long for a table, by name; exports save them as `neurons.npz`."""
         ...
 
 
 @runtime_checkable
 class ExpertsOwner(Applicator, Protocol):
-    """An applicator that takes over the experts of MoE layers, and may keep them elsewhere."""
+    """An applicator that takes over the experts of the MoE layers and may keep the originals elsewhere."""
 
     def original_experts(self, ordinal: int) -> Mapping[str, Tensor]:
-        """The experts of a MoE layer as they were loaded, fused, by name, wherever they are kept; not to be changed.
+        """Original fused experts of a MoE layer by tensor name, on the device or host; they must not be modified.
 
         Args:
-            ordinal: number of the layer among the MoE layers.
+            ordinal: Number of the layer among the MoE layers, from 0.
         """
         ...
 
 
 Calibrator = Callable[[Resident, Sequence[Tokens], Any], Calibration]
-"""Measures an unedited resident model on token sequences, as a recipe says."""
+"""Measures an unedited resident model on token sequences, following a recipe."""
 
 
 @dataclass(frozen=True)
 class Blueprint:
-    """An exported model that isn't in memory.
+    """A model to be exported, without its tensors in memory.
 
     Attributes:
-        model: on the meta device, with the config that is to be written, its tensors shared that are.
-        layer: the tensors of one of its decoder layers, by their names within it, each made when it is asked for: none
-            is kept while the next one is made. Experts are fused, as the model has them. Outside the decoder layers it
-            has the resident model's tensors.
+        model: Model on the meta device with the config to be written; tied tensors are tied.
+        layer: Yields the tensors of the decoder layer with a given index as (name within the layer, tensor), with
+            experts fused. Each tensor is created on demand and none is kept. Tensors outside the decoder layers are
+            the resident model's.
     """
 
     model: PreTrainedModel = field(repr=False)
@@ -156,75 +158,74 @@ class Blueprint:
 
 
 class Exporter(Protocol):
-    """Makes checkpoints of one kind of edit."""
+    """Exports checkpoints for one kind of edit."""
 
     def obstacle(self, resident: Resident, edit: Edit) -> str | None:
-        """Why no class of `transformers` computes the same as the edited model; None where a stock checkpoint is exact.
+        """Reason why no model class of `transformers` computes the edited model; None if a stock checkpoint is exact.
 
         Args:
-            resident: with `edit` applied, and maybe what follows it up.
-            edit: of this kind.
+            resident: Model with `edit`, or a `FollowUpEdit` of it, applied.
+            edit: Edit of this exporter's kind.
 
         Raises:
-            UserError: the edit has no checkpoint of any form.
+            UserError: The edit can't be exported in any form.
         """
         ...
 
     def summary(self, resident: Resident, edit: Edit, form: CheckpointForm) -> ExportSummary:
-        """What is to be said of the resident model with `edit` applied."""
+        """Describe the resident model with `edit` applied."""
         ...
 
     def build(self, resident: Resident, edit: Edit, form: CheckpointForm, directory: Path) -> Blueprint:
-        """The model to write.
+        """Build the model to write.
 
         Args:
-            resident: with `edit` applied, and maybe what follows it up (`FollowUpEdit`),
-                so weights are taken as they are now; tensors are shared with it where they can be.
-            edit: of this kind.
-            form: see `CheckpointForm`.
-            directory: where the checkpoint goes; the native form's modelling code is written into it here.
+            resident: Model with `edit`, or a `FollowUpEdit` of it, applied. Its current weights are exported, and
+                tensors are shared with it where possible.
+            edit: Edit of this exporter's kind.
+            form: See `CheckpointForm`.
+            directory: Folder of the checkpoint, into which the native form's modelling code is written.
         """
         ...
 
 
 RoutingReader = Callable[[Any, tuple[Any, ...], Any], tuple[Tensor, Tensor]]
-"""Reads a router's choices off a forward pass: from a module, its inputs and its output to which experts the tokens
-chose, 0 or 1 [tokens, E], and by what outputs are scaled, [tokens, E]."""
+"""Reads a routing decision from a module, its inputs and its output. Returns the chosen experts, 0 or 1 [tokens, E],
+and the factors on their outputs, [tokens, E]."""
 
 
-def _as_counted(layer: RoutedLayer, position: int, edit: Any) -> RoutedLayer:
+def _unchanged(layer: RoutedLayer, position: int, edit: Any) -> RoutedLayer:
     return layer
 
 
-def _none_mixed(decoder: nn.Module, edit: Any) -> tuple[MixedLayer, ...]:
+def _no_mixed_layers(decoder: nn.Module, edit: Any) -> tuple[MixedLayer, ...]:
     return ()
 
 
 @dataclass(frozen=True)
 class UsageReaders:
-    """How a method's part is read when a model's experts are watched at work.
+    """How the expert usage of models with an edit of this method is read.
 
     Attributes:
-        routing: by the type of module that routes in a layer, how its choices are read. Modules are watched whatever
-            edit the model has.
-        described: a layer of experts with what an edit of this method says of them. Takes the counted layer, its
-            number among the watched layers, and the edit.
-        mixed: the block-mixed linear layers of a decoder that has an edit of this method.
+        routing: Reader of the routing decision by type of the routing module. It applies whatever edit the model has.
+        described: Adds what the edit says about the experts to a counted layer. Its arguments are the counted layer,
+            the layer's number among the counted layers, and the edit.
+        mixed: Reads the block-mixed linear layers from an edited decoder. Its arguments are the decoder and the edit.
     """
 
     routing: Mapping[type[nn.Module], RoutingReader] = field(default_factory=dict)
-    described: Callable[[RoutedLayer, int, Any], RoutedLayer] = _as_counted
-    mixed: Callable[[nn.Module, Any], tuple[MixedLayer, ...]] = _none_mixed
+    described: Callable[[RoutedLayer, int, Any], RoutedLayer] = _unchanged
+    mixed: Callable[[nn.Module, Any], tuple[MixedLayer, ...]] = _no_mixed_layers
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleUse:
-    """What a token does with a module's own part; see `moevolve.workers.profiling.costs`.
+    """What a token uses of a module; see `moevolve.workers.profiling.costs`.
 
     Attributes:
-        idle: parameters that it passes by.
-        products: entries of matrices that it multiplies with.
-        inner: which modules within are still to be looked at.
+        idle: Number of parameters that the token doesn't use.
+        products: Number of entries of the matrices that the token is multiplied with.
+        inner: Submodules that are not included and must be counted separately.
     """
 
     idle: int
@@ -234,18 +235,19 @@ class ModuleUse:
 
 @dataclass(frozen=True)
 class Method:
-    """One kind of edit, and all that workers can do with it.
+    """One kind of edit and everything that workers can do with it.
 
     Attributes:
-        edit: the type of its edits; a method is found by it.
-        applicator: makes what applies them to a model.
-        owns_experts: whether that is an `ExpertsOwner`. It is made when a model of experts is loaded, before any edit
-            and before the model is placed; unedited models of experts are exported as this method's. One method is.
-        exporter: makes checkpoints of them; None refuses to. Edits that follow up others have the others'.
-        calibrators: by the type of recipe, what measures a model for genomes of this kind.
-        usage: how its part is read when a model is watched.
-        module_uses: by class name, what a token does with a module of its native checkpoints (`native.py.jinja`) that
-            has matrices of its own, from the module and the model's config.
+        edit: Type of the edits, by which the method is found.
+        applicator: Creates the applicator for a model.
+        owns_experts: True for the one method whose applicator is an `ExpertsOwner`. That applicator is created when a
+            mixture of experts is loaded, before the model is moved to its device and before any edit. Unedited
+            mixtures of experts are exported by this method.
+        exporter: Exporter of the edits; None if they can't be exported. A `FollowUpEdit` uses its base's exporter.
+        calibrators: Calibrator by type of recipe.
+        usage: Readers of the expert usage.
+        module_uses: Function from (module, model config) to `ModuleUse`, by class name of modules that hold matrices
+            in native checkpoints (`native.py.jinja`).
     """
 
     edit: type

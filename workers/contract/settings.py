@@ -1,4 +1,4 @@
-"""Frozen settings of model loading and evaluation; those that can change a score are fingerprinted."""
+"""Settings of model loading and evaluation. Those that can change a score are part of fingerprints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge, MinLen
 
 _STRICT = {"extra": "forbid"}
-"""For configurations that are read with pydantic: unknown keys are refused."""
+"""Makes pydantic refuse unknown keys."""
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -21,27 +21,27 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Which checkpoint is searched and how a worker holds it.
+    """The checkpoint that is searched, and how a worker loads it.
 
     Attributes:
-        path: local directory or hub id of a `transformers` checkpoint.
-        revision: hub revision, if any.
-        dtype: parameter dtype on the worker: `auto` for the checkpoint's own (of a quantised one, `bfloat16`),
-            `float32`, `bfloat16` or `float16`.
-        device: `auto` (CUDA when the worker was given a GPU, else CPU), `cpu` or `cuda`.
+        path: Local directory or hub id of a `transformers` checkpoint.
+        revision: Hub revision; None for the default branch.
+        dtype: Parameter dtype on the worker: `float32`, `bfloat16`, `float16`, or `auto` for the checkpoint's own
+            (`bfloat16` for a quantised one).
+        device: `cpu`, `cuda`, or `auto` for CUDA if the worker has a GPU, else the CPU.
         device_map: `transformers` device map (`auto`, `balanced` ...) to spread one model over several GPUs.
-        originals: where the original experts stay: on the `device`, or in pinned `host` memory when the device has no
-            room for them beside those that candidates run on. As many layers as fit keep what they run on, originals or
-            candidates' experts, on the device; the others' is copied from the host in every pass.
-        experts_implementation: `transformers` experts backend (`grouped_mm`, `batched_mm`, `eager`).
-        attn_implementation: `transformers` attention backend (`sdpa`, `eager` ...); a family whose attention has no
-            sdpa form runs `eager` in its place.
-        trust_remote_code: whether modelling code in the checkpoint may run.
-        own_dtype: what `dtype: auto` stands for. Setting up a search fills it in for tables that are made without the
-            checkpoint, like `revision`; whatever loads the model asks the checkpoint.
+        originals: Memory for the original experts: the `device`, or pinned `host` memory if the device can't hold them
+            in addition to the experts that a candidate runs on. As many layers as fit then keep their current experts
+            on the device; those of other layers are copied from the host in every forward pass.
+        experts_implementation: `transformers` experts backend.
+        attn_implementation: `transformers` attention backend (`sdpa`, `eager` ...). Families without an sdpa
+            implementation run `eager` instead of `sdpa`.
+        trust_remote_code: Allow modelling code in the checkpoint to run.
+        own_dtype: Dtype that `auto` stands for. Setting up a search records it, like `revision`, for reports that are
+            made without the checkpoint; loading a model reads it from the checkpoint instead.
 
     Raises:
-        ValueError: settings exclude each other.
+        ValueError: `originals: host` and `device_map` are both set.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
@@ -59,7 +59,7 @@ class ModelConfig:
 
     @property
     def parameter_dtype(self) -> str:
-        """What parameters are held in; `auto` as long as nobody has asked the checkpoint."""
+        """Parameter dtype, or `auto` if it hasn't been read from the checkpoint yet."""
         return self.own_dtype or "auto" if self.dtype == "auto" else self.dtype
 
     def __post_init__(self) -> None:
@@ -75,15 +75,16 @@ class EngineConfig:
     """How prompts are batched and run.
 
     Attributes:
-        batch_tokens: upper bound on tokens in one forward pass; what its prompts begin alike with counts once.
-        threads: torch intra-op threads per worker, a fixed number: a score doesn't depend on the machine's load.
-        max_prompt_tokens: longer prompts keep their head and their last `tail_tokens` tokens; None keeps all.
-        tail_tokens: how many closing tokens survive the truncation (question and `Answer:` stand at the end).
-        chat_template: what prompts are wrapped in: `auto` for the tokenizer's own chat template, if it has one, `none`
-            for nothing, or a name (see `moevolve.workers.engine.chat`).
-        date: what chat templates that print today's date are told instead, so that a prompt is the same on every day.
-        matmul_backend: library for float32 matrix products on a CPU: `torch` (MKL), `onednn`, or `auto`, the one that
-            is faster on this make of processor (see `moevolve.kernels.products`).
+        batch_tokens: Upper bound on the tokens of one forward pass, in which a shared prefix counts once.
+        threads: Intra-op threads of torch per worker. The number is fixed, so that scores don't depend on the machine.
+        max_prompt_tokens: Maximum length of a prompt; longer ones keep their head and their last `tail_tokens` tokens.
+            None keeps prompts whole.
+        tail_tokens: Tokens kept from the end of a truncated prompt, where question and `Answer:` stand.
+        chat_template: Chat template around prompts: `auto` for the tokenizer's own template if it has one, `none`, or
+            the name of a template (see `moevolve.workers.engine.chat`).
+        date: Date given to chat templates that print today's date, so that prompts are the same on every day.
+        matmul_backend: Library for float32 matrix products on a CPU: `torch` (MKL), `onednn`, or `auto` for the faster
+            one on this processor (see `moevolve.kernels.products`).
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
@@ -106,15 +107,15 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class Shortcuts:
-    """Ways to compute less for the same result; on unless somebody wants to see what they save.
+    """Optimisations that don't change results. Searches use all of them; benchmarks turn them off to measure them.
 
-    None of them changes a score, so they are no part of any fingerprint. On a CPU that is so by construction (see
-    `moevolve.kernels.products`), elsewhere up to last digits; searches always take all of them.
+    They aren't part of any fingerprint. On a CPU results are equal by construction (see `moevolve.kernels.products`),
+    on other devices up to the last digits.
 
     Attributes:
-        draft: read greedy tokens off the pass over the gold answer, instead of decoding all of them step by step.
-        lean: leave out feed-forward work that nobody reads (`moevolve.workers.engine.lean`).
-        prefixes: run beginnings that sequences have in common once (`moevolve.workers.engine.columns`).
+        draft: Read greedy tokens off the pass over the gold answer instead of decoding them one by one.
+        lean: Skip feed-forward computations whose outputs aren't read (`moevolve.workers.engine.lean`).
+        prefixes: Run prefixes that sequences share once (`moevolve.workers.engine.columns`).
     """
 
     draft: bool = True
@@ -132,11 +133,11 @@ WORKER_ENV: Mapping[str, str] = MappingProxyType(
         "TOKENIZERS_PARALLELISM": "false",
     }
 )
-"""Environment of a worker process; read when it starts, so it must be set by whoever starts it.
+"""Environment variables of a worker process, which must be set before it starts.
 
-A forward pass allocates and frees the same activations again and again. glibc by default gives large blocks back to
-the kernel at once, and every following pass pays for page faults and zeroing. With both thresholds out of reach freed
-memory stays with the process. Other C libraries ignore the variables. `configure_runtime` sets the threads.
+A forward pass allocates and frees the same activations again and again. By default glibc returns large blocks to the
+kernel at once, so every pass pays for page faults and zeroing. With these thresholds freed memory stays with the
+process. Other C libraries ignore the variables.
 """
 
 
@@ -148,16 +149,13 @@ PACKAGED_TEMPLATES = {
         "{% else %}{{ raise_exception('no system prompt') }}{% endif %}{% endfor %}"
     ),
 }
-"""Chat templates by name, for tokenizers that have none of that name. `mixtral` is what the authors of EEP wrap prompts
-in (their released configurations of Mixtral-8x7B-Instruct): no white space at the marks; Mixtral's own has some."""
+"""Chat templates by name, for tokenizers without a template of that name. `mixtral` is the one that the authors of EEP
+use for Mixtral-8x7B-Instruct; unlike Mixtral's own it has no white space around `[INST]` and `[/INST]`."""
 
 
 def engine_fingerprint(model: ModelConfig, engine: EngineConfig) -> str:
-    """SHA-256 (hex) of the settings that can change the last digits of a score, the checkpoint itself excepted.
-
-    With a chat template that comes with the project goes its text; a tokenizer's own is part of the checkpoint, and so
-    is the dtype that `auto` stands for.
-    """
+    """SHA-256 (hex) of the settings that can change the last digits of a score, without the checkpoint itself."""
+    # The tokenizer's own chat template and dtype are part of the checkpoint; the text of a packaged template isn't.
     settings = asdict(model) | asdict(engine)
     for where in ("path", "revision", "own_dtype"):
         del settings[where]

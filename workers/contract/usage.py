@@ -1,7 +1,7 @@
-"""What an analysis of a model's experts is: counts per layer, as frozen values that cross process borders.
+"""Expert usage: how often a model's experts are chosen, layer by layer.
 
-EEP (arXiv 2407.00945, Sec. 5.6 and App. D.6; Fig. 4, 6 and 7) looks at how often each expert is activated, at the
-routing weights that it accumulates, and at which experts are activated together, before and after pruning.
+EEP (arXiv 2407.00945, Sec. 5.6 and App. D.6; Fig. 4, 6 and 7) reports how often each expert is activated, its summed
+routing weights, and which experts are activated together, before and after pruning.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ def _real_numbers(given: Any) -> NDArray[np.float64]:
     return np.asarray(given, np.float64)
 
 
-# JSON has arrays as lists.
+# Arrays are lists in JSON.
 _AS_LISTS = PlainSerializer(lambda array: array.tolist())
 WholeNumbers = Annotated[NDArray[np.int64], PlainValidator(_whole_numbers), _AS_LISTS]
 RealNumbers = Annotated[NDArray[np.float64], PlainValidator(_real_numbers), _AS_LISTS]
+
 WORDS = 24
-"""Kinds of tokens of which it is counted which experts they choose (ToMoE, arXiv 2501.15316, Tab. 4, 8 and 9)."""
+"""Number of most frequent tokens whose experts are counted separately (ToMoE, arXiv 2501.15316, Tab. 4, 8 and 9)."""
 
 
 @dataclass(frozen=True, slots=True)
 class UsageRequest:
-    """Watch one edit's experts on a prepared split.
+    """Request to count the expert usage of an edited model on a prepared split.
 
     Attributes:
-        edit: what to do to the resident model.
-        tokens: stop after the prompt that reaches this many tokens; None runs them all.
+        edit: Edit to apply to the resident model.
+        tokens: Number of tokens after which counting stops, at the end of a prompt; None counts all prompts.
     """
 
     edit: Edit
@@ -47,18 +48,18 @@ class UsageRequest:
 
 @dataclass(frozen=True, slots=True)
 class RoutedLayer:
-    """How the tokens of one layer were routed among its E experts.
+    """How tokens were routed among the E experts of one layer.
 
     Attributes:
-        layer: index of the decoder layer.
-        counts: tokens that chose each expert and, with dynamic skipping, didn't skip it, int64 [E].
-        weights: what each expert's outputs were scaled by, summed over the tokens that chose it, float64 [E]: routing
-            weights in MoE layers, the output scale in divided networks. Masked networks scale nothing; theirs are the
-            router's softmax, summed over all tokens.
-        together: tokens counted for both of two experts, int64 [E, E]; `counts` on the diagonal.
-        origins: of EEP's new experts, the original one that each has the largest coefficient of; empty elsewhere.
-        by_word: tokens that chose each expert, of each of the usage's `words`, int64 [words, E].
-        neurons: of one expert, of all experts' union, and of the whole network; empty where experts are whole networks.
+        layer: Index of the decoder layer.
+        counts: Number of tokens that chose each expert and, with dynamic skipping, didn't skip it, int64 [E].
+        weights: Sum of the factors on each expert's outputs over the tokens that chose it, float64 [E]: the routing
+            weight in MoE layers, the output scale in FactorLLM's networks. ToMoE's masked networks don't scale outputs;
+            theirs is the router's softmax, summed over all tokens.
+        together: Number of tokens that chose both of two experts, int64 [E, E], with `counts` on the diagonal.
+        by_word: Number of tokens that chose each expert, for each of `Usage.words`, int64 [words, E].
+        origins: Original expert with the largest coefficient in each of EEP's new experts; empty for other edits.
+        neurons: Neurons of one expert, of the union of all experts, and of the dense network; empty for MoE layers.
     """
 
     layer: int
@@ -76,7 +77,7 @@ class RoutedLayer:
     @computed_field  # type: ignore[prop-decorator]
     @property
     def effective(self) -> float:
-        """How many experts would be as uneven if all were used alike: exp of the entropy of the counts' shares."""
+        """Effective number of experts: exp of the entropy of the experts' shares in `counts`."""
         total = self.counts.sum()
         if not total:
             return 0.0
@@ -86,13 +87,13 @@ class RoutedLayer:
 
 @dataclass(frozen=True, slots=True)
 class MixedLayer:
-    """The mixing matrix of one block-mixed linear layer, as the model runs on it.
+    """The mixing matrix M of one block-mixed linear layer (NanoMoE).
 
     Attributes:
-        name: of the linear layer, as in `layers.0.mlp.up_proj`.
-        variant: of its blocks.
-        blocks: float64 [K, K], one number per block: `a_ij` of variant I, the root mean square of the r singular values
-            (`|M_ij|_F / sqrt(r)`) of variants II and III. An identity block is 1 in all of them.
+        name: Name of the linear layer, such as `layers.0.mlp.up_proj`.
+        variant: Variant of the blocks, `I`, `II` or `III`.
+        blocks: Size of every block, float64 [K, K]: `a_ij` for variant I, the root mean square of the r singular values
+            (`|M_ij|_F / sqrt(r)`) for variants II and III. An identity block has size 1 in all of them.
     """
 
     name: str
@@ -102,13 +103,13 @@ class MixedLayer:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What was seen of one model on one split.
+    """Expert usage of one model on one split.
 
     Attributes:
-        tokens: how many were run; layers count as many.
-        routed: its layers of experts, in order of depth; none for a dense model.
-        mixed: its block-mixed linear layers, in order of depth.
-        words: the most frequent of these tokens as text, at most `WORDS`, the most frequent first.
+        tokens: Number of tokens that were run, the same in every layer.
+        routed: Layers with experts, in order of depth; empty for a dense model.
+        mixed: Block-mixed linear layers, in order of depth.
+        words: Text of the most frequent tokens, at most `WORDS`, in descending order of frequency.
     """
 
     tokens: int
@@ -119,7 +120,7 @@ class Usage:
     @computed_field  # type: ignore[prop-decorator]
     @property
     def active(self) -> float:
-        """Experts that a token used, on average over tokens and layers; fewer than k where some are skipped."""
+        """Mean number of experts per token and layer; below k where dynamic skipping applies."""
         if not self.routed:
             return 0.0
         return sum(int(layer.counts.sum()) for layer in self.routed) / (len(self.routed) * self.tokens)

@@ -1,1 +1,1 @@
-"""Runs the resident model over prompts: batches, passes, decoding, scores."""
+"""Runs the resident model on prompts: batches, forward passes, decoding and scores."""

@@ -1,4 +1,4 @@
-"""Which examples run together, and how: planned once for the same examples."""
+"""Plans which examples run together in one forward pass."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.engine.columns import Columns, Layout, common_start, lay_out
 
 Groups = tuple[tuple[Tokens, ...], ...]
-"""Per example, the sequences that have to run for it, in one pass."""
+"""The sequences of every example, which must run in the same pass."""
 
-_REMEMBERED = 32
+_MAX_PLANS = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,9 +24,9 @@ class Batch:
     """Examples that run in one pass.
 
     Attributes:
-        examples: which.
-        columns: of all their sequences.
-        rows: each sequence's number among those of `columns`.
+        examples: Indices of the examples.
+        columns: Layout of all their sequences.
+        rows: Number of each sequence in `columns`.
     """
 
     examples: list[int]
@@ -34,18 +34,18 @@ class Batch:
     rows: dict[Tokens, int]
 
     def path(self, tokens: Tokens) -> NDArray[np.int64]:
-        """The column of each token of one of the sequences; see `Columns.places`."""
+        """Return the place of each token of a sequence, int64 [tokens]; see `Columns.places`."""
         path: NDArray[np.int64] = self.columns.places[self.rows[tokens], : len(tokens)]
         return path
 
 
 class Batcher:
-    """Plans batches, and remembers what it planned: the examples of a split come again for every candidate.
+    """Plans batches and caches the plans, because the examples of a split come again for every candidate.
 
     Args:
-        layout: how sequences lie.
-        batch_tokens: upper bound on columns of a pass, in all rows; a batch has one example at least.
-        device: where passes run.
+        layout: Layout of the sequences of a pass.
+        batch_tokens: Upper bound on the columns of a pass, over all rows; every batch has at least one example.
+        device: Device of the passes.
     """
 
     def __init__(self, layout: Layout, batch_tokens: int, device: torch.device) -> None:
@@ -55,10 +55,10 @@ class Batcher:
         self._planned: dict[Groups, list[Batch]] = {}
 
     def batches(self, groups: Groups) -> list[Batch]:
-        """Batches of examples; depends on the arguments only, so an example always runs in the same batch."""
+        """Return the batches of examples. They depend only on the arguments, so an example's batch never changes."""
         planned = self._planned.get(groups)
         if planned is None:
-            if len(self._planned) >= _REMEMBERED:
+            if len(self._planned) >= _MAX_PLANS:
                 self._planned.clear()
             plan = plan_batches(groups, self.layout, self._batch_tokens)
             planned = self._planned[groups] = [self._batch(groups, examples) for examples in plan]
@@ -71,17 +71,17 @@ class Batcher:
 
 
 def plan_batches(groups: Groups, layout: Layout, batch_tokens: int) -> list[list[int]]:
-    """Which examples run together: as many as fit.
+    """Divide examples into batches, each with as many examples as fit.
 
-    Those that begin alike are next to each other, or where sequences are padded, those that are as long.
+    Examples are ordered so that those with common prefixes, or of equal length if sequences are padded, are neighbours.
 
     Args:
-        groups: what examples need.
-        layout: how it will lie.
-        batch_tokens: upper bound on columns in all rows; a batch has one example at least.
+        groups: Sequences of every example.
+        layout: Layout of the sequences of a pass.
+        batch_tokens: Upper bound on the columns of a pass, over all rows; every batch has at least one example.
 
     Returns:
-        Example indices per batch; all of them exactly once.
+        Example indices per batch; each example is in exactly one batch.
     """
     if layout == "padded":
         return _plan_padded(groups, batch_tokens)
@@ -100,7 +100,7 @@ def plan_batches(groups: Groups, layout: Layout, batch_tokens: int) -> list[list
 
 
 def _new_tokens(sequences: Sequence[Tokens], layout: Layout) -> int:
-    """Columns that all but the first of sorted sequences add to it."""
+    """Number of columns that sorted sequences add to the first of them."""
     shared = common_start if layout == "packed" else lambda one, other: 0
     return sum(len(other) - shared(one, other) for one, other in pairwise(sequences))
 

@@ -1,4 +1,4 @@
-"""Chat templates: how a conversation is written for a model that was trained on conversations."""
+"""Chat templates: they turn a conversation into the prompt of a model that was trained on conversations."""
 
 from __future__ import annotations
 
@@ -19,90 +19,90 @@ Turn = tuple[str, str]
 """`(role, content)`."""
 
 _ANSWER = "\ue000answer\ue000"
-"""Stands for an answer where the surroundings of answers are looked for; private characters occur in no template."""
+"""Placeholder for an answer in a rendered conversation. Its private characters occur in no template."""
 
-
-_NO_THOUGHTS: dict[str, Any] = {"enable_thinking": False, "reasoning_effort": "low"}
-"""What templates are told; few know it. Thoughts would take up the tokens of a short answer."""
+_NO_THINKING: dict[str, Any] = {"enable_thinking": False, "reasoning_effort": "low"}
+"""Template variables that turn thinking off or down, in the templates that know them. Answers are short, and thinking
+would use up their tokens."""
 
 _DIRECTIVES = (*"aAbBcdDeFhHIjmMpRSTuUVwWxXyYZ", "-d", "-m", "-H", "-I")
-"""Of `strftime`, those that templates may use."""
+"""Directives of `strftime` that templates may use."""
 
-_OPEN_THOUGHTS = re.compile(r"<think>(\s*)\Z")
-"""A block of thoughts that a prompt's end has opened. What is closed at once is what models know as no thoughts."""
+_OPEN_THINK_BLOCK = re.compile(r"<think>(\s*)\Z")
+"""A thinking block opened at the end of a prompt. Models read an empty block as no thinking."""
 
 
-class Asked(NamedTuple):
-    """A conversation as a model is given it.
+class ChatPrompt(NamedTuple):
+    """A rendered conversation.
 
     Attributes:
-        prompt: up to where its answer begins, with all special tokens that it needs.
-        spaces: spaces that the template puts before an answer; tokenizers join them with its first word.
+        text: Text up to the beginning of the model's answer, with all special tokens.
+        spaces: Spaces that the template puts before an answer; tokenizers join them with its first word.
     """
 
-    prompt: str
+    text: str
     spaces: str
 
 
 class ChatTemplate:
-    """One chat template with one tokenizer.
+    """A chat template for one tokenizer.
 
-    Answers are short, and are scored as they stand: models that can be told not to think before they answer are told
-    so, and thoughts that a template opens for them are closed. What the template puts between its prompt and an answer
-    (GPT-OSS: the mark of the final channel) is part of the prompt.
+    Thinking is turned off where the template allows it, and a thinking block that the template opens is closed at once.
+    Text that the template puts between its prompt and an answer (GPT-OSS: the marks of the final channel) becomes part
+    of the prompt.
 
     Args:
-        tokenizer: gives the template its special tokens.
-        source: the template, Jinja2.
-        name: of the template, for messages.
-        date: what the template is told when it asks for today's.
+        tokenizer: Tokenizer that provides the special tokens.
+        source: Template in Jinja2.
+        name: Name of the template, for messages.
+        date: Date given to templates that ask for today's.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, source: str, name: str, date: dt.date) -> None:
         self._tokenizer = tokenizer
-        self._source = _clock(date) + source
+        self._source = _fixed_clock(date) + source
         self._name = name
 
-    def asked(self, turns: Sequence[Turn]) -> Asked:
-        """A conversation up to where the model's answer begins.
+    def prompt(self, turns: Sequence[Turn]) -> ChatPrompt:
+        """Render a conversation up to the beginning of the model's answer.
 
-        A template that has no system role, or drops it, is given the system prompt before the first user's turn. What
-        stands before an answer is read off the conversation with an answer, as long as that begins like the prompt. A
-        template that writes given answers in another way than it asks for one (without the thoughts that it opens, say)
-        tells nothing of what comes before them, so its prompt is taken as it is.
+        If the template has no system role, or drops it, the system prompt is put before the first user turn. The text
+        before an answer is read from the conversation rendered with an answer, if that begins like the prompt.
+        Otherwise the prompt is used as it is: some templates render given answers differently, for example without the
+        thinking block that they open for new ones.
 
         Raises:
-            UserError: the template refuses the conversation.
+            UserError: The template refuses the conversation.
         """
-        prompt, before, _ = self._around(turns)
+        prompt, before, _ = self._around_answer(turns)
         opening = before.removeprefix(prompt) if before.startswith(prompt) else ""
         marks = opening.rstrip(" ")
         prompt += marks
-        opened = _OPEN_THOUGHTS.search(prompt)
-        if opened is not None:
-            prompt += "\n</think>\n\n" if opened[1] else "</think>"
-        return Asked(prompt, opening[len(marks) :])
+        open_block = _OPEN_THINK_BLOCK.search(prompt)
+        if open_block is not None:
+            prompt += "\n</think>\n\n" if open_block[1] else "</think>"
+        return ChatPrompt(prompt, opening[len(marks) :])
 
     def end_token(self) -> int | None:
-        """The special token that the template closes an answer with, if it does.
+        """Return the special token that the template puts after an answer; None if there is none.
 
         Raises:
-            UserError: as `asked`.
+            UserError: See `prompt`.
         """
-        _, _, behind = self._around((("user", "question"),))
-        tokens = self._tokenizer(behind, add_special_tokens=False)["input_ids"] if behind else []
+        _, _, after = self._around_answer((("user", "question"),))
+        tokens = self._tokenizer(after, add_special_tokens=False)["input_ids"] if after else []
         return tokens[0] if tokens and tokens[0] in self._tokenizer.all_special_ids else None
 
-    def _around(self, turns: Sequence[Turn]) -> tuple[str, str, str]:
-        """What the template asks with, and what it writes before an answer and behind it where it is given one."""
-        accepted = self._accepted(turns)
-        prompt = self._written(accepted, generates=True)
-        whole = self._written((*accepted, ("assistant", _ANSWER)), generates=False)
-        before, found, behind = whole.partition(_ANSWER)
-        return prompt, before if found else "", behind
+    def _around_answer(self, turns: Sequence[Turn]) -> tuple[str, str, str]:
+        """Return the prompt, and the text before and after the answer in a conversation that contains one."""
+        turns = self._with_system_prompt(turns)
+        prompt = self._render_or_refuse(turns, generates=True)
+        whole = self._render_or_refuse((*turns, ("assistant", _ANSWER)), generates=False)
+        before, answer, after = whole.partition(_ANSWER)
+        return prompt, before if answer else "", after
 
-    def _accepted(self, turns: Sequence[Turn]) -> Sequence[Turn]:
-        """The turns with the system prompt where the template takes it."""
+    def _with_system_prompt(self, turns: Sequence[Turn]) -> Sequence[Turn]:
+        """Merge the system prompt into the first user turn if the template has no system role."""
         if turns[0][0] != "system":
             return turns
         (_, system), (role, first), *others = turns
@@ -113,7 +113,7 @@ class ChatTemplate:
             pass
         return ((role, f"{system}\n\n{first}"), *others)
 
-    def _written(self, turns: Sequence[Turn], generates: bool) -> str:
+    def _render_or_refuse(self, turns: Sequence[Turn], generates: bool) -> str:
         try:
             return self._render(turns, generates)
         except jinja2.TemplateError as error:
@@ -128,33 +128,28 @@ class ChatTemplate:
             chat_template=self._source,
             tokenize=False,
             add_generation_prompt=generates,
-            **_NO_THOUGHTS,
+            **_NO_THINKING,
         )
         assert isinstance(written, str)
         return written
 
 
-def _clock(date: dt.date) -> str:
-    """What goes before a template so that it sees a fixed date: a function of its own in place of `transformers`' one.
-
-    `transformers` answers `strftime_now` from the clock, and passes no other function on. Jinja knows no dates, so each
-    directive is written out beforehand, at midnight.
-    """
+def _fixed_clock(date: dt.date) -> str:
+    """Jinja macro that makes `strftime_now` return a fixed date, at midnight."""
+    # `transformers` provides `strftime_now` from the clock and doesn't pass on another function. Jinja has no dates, so
+    # the macro replaces each directive by its value.
     moment = dt.datetime.combine(date, dt.time())
     known = "".join(f"|replace('%{letter}', '{moment.strftime(f'%{letter}')}')" for letter in _DIRECTIVES)
     return f"{{%- macro strftime_now(form) -%}}{{{{ form{known} }}}}{{%- endmacro -%}}"
 
 
 def chat_template(tokenizer: PreTrainedTokenizerBase, config: EngineConfig) -> ChatTemplate | None:
-    """The chat template that a run asks for, None for none.
+    """Return the chat template that `EngineConfig.chat_template` selects; None for no template.
 
-    Args:
-        tokenizer: the model's.
-        config: its `chat_template` is `auto` for the tokenizer's own one, if it has one; `none`; or a name, of one of
-            the tokenizer's templates where it has several, else of a packaged one.
+    A name selects one of the tokenizer's templates if it has several, or a packaged one.
 
     Raises:
-        UserError: no such template, or the tokenizer has several and none is its default.
+        UserError: There is no such template, or the tokenizer has several and no default.
     """
     own, name = getattr(tokenizer, "chat_template", None), config.chat_template
     if name == "none" or (name == "auto" and not own):

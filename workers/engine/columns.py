@@ -1,9 +1,8 @@
-"""Sequences of tokens laid out for one forward pass: packed, so that common beginnings run once, or padded.
+"""The layout of token sequences in one forward pass: packed into a prefix tree, or padded.
 
-What a causal model makes of a token depends on the tokens before it only. So prompts that begin alike, and several
-continuations of one prompt, have these tokens' hidden states in common: laid out as a tree, each distinct beginning
-runs once, and nothing is padded. Attention alone needs whole sequences;
-`moevolve.workers.engine.packed_attention` gathers them.
+In a causal model a token's hidden states depend only on the tokens before it. So sequences with a common prefix share
+its hidden states: laid out as a tree in one row of columns, each distinct prefix runs once, and nothing is padded. Only
+attention needs whole sequences, which `moevolve.workers.engine.packed_attention` gathers.
 """
 
 from __future__ import annotations
@@ -20,71 +19,72 @@ from torch import Tensor
 from moevolve.workers.contract.edits import Tokens
 
 Layout = Literal["packed", "unshared", "padded"]
-"""How sequences lie: as a tree in one row; in one row, one after the other; or one per row, padded on the right."""
+"""How sequences are laid out: `packed` as a prefix tree in one row, `unshared` one after the other in one row, or
+`padded` on the right with one sequence per row."""
 
 BLOCK = 16
-"""Tokens that ask at once on a CPU: those at places 0 to 15 of their sequences, 16 to 31 and so on, each block
-attending to all up to its end. So the shape of the products that a token's attention is made of depends on its place
-alone (compare `moevolve.kernels.products`). Blocks of 8 and of 32 take longer for prompts of 20 tokens."""
+"""Number of query tokens that attend at once on a CPU: those at positions 0 to 15 of their sequences, 16 to 31 and so
+on, each block attending to all positions up to its end. So the shapes of the products in a token's attention depend on
+its position alone (compare `moevolve.kernels.products`). Blocks of 8 and of 32 are slower for prompts of 20 tokens."""
 
 _PART_COST = 500
 _QUERY_COST = 4
 _PAIR_COST = 0.05
-"""What a part of attention costs, an asking token and a pair of tokens, as multiples of gathering a token's keys and
-values. Measured on a CPU with heads of 128 numbers in all: a part is a dozen operations of some microseconds each, and
-PyTorch's attention takes half a microsecond per asking token however few it attends to."""
+"""Costs of an attention part, a query token and a pair of tokens, relative to gathering a token's keys and values.
+Measured on a CPU with 128 values over all heads: a part is a dozen operations of some microseconds each, and PyTorch's
+attention takes half a microsecond per query token, however few tokens it attends to."""
 
 _GPU_PART_COST = 20_000
-"""The same elsewhere, by what launching a dozen kernels takes beside a GPU's bandwidth; not measured."""
+"""Cost of an attention part on a GPU, estimated (not measured) from the launch time of a dozen kernels."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Masks:
-    """Which tokens others attend to, made once for the same places."""
+    """Causal attention masks, cached by the positions that they are for."""
 
-    _made: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
+    _cache: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
 
     def of(
         self, first: int, end: int, window: int | None, additive: torch.dtype | None, device: torch.device
     ) -> Tensor | None:
-        """For the tokens from place `first` of their sequences up to `end`, and all before these: [1, 1, asking, end].
+        """Return the mask of queries at positions `first` to `end` over keys at positions 0 to `end`.
 
         Args:
-            first, end: places.
-            window: how many tokens back a layer looks, itself included; None for all.
-            additive: for a mask that is added, in this dtype; None for a boolean one.
-            device: where it goes.
+            first, end: Half-open range of positions.
+            window: Size of the sliding window in tokens, including the query's own; None without one.
+            additive: Dtype of an additive mask; None for a boolean one.
+            device: Device of the mask.
 
         Returns:
-            None where it would be the plain causal one, and boolean.
+            Mask [1, 1, end - first, end]; None for the boolean mask of plain causal attention.
         """
         window = window if window is not None and window < end else None
         if first == 0 and window is None and additive is None:
             return None
         key = (first, end, window, additive, device)
-        if key not in self._made:
-            place = torch.arange(end, device=device)
-            back = place[first:, None] - place[None, :]
-            seen = (back >= 0) & (back < (end if window is None else window))
+        if key not in self._cache:
+            position = torch.arange(end, device=device)
+            distance = position[first:, None] - position[None, :]
+            mask = (distance >= 0) & (distance < (end if window is None else window))
             if additive is not None:
-                seen = torch.zeros(seen.shape, dtype=additive, device=device).masked_fill_(
-                    ~seen, torch.finfo(additive).min
+                mask = torch.zeros(mask.shape, dtype=additive, device=device).masked_fill_(
+                    ~mask, torch.finfo(additive).min
                 )
-            self._made[key] = seen[None, None]
-        return self._made[key]
+            self._cache[key] = mask[None, None]
+        return self._cache[key]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionPart:
-    """Sequences that attend together: the closing tokens of each, to all of its tokens.
+    """Sequences whose attention is computed together: the last tokens of each attend to all of its tokens.
 
     Attributes:
-        rows: how many there are.
-        start: the place in its sequence of each row's first asking token.
-        length: tokens of a row; shorter ones are filled up on their right.
-        keys: columns of all rows' tokens, int64 [rows * length].
-        queries: of those that ask, int64 [rows * (length - start)].
-        blocks: first and end place of the tokens that ask at once, and attend to what is before that end.
+        rows: Number of sequences.
+        start: Position of the first query token in every sequence.
+        length: Number of tokens per sequence; shorter sequences are padded on the right.
+        keys: Columns of all tokens, int64 [rows * length].
+        queries: Columns of the query tokens, int64 [rows * (length - start)].
+        blocks: Ranges (first, end) of positions whose queries are computed at once over the keys up to `end`.
     """
 
     rows: int
@@ -94,40 +94,34 @@ class AttentionPart:
     queries: Tensor
     blocks: tuple[tuple[int, int], ...]
 
-    @property
-    def pairs(self) -> int:
-        """Pairs of tokens that are computed, those that are masked or filled up included."""
-        return self.rows * sum((end - first) * end for first, end in self.blocks)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Attention:
-    """Who attends to whom among packed columns.
+    """How attention between packed columns is computed.
 
     Attributes:
-        parts: that attend at once.
-        found: per column, where its result is among those of all parts, one part's queries after the other's; int64
-            [columns].
-        masks: of the parts.
+        parts: Groups of sequences that are computed together.
+        output_index: Index of every column's output among the concatenated queries of all parts, int64 [columns].
+        masks: Cache of the masks.
     """
 
     parts: tuple[AttentionPart, ...]
-    found: Tensor
+    output_index: Tensor
     masks: Masks = field(default_factory=Masks)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """Sequences laid out for a pass.
+    """The layout of sequences in a forward pass.
 
     Attributes:
-        ids: int64 [rows, columns].
-        positions: int64 [rows, columns], each token's place in its own sequence; 0 on padding.
-        mask: int64 [rows, columns], 1 where there is a token; None where nothing is padded.
-        places: the column of every sequence's every token, in all rows counted through: int64 [sequences, longest], on
-            the host; beyond its end a sequence has that of its last token.
-        lengths: tokens of every sequence.
-        attention: where the sequences are packed.
+        ids: Token ids, int64 [rows, columns].
+        positions: Position of each token in its sequence, 0 on padding, int64 [rows, columns].
+        mask: 1 for tokens and 0 for padding, int64 [rows, columns]; None if nothing is padded.
+        places: Place of every token of every sequence, int64 [sequences, longest] on the host. A place is an index into
+            the flattened [rows, columns]. Beyond the end of a sequence its last place is repeated.
+        lengths: Number of tokens of every sequence.
+        attention: Attention between the columns of packed sequences; None if sequences are padded.
     """
 
     ids: Tensor
@@ -137,22 +131,15 @@ class Columns:
     lengths: tuple[int, ...]
     attention: Attention | None = None
 
-    @property
-    def pairs(self) -> int:
-        """Pairs of tokens of which one attends to the other, as computed: masked and padded ones included."""
-        if self.attention is None:
-            return self.ids.numel() * self.ids.shape[1]
-        return sum(part.pairs for part in self.attention.parts)
-
 
 def lay_out(sequences: Sequence[Tokens], layout: Layout, most: int, device: torch.device) -> Columns:
-    """Lay sequences out.
+    """Lay out sequences for a forward pass.
 
     Args:
-        sequences: none empty.
-        layout: how.
-        most: tokens that a part of attention may gather, if it has several rows.
-        device: where the tensors go.
+        sequences: Non-empty sequences.
+        layout: See `Layout`.
+        most: Maximum number of tokens in an attention part with several sequences.
+        device: Device of the tensors.
     """
     if layout == "padded":
         return _padded(sequences, device)
@@ -169,7 +156,7 @@ def lay_out(sequences: Sequence[Tokens], layout: Layout, most: int, device: torc
         ids += tokens[start:]
         positions += range(start, len(tokens))
         if 0 < start == len(before):
-            # The one before is its beginning: one row serves both, so that the tree alone says who attends together.
+            # The previous sequence is a prefix of this one, so one row serves both.
             rows[-1] = (rows[-1][0], path)
         elif start < len(tokens):
             rows.append((start, path))
@@ -181,31 +168,31 @@ def lay_out(sequences: Sequence[Tokens], layout: Layout, most: int, device: torc
         stacked[:1],
         stacked[1:],
         None,
-        _filled([paths[i] for i in range(len(sequences))]),
+        _stack_paths([paths[i] for i in range(len(sequences))]),
         tuple(map(len, sequences)),
         _attention(parts, len(ids), block, device),
     )
 
 
 def common_start(one: Tokens, other: Tokens) -> int:
-    """How many tokens two sequences begin with alike."""
+    """Return the length of the common prefix of two sequences."""
     least = min(len(one), len(other))
     return next((i for i in range(least) if one[i] != other[i]), least)
 
 
 def pad_left(sequences: Sequence[Tokens], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids, mask (1 where there is a token) and positions of sequences that end together, int64 [sequences, longest]."""
+    """Pad sequences on the left. Returns ids, mask (1 for tokens) and positions, int64 [sequences, longest]."""
     return _stacked(sequences, device, before=True)
 
 
 def _padded(sequences: Sequence[Tokens], device: torch.device) -> Columns:
     ids, mask, positions = _stacked(sequences, device, before=False)
     places = [np.arange(len(tokens)) + row * ids.shape[1] for row, tokens in enumerate(sequences)]
-    return Columns(ids, positions, mask, _filled(places), tuple(map(len, sequences)))
+    return Columns(ids, positions, mask, _stack_paths(places), tuple(map(len, sequences)))
 
 
 def _stacked(sequences: Sequence[Tokens], device: torch.device, before: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids, mask and positions; padding goes before the tokens or behind them."""
+    """Ids, mask and positions of sequences that are padded before or after their tokens."""
     longest = max(map(len, sequences), default=0)
     stacked = np.zeros((3, len(sequences), longest), dtype=np.int64)
     for row, tokens in enumerate(sequences):
@@ -215,8 +202,8 @@ def _stacked(sequences: Sequence[Tokens], device: torch.device, before: bool) ->
     return ids, mask, positions
 
 
-def _filled(paths: Sequence[NDArray[np.int64]], least: int = 0) -> NDArray[np.int64]:
-    """Paths as rows of one array of `least` columns or more, each filled up with its last element."""
+def _stack_paths(paths: Sequence[NDArray[np.int64]], least: int = 0) -> NDArray[np.int64]:
+    """Stack paths into one array of at least `least` columns, repeating the last element of shorter ones."""
     longest = max(map(len, paths), default=0)
     longest = max(longest, least) if longest else 0
     if not longest:
@@ -226,12 +213,12 @@ def _filled(paths: Sequence[NDArray[np.int64]], least: int = 0) -> NDArray[np.in
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Row:
-    """A sequence that attends.
+    """A sequence in attention.
 
     Attributes:
-        first: the place of its first token that asks for itself.
-        path: columns of its tokens.
-        start, length: the places from which on and up to which it is computed.
+        first: Position of its first query token.
+        path: Columns of its tokens.
+        start, length: Range of positions that are computed as queries, `first` and the end rounded to whole blocks.
     """
 
     first: int
@@ -246,19 +233,19 @@ class _Row:
 
 
 def _grouped(rows: list[_Row], most: int, part_cost: float) -> list[list[_Row]]:
-    """Divide rows, sorted by start and length, into the parts that cost least, by dynamic programming.
+    """Divide rows, sorted by start and length, into the parts with the least total cost, by dynamic programming.
 
     Args:
-        rows: sequences.
-        most: tokens of a part with several rows.
-        part_cost: what a part costs besides its tokens.
+        rows: Sequences.
+        most: Maximum number of tokens in a part with several rows.
+        part_cost: Fixed cost of a part.
     """
     rows = sorted(rows, key=lambda row: (row.start, row.length))
     starts = np.array([row.start for row in rows])
     lengths = np.array([row.length for row in rows])
     cost, begins = np.zeros(len(rows) + 1), np.zeros(len(rows) + 1, dtype=np.int64)
     for end in range(1, len(rows) + 1):
-        # Parts that end here, by their first row, from the last one backwards.
+        # Candidate parts that end with this row, by their first row, in descending order.
         first = np.arange(end - 1, max(-1, end - 1 - most), -1)
         longest, count = np.maximum.accumulate(lengths[first]), end - first
         asking = longest - starts[first]
@@ -276,22 +263,22 @@ def _grouped(rows: list[_Row], most: int, part_cost: float) -> list[list[_Row]]:
 
 
 def _attention(parts: list[list[_Row]], columns: int, block: int | None, device: torch.device) -> Attention:
-    made = []
-    found = np.empty(columns, dtype=np.int64)
-    done = 0
+    built = []
+    output_index = np.empty(columns, dtype=np.int64)
+    outputs = 0
 
-    def put(values: NDArray[np.int64]) -> Tensor:
+    def to_device(values: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values.reshape(-1))).to(device)
 
     for rows in parts:
         start = min(row.start for row in rows)
-        paths = _filled([row.path for row in rows], max(row.length for row in rows))
+        paths = _stack_paths([row.path for row in rows], max(row.length for row in rows))
         count, length = paths.shape
-        for place, row in enumerate(rows):
-            asking = np.arange(row.first, len(row.path))
-            found[row.path[row.first :]] = done + place * (length - start) + asking - start
+        for number, row in enumerate(rows):
+            queries = np.arange(row.first, len(row.path))
+            output_index[row.path[row.first :]] = outputs + number * (length - start) + queries - start
         unit = length if block is None else block
         blocks = tuple((first, min(first + unit, length)) for first in range(start, length, unit))
-        made.append(AttentionPart(count, start, length, put(paths), put(paths[:, start:]), blocks))
-        done += count * (length - start)
-    return Attention(tuple(made), put(found))
+        built.append(AttentionPart(count, start, length, to_device(paths), to_device(paths[:, start:]), blocks))
+        outputs += count * (length - start)
+    return Attention(tuple(built), to_device(output_index))

@@ -1,4 +1,4 @@
-"""Greedy answers in the making: their book-keeping, and decoding step by step what a pass over gold answers left."""
+"""Greedy decoding: the state of a split's answers, and decoding those that the pass over gold answers left open."""
 
 from __future__ import annotations
 
@@ -20,26 +20,24 @@ if TYPE_CHECKING:
 
 
 class Answers:
-    """Greedy answers of a split, grown token by token.
+    """Greedy answers of a split, extended token by token.
+
+    Args:
+        count: Number of examples.
+        limit: Maximum number of tokens per answer.
+        ends: Token ids that end an answer.
+        decided: Returns True for an example and a text that needs no continuation.
+        text: Decodes tokens.
 
     Attributes:
-        tokens: per example, the tokens so far, without end token.
-        finished: per example, whether no further token is wanted.
-        ended: per example, whether an end token came.
+        tokens: Tokens of every answer so far, without end token.
+        finished: True for every answer that needs no further token.
+        ended: True for every answer that was ended by an end token.
     """
 
     def __init__(
         self, count: int, limit: int, ends: Collection[int], decided: Decided, text: Callable[[Tokens], str]
     ) -> None:
-        """Start with empty answers.
-
-        Args:
-            count: number of examples.
-            limit: tokens an answer may have.
-            ends: tokens that end an answer.
-            decided: whether a text needs no continuation.
-            text: decodes tokens.
-        """
         self.tokens: list[list[int]] = [[] for _ in range(count)]
         self.finished = [limit < 1] * count
         self.ended = [False] * count
@@ -55,18 +53,18 @@ class Answers:
         self.finished[example] = len(tokens) >= self._limit or self._decided(example, self._text(tuple(tokens)))
 
     def take(self, example: int, draft: Tokens, greedy: Sequence[int]) -> None:
-        """Take the greedy tokens a pass over a draft has shown.
+        """Add the greedy tokens that follow from a pass over a draft, up to the first that differs from the draft.
 
         Args:
-            example: whose answer it is.
-            draft: tokens that were fed after the prompt.
-            greedy: the most likely token after the prompt, and after each token of the draft (more are ignored).
+            example: Index of the example.
+            draft: Tokens that were run after the prompt.
+            greedy: Most likely token after the prompt and after each token of the draft; further ones are ignored.
         """
-        for place, token in enumerate(greedy):
+        for step, token in enumerate(greedy):
             if self.finished[example]:
                 return
             self.push(example, token)
-            if place >= len(draft) or token != draft[place]:
+            if step >= len(draft) or token != draft[step]:
                 return
 
     def texts(self) -> tuple[str, ...]:
@@ -77,10 +75,10 @@ class Answers:
 def draft_lengths(
     golds: Sequence[Tokens], limit: int, decided: Decided, text: Callable[[Tokens], str]
 ) -> tuple[int, ...]:
-    """How many gold tokens to feed after each prompt.
+    """Return the number of gold tokens to run after each prompt.
 
-    All but the last are needed for the gold answer's log-probability. The last tells how a right answer goes on, which
-    matters only if it may go on and isn't decided by then.
+    All but the last are needed for the gold answer's log-probability. The last is needed only if a correct answer may
+    continue after it.
     """
     return tuple(
         len(gold) if len(gold) < limit and not decided(i, text(gold)) else max(len(gold) - 1, 0)
@@ -88,59 +86,59 @@ def draft_lengths(
     )
 
 
-_WIDER = 2
-"""Rows are decoded together as long as their cache isn't wider than so many batches: where prompts have their
-beginnings in common, a batch's rows can have many times its columns."""
+_MAX_CACHED_BATCHES = 2
+"""Maximum size of the cache of rows that are decoded together, in multiples of `batch_tokens`. Where prompts share
+prefixes, the rows of a batch can have many times its columns."""
 
 
 def decoded_together(lengths: Sequence[int], batch_tokens: int) -> list[slice]:
-    """Which of a batch's unfinished rows are decoded at once, by place.
+    """Divide a batch's unfinished rows into slices that are decoded at once.
 
     Args:
-        lengths: tokens of each that are cached.
-        batch_tokens: upper bound on columns of a batch.
+        lengths: Number of cached tokens of every row.
+        batch_tokens: Upper bound on the columns of a batch.
     """
     parts, start, longest = [], 0, 0
-    for place, length in enumerate(lengths):
+    for row, length in enumerate(lengths):
         longest = max(longest, length)
-        if place > start and (place + 1 - start) * longest > _WIDER * batch_tokens:
-            parts.append(slice(start, place))
-            start, longest = place, length
+        if row > start and (row + 1 - start) * longest > _MAX_CACHED_BATCHES * batch_tokens:
+            parts.append(slice(start, row))
+            start, longest = row, length
     return [*parts, slice(start, len(lengths))]
 
 
 def decode(
     forward: Forward,
-    going: Mapping[int, NDArray[np.int64]],
+    unfinished: Mapping[int, NDArray[np.int64]],
     prompts: Sequence[Tokens],
     cache: DynamicCache | None,
     answers: Answers,
 ) -> None:
-    """Finish answers.
+    """Decode unfinished answers to their ends.
 
     Args:
-        forward: runs the model.
-        going: unfinished examples, each of which has a token that wasn't fed yet, and the columns of its prompt and
-            draft.
-        prompts: of all examples.
-        cache: of those columns; None to run the prompts again.
-        answers: grown in place.
+        forward: Runs the model.
+        unfinished: Places of the prompt and draft of every unfinished example. The last token of each answer has not
+            been run yet.
+        prompts: Prompts of all examples.
+        cache: KV cache of the pass over prompts and drafts; None to run the prompts again.
+        answers: Answers, extended in place.
 
     Raises:
-        CandidateError: a logit is not finite.
+        CandidateError: A logit is not finite.
     """
-    examples = list(going)
+    examples = list(unfinished)
     tokens = [answers.tokens[i] for i in examples]
     if cache is None:
-        whole = [(*prompts[i], *done) for i, done in zip(examples, tokens, strict=True)]
+        whole = [(*prompts[i], *answer) for i, answer in zip(examples, tokens, strict=True)]
         ids, mask, positions = pad_left(whole, forward.device)
         cache = forward.new_cache()
     else:
-        fed = [len(prompts[i]) + len(done) - 1 for i, done in zip(examples, tokens, strict=True)]
-        paths = [np.resize(going[i][:count], max(fed)) for i, count in zip(examples, fed, strict=True)]
+        cached = [len(prompts[i]) + len(answer) - 1 for i, answer in zip(examples, tokens, strict=True)]
+        paths = [np.resize(unfinished[i][:count], max(cached)) for i, count in zip(examples, cached, strict=True)]
         cache = forward.rows_of(cache, np.stack(paths))
-        place = torch.arange(max(fed), device=forward.device)
-        mask = (place < torch.tensor(fed, device=forward.device).unsqueeze(1)).long()
+        column = torch.arange(max(cached), device=forward.device)
+        mask = (column < torch.tensor(cached, device=forward.device).unsqueeze(1)).long()
         ids, mask, positions = _next_column(mask, tokens)
     while True:
         greedy = forward.step(ids, mask, positions, cache).argmax(dim=-1).tolist()
@@ -150,7 +148,7 @@ def decode(
         alive = [row for row, i in enumerate(examples) if not answers.finished[i]]
         if not alive:
             return
-        # Selecting copies the cache, so it waits until half of the rows are done.
+        # Dropping rows copies the cache, so it is done only when half of the rows are finished.
         if 2 * len(alive) <= len(examples):
             index = torch.tensor(alive, device=forward.device)
             cache.batch_select_indices(index)
@@ -159,7 +157,7 @@ def decode(
 
 
 def _next_column(mask: Tensor, tokens: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids, mask and positions that feed each row its last token (finished rows without one are fed anything)."""
+    """Ids, mask and positions of the column with each row's last token (token 0 in rows without one)."""
     last = [[row[-1] if row else 0] for row in tokens]
     ids = torch.tensor(last, dtype=torch.int64, device=mask.device)
     return ids, torch.cat((mask, torch.ones_like(ids)), dim=1), mask.sum(dim=1, keepdim=True)

@@ -1,4 +1,4 @@
-"""The engine: greedy answers, gold log-probabilities and likelihoods of choices and texts from the resident model."""
+"""The engine: computes greedy answers, and log-probabilities of gold answers, choices and texts."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from moevolve.evaluators.types import PreparedSplit
 from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.contract.settings import ALL_SHORTCUTS, EngineConfig, Shortcuts
 from moevolve.workers.engine.batches import Batch
-from moevolve.workers.engine.choices import ChoiceScorer, Scored, means
+from moevolve.workers.engine.choices import ChoiceScorer, Scored
 from moevolve.workers.engine.decoding import Answers, decode, decoded_together, draft_lengths
 from moevolve.workers.engine.forward import Forward, sums_by_owner, token_logprobs
-from moevolve.workers.engine.products import use_products
+from moevolve.workers.engine.products import make_rows_independent
 from moevolve.workers.engine.reuse import LayerReuse
 from moevolve.workers.engine.texts import Span, TextScorer, compared_spans, whole_texts
 from moevolve.workers.engine.tokenizing import (
@@ -38,20 +38,26 @@ if TYPE_CHECKING:
 
     from moevolve.workers.engine.harness import HarnessRun
 
-_TEXTS = 1 << 17
-"""Decoded answers remembered before starting over."""
+_MAX_TEXTS = 1 << 17
+"""Number of decoded answers in the cache before it is cleared."""
 
 
 class GenerationEngine:
-    """Implements `moevolve.evaluators.fitness.engine.Engine` on a loaded `transformers` causal LM.
+    """Implements `moevolve.evaluators.fitness.engine.Engine` with a `transformers` causal language model.
 
-    The gold answer is fed along with its prompt, and one pass gives three things: the gold answer's log-probability,
-    the first greedy token, and every further greedy token for as long as greedy decoding agrees with the gold answer
-    (speculative decoding with the gold answer as the draft, so the tokens are the same). Only rows that left the gold
-    answer and are not yet decided are decoded step by step, from the cached prompt.
+    Gold answers are run together with their prompts. One pass then gives the gold answer's log-probability, the first
+    greedy token, and every further greedy token for as long as greedy decoding agrees with the gold answer: speculative
+    decoding with the gold answer as the draft. Only answers that leave the gold answer and aren't decided yet are
+    decoded token by token, from the cached prompt.
 
-    Results depend on the model, the split and the config: batches are planned from the split alone. Between calls only
-    tokens, decoded texts and what `remember` was asked for are kept.
+    Results depend only on the model, the split and the config, because batches are planned from the split alone.
+
+    Args:
+        model: Model in eval mode. Edits made to it later take effect.
+        tokenizer: Tokenizer of the model.
+        config: Batching and truncation. `threads` isn't applied here.
+        shortcuts: Optimisations to use.
+        reuse: Cache of hidden states of earlier candidates; None to run all layers.
     """
 
     def __init__(
@@ -62,17 +68,7 @@ class GenerationEngine:
         shortcuts: Shortcuts = ALL_SHORTCUTS,
         reuse: LayerReuse | None = None,
     ) -> None:
-        """Take a model to evaluate; edits made to it later are seen.
-
-        Args:
-            model: in eval mode; inputs go to the device of its input embeddings.
-            tokenizer: the model's.
-            config: batching and truncation. `threads` is not set here; see `configure_runtime`.
-            shortcuts: which ways to compute less are taken.
-            reuse: keeps hidden states from one candidate to the next (`moevolve.workers.engine.reuse`); the model's
-                layers must be what its keys say.
-        """
-        use_products(model, config.matmul_backend)
+        make_rows_independent(model, config.matmul_backend)
         self._forward = Forward(model, config.batch_tokens, shortcuts.lean, reuse, shortcuts.prefixes)
         self._scorer = TextScorer(self._forward)
         self.tokenizer = tokenizer
@@ -88,30 +84,29 @@ class GenerationEngine:
 
     @property
     def forward(self) -> Forward:
-        """What runs the model."""
+        """Runs forward passes of the model."""
         return self._forward
 
     @torch.inference_mode()
     def generate(self, split: PreparedSplit, decided: Decided) -> Generation:
-        """Greedy answers and gold log-probabilities.
+        """Generate greedy answers, and compute the log-probabilities of gold answers.
 
         Args:
-            split: prompts; `max_new_tokens` bounds every answer.
-            decided: see `moevolve.evaluators.fitness.engine.Decided`; must be a pure function.
+            split: Prompts; `max_new_tokens` limits every answer.
+            decided: Pure function; see `moevolve.evaluators.fitness.engine.Decided`.
 
         Returns:
-            Texts without special tokens, cut where decoding stopped: at an end token, after `max_new_tokens`, or once
-            decided. The gold log-probability leaves the end token out; it is 0 for an example without gold tokens.
+            Texts without special tokens, up to an end token, `max_new_tokens` or the token that decided the answer. The
+            gold log-probability excludes the end token; it is 0 for an example without gold tokens.
 
         Raises:
-            CandidateError: logits are not finite.
-            UserError: the prompts can't be tokenised.
+            CandidateError: Logits are not finite.
+            UserError: The prompts can't be tokenised.
         """
         answers, logprobs = self._answers(split, decided)
         return Generation(answers.texts(), logprobs)
 
     def _answers(self, split: PreparedSplit, decided: Decided) -> tuple[Answers, NDArray[np.float64]]:
-        """See `generate`."""
         tokenized = self.tokens_of(split)
         lengths = draft_lengths(tokenized.golds, split.max_new_tokens, decided, self._text)
         answers = Answers(len(lengths), split.max_new_tokens, self._ends, decided, self._text)
@@ -126,25 +121,25 @@ class GenerationEngine:
             greedy, logprobs[examples] = self._read(batch, read, [tokenized.golds[i] for i in examples], cache)
             for i, tokens in zip(examples, greedy, strict=True):
                 answers.take(i, drafts[i] if self._draft else (), tokens)
-            going = {i: path for i, path in zip(examples, paths, strict=True) if not answers.finished[i]}
-            if going and cache is not None:
+            unfinished = {i: path for i, path in zip(examples, paths, strict=True) if not answers.finished[i]}
+            if not unfinished:
+                continue
+            if cache is not None:
                 self._forward.complete(batch.columns, cache)
-            for part in decoded_together([*map(len, going.values())], self.config.batch_tokens) if going else ():
-                decode(self._forward, dict([*going.items()][part]), tokenized.prompts, cache, answers)
+            for part in decoded_together([*map(len, unfinished.values())], self.config.batch_tokens):
+                decode(self._forward, dict([*unfinished.items()][part]), tokenized.prompts, cache, answers)
         return answers, logprobs
 
     @torch.inference_mode()
     def rank(self, split: PreparedSplit) -> tuple[NDArray[np.float64], ...]:
-        """Mean log-probability per token of every choice of every example.
-
-        Prompts run once; choices of several tokens then follow on copies of the cached prompts.
+        """Compute the mean log-probability per token of every choice.
 
         Returns:
-            Per example float64 [choices], in nats.
+            Log-probabilities of every example's choices in nats, float64 [choices].
 
         Raises:
-            CandidateError: logits are not finite.
-            UserError: a choice has no tokens, or the prompts can't be tokenised.
+            CandidateError: Logits are not finite.
+            UserError: A choice has no tokens, or the prompts can't be tokenised.
         """
         tokenized = self.tokens_of(split)
         for i, choices in enumerate(tokenized.choices):
@@ -152,17 +147,18 @@ class GenerationEngine:
                 where = f"task {split.task}, split {split.split}, example {i}"
                 raise UserError(f"{where}: a choice has no tokens; give it some text")
         scored = self._choices.score(tokenized.prompts, tokenized.choices)
-        return tuple(means(sums, choices) for (sums, _), choices in zip(scored, tokenized.choices, strict=True))
+        pairs = zip(scored, tokenized.choices, strict=True)
+        return tuple(sums / [len(choice) for choice in choices] for (sums, _), choices in pairs)
 
     @torch.inference_mode()
     def continuations(self, prompts: Sequence[Tokens], choices: Sequence[Sequence[Tokens]]) -> list[Scored]:
-        """Summed log-probabilities of continuations; see `moevolve.workers.engine.choices.ChoiceScorer.score`."""
+        """See `moevolve.workers.engine.choices.ChoiceScorer.score`."""
         return self._choices.score(prompts, choices)
 
     @torch.inference_mode()
     def judged(self, split: PreparedSplit) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """See `moevolve.evaluators.fitness.engine.Engine`."""
-        harness_version()  # says what to install
+        harness_version()  # raises an error that says what to install
         from moevolve.workers.engine.harness import HarnessRun
 
         if split.fingerprint not in self._runs:
@@ -171,12 +167,12 @@ class GenerationEngine:
 
     @torch.inference_mode()
     def text_logprobs(self, split: PreparedSplit) -> NDArray[np.float64]:
-        """See `moevolve.evaluators.fitness.engine.Engine`; prompts are truncated like those of other splits."""
+        """See `moevolve.evaluators.fitness.engine.Engine`."""
         return self._scorer.logprobs(whole_texts(split, self.tokens_of(split)))
 
     @torch.inference_mode()
     def remember(self, split: PreparedSplit) -> None:
-        """See `moevolve.evaluators.fitness.engine.Engine`; takes positions x hidden values of host memory per split."""
+        """See `moevolve.evaluators.fitness.engine.Engine`. Takes positions x hidden values of host memory."""
         if not self._scorer.knows(split.fingerprint):
             if split.positions == "greedy":
                 self._greedy[split.fingerprint] = self._greedy_answers(split)
@@ -184,27 +180,23 @@ class GenerationEngine:
 
     @torch.inference_mode()
     def answered(self, split: PreparedSplit, rows: int) -> list[Tokens]:
-        """The first prompts of a split with their answers: the gold one, or else the model's own greedy one.
+        """Return the first `rows` prompts of a split with their gold answers, or else the model's greedy answers.
 
-        Texts that are read whole get no answer: those of a fitness that reads texts and compares at no answer.
-
-        Args:
-            split: greedy answers end as they do when they are scored, their end token left out.
-            rows: how many prompts.
+        Greedy answers end as they do in scoring, without the end token. Splits of whole texts get no answers.
 
         Raises:
-            CandidateError: logits are not finite.
-            UserError: the prompts can't be tokenised.
+            CandidateError: Logits are not finite.
+            UserError: The prompts can't be tokenised.
         """
         tokenized = self.tokens_of(split)
         answers = dict(enumerate(tokenized.golds[:rows]))
-        lacking = [row for row, answer in answers.items() if not answer]
+        missing = [row for row, answer in answers.items() if not answer]
         whole = FITNESSES[split.fitness].reads == "texts" and split.positions == "text"
-        if lacking and not whole:
+        if missing and not whole:
             own = self._own_answers(
-                replace(split, examples=tuple(split.examples[row] for row in lacking), harness=None)
+                replace(split, examples=tuple(split.examples[row] for row in missing), harness=None)
             )
-            answers |= dict(zip(lacking, map(tuple, own.tokens), strict=True))
+            answers |= dict(zip(missing, map(tuple, own.tokens), strict=True))
         return [(*tokenized.prompts[row], *answer) for row, answer in answers.items()]
 
     @torch.inference_mode()
@@ -226,9 +218,9 @@ class GenerationEngine:
         return compared_spans(split, self.tokens_of(split), self._greedy.get(split.fingerprint, ()))
 
     def _greedy_answers(self, split: PreparedSplit) -> tuple[Tokens, ...]:
-        """The model's own answers, none empty; after one that ended by itself its end token."""
+        """The model's own answers, with an end token after those that ended by themselves."""
         answers = self._own_answers(split)
-        # The last token of a text is never read, only predicted: which of the end tokens it was makes no difference.
+        # The last token of a text is only predicted, never run, so any of the end tokens will do.
         end = min(self._ends, default=0)
         pairs = zip(answers.tokens, answers.ended, strict=True)
         return tuple((*tokens, end) if ended else tuple(tokens) for tokens, ended in pairs)
@@ -238,20 +230,20 @@ class GenerationEngine:
         return self._answers(split, lambda _, text: cut(text, split.matching.stop)[1])[0]
 
     def tokens_of(self, split: PreparedSplit) -> TokenizedSplit:
-        """The split's tokens, made once."""
+        """Return the tokens of a split, tokenised once."""
         if split.fingerprint not in self._tokenized:
             self._tokenized[split.fingerprint] = tokenize_split(self.tokenizer, split, self.config, self.bos)
         return self._tokenized[split.fingerprint]
 
     def token_text(self, token: int) -> str:
-        """One token, decoded by itself."""
+        """Decode a single token."""
         return str(self.tokenizer.decode([token], clean_up_tokenization_spaces=False))
 
     def _text(self, tokens: Tokens) -> str:
-        """Decoded answer; remembered, because a split's answers repeat and decoding is slow."""
+        # A split's answers repeat from candidate to candidate, and decoding is slow.
         text = self._texts.get(tokens)
         if text is None:
-            if len(self._texts) >= _TEXTS:
+            if len(self._texts) >= _MAX_TEXTS:
                 self._texts.clear()
             decoded = self.tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
             assert isinstance(decoded, str)
@@ -261,23 +253,23 @@ class GenerationEngine:
     def _read(
         self, batch: Batch, read: Sequence[NDArray[np.int64]], golds: Sequence[Tokens], cache: DynamicCache | None
     ) -> tuple[list[list[int]], NDArray[np.float64]]:
-        """One pass over prompts and drafts.
+        """Run one pass over prompts and drafts.
 
         Args:
-            batch: of examples.
-            read: per example, the columns of its prompt's last token and of its draft's.
-            golds: per example.
-            cache: filled, if given.
+            batch: Batch of examples.
+            read: Places of every example's last prompt token and draft tokens.
+            golds: Gold answers of the examples.
+            cache: KV cache to fill; None to keep none.
 
         Returns:
-            The most likely token after each of these columns, and float64 [examples], the mean log-probability of each
-            gold answer's tokens.
+            The most likely token after each of these places, and the mean log-probability of every gold answer's
+            tokens, float64 [examples].
         """
         places, index = np.unique(np.concatenate(read), return_inverse=True)
         logits = self._forward.logits(batch.columns, places, cache)
         starts = np.cumsum([0, *map(len, read)]).tolist()
         counts = [len(gold) for gold in golds]
-        predicting = [start + place for start, count in zip(starts, counts, strict=False) for place in range(count)]
+        predicting = [start + offset for start, count in zip(starts, counts, strict=False) for offset in range(count)]
         logprobs = token_logprobs(logits, index[predicting].tolist(), [token for gold in golds for token in gold])
         means = sums_by_owner(logprobs, counts) / np.maximum(counts, 1)
         greedy = logits.argmax(dim=-1).cpu().numpy()[index].tolist()

@@ -1,4 +1,4 @@
-"""One pass of the resident model over columns of tokens, and what is read off its logits."""
+"""Forward passes of the resident model, and the log-probabilities read from their logits."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _CHUNK = 1 << 22
-"""Logits turned to float32 at once: bounds the copies that normalising over a large vocabulary makes."""
+"""Number of logits converted to float32 at once, to limit the memory of normalising over a large vocabulary."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pass:
-    """One pass of the model.
+    """The inputs of one forward pass.
 
     Attributes:
-        ids, positions: int64 [rows, columns].
-        mask: int64 [rows, cached + columns], 1 where there is a token; None where there is everywhere.
-        places: columns that are read, in all rows counted through, int64 [places].
-        attention: of packed columns, or of a step that follows them.
-        cache: extended in place; None to keep nothing.
-        recurs: whether other candidates will ask for the same pass, and nothing is cached before: layers may be left
-            out then, of the cache, too (see `Forward.complete`).
-        hidden: whether what goes into the output embeddings is wanted instead of logits.
+        ids, positions: Token ids and positions, int64 [rows, columns].
+        mask: 1 for tokens and 0 for padding, int64 [rows, cached + columns]; None if nothing is padded.
+        places: Places whose outputs are read, int64 [places]; see `Columns.places`.
+        attention: Attention between packed columns, or of a decoding step after them; None for padded sequences.
+        cache: KV cache, extended in place; None to keep none.
+        recurs: True if other candidates will run the same pass and the cache is empty. Then leading layers may be
+            skipped, which also leaves them out of the cache (see `Forward.complete`).
+        hidden: Read the inputs of the output head instead of logits.
     """
 
     ids: Tensor
@@ -55,8 +55,8 @@ class _Pass:
     hidden: bool = False
 
 
-class _KeptLayer(DynamicLayer):
-    """A cache's layer that keeps the first states it is given as they are; the stock one copies them."""
+class _NoCopyLayer(DynamicLayer):
+    """A layer of a KV cache that stores the first states it gets without copying them, unlike its base class."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if self.is_initialized:
@@ -67,13 +67,21 @@ class _KeptLayer(DynamicLayer):
 
 
 class Forward:
-    """Runs a model.
+    """Runs forward passes of a model.
+
+    Args:
+        model: Model in eval mode. Edits made to it later take effect.
+        batch_tokens: Upper bound on the columns of a pass.
+        lean: Skip feed-forward computations that aren't read; see `moevolve.workers.engine.lean`.
+        reuse: Cache of hidden states for passes that recur; None to run all layers.
+        prefixes: Run common prefixes of sequences once, if the model's attention allows packing.
 
     Attributes:
-        device: where inputs go.
-        rewinds: whether cached columns can be masked out and left behind. Recurrent states run over columns, so there
-            they can't; nor can sliding windows, but for attention that knows each token's place (`Step`).
-        batcher: plans its passes.
+        device: Device of the inputs.
+        rewinds: True if cached columns can be masked out, so that decoding can continue from a part of them. That isn't
+            possible with recurrent states, nor with sliding windows unless attention knows each token's position
+            (`Step`).
+        batcher: Plans the passes.
     """
 
     def __init__(
@@ -84,15 +92,6 @@ class Forward:
         reuse: LayerReuse | None = None,
         prefixes: bool = True,
     ) -> None:
-        """Take a model; edits made to it later are seen.
-
-        Args:
-            model: in eval mode.
-            batch_tokens: upper bound on columns of a pass.
-            lean: leave out feed-forward work that nobody reads; see `moevolve.workers.engine.lean`.
-            reuse: where passes that may come again find and leave hidden states; None runs all layers.
-            prefixes: run beginnings that sequences have in common once, if the model lets them be packed.
-        """
         self._model = model
         self._lean = lean
         self._reuse = reuse
@@ -105,50 +104,50 @@ class Forward:
         self.batcher = Batcher(layout, batch_tokens, self.device)
 
     def new_cache(self) -> DynamicCache:
-        """An empty cache of the kind the model's layers need."""
+        """Create an empty KV cache of the kind that the model needs."""
         cache = DynamicCache(config=self._model.config)
         if self.rewinds:
-            cache.layers = [_KeptLayer() for _ in cache.layers]
+            cache.layers = [_NoCopyLayer() for _ in cache.layers]
         return cache
 
     def logits(self, columns: Columns, places: ArrayLike, cache: DynamicCache | None = None) -> Tensor:
-        """Run columns that other candidates will be asked, too.
+        """Run a batch that other candidates run as well, and return the logits of some places.
 
         Args:
-            columns: of one of `batcher`'s batches.
-            places: columns whose logits are wanted, in all rows counted through, [places]; none is padding.
-            cache: empty, and filled in place; `complete` it before it is used. None to keep nothing.
+            columns: Layout of one of `batcher`'s batches.
+            places: Places to read, int64 [places], none of them padding; see `Columns.places`.
+            cache: Empty KV cache to fill, which `complete` must finish before use; None to keep none.
 
         Returns:
             Logits [places, vocabulary] in the model's dtype.
 
         Raises:
-            CandidateError: a logit is not finite.
+            CandidateError: A logit is not finite.
         """
         return self._read(self._pass_over(columns, places, cache))
 
     def hidden_states(self, columns: Columns, places: ArrayLike) -> Tensor:
-        """Like `logits`, what goes into the output embeddings: [places, hidden], on their device, unchecked."""
+        """Run a batch like `logits`, but return the unchecked inputs of the output head, [places, hidden]."""
         return self._run(self._pass_over(columns, places, None, hidden=True))
 
-    def embedded(self, hidden: Tensor) -> Tensor:
-        """The output embeddings' logits of hidden states [positions, hidden], [positions, vocabulary]."""
+    def output_head(self, hidden: Tensor) -> Tensor:
+        """Compute the logits [positions, vocabulary] of hidden states [positions, hidden]."""
         logits: Tensor = self._model.get_output_embeddings()(hidden)
         return logits
 
     def step(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache) -> Tensor:
-        """Run new columns of some rows, after those in the cache.
+        """Run new columns after those in the cache.
 
         Args:
-            ids, positions: int64 [rows, columns], which end together.
-            mask: int64 [rows, cached + columns], 1 where there is a token.
-            cache: extended in place.
+            ids, positions: Token ids and positions, padded on the left, int64 [rows, columns].
+            mask: 1 for tokens and 0 for padding, int64 [rows, cached + columns].
+            cache: KV cache, extended in place.
 
         Returns:
             Logits of the last column, [rows, vocabulary].
 
         Raises:
-            CandidateError: a logit is not finite.
+            CandidateError: A logit is not finite.
         """
         places = torch.arange(1, len(ids) + 1, device=self.device) * ids.shape[1] - 1
         attention = None if self._steps is None or ids.shape[1] > 1 else Step.of(mask, self._steps)
@@ -156,11 +155,11 @@ class Forward:
 
     @property
     def vocabulary(self) -> int:
-        """Logits per position."""
+        """Number of logits per position."""
         return int(self._model.get_output_embeddings().weight.shape[0])
 
     def complete(self, columns: Columns, cache: DynamicCache) -> None:
-        """Fill in the layers that a pass over these columns left out of its cache, by running them."""
+        """Run the layers that a pass over these columns skipped, to add them to its cache."""
         filled = [bool(getattr(layer, "is_initialized", False)) for layer in cache.layers]
         missing = filled.index(True)
         if missing:
@@ -168,27 +167,23 @@ class Forward:
                 self._run(replace(self._pass_over(columns, [0], cache), recurs=False))
 
     def rows_of(self, cache: DynamicCache, paths: ArrayLike) -> DynamicCache:
-        """A cache with a row for every path.
+        """Gather the columns of a KV cache into one row per path.
 
         Args:
-            cache: of a pass over columns, with all layers.
-            paths: columns of that pass, in all rows counted through, int64 [new rows, new columns].
+            cache: Complete KV cache of a pass.
+            paths: Places of that pass, int64 [new rows, new columns]; see `Columns.places`.
         """
         index = torch.as_tensor(np.asarray(paths), device=self.device)
-        taken = self.new_cache()
+        rows = self.new_cache()
         for number, layer in enumerate(cache.layers):
             assert isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None
-            taken.update(_rows(layer.keys, index), _rows(layer.values, index), number)
-        return taken
+            rows.update(_rows(layer.keys, index), _rows(layer.values, index), number)
+        return rows
 
     def _read(self, one: _Pass) -> Tensor:
-        """Logits of a pass, [places, vocabulary].
-
-        Raises:
-            CandidateError: a logit is not finite.
-        """
+        """Logits of a pass, [places, vocabulary], checked to be finite."""
         logits = self._run(one)
-        # A sum is finite only if its terms are, and is far cheaper than a test of every term.
+        # A sum is finite only if its terms are, and summing is far cheaper than testing every term.
         finite = logits.sum(dim=-1, dtype=torch.float32).isfinite()
         if not finite.all():
             bad = int((~finite).sum())
@@ -196,7 +191,7 @@ class Forward:
         return logits
 
     def _run(self, one: _Pass) -> Tensor:
-        """One pass, unchecked: logits or hidden states of the places that are read, [places, ...]."""
+        """Logits or hidden states of the places of a pass, [places, ...], unchecked."""
         ids, cache = one.ids, one.cache
         with ExitStack() as stack:
             if one.attention is not None:
@@ -204,7 +199,7 @@ class Forward:
             if self._lean and ids.shape[1] > 1:
                 real = None if one.mask is None else one.mask[:, -ids.shape[1] :]
                 stack.enter_context(lean_blocks(self._model, ids.shape, real, one.places))
-            # Other kinds of caches hold more than keys and values, which can't be put back.
+            # Caches that can't rewind hold more than keys and values, which `complete` couldn't restore.
             if self._reuse is not None and one.recurs and (cache is None or self.rewinds):
                 stack.enter_context(self._reuse.over(ids, one.mask, one.positions))
             read = stack.enter_context(self._reading(one))
@@ -220,7 +215,6 @@ class Forward:
     def _pass_over(
         self, columns: Columns, places: ArrayLike, cache: DynamicCache | None, hidden: bool = False
     ) -> _Pass:
-        """A pass over columns that other candidates will be asked, too; see `logits` and `hidden_states`."""
         index = torch.as_tensor(np.asarray(places, dtype=np.int64), device=self.device)
         return _Pass(
             columns.ids, columns.mask, columns.positions, index, columns.attention, cache, recurs=True, hidden=hidden
@@ -228,13 +222,16 @@ class Forward:
 
     @contextmanager
     def _reading(self, one: _Pass) -> Iterator[list[Tensor]]:
-        """Let the output embeddings see the places that are read only, as [1, places, hidden], and collect these."""
+        """Context manager that passes only the places to read to the output head, as [1, places, hidden].
+
+        Yields a list to which these hidden states are appended.
+        """
         read: list[Tensor] = []
 
         def select(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
             hidden = args[0].reshape(-1, args[0].shape[-1])
             read.append(hidden.index_select(0, one.places.to(hidden.device)))
-            # Where hidden states are wanted nobody reads these logits: one place is enough.
+            # When hidden states are read, the logits aren't: one place is enough.
             return ((read[0][:1] if one.hidden else read[0]).unsqueeze(0), *args[1:])
 
         handle = self._model.get_output_embeddings().register_forward_pre_hook(select)
@@ -245,22 +242,22 @@ class Forward:
 
 
 def _rows(states: Tensor, index: Tensor) -> Tensor:
-    """[rows, heads, columns, width] -> [new rows, heads, new columns, width], by columns counted through all rows."""
+    """Gather states [rows, heads, columns, width] by places [R, C] into [R, heads, C, width]."""
     rows, heads, columns, width = states.shape
     flat = states.transpose(1, 2).reshape(rows * columns, heads, width)
     return flat[index.to(flat.device)].transpose(1, 2)
 
 
 def token_logprobs(logits: Tensor, rows: Sequence[int], tokens: Sequence[int]) -> NDArray[np.float64]:
-    """Log-probabilities of tokens, normalised in float32.
+    """Compute log-probabilities of tokens, normalised in float32.
 
     Args:
-        logits: [rows, vocabulary].
-        rows: per token, the row that predicts it.
-        tokens: token ids.
+        logits: Logits [rows, vocabulary].
+        rows: Row of logits that predicts each token.
+        tokens: Token ids.
 
     Returns:
-        float64 [tokens], in nats.
+        Log-probabilities in nats, float64 [tokens].
     """
     step = max(1, _CHUNK // logits.shape[1])
     norms = torch.cat([logsumexp(part.float()) for part in logits.split(step)])
@@ -269,6 +266,6 @@ def token_logprobs(logits: Tensor, rows: Sequence[int], tokens: Sequence[int]) -
 
 
 def sums_by_owner(values: NDArray[np.float64], counts: Sequence[int]) -> NDArray[np.float64]:
-    """Sums of consecutive stretches of `counts` values, float64 [stretches]; 0 for an empty stretch."""
+    """Sum consecutive groups of `counts` values, float64 [groups]; 0 for an empty group."""
     owners = np.repeat(np.arange(len(counts)), counts)
     return np.bincount(owners, weights=values, minlength=len(counts)).astype(np.float64, copy=False)

@@ -1,4 +1,4 @@
-"""The resident model as lm-evaluation-harness sees models. Imported only where a task of lm-eval is evaluated."""
+"""The resident model as a model of lm-evaluation-harness. Imported only when a task of lm-eval is evaluated."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ TokenRequest = tuple[tuple[str, str], list[int], list[int]]
 
 
 class AnsweringEngine(Protocol):
-    """What is asked of an engine here; `moevolve.workers.engine.engine.GenerationEngine` has it.
+    """The part of `moevolve.workers.engine.engine.GenerationEngine` that is used here.
 
     Attributes:
-        tokenizer: the model's.
-        bos: the token that prompts begin with, where the tokenizer doesn't add it.
-        config: how prompts are truncated.
+        tokenizer: Tokenizer of the model.
+        bos: Beginning-of-sequence token to put before prompts if the tokenizer doesn't add it; None for no token.
+        config: Settings of truncation.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -47,14 +47,14 @@ class AnsweringEngine(Protocol):
 
 
 class ResidentLM(TemplateLM):
-    """lm-eval's view of an engine: requests run through the same batches and checks as our own tasks.
+    """Implements lm-eval's model interface with an engine, whose batches and checks are those of other tasks.
 
-    Prompts begin with the beginning-of-sequence token wherever the engine's do, and are truncated by the engine's
-    settings; answers are greedy. lm-eval's other settings (chat templates, several devices, caches) aren't there.
+    Prompts get a beginning-of-sequence token and are truncated as by the engine; answers are greedy. lm-eval's other
+    features (chat templates, several devices, caches) aren't supported.
 
     Args:
-        engine: holds the model, with whatever edit is on it.
-        split: whose prompts are answered.
+        engine: Engine with the current edit.
+        split: Split that is evaluated.
     """
 
     def __init__(self, engine: AnsweringEngine, split: PreparedSplit) -> None:
@@ -67,7 +67,7 @@ class ResidentLM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """What a text without a prompt is conditioned on: the beginning token, or else the end token."""
+        """Token before a text without a prompt: the beginning-of-sequence token, or else the end token."""
         tokenizer = self._engine.tokenizer
         for token in (self._engine.bos, tokenizer.bos_token_id, tokenizer.eos_token_id):
             if token is not None:
@@ -75,16 +75,16 @@ class ResidentLM(TemplateLM):
         raise UserError("the tokenizer has neither a beginning nor an end token to open an empty prompt with")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Token ids, made once per text."""
+        """Return the token ids of a text, from a cache."""
         key = (string, add_special_tokens is not False)
         if key not in self._tokens:
             self._tokens[key] = list(encode_text(self._engine.tokenizer, string, self._engine.bos, special=key[1]))
         return self._tokens[key]
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
-        """Summed log-probability of every continuation, and whether it is the greedy one."""
-        found: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
-        return found
+        """Return every continuation's summed log-probability, and whether it is the greedy one."""
+        scored: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
+        return scored
 
     def _loglikelihood_tokens(self, requests: Sequence[TokenRequest], **kwargs: Any) -> list[tuple[float, bool]]:
         config = self._engine.config
@@ -108,7 +108,7 @@ class ResidentLM(TemplateLM):
         raise UserError(f"{self._split.task}: likelihoods of whole texts aren't lm-eval's to measure here")
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = True) -> list[str]:
-        """Greedy answers to the split's prompts, cut at the first of its stop strings."""
+        """Return greedy answers to the split's prompts, cut at the first stop string."""
         prompts = [example.prompt for example in self._split.examples]
         if [request.args[0] for request in requests] != prompts:
             raise ValueError(f"{self._split.task}/{self._split.split}: other prompts than the split's were asked for")
@@ -119,14 +119,14 @@ class ResidentLM(TemplateLM):
 
 
 class HarnessRun:
-    """One split of a task of lm-eval on one engine, evaluated again and again.
+    """Evaluates a split of an lm-eval task, candidate after candidate.
 
     Args:
-        engine: holds the model.
-        split: of fitness `lm_eval`.
+        engine: Engine with the model.
+        split: Split with fitness `lm_eval`.
 
     Raises:
-        UserError: lm-eval can't judge the split here; see `HarnessJudge`.
+        UserError: lm-eval can't evaluate the split; see `HarnessJudge`.
     """
 
     def __init__(self, engine: AnsweringEngine, split: PreparedSplit) -> None:

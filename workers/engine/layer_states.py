@@ -1,4 +1,4 @@
-"""Hidden states kept for candidates to come, within a bound of bytes: what is least likely to spare work gives way."""
+"""A bounded cache of hidden states that later candidates may reuse; the least useful states are evicted."""
 
 from __future__ import annotations
 
@@ -9,29 +9,27 @@ import torch
 from torch import Tensor
 
 _HALF_LIFE = 32
-"""Candidates after which having been met counts half; on stored searches 8 to 128 spared much the same."""
+"""Number of candidates after which an occurrence counts half. On stored searches 8 to 128 saved about the same work."""
 
-_REMEMBERED = 1 << 15
-"""Beginnings whose weights are remembered; of more, the lighter half is forgotten."""
+_MAX_PREFIXES = 1 << 15
+"""Number of prefixes whose weights are kept; when there are more, the lighter half is dropped."""
 
 
 class LayerStates:
-    """A store of hidden states by beginning (what the first l layers of a candidate are) and place (which batch).
+    """A cache of hidden states by prefix (the edits of a candidate's first l layers) and batch.
 
-    A state's value is how often candidates have begun like that, older ones counting less and less, times the layers it
-    spares. A new state displaces only states of less value: the batches of one candidate never displace each other, and
-    where there is room for some of them only, those that are there stay.
+    A state's value is the number of candidates with its prefix, older ones counting less and less, times the number of
+    layers that it saves. A new state evicts only states of lower value, so the batches of one candidate never evict
+    each other: if there is memory for some of them only, the earlier ones stay.
 
-    States lie in host memory, pinned where they come from a GPU. On a CPU they are kept without a copy, and must not be
-    written to.
+    States lie in host memory, pinned if they come from a GPU. On a CPU they are kept without a copy and must not be
+    modified.
+
+    Args:
+        limit: Maximum size of the states in bytes.
     """
 
     def __init__(self, limit: int) -> None:
-        """Start empty.
-
-        Args:
-            limit: bytes that states may take.
-        """
         self._limit = limit
         self._nbytes = 0
         self._candidates = 0
@@ -41,49 +39,49 @@ class LayerStates:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that states take now."""
+        """Current size of the states in bytes."""
         return self._nbytes
 
-    def meet(self, beginnings: Mapping[str, int]) -> None:
-        """Count a candidate.
+    def count(self, prefixes: Mapping[str, int]) -> None:
+        """Count a new candidate.
 
         Args:
-            beginnings: its beginnings, by name, with the layers that each holds, at least 1.
+            prefixes: Number of layers, at least 1, by name of each of the candidate's prefixes.
         """
-        # Weights grow by a constant factor per candidate instead of shrinking all at once; their logarithms stay small.
+        # New occurrences count for more and more, which equals decay of the old ones. Weights are stored as logarithms.
         now = self._candidates / _HALF_LIFE
         self._candidates += 1
-        for name, layers in beginnings.items():
+        for name, layers in prefixes.items():
             before = self._weights.get(name)
             self._weights[name] = now if before is None else now + math.log2(1 + 2 ** (before - now))
             self._layers[name] = layers
-        if len(self._weights) > _REMEMBERED:
+        if len(self._weights) > _MAX_PREFIXES:
             self._forget()
 
-    def get(self, name: str, place: bytes, device: torch.device) -> Tensor | None:
-        """A kept state, on `device`; None if there is none."""
-        state = self._states.get(name, {}).get(place)
+    def get(self, name: str, batch: bytes, device: torch.device) -> Tensor | None:
+        """Return a cached state on `device`; None if there is none."""
+        state = self._states.get(name, {}).get(batch)
         return None if state is None else state.to(device, non_blocking=True)
 
-    def put(self, name: str, place: bytes, state: Tensor) -> None:
-        """Keep a state, if it is worth more than what must go for it.
+    def put(self, name: str, batch: bytes, state: Tensor) -> None:
+        """Cache a state, unless it would have to evict states of at least its value.
 
         Args:
-            name: a beginning that was met.
-            place: which batch; states of one name and place are the same.
-            state: hidden states that nobody writes to any more.
+            name: Name of a counted prefix.
+            batch: Identifier of the batch. States with equal name and batch are equal.
+            state: Hidden states, which must not be modified any more.
         """
-        if place in self._states.get(name, {}) or not self._make_room(state.nbytes, self._value(name)):
+        if batch in self._states.get(name, {}) or not self._make_room(state.nbytes, self._value(name)):
             return
-        self._states.setdefault(name, {})[place] = _on_host(state)
+        self._states.setdefault(name, {})[batch] = _on_host(state)
         self._nbytes += state.nbytes
 
     def _value(self, name: str) -> float:
-        """Logarithm of a beginning's value; only differences mean something."""
+        """Logarithm of a prefix's value, up to a constant."""
         return self._weights[name] + math.log2(self._layers[name])
 
     def _make_room(self, size: int, value: float) -> bool:
-        """Whether `size` bytes are free, once states of less value are gone."""
+        """Evict states of lower value until `size` bytes are free; False if that isn't possible."""
         if size > self._limit:
             return False
         while self._nbytes + size > self._limit:
@@ -106,5 +104,5 @@ class LayerStates:
 def _on_host(part: Tensor) -> Tensor:
     if part.device.type == "cpu":
         return part
-    # Copied in the order of the device's work, as is the way back: nobody has to wait for it.
+    # Both copies are queued on the device's stream, so the host needn't wait for them.
     return torch.empty(part.shape, dtype=part.dtype, pin_memory=True).copy_(part, non_blocking=True)

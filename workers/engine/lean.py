@@ -1,7 +1,7 @@
-"""Leaves out of a forward pass the feed-forward work that nobody reads.
+"""Skips feed-forward computations whose outputs aren't read.
 
-A feed-forward block (MoE or dense) treats every position by itself. So padding never needs it, and in the last decoder
-layer, whose keys and values come from its input, only the positions whose logits are asked for do.
+A feed-forward block (MoE or dense) computes every position separately. So it needn't run on padding, and in the last
+decoder layer, whose keys and values come from its input, only on the positions whose logits are read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 
 class _Selection:
-    """Hooks that show a block only some positions, and put zeros in the place of the others' outputs."""
+    """Hooks that run a block on some positions only and set the outputs of the others to zero."""
 
     def __init__(self, index: Tensor, rows: int, columns: int) -> None:
         self._index, self._rows, self._columns = index, rows, columns
@@ -36,16 +36,16 @@ class _Selection:
 
 @contextmanager
 def lean_blocks(model: nn.Module, shape: Sequence[int], mask: Tensor | None, read: Tensor) -> Iterator[None]:
-    """For the length of a `with` block, let feed-forward blocks compute only what the logits that are read depend on.
+    """Context manager in which feed-forward blocks compute only what the logits that are read depend on.
 
-    Hooks of others on these blocks, or within them, see the selected positions only, as [1, positions, hidden].
+    Other hooks on these blocks see only the selected positions, as [1, positions, hidden].
 
     Args:
-        model: a `transformers` causal LM whose decoder has `layers`, each with a position-wise block `mlp` that takes
-            hidden states [rows, columns, hidden] as its first argument; layers without one run as ever.
-        shape: rows and columns of the pass.
-        mask: int64 [rows, columns], the pass's own columns, 1 where there is a token; None where there is everywhere.
-        read: columns whose logits are read, in all rows counted through, int64; none is padding.
+        model: Causal language model whose decoder has `layers`, each with a feed-forward block `mlp` that takes hidden
+            states [rows, columns, hidden] as its first argument. Layers without one aren't changed.
+        shape: Rows and columns of the pass.
+        mask: 1 for tokens and 0 for padding, int64 [rows, columns]; None if nothing is padded.
+        read: Places whose logits are read, none of them padding, int64 [places]; see `Columns.places`.
     """
     layers = getattr(model.get_decoder(), "layers", ())  # type: ignore[operator]
     blocks = [getattr(layer, "mlp", None) for layer in layers]

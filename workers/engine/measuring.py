@@ -1,4 +1,4 @@
-"""What is measured of a resident model on the prompts of splits: calibrations, and how its experts are used."""
+"""Measurements on the prompts of splits: calibrations of the unedited model, and expert usage under an edit."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ _LAYER = re.compile(r"layers\.(\d+)\.")
 def calibrate(
     resident: ResidentModel, engine: GenerationEngine, recipe: CalibrationRecipe, splits: Sequence[PreparedSplit]
 ) -> Calibration:
-    """Make a calibration and note what it cost.
+    """Measure a calibration on the unedited model, with its cost.
 
     Args:
-        resident: unedited.
-        engine: on it.
-        recipe: what to measure.
-        splits: whose prompts are run, with answers (`token_sequences`).
+        resident: Unedited model.
+        engine: Engine that runs this model.
+        recipe: Quantities to measure.
+        splits: Splits whose prompts are run with their answers; see `token_sequences`.
 
     Raises:
-        UserError: unknown recipe, or the model isn't one it is for.
+        UserError: The recipe is unknown, or isn't for models of this kind.
     """
     if isinstance(recipe, CombinedRecipe):
         parts = [calibrate(resident, engine, part, splits) for part in recipe.parts]
@@ -63,43 +63,43 @@ def calibrate(
 
 
 def token_sequences(engine: GenerationEngine, splits: Sequence[PreparedSplit], limit: int) -> list[Tokens]:
-    """Prompts with their answers, split by split in turn, whole ones until `limit` tokens are reached.
+    """Return whole prompts with their answers, taking turns between splits, until `limit` tokens are reached.
 
-    The answer is the gold one; where an example has none, the greedy one of the engine's model, which is unedited.
+    Answers are the gold ones, or the unedited model's greedy ones for examples without gold answer.
     """
-    # Answers only add tokens: no more prompts are needed than reach the limit by themselves.
-    needed = Counter(place for place, _ in _in_turn([engine.tokens_of(split).prompts for split in splits], limit))
-    groups = [engine.answered(split, needed[place]) for place, split in enumerate(splits)]
+    # With answers even fewer prompts reach the limit, so no others need greedy answers.
+    needed = Counter(number for number, _ in _in_turn([engine.tokens_of(split).prompts for split in splits], limit))
+    groups = [engine.answered(split, needed[number]) for number, split in enumerate(splits)]
     return [sequence for _, sequence in _in_turn(groups, limit)]
 
 
 def _in_turn(groups: Sequence[Sequence[Tokens]], limit: int) -> list[tuple[int, Tokens]]:
-    """Sequences with their group's number, group by group in turn, until `limit` tokens are reached."""
-    found: list[tuple[int, Tokens]] = []
+    """Pairs of group number and sequence, taking turns between groups, until `limit` tokens are reached."""
+    taken: list[tuple[int, Tokens]] = []
     total = 0
     for row in range(max(map(len, groups), default=0)):
-        for place, group in enumerate(groups):
+        for number, group in enumerate(groups):
             if row < len(group) and total < limit:
-                found.append((place, group[row]))
+                taken.append((number, group[row]))
                 total += len(group[row])
-    return found
+    return taken
 
 
 @torch.inference_mode()
 def analyse_usage(
     resident: ResidentModel, edit: Edit, sequences: Sequence[Tokens], name: Callable[[int], str] = str
 ) -> Usage:
-    """Run token sequences through a model with `edit` and count what its routers choose.
+    """Run token sequences through an edited model and count the experts that its routers choose.
 
     Args:
-        resident: with any edit or none; it is unedited afterwards.
-        edit: `IdentityEdit` for the model as loaded.
-        sequences: token ids.
-        name: a token's text.
+        resident: Resident model, which is unedited afterwards.
+        edit: Edit to apply; `IdentityEdit` for the unedited model.
+        sequences: Token ids.
+        name: Returns the text of a token.
 
     Raises:
-        UserError: there are no tokens, or the edit doesn't fit this model.
-        CandidateError: the edit's values are at fault.
+        UserError: There are no sequences, or the edit doesn't fit this model.
+        CandidateError: The edit has invalid values.
     """
     if not sequences:
         raise UserError("there are no prompts to analyse")
@@ -108,10 +108,9 @@ def analyse_usage(
         decoder = resident.model.get_decoder()
         counters = _watch(decoder, stack, words)
         for row in resident.rows(sequences):
-            words.show(row)
+            words.set_row(row)
             resident.run(row)
         counted = [counter.counted() for counter in counters]
-        # Nothing is to be said of a model without an edit but what was counted.
         base = underlying(edit)
         readers = UsageReaders() if isinstance(base, IdentityEdit) else method_of(type(base)).usage
         routed = tuple(readers.described(layer, position, base) for position, layer in enumerate(counted))
@@ -119,7 +118,7 @@ def analyse_usage(
 
 
 def _watch(decoder: nn.Module, stack: ExitStack, words: _Words) -> list[_Counter]:
-    """Count at every layer of experts until `stack` closes."""
+    """Count at every layer with experts until `stack` is closed."""
     counters: list[_Counter] = []
     for name, module in decoder.named_modules():
         matched, reader = _LAYER.search(f"{name}."), routing_reader(module)
@@ -137,26 +136,26 @@ def _counting(counter: _Counter, reader: RoutingReader) -> Callable[[nn.Module, 
 
 
 class _Words:
-    """The most frequent tokens of all sequences, and which of them stand where in the row that is run.
+    """The most frequent tokens of all sequences, and their positions in the row that is run.
 
     Attributes:
-        ids: of these tokens, the most frequent first (ties: the smaller id).
-        places: of the row's tokens among them, int64 [tokens]; their number for any other token.
+        ids: Ids of these tokens in descending order of frequency; ties by ascending id.
+        indices: Index into `ids` of every token of the row, `len(ids)` for other tokens, int64 [tokens].
     """
 
     def __init__(self, sequences: Sequence[Tokens]) -> None:
         counts = Counter(token for tokens in sequences for token in tokens)
         self.ids = sorted(counts, key=lambda token: (-counts[token], token))[:WORDS]
-        self._place = {token: place for place, token in enumerate(self.ids)}
-        self.places = torch.empty(0, dtype=torch.int64)
+        self._index = {token: index for index, token in enumerate(self.ids)}
+        self.indices = torch.empty(0, dtype=torch.int64)
 
-    def show(self, row: Sequence[Tokens]) -> None:
-        """This row of sequences is run next."""
-        self.places = torch.tensor([self._place.get(token, len(self.ids)) for tokens in row for token in tokens])
+    def set_row(self, row: Sequence[Tokens]) -> None:
+        """Set the row of sequences that is run next."""
+        self.indices = torch.tensor([self._index.get(token, len(self.ids)) for tokens in row for token in tokens])
 
 
 class _Counter:
-    """Sums over tokens of one layer, on its device."""
+    """Counts of one layer, on its device."""
 
     def __init__(self, layer: int, words: _Words) -> None:
         self._layer, self._words = layer, words
@@ -165,7 +164,7 @@ class _Counter:
         self._together = torch.empty(0)
 
     def add(self, chosen: Tensor, weights: Tensor) -> None:
-        """Take in tokens: which experts they chose, 0 or 1 [tokens, E], and by what outputs are scaled, [tokens, E]."""
+        """Add tokens, given their chosen experts, 0 or 1 [tokens, E], and the factors on the outputs, [tokens, E]."""
         if self._weights is None:
             experts = chosen.shape[1]
             self._weights = torch.zeros(experts, dtype=torch.float64, device=chosen.device)
@@ -173,12 +172,12 @@ class _Counter:
             self._by_word = self._together.new_zeros(len(self._words.ids) + 1, experts)
         ones = chosen.double()
         self._together += ones.t() @ ones
-        self._by_word.index_add_(0, self._words.places.to(ones.device), ones)
+        self._by_word.index_add_(0, self._words.indices.to(ones.device), ones)
         self._weights += weights.double().sum(dim=0)
 
     def counted(self) -> RoutedLayer:
-        """What all tokens chose."""
-        assert self._weights is not None, "a layer of experts was not run"
+        """Return the counts of all tokens."""
+        assert self._weights is not None, "a layer with experts was not run"
         together: NDArray[np.int64] = self._together.round().long().cpu().numpy()
         by_word: NDArray[np.int64] = self._by_word[:-1].round().long().cpu().numpy()
         return RoutedLayer(self._layer, np.diagonal(together).copy(), self._weights.cpu().numpy(), together, by_word)

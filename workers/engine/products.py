@@ -1,9 +1,8 @@
-"""Has a resident model multiply on a CPU as `moevolve.kernels.products` does, whoever wrote the layer.
+"""Makes a model use the matrix products of `moevolve.kernels.products` on a CPU.
 
-Linear layers and experts of the usual form get a `forward` of ours. Activations, other modules with matrices of their
-own (routers, experts of another form), and those around them run their own code, in which calls of torch's products and
-activations are caught.
-Attention's products are `moevolve.workers.engine.packed_attention`'s.
+Linear layers and experts of the usual form get another `forward`. Activations, other modules with matrices (routers,
+experts of another form) and their parents keep their code, in which torch's products and activations are intercepted.
+The products of attention are in `moevolve.workers.engine.packed_attention`.
 """
 
 from __future__ import annotations
@@ -25,74 +24,73 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def use_products(model: PreTrainedModel, products: MatmulBackend) -> None:
-    """Let what a model computes on a CPU not depend on which rows share a product; modules elsewhere stay as they are.
+def make_rows_independent(model: PreTrainedModel, backend: MatmulBackend) -> None:
+    """Make every row's results on a CPU independent of the other rows of a product.
 
-    A module's parameters may be exchanged later, and hooks see what they saw before.
+    Modules on other devices aren't changed. Parameters may be replaced later, and hooks work as before.
 
     Args:
-        model: in eval mode, and run without gradients from now on.
-        products: who multiplies float32: `torch`, `onednn`, or `auto`, the one that is faster here
-            (`moevolve.kernels.products`). Other dtypes are torch's.
+        model: Model in eval mode, which must from now on run without gradients.
+        backend: Library for float32 products: `torch`, `onednn`, or `auto` for the faster one on this processor. Other
+            dtypes always use torch.
 
     Raises:
-        UserError: oneDNN is asked for and torch was built without it.
+        UserError: The backend is unknown, or it is oneDNN and torch was built without it.
     """
-    if products not in get_args(MatmulBackend):
-        raise UserError(f"engine.matmul_backend is {products!r}; use {', '.join(get_args(MatmulBackend))}")
-    if products == "onednn" and not kernel.onednn_available():
+    if backend not in get_args(MatmulBackend):
+        raise UserError(f"engine.matmul_backend is {backend!r}; use {', '.join(get_args(MatmulBackend))}")
+    if backend == "onednn" and not kernel.onednn_available():
         raise UserError("engine.matmul_backend: this build of torch has no oneDNN; use torch or auto")
-    wanted = takes_onednn(products)
+    wanted = uses_onednn(backend)
     for module in model.modules():
-        if isinstance(module.__dict__.get("forward"), _Exchanged):
+        if isinstance(module.__dict__.get("forward"), _PatchedForward):
             del module.forward
         own = list(module.parameters(recurse=False))
         if any(each.device.type != "cpu" for each in own):
             continue
-        by_onednn = wanted and all(each.dtype == float32 for each in own)
+        use_onednn = wanted and all(each.dtype == float32 for each in own)
         if type(module) is nn.Linear:
-            module.forward = _Exchanged(_linear, module, by_onednn)  # type: ignore[method-assign]
-        elif _plain_experts(module):
-            module.forward = _Exchanged(_experts, module, by_onednn)
+            module.forward = _PatchedForward(_linear, module, use_onednn)  # type: ignore[method-assign]
+        elif _has_usual_experts(module):
+            module.forward = _PatchedForward(_experts, module, use_onednn)
         elif type(module).__module__ in _ACTIVATIONS or any(map(_has_matrices, (module, *module.children()))):
-            module.forward = _Exchanged(_caught, module)
+            module.forward = _PatchedForward(_intercepted, module)
 
 
-def takes_onednn(products: MatmulBackend) -> bool:
-    """Whether float32 products on this machine's CPU go through oneDNN."""
-    return products == "onednn" or (products == "auto" and kernel.onednn_preferred())
+def uses_onednn(backend: MatmulBackend) -> bool:
+    """Return whether float32 products on this machine's CPU use oneDNN."""
+    return backend == "onednn" or (backend == "auto" and kernel.onednn_preferred())
 
 
 _ACTIVATIONS = ("torch.nn.modules.activation", "transformers.activations")
 
 
-_uncaught = torch._C.DisableTorchFunction  # noqa: SLF001 - torch has no public name for it
-"""Runs what follows by itself, within modules around it whose own products are caught; catching takes microseconds."""
+_without_interception = torch._C.DisableTorchFunction  # noqa: SLF001 - torch has no public name for it
+"""Turns interception by parent modules off, which takes microseconds per call and isn't needed in our kernels."""
 
 
-class _Exchanged(partial[Any]):
-    """What runs in the place of a module's own `forward`."""
+class _PatchedForward(partial[Any]):
+    """Replacement of a module's `forward`."""
 
 
-def _linear(module: nn.Linear, by_onednn: bool, inputs: Tensor) -> Tensor:
-    with _uncaught():
-        return kernel.linear(inputs, module.weight, module.bias, by_onednn=by_onednn)
+def _linear(module: nn.Linear, use_onednn: bool, inputs: Tensor) -> Tensor:
+    with _without_interception():
+        return kernel.linear(inputs, module.weight, module.bias, use_onednn=use_onednn)
 
 
-def _experts(module: Any, by_onednn: bool, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """What `transformers` calls experts with: [tokens, hidden], and [tokens, k] chosen experts and their weights."""
+def _experts(module: Any, use_onednn: bool, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     matrices = (module.gate_up_proj, module.down_proj)
-    with _uncaught():
-        return kernel.experts(hidden, top_k_index, top_k_weights, *matrices, module.act_fn, by_onednn=by_onednn)
+    with _without_interception():
+        return kernel.experts(hidden, top_k_index, top_k_weights, *matrices, module.act_fn, use_onednn=use_onednn)
 
 
-def _caught(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    with _Catching():
+def _intercepted(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    with _Interception():
         return type(module).forward(module, *args, **kwargs)
 
 
-def _plain_experts(module: nn.Module) -> bool:
-    """Whether a module is `down(act(gate x) * (up x))` per expert, with the weights where `transformers` has them."""
+def _has_usual_experts(module: nn.Module) -> bool:
+    """Whether a module computes `down(act(gate x) * (up x))` per expert, with the usual layout of its weights."""
     traits = {"has_gate": True, "is_concatenated": True}
     traits |= {"has_bias": False, "is_transposed": False, "has_post_expert_norm": False}
     if any(getattr(module, name, None) is not value for name, value in traits.items()):
@@ -106,8 +104,8 @@ def _has_matrices(module: nn.Module) -> bool:
     return not usual and any(each.dim() > 1 for each in module.parameters(recurse=False))
 
 
-class _Catching(TorchFunctionMode):
-    """While it is entered, products and activations on a CPU are computed by our kernels."""
+class _Interception(TorchFunctionMode):
+    """Computes products and activations on a CPU with our kernels."""
 
     def __torch_function__(
         self, func: Callable[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -150,4 +148,4 @@ _PRODUCTS: Mapping[Callable[..., Any], Callable[..., Tensor]] = {
 _FUNCTIONS = frozenset(
     (torch.sigmoid, Tensor.sigmoid, functional.sigmoid, functional.silu, functional.gelu, functional.softplus)
 )
-"""Those that torch computes otherwise at a tensor's end."""
+"""Activations that torch computes with other code at the end of a tensor."""

@@ -1,8 +1,7 @@
-"""Reuse of activations: a candidate starts at its first layer that no candidate before it had behind the same layers.
+"""Reuse of hidden states between candidates whose first layers are equal.
 
-What goes into decoder layer l of a batch depends on the batch and on the layers before l only. A child that changes
-some layers of its parent has the parent's hidden states up to the first of them, bit for bit: they needn't be computed
-again.
+The input of decoder layer l for a batch depends only on the batch and on the layers before l. A child that changes some
+layers of its parent has the parent's hidden states up to the first of them, bit for bit, so its passes start there.
 """
 
 from __future__ import annotations
@@ -23,104 +22,96 @@ if TYPE_CHECKING:
 
 
 LayerKeys = Callable[[], "tuple[str, ...] | None"]
-"""Tells what every decoder layer of the model is now: equal keys, equal functions, bit for bit; None if unknown."""
+"""Returns a key per decoder layer of the current model, where equal keys mean equal functions, bit for bit; None if
+unknown."""
 
 
 class LayerReuse:
-    """Keeps hidden states of passes, and lets later passes over the same tokens start from them.
+    """Caches hidden states of passes, and lets later passes over the same tokens start from them.
 
-    States are kept where a layer's key differs from the one before it: within a group of layers that are edited alike,
-    candidates don't part. Models whose decoder isn't a plain list of layers run as ever.
+    States are cached only where a layer's key differs from the previous one, because candidates that edit groups of
+    layers alike don't differ within a group. Models whose decoder isn't a plain list of layers run unchanged.
+
+    Args:
+        model: Causal language model.
+        keys: Returns the keys of the model's current layers.
+        limit: Maximum size of the cached states in host memory, in bytes.
 
     Attributes:
-        work: columns x layers of the passes so far, as if nothing were reused.
-        spared: of these, those that weren't run.
+        work: Columns times layers of all passes, as if nothing were reused.
+        saved: The part of `work` that wasn't run.
     """
 
     def __init__(self, model: PreTrainedModel, keys: LayerKeys, limit: int) -> None:
-        """Start with nothing kept.
-
-        Args:
-            model: a `transformers` causal LM.
-            keys: of the model as it is at that moment.
-            limit: bytes of host memory for hidden states.
-        """
         self._layers = decoder_layers(model)
         self._keys = keys
         self._states = LayerStates(limit)
-        self._now: tuple[str, ...] | None = None
-        self._borders: dict[int, str] = {}
-        self.work = self.spared = 0
+        self._current: tuple[str, ...] | None = None
+        self._prefixes: dict[int, str] = {}
+        self.work = self.saved = 0
 
     @contextmanager
     def over(self, ids: Tensor, mask: Tensor | None, positions: Tensor) -> Iterator[None]:
-        """For the length of a `with` block that runs the model once over these columns, without cached ones before.
+        """Context manager for one pass over these columns, with an empty KV cache.
 
-        Layers that are left out cache nothing (see `moevolve.workers.engine.forward.Forward.complete`).
+        Skipped layers add nothing to the cache (see `moevolve.workers.engine.forward.Forward.complete`).
 
         Args:
-            ids, mask, positions: the columns of a pass. They tell packed sequences and their attention, too: with a
-                tree's tokens in depth-first order, its depths say what it is.
+            ids, mask, positions: Inputs of the pass. They also identify packed sequences and their attention, because
+                the depths of a prefix tree's tokens in depth-first order determine the tree.
         """
         keys = self._keys()
         if keys is None or len(keys) != len(self._layers) or len(keys) < 2:
             yield
             return
-        self._meet(keys)
-        place = _place(ids, positions, *(() if mask is None else (mask,)))
-        first, state = self._longest(place, ids.device)
+        self._count(keys)
+        batch = _digest(ids, positions, *(() if mask is None else (mask,)))
+        first, state = self._longest_prefix(batch, ids.device)
         self.work += ids.numel() * len(self._layers)
-        self.spared += ids.numel() * first
+        self.saved += ids.numel() * first
         with ExitStack() as stack:
             stack.enter_context(skipped(self._layers[:first], state))
-            for layer, name in self._borders.items():
+            for layer, name in self._prefixes.items():
                 if layer > first:
-                    stack.enter_context(self._keeping(layer, name, place))
+                    stack.enter_context(self._caching(layer, name, batch))
             yield
 
-    def _longest(self, place: bytes, device: torch.device) -> tuple[int, Tensor | None]:
-        """How many layers may be left out, and what goes into the next; 0 and nothing if none may."""
-        for layer in sorted(self._borders, reverse=True):
-            state = self._states.get(self._borders[layer], place, device)
+    def _longest_prefix(self, batch: bytes, device: torch.device) -> tuple[int, Tensor | None]:
+        """Number of layers that can be skipped and the input of the next one; (0, None) if none can."""
+        for layer in sorted(self._prefixes, reverse=True):
+            state = self._states.get(self._prefixes[layer], batch, device)
             if state is not None:
                 return layer, state
         return 0, None
 
-    def _meet(self, keys: tuple[str, ...]) -> None:
-        """Take note of the model's keys, if they aren't those of the pass before."""
-        if keys == self._now:
+    def _count(self, keys: tuple[str, ...]) -> None:
+        """Count the candidate with these keys, if it isn't that of the previous pass."""
+        if keys == self._current:
             return
-        self._now, self._borders = keys, {}
-        beginning = hashlib.sha256()
+        self._current, self._prefixes = keys, {}
+        prefix = hashlib.sha256()
         for layer, key in enumerate(keys[:-1], start=1):
-            beginning.update(f"{key} ".encode())
+            prefix.update(f"{key} ".encode())
             if key != keys[layer]:
-                self._borders[layer] = beginning.hexdigest()
-        self._states.meet({name: layer for layer, name in self._borders.items()})
+                self._prefixes[layer] = prefix.hexdigest()
+        self._states.count({name: layer for layer, name in self._prefixes.items()})
 
     @contextmanager
-    def _keeping(self, layer: int, name: str, place: bytes) -> Iterator[None]:
-        """Keep what goes into a layer.
+    def _caching(self, layer: int, name: str, batch: bytes) -> Iterator[None]:
+        """Cache the input of a layer, which follows the prefix `name`."""
 
-        Args:
-            layer: its index.
-            name: the beginning that ends before it.
-            place: which pass it is.
-        """
-
-        def keep(module: nn.Module, args: tuple[Any, ...]) -> None:
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
             if args and isinstance(args[0], Tensor):
-                self._states.put(name, place, args[0])
+                self._states.put(name, batch, args[0])
 
-        handle = self._layers[layer].register_forward_pre_hook(keep)
+        handle = self._layers[layer].register_forward_pre_hook(hook)
         try:
             yield
         finally:
             handle.remove()
 
 
-def _place(*columns: Tensor) -> bytes:
-    """What a pass runs over, in short."""
+def _digest(*columns: Tensor) -> bytes:
     digest = hashlib.blake2b(repr([part.shape for part in columns]).encode(), digest_size=16)
     for part in columns:
         digest.update(part.cpu().numpy().tobytes())

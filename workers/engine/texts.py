@@ -1,4 +1,4 @@
-"""Whole texts: how likely the resident model finds them, and how far its predictions are from the unedited model's."""
+"""Scores whole texts: their log-probabilities, and comparisons of predictions with the unedited model's."""
 
 from __future__ import annotations
 
@@ -17,68 +17,58 @@ from moevolve.workers.engine.forward import Forward, sums_by_owner
 from moevolve.workers.engine.tokenizing import TokenizedSplit
 
 _CHUNK = 1 << 24
-"""Logits computed at once. Over a vocabulary of 150,000 that is 100 positions, 64 MB in float32: enough for the output
-embeddings to run near their full speed, little enough for a few copies of it."""
-
+"""Number of logits computed at once. For a vocabulary of 150,000 these are 100 positions and 64 MB in float32: enough
+for the output head to run near full speed, and little enough for a few copies."""
 
 Span = tuple[Tokens, int]
-"""A text, and how many of its positions are read: the closing ones, without the last, which predicts nothing."""
+"""A text and the number of its last positions that are read, not counting the last one, which predicts nothing."""
 
 
 class TextScorer:
-    """Reads texts with a model as it is now, and compares it with what it was when a split was remembered.
+    """Scores texts with the current model, and compares its predictions with those of the unedited model.
 
-    Every position of a text but its last predicts the next token; these positions are read, all of them or, of each
-    text, the closing ones only: those that predict its answer. A pass keeps
-    the hidden states that go into the output embeddings; logits are made from them a chunk of positions at a time and
-    normalised in float32, so no tensor of tokens x vocabulary ever exists. The same hidden states are remembered of the
-    unedited model, tokens x hidden values in the model's dtype on the host: edits leave the output embeddings alone, so
-    its logits can be made again from them, bit for bit.
-
-    Results depend on the model, the texts and how they are put into batches.
+    Every position of a text but the last predicts the next token. All of them are read, or only those that predict the
+    text's answer. A pass returns the inputs of the output head; logits are computed from them in chunks of positions
+    and normalised in float32, so no tensor of tokens x vocabulary exists. Of the unedited model the same hidden states
+    are kept on the host. Edits don't change the output head, so its logits can be recomputed from them, bit for bit.
     """
 
     def __init__(self, forward: Forward) -> None:
-        """Take a model; edits made to it later are seen.
-
-        Args:
-            forward: runs it.
-        """
         self._forward = forward
         self._remembered: dict[str, list[Tensor]] = {}
 
     def logprobs(self, texts: Sequence[Tokens]) -> NDArray[np.float64]:
-        """Mean log-probability of every text's tokens after the first, float64 [texts], in nats.
+        """Compute the mean log-probability of every text's tokens after the first, in nats, float64 [texts].
 
         Args:
-            texts: of two tokens at least.
+            texts: Texts of at least two tokens.
 
         Raises:
-            CandidateError: logits are not finite.
+            CandidateError: Logits are not finite.
         """
         means = np.zeros(len(texts), dtype=np.float64)
         for batch, hidden in self._passes(_whole(texts)):
             targets = torch.tensor([token for i in batch for token in texts[i][1:]], device=hidden.device)
             parts = [
-                _token_logprobs(self._forward.embedded(part), tokens)
+                _token_logprobs(self._forward.output_head(part), tokens)
                 for part, tokens in zip(self._chunks(hidden), self._chunks(targets), strict=True)
             ]
             means[batch] = _text_means(parts, [len(texts[i]) - 1 for i in batch])
         return means
 
     def knows(self, key: str) -> bool:
-        """Whether something is remembered under a key."""
+        """Return whether predictions are stored under a key."""
         return key in self._remembered
 
     def remember(self, key: str, spans: Sequence[Span]) -> None:
-        """Keep what the model, which must be unedited, predicts on texts.
+        """Store the predictions of the model, which must be unedited.
 
         Args:
-            key: to find it again.
-            spans: texts of two tokens at least, and how many of their closing positions are compared.
+            key: Key of the stored predictions.
+            spans: Texts of at least two tokens, with the numbers of positions to compare.
 
         Raises:
-            UserError: hidden states are not finite.
+            UserError: Hidden states are not finite.
         """
         kept = []
         for _, hidden in self._passes(spans):
@@ -88,28 +78,22 @@ class TextScorer:
         self._remembered[key] = kept
 
     def divergences(self, key: str, spans: Sequence[Span]) -> NDArray[np.float64]:
-        """KL(remembered || now) over the vocabulary, mean over every text's positions, float64 [texts], in nats.
+        """Compute KL(unedited || current), averaged over every text's positions, in nats, float64 [texts].
 
         Args:
-            key: under which the same texts were remembered.
-            spans: those texts and positions.
+            key: Key of the stored predictions.
+            spans: Spans that were passed to `remember`.
 
         Raises:
-            CandidateError: logits are not finite.
-            KeyError: nothing is remembered under this key.
+            CandidateError: Logits are not finite.
+            KeyError: Nothing is stored under this key.
         """
         return self._compare(key, spans, _divergence)
 
     def agreements(self, key: str, spans: Sequence[Span]) -> NDArray[np.float64]:
-        """sum_v min(remembered, now) over the vocabulary, mean over every text's positions, float64 [texts].
+        """Compute sum_v min(unedited, current) of the distributions, averaged over every text's positions.
 
-        Args:
-            key: under which the same texts were remembered.
-            spans: those texts and positions.
-
-        Raises:
-            CandidateError: logits are not finite.
-            KeyError: nothing is remembered under this key.
+        Arguments and errors are those of `divergences`; the result is float64 [texts].
         """
         return self._compare(key, spans, _overlap)
 
@@ -119,15 +103,15 @@ class TextScorer:
         means = np.zeros(len(spans), dtype=np.float64)
         for (batch, hidden), full in zip(self._passes(spans), self._remembered[key], strict=True):
             parts = [
-                compare(self._forward.embedded(before.to(now.device)), self._forward.embedded(now))
+                compare(self._forward.output_head(before.to(now.device)), self._forward.output_head(now))
                 for before, now in zip(self._chunks(full), self._chunks(hidden), strict=True)
             ]
             means[batch] = _text_means(parts, [spans[i][1] for i in batch])
         return means
 
     def _passes(self, spans: Sequence[Span]) -> Iterator[tuple[list[int], Tensor]]:
-        """Runs all texts: indices of each pass's texts, and [positions, hidden] of what is read, text by text."""
-        # A text's last token predicts none of its own.
+        """Run all texts. Yields the indices of a pass's texts and their hidden states to read, [positions, hidden]."""
+        # The last token of a text predicts nothing.
         groups = tuple((text[:-1],) for text, _ in spans)
         for batch in self._forward.batcher.batches(groups):
             places = [batch.path(groups[i][0])[-spans[i][1] :] for i in batch.examples]
@@ -138,32 +122,29 @@ class TextScorer:
 
 
 def _token_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Log-probability of a token per row of logits, float32 [rows]."""
+    """Log-probability of one token per row of logits, float32 [rows]."""
     chosen = logits.gather(1, tokens.unsqueeze(1)).squeeze(1).float()
     return chosen - logsumexp(logits.float())
 
 
 def _divergence(full: Tensor, edited: Tensor) -> Tensor:
-    """KL(full || edited) per row of logits, float32 [rows]; rounding makes it no smaller than 0."""
+    """KL(full || edited) per row of logits, float32 [rows], clamped to at least 0 against rounding."""
     before, now = full.float().log_softmax(dim=-1), edited.float().log_softmax(dim=-1)
     difference = before - now
     return row_sums(before.exp_() * difference).clamp_min(0.0)
 
 
 def _overlap(full: Tensor, edited: Tensor) -> Tensor:
-    """sum_v min(full, edited) of the two distributions per row of logits, float32 [rows]; rounding leaves it in [0, 1].
-
-    It is 1 less their total variation distance.
-    """
+    """1 - total variation distance of the two distributions per row of logits, float32 [rows], clamped to at most 1."""
     before, now = full.float().softmax(dim=-1), edited.float().softmax(dim=-1)
     return row_sums(torch.minimum(before, now)).clamp_max(1.0)
 
 
 def whole_texts(split: PreparedSplit, tokenized: TokenizedSplit) -> list[Tokens]:
-    """Prompts with their gold answers.
+    """Return the prompts with their gold answers.
 
     Raises:
-        UserError: a text has one token only.
+        UserError: A text has only one token.
     """
     texts = [(*prompt, *gold) for prompt, gold in zip(tokenized.prompts, tokenized.golds, strict=True)]
     for i, text in enumerate(texts):
@@ -174,15 +155,15 @@ def whole_texts(split: PreparedSplit, tokenized: TokenizedSplit) -> list[Tokens]
 
 
 def compared_spans(split: PreparedSplit, tokenized: TokenizedSplit, greedy: Sequence[Tokens]) -> list[Span]:
-    """Texts whose predictions are compared with the unedited model's, and at how many of their positions.
+    """Return the texts and positions at which predictions are compared with the unedited model's.
 
     Args:
-        split: whose `positions` say which.
-        tokenized: its tokens.
-        greedy: the unedited model's own answers, where these are compared.
+        split: Split, whose `positions` selects the positions.
+        tokenized: Tokens of the split.
+        greedy: Greedy answers of the unedited model, for `positions: greedy`.
 
     Raises:
-        UserError: there is no answer to compare, or a text has one token only.
+        UserError: An example has no answer to compare, or a text has only one token.
     """
     if split.positions == "text":
         return _whole(whole_texts(split, tokenized))
@@ -198,11 +179,7 @@ def _whole(texts: Sequence[Tokens]) -> list[Span]:
 
 
 def _text_means(parts: Sequence[Tensor], counts: Sequence[int]) -> NDArray[np.float64]:
-    """Means of consecutive stretches of `counts` values each.
-
-    Raises:
-        CandidateError: a value is not finite.
-    """
+    """Means of consecutive groups of `counts` values, checked to be finite."""
     values = torch.cat(list(parts)).double().cpu().numpy()
     wrong = np.count_nonzero(sums_by_owner((~np.isfinite(values)).astype(np.float64), counts))
     if wrong:

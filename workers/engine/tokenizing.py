@@ -1,4 +1,4 @@
-"""Prompts and answers as tokens."""
+"""Tokenises the prompts and answers of splits."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TokenizedSplit:
-    """A split as token ids, in the order of its examples.
+    """The token ids of a split, in the order of its examples.
 
     Attributes:
-        prompts: with system prompt and shots, the beginning-of-sequence token, and under a chat template what that
-            writes around them; truncated, never empty. Of running text its windows, however many examples there are.
-        golds: tokens of the first reference as it continues the prompt, without end token; empty without references.
-            Under a chat template marks that come before every answer are in the prompt already.
-        choices: likewise for every choice.
+        prompts: Non-empty, truncated prompts with system prompt, shots, beginning-of-sequence token and the text of the
+            chat template. For running text these are its windows, whatever the number of examples.
+        golds: Tokens of the first reference as the continuation of the prompt, without end token; empty for examples
+            without references.
+        choices: Tokens of every choice as the continuation of the prompt.
     """
 
     prompts: tuple[Tokens, ...]
@@ -35,24 +35,23 @@ class TokenizedSplit:
 def tokenize_split(
     tokenizer: PreTrainedTokenizerBase, split: PreparedSplit, config: EngineConfig, bos: int | None = None
 ) -> TokenizedSplit:
-    """Tokenise a split's prompts and answers.
+    """Tokenise the prompts and answers of a split.
 
-    An answer's tokens are those by which prompt + `answer_prefix` + answer goes on after the prompt's own tokens. Where
-    the tokenizer merges across that border, so that the prompt's tokens change, the answer is tokenised by itself.
-    Both are settled before truncation.
+    The tokens of an answer are those of prompt + `answer_prefix` + answer after the tokens of the prompt. If the
+    tokenizer merges text across that boundary, so that the prompt's tokens change, the answer is tokenised separately.
+    Truncation comes last.
 
-    Under a chat template the prompt is what `apply_chat_template` of the tokenizer makes of the conversation, token by
-    token, and what the template puts before an answer (see `ChatTemplate`): the template writes all special tokens, so
-    none are added. The answer follows as the template has it.
+    With a chat template the prompt is the conversation as `apply_chat_template` renders it, followed by the text that
+    the template puts before answers (see `ChatTemplate`). It contains all special tokens, so none are added.
 
     Args:
-        tokenizer: its own special tokens are kept, but for an end token, which would close the prompt.
-        split: what to tokenise.
-        config: truncation and chat template.
-        bos: token to begin every prompt with where the tokenizer doesn't put it there itself; not under a template.
+        tokenizer: Tokenizer. The special tokens that it adds are kept, except for an end token after the prompt.
+        split: Split to tokenise.
+        config: Settings of truncation and chat template.
+        bos: Token to put before every prompt if the tokenizer doesn't add it; unused with a chat template.
 
     Raises:
-        UserError: a prompt has no tokens, or the chat template is unknown or refuses a prompt.
+        UserError: A prompt has no tokens, or the chat template is unknown or refuses a prompt.
     """
     if split.window is not None:
         windows = cut_windows(tokenizer, split, split.window, config, bos)
@@ -63,9 +62,9 @@ def tokenize_split(
         texts = [split.text(example) for example in split.examples]
         prefixes = [split.answer_prefix] * len(texts)
     else:
-        bos, asked = None, [template.asked(split.turns(example)) for example in split.examples]
-        texts = [each.prompt for each in asked]
-        prefixes = [each.spaces + split.answer_prefix.lstrip() for each in asked]
+        bos, rendered = None, [template.prompt(split.turns(example)) for example in split.examples]
+        texts = [each.text for each in rendered]
+        prefixes = [each.spaces + split.answer_prefix.lstrip() for each in rendered]
     prompts = _encode(tokenizer, texts, special)
     pairs = [
         (i, answer)
@@ -92,20 +91,20 @@ def tokenize_split(
 def cut_windows(
     tokenizer: PreTrainedTokenizerBase, split: PreparedSplit, window: int, config: EngineConfig, bos: int | None
 ) -> tuple[Tokens, ...]:
-    """A split's running text in windows of equally many tokens, as GPTQ (arXiv 2210.17323), SparseGPT and ToMoE do.
+    """Cut a split's running text into windows of equal length, as in GPTQ (arXiv 2210.17323), SparseGPT and ToMoE.
 
-    The text is tokenised as a whole, so a beginning-of-sequence token stands in the first window only. What is left at
-    the end, shorter than a window, is dropped.
+    The text is tokenised as a whole, so only the first window has a beginning-of-sequence token. An incomplete window
+    at the end is dropped.
 
     Args:
-        tokenizer: the model's.
-        split: whose examples.
-        window: tokens of a window.
-        config: truncation.
-        bos: see `tokenize_split`.
+        tokenizer: Tokenizer of the model.
+        split: Split with the text.
+        window: Number of tokens per window.
+        config: Settings of truncation.
+        bos: See `tokenize_split`.
 
     Raises:
-        UserError: the text is shorter than a window, or windows would be truncated.
+        UserError: The text is shorter than a window, or windows would be truncated.
     """
     where = f"task {split.task}, split {split.split}"
     if config.max_prompt_tokens is not None and window > config.max_prompt_tokens:
@@ -123,36 +122,34 @@ def cut_windows(
 
 
 def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, bos: int | None, special: bool) -> Tokens:
-    """Token ids of one text, not truncated.
+    """Tokenise one text without truncation.
 
     Args:
-        tokenizer: the model's.
-        text: what to tokenise.
-        bos: token to begin with where the tokenizer doesn't put it there itself.
-        special: whether there are special tokens, as at the beginning of a prompt.
+        tokenizer: Tokenizer of the model.
+        text: Text to tokenise.
+        bos: Token to put before the text if the tokenizer doesn't add it; None for no token.
+        special: Add special tokens, as at the beginning of a prompt.
     """
     if not special:
         return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
-    return _opened(_encode(tokenizer, [text], special=True)[0], bos)
+    return _with_bos(_encode(tokenizer, [text], special=True)[0], bos)
 
 
 def missing_bos(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The token to begin prompts with where the tokenizer doesn't add it.
-
-    A checkpoint whose config names a beginning-of-sequence token, which is its tokenizer's too and isn't the end token,
-    was trained with it, whether or not the tokenizer's template adds it. Elsewhere the tokenizer's word stands.
-    """
+    """Return the beginning-of-sequence token that prompts need if the tokenizer doesn't add it; None for no token."""
+    # A model whose config and tokenizer name the same beginning-of-sequence token, other than the end token, was
+    # trained with it, whether or not the tokenizer adds it.
     bos: int | None = tokenizer.bos_token_id
     return bos if bos == getattr(model.config, "bos_token_id", None) and bos != tokenizer.eos_token_id else None
 
 
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: EngineConfig) -> frozenset[int]:
-    """Tokens that end an answer: those of the generation config, as `generate` has it, else the tokenizer's.
+    """Return the tokens that end an answer: those of the generation config, else of the tokenizer.
 
-    So does the special token that the chat template closes an answer with.
+    The special token that the chat template puts after an answer is one of them, too.
 
     Raises:
-        UserError: there is no such chat template.
+        UserError: The chat template is unknown.
     """
     ends = getattr(model.generation_config, "eos_token_id", None)
     if ends is None:
@@ -164,14 +161,14 @@ def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, confi
 
 
 def truncate(tokens: Tokens, limit: int | None, tail: int) -> Tokens:
-    """Keep the head and the last `tail` of more than `limit` tokens."""
+    """Truncate to `limit` tokens, keeping the head and the last `tail` tokens."""
     if limit is None or len(tokens) <= limit:
         return tokens
     return tokens[: limit - tail] + tokens[len(tokens) - tail :]
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, texts: list[str], special: bool) -> list[Tokens]:
-    """Tokens, with the tokenizer's own `special` tokens if wanted, but for a closing end token."""
+    """Tokens of every text, with the special tokens that the tokenizer adds if `special`, but without an end token."""
     if not texts:
         return []
     if not special:
@@ -181,12 +178,12 @@ def _encode(tokenizer: PreTrainedTokenizerBase, texts: list[str], special: bool)
     return [tuple(ids[:-1] if closes else ids) for ids in encoded]
 
 
-def _opened(tokens: Tokens, bos: int | None) -> Tokens:
+def _with_bos(tokens: Tokens, bos: int | None) -> Tokens:
     return (bos, *tokens) if bos is not None and tokens[:1] != (bos,) else tokens
 
 
 def _fit(tokens: Tokens, index: int, split: PreparedSplit, bos: int | None, config: EngineConfig) -> Tokens:
-    tokens = _opened(tokens, bos)
+    tokens = _with_bos(tokens, bos)
     if not tokens:
         raise UserError(
             f"task {split.task}, split {split.split}, example {index}: the prompt has no tokens; give it some text"

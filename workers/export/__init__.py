@@ -1,1 +1,1 @@
-"""Edited models as checkpoints that plain `transformers` loads."""
+"""Writes edited models as verified checkpoints that plain `transformers` loads."""

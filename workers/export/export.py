@@ -1,4 +1,4 @@
-"""Export: an edited model as a Hugging Face directory that is known to compute what the search measured."""
+"""Writes an edited model as a Hugging Face directory, and verifies that it computes what the search measured."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from moevolve.workers.contract.card import CardFacts, CheckpointForm, ExportCard
 from moevolve.workers.contract.edits import Edit, underlying
 from moevolve.workers.contract.methods import Blueprint, Exporter
 from moevolve.workers.contract.settings import ModelConfig
-from moevolve.workers.export.verify import VerificationError, passages, verify
+from moevolve.workers.export.verify import VerificationError, record_activations, verify
 from moevolve.workers.families.decoder import decoder_layers
 from moevolve.workers.methods.registry import exporter_of
 from moevolve.workers.model.resident import ResidentModel
@@ -43,26 +43,26 @@ def export_model(
     card: ExportCard,
     form: CheckpointForm | None = None,
 ) -> ExportReport:
-    """Write an edited model as a checkpoint, and compare its files with the model before calling it done.
+    """Write an edited model as a checkpoint, and verify its files against the model.
 
-    Tensors are written one by one and compared one decoder layer at a time: beside the resident model there is never
-    more than a layer and a half (or the embeddings, where these are larger), on its device.
+    Tensors are written one by one and compared one decoder layer at a time. So the device holds, in addition to the
+    resident model, at most one and a half layers, or the embeddings if they are larger.
 
-    The directory appears whole or not at all. Files that fail the comparison are kept beside it, as
+    The directory appears complete or not at all. Files that fail the verification are kept next to it, as
     `DIRECTORY.unverified`.
 
     Args:
-        model: a resident model, which is left unedited, or how to load one.
-        edit: what to export.
-        directory: where to; must not exist yet or be empty.
-        card: provenance for the model card.
-        form: of the checkpoint; None takes `stock` where that is exact (see `Exporter.obstacle`), else `native`.
+        model: Resident model, which is unedited afterwards, or the settings to load one.
+        edit: Edit to export.
+        directory: Folder of the checkpoint, which must be empty or not exist.
+        card: Provenance for the model card.
+        form: Form of the checkpoint; None for `stock` if that is exact (see `Exporter.obstacle`), else `native`.
 
     Raises:
-        UserError: the target is taken or has no room, the model can't be loaded, the edit doesn't fit it, or the form
-            can't express it.
-        CandidateError: the edit's values are at fault.
-        ExportError: the files aren't what they should be, or compute something else.
+        UserError: The directory is taken, the disk is full, the model can't be loaded, the edit doesn't fit the model,
+            or the form can't express the edit.
+        CandidateError: The edit has invalid values.
+        ExportError: The verification failed.
     """
     target = directory.expanduser().absolute()
     _check_target(target)
@@ -81,7 +81,7 @@ def export_model(
         part.rename(target)
     except VerificationError as error:
         reason = f"the {form or exact} checkpoint of {card.title} failed its verification: {error}"
-        raise ExportError(reason, _set_aside(part, target)) from error
+        raise ExportError(reason, _keep_unverified(part, target)) from error
     except OSError as error:
         raise UserError(f"export directory {target} can't be written: {error}; choose another place") from error
     finally:
@@ -93,7 +93,7 @@ def export_model(
 def _export(
     resident: ResidentModel, exporter: Exporter, form: CheckpointForm, part: Path, card: ExportCard
 ) -> ExportReport:
-    """Write and compare in `part`, with the edit applied."""
+    """Write and verify the checkpoint in the folder `part`, with the edit applied."""
     base = underlying(resident.applied)
     summary = exporter.summary(resident, base, form)
     blueprint = exporter.build(resident, base, form, part)
@@ -102,7 +102,7 @@ def _export(
     checksums = _write_weights(resident, blueprint, part)
     arrays = resident.arrays()
     if arrays:
-        # Which neuron of which expert a slot's are: [slots, neurons], neuron j of expert e as e * (neurons) + j.
+        # The neurons of every kept expert, [kept experts, neurons]: neuron j of expert e is e * width + j.
         np.savez_compressed(part / "neurons.npz", **arrays)  # type: ignore[arg-type]  # its stub's `allow_pickle`
     facts = CardFacts(
         summary=replace(summary, rows=(*summary.rows, *resident.report())),
@@ -115,7 +115,7 @@ def _export(
     readme = part / "README.md"
     readme.write_text(render("export/model_card.md.jinja", card=card, facts=facts), encoding="utf-8")
     try:
-        agreement = verify(part, form, resident, passages(resident), checksums)
+        agreement = verify(part, form, resident, record_activations(resident), checksums)
     except torch.OutOfMemoryError as error:
         raise VerificationError(
             f"{resident.device} has no room for a layer of it beside the model; export with --device cpu"
@@ -124,11 +124,11 @@ def _export(
 
 
 def _write_settings(resident: ResidentModel, model: PreTrainedModel, form: CheckpointForm, part: Path) -> None:
-    """Write the config, how the model generates, and the tokenizer."""
+    """Write the config, the generation config and the tokenizer."""
     config: Any = model.config
     config.architectures = [type(model).__name__]
-    # The weights are plain numbers, whatever they were loaded from. Code that a stock model's checkpoint brought is
-    # neither in the folder nor what computed this model.
+    # Weights are written dequantised. Code that came with a stock model's checkpoint isn't exported, and it isn't what
+    # the search ran.
     for setting in ("quantization_config", "auto_map") if form == "stock" else ("quantization_config",):
         if hasattr(config, setting):
             delattr(config, setting)
@@ -142,11 +142,7 @@ def _write_settings(resident: ResidentModel, model: PreTrainedModel, form: Check
 
 
 def _write_weights(resident: ResidentModel, blueprint: Blueprint, part: Path) -> dict[str, int]:
-    """Write all tensors; returns their checksums by name.
-
-    Raises:
-        UserError: there is no room for them.
-    """
+    """Write all tensors; returns their checksums by name."""
     names = SavedNames(blueprint.model)
     planned = {name: tensor.nbytes for saved in names.tensors.values() for name, tensor in saved.items()}
     _check_room(part, sum(planned.values()))
@@ -162,7 +158,7 @@ def _write_weights(resident: ResidentModel, blueprint: Blueprint, part: Path) ->
 
 
 def _tensors(resident: ResidentModel, blueprint: Blueprint) -> Iterator[tuple[str, Tensor]]:
-    """All tensors of the exported model by name, each made when it is asked for."""
+    """Yield all tensors of the exported model with their names, created on demand."""
     yield from frame_state(resident.model).items()
     prefix = layers_prefix(blueprint.model)
     for index in range(len(decoder_layers(blueprint.model))):
@@ -170,8 +166,8 @@ def _tensors(resident: ResidentModel, blueprint: Blueprint) -> Iterator[tuple[st
             yield f"{prefix}{index}.{name}", tensor
 
 
-def _set_aside(part: Path, target: Path) -> Path:
-    """Keep what was written, under a name that is free."""
+def _keep_unverified(part: Path, target: Path) -> Path:
+    """Rename the folder to an unused name that marks it as unverified."""
     kept, count = target.with_name(target.name + _UNVERIFIED), 1
     while kept.exists():
         count += 1
@@ -189,7 +185,7 @@ def _check_target(target: Path) -> None:
 
 
 def _part_directory(target: Path) -> Path:
-    """A fresh folder beside the target, so that renaming it is atomic."""
+    """Create a new folder next to the target, so that renaming it to the target is atomic."""
     part = target.with_name(f".{target.name}.part-{uuid.uuid4().hex[:8]}")
     try:
         part.mkdir(parents=True)

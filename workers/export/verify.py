@@ -1,7 +1,7 @@
-"""Comparing a checkpoint with the edited resident model, one decoder layer of it in memory at a time.
+"""Compares a checkpoint with the edited resident model, with one decoder layer of the checkpoint in memory at a time.
 
-The model's class is built from the checkpoint's config on the meta device. Every part is filled from the files by the
-conversion with which `transformers` loads models, runs on what the same part of the resident model was given, and goes.
+The checkpoint's model is built on the meta device. Part by part, its tensors are loaded from the files with the
+conversion of `transformers`, it is run on the inputs that the same part of the resident model got, and it is unloaded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moevolve.workers.checkpoints.loading import attention, experts_arguments
+from moevolve.workers.checkpoints.loading import attention_backend, experts_arguments
 from moevolve.workers.checkpoints.native import NATIVE_PREFIX, import_native
 from moevolve.workers.checkpoints.shards import ShardReader, checksum
 from moevolve.workers.checkpoints.state import SavedNames, empty_model, frame_state, layers_prefix
@@ -24,7 +24,7 @@ from moevolve.workers.families.decoder import decoder_layers
 from moevolve.workers.model.resident import ResidentModel
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
-"""Largest accepted difference of what a part adds at a position, as a share of the largest value that it adds there."""
+"""Largest accepted difference at a position, relative to the largest value that the part adds to its input there."""
 
 _AGREEING = {torch.float32: 1.0, torch.bfloat16: 0.9, torch.float16: 0.9}
 """Share of positions that must agree: in 16 bits two experts can tie, and the order of a sum decides between them."""
@@ -37,18 +37,18 @@ PROMPTS = (
 
 
 class VerificationError(RuntimeError):
-    """A checkpoint that isn't what was to be written, or computes something else."""
+    """The files of a checkpoint differ from what was to be written, or compute something else."""
 
 
 @dataclass(frozen=True)
-class Passage:
-    """What went through a model for one sequence, on the host.
+class Activations:
+    """The activations of a model for one sequence, on the host.
 
     Attributes:
-        tokens: int64 [1, positions].
-        states: what every decoder layer was given, and what the last one gave, [1, positions, hidden] each.
-        normed: what the decoder gave, [1, positions, hidden].
-        logits: [1, positions, vocabulary].
+        tokens: Token ids, int64 [1, positions].
+        states: Input of every decoder layer and output of the last one, [1, positions, hidden] each.
+        normed: Output of the decoder after the final norm, [1, positions, hidden].
+        logits: Logits [1, positions, vocabulary].
     """
 
     tokens: Tensor
@@ -58,7 +58,7 @@ class Passage:
 
 
 def probe_tokens(resident: ResidentModel) -> tuple[Tensor, ...]:
-    """Token sequences to compare on: a few sentences, and one that strides through the vocabulary."""
+    """Return the token sequences to compare on: a few sentences, and one that covers the vocabulary in large steps."""
     vocabulary = int(resident.model.config.vocab_size)
     texts = [resident.tokenizer(text, return_tensors="pt")["input_ids"][:, :64] for text in PROMPTS]
     stride = (torch.arange(48) * 7919 + 13) % vocabulary
@@ -66,128 +66,127 @@ def probe_tokens(resident: ResidentModel) -> tuple[Tensor, ...]:
 
 
 @torch.inference_mode()
-def passages(resident: ResidentModel) -> tuple[Passage, ...]:
-    """Run the resident model, with its edit, on the sequences to compare on."""
-    return tuple(_passage(resident, tokens) for tokens in probe_tokens(resident))
+def record_activations(resident: ResidentModel) -> tuple[Activations, ...]:
+    """Run the edited resident model on the sequences of `probe_tokens`, and record its activations."""
+    return tuple(_record(resident, tokens) for tokens in probe_tokens(resident))
 
 
-def _passage(resident: ResidentModel, tokens: Tensor) -> Passage:
+def _record(resident: ResidentModel, tokens: Tensor) -> Activations:
     model: Any = resident.model
     decoder, layers = model.get_decoder(), decoder_layers(model)
     states: list[Tensor] = []
-    hooks = [layer.register_forward_pre_hook(lambda _, given: states.append(given[0].cpu())) for layer in layers]
-    hooks.append(layers[-1].register_forward_hook(lambda _, __, given: states.append(given.cpu())))
-    hooks.append(decoder.register_forward_hook(lambda _, __, given: states.append(given.last_hidden_state.cpu())))
+    hooks = [layer.register_forward_pre_hook(lambda _, args: states.append(args[0].cpu())) for layer in layers]
+    hooks.append(layers[-1].register_forward_hook(lambda _, __, output: states.append(output.cpu())))
+    hooks.append(decoder.register_forward_hook(lambda _, __, output: states.append(output.last_hidden_state.cpu())))
     try:
         logits = model(input_ids=tokens.to(resident.device), use_cache=False).logits.cpu()
     finally:
         for hook in hooks:
             hook.remove()
-    *passed, normed = states
-    return Passage(tokens, tuple(passed), normed, logits)
+    *layer_states, normed = states
+    return Activations(tokens, tuple(layer_states), normed, logits)
 
 
 def verify(
     directory: Path,
     form: CheckpointForm,
     resident: ResidentModel,
-    expected: Sequence[Passage],
+    expected: Sequence[Activations],
     checksums: Mapping[str, int],
 ) -> Agreement:
     """Compare a checkpoint's files with an edited resident model, part by part.
 
     Args:
-        directory: the checkpoint, with its config and modelling code.
-        form: its form.
-        resident: how the model is held, and where; its weights aren't looked at.
-        expected: what went through it with the edit, at least one sequence.
-        checksums: of all tensors that were to be written, by name.
+        directory: Folder of the checkpoint, with its config and modelling code.
+        form: Form of the checkpoint.
+        resident: Resident model, whose settings and device are used, but not its weights.
+        expected: Activations of the edited resident model on at least one sequence.
+        checksums: Checksum of every tensor that was written, by name.
 
     Raises:
-        VerificationError: tensors are missing, too many, of other shapes or other than written, or a part computes
+        VerificationError: Tensors are missing, unexpected, of the wrong shape or not as written, or a part computes
             something else than the resident model's.
     """
-    exported = _FromFiles(directory, form, resident)
+    exported = _ExportedModel(directory, form, resident)
     exported.check_names()
-    found = []
-    for part, outcome in _parts(exported, expected):
+    compared = []
+    for part, difference in _compare_parts(exported, expected):
         changed = [name for name in exported.last_read if exported.last_read[name] != checksums.get(name)]
-        if changed or not outcome.holds:
-            raise VerificationError(_told(part, outcome, changed))
-        found.append((part, outcome))
-    part, worst = max(found, key=lambda each: each[1].accepted)
+        if changed or not difference.holds:
+            raise VerificationError(_failure(part, difference, changed))
+        compared.append((part, difference))
+    part, worst = max(compared, key=lambda each: each[1].accepted)
     return Agreement(
-        max_difference=max(each.largest for _, each in found),
+        max_difference=max(each.largest for _, each in compared),
         accepted_difference=worst.accepted,
         tolerance=worst.tolerance,
         positions=worst.positions,
-        parts=len(found),
+        parts=len(compared),
         worst_part=part,
     )
 
 
-def compare(expected: Tensor, found: Tensor, dtype: torch.dtype, given: Tensor | None = None) -> Disagreement:
-    """Compare what a part of a model gives, position by position.
+def compare(expected: Tensor, output: Tensor, dtype: torch.dtype, inputs: Tensor | None = None) -> Disagreement:
+    """Compare the output of a part of a model, position by position.
 
-    Differences are measured by the largest value that the part adds to what it is given at the position. One step of
-    rounding is free, where that is much larger than what is added.
+    Differences are relative to the largest value that the part adds to its input at the position. One rounding step of
+    the output is ignored, because it can be much larger than what is added.
 
     Args:
-        expected: the edited resident model's, [..., positions, size].
-        found: the checkpoint's, same shape.
-        dtype: parameter dtype of both.
-        given: what the part adds to, same shape; None where it gives something new.
+        expected: Output of the edited resident model, [..., positions, size].
+        output: Output of the checkpoint, in the same shape.
+        dtype: Parameter dtype of both.
+        inputs: Hidden states that the part adds to, in the same shape; None if the part doesn't add to its input.
     """
-    return _judged([_shares(expected, found, dtype, given)], dtype)
+    return _summary([_relative_differences(expected, output, dtype, inputs)], dtype)
 
 
-def _shares(expected: Tensor, found: Tensor, dtype: torch.dtype, given: Tensor | None) -> Tensor:
-    """Differences at every position, as shares of what is added there."""
-    wanted = expected.double()
-    added = wanted if given is None else wanted - given.double()
-    free = torch.finfo(dtype).eps * wanted.abs()
-    excess = ((found.double() - wanted).abs() - free).clamp_min(0).amax(dim=-1)
+def _relative_differences(expected: Tensor, output: Tensor, dtype: torch.dtype, inputs: Tensor | None) -> Tensor:
+    exact = expected.double()
+    added = exact if inputs is None else exact - inputs.double()
+    rounding = torch.finfo(dtype).eps * exact.abs()
+    excess = ((output.double() - exact).abs() - rounding).clamp_min(0).amax(dim=-1)
     scale = added.abs().amax(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
     return (excess / scale).nan_to_num(nan=float("inf")).flatten()
 
 
-def _judged(shares: Sequence[Tensor], dtype: torch.dtype) -> Disagreement:
-    ranked = torch.cat(list(shares)).sort().values
+def _summary(differences: Sequence[Tensor], dtype: torch.dtype) -> Disagreement:
+    ranked = torch.cat(list(differences)).sort().values
     must_agree = max(1, round(_AGREEING[dtype] * len(ranked)))
     return Disagreement(float(ranked[-1]), float(ranked[must_agree - 1]), TOLERANCE[dtype], len(ranked))
 
 
 @torch.inference_mode()
-def _parts(exported: _FromFiles, expected: Sequence[Passage]) -> Iterator[tuple[str, Disagreement]]:
-    """Every part of the model with how far it is from the resident one."""
+def _compare_parts(exported: _ExportedModel, expected: Sequence[Activations]) -> Iterator[tuple[str, Disagreement]]:
+    """Yield the name of every part with its difference from the resident model's."""
     frame, head = exported.frame_names()
-    with exported.holding(frame):
-        entered, arguments, normed = exported.run_frame(expected)
-        yield "embeddings", exported.compared([each.states[0] for each in expected], entered)
+    with exported.loaded(frame):
+        embedded, arguments, normed = exported.run_frame(expected)
+        yield "embeddings", exported.compared([each.states[0] for each in expected], embedded)
         yield "final norm", exported.compared([each.normed for each in expected], normed)
         if not head:
             yield "output head", exported.compared([each.logits for each in expected], exported.run_head(expected))
     for index in range(len(exported.layers)):
-        with exported.holding(exported.layer_names(index)):
-            given = [each.states[index] for each in expected]
-            left = exported.run_layer(index, given, [each[index] for each in arguments])
+        with exported.loaded(exported.layer_names(index)):
+            inputs = [each.states[index] for each in expected]
+            outputs = exported.run_layer(index, inputs, [each[index] for each in arguments])
             wanted = [each.states[index + 1] for each in expected]
-            yield f"decoder layer {index}", exported.compared(wanted, left, given)
+            yield f"decoder layer {index}", exported.compared(wanted, outputs, inputs)
     if head:
-        with exported.holding(head):
+        with exported.loaded(head):
             yield "output head", exported.compared([each.logits for each in expected], exported.run_head(expected))
 
 
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-"""What a decoder layer is given besides hidden states: masks, positions."""
+"""Positional and keyword arguments of a decoder layer besides the hidden states, such as masks and positions."""
 
 
-class _FromFiles:
-    """A checkpoint as a model on the meta device, of which parts are filled from its files.
+class _ExportedModel:
+    """The model of a checkpoint on the meta device, parts of which are loaded from the files.
 
     Attributes:
-        layers: its decoder layers.
-        last_read: checksums of the files' tensors that were last read, by name.
+        layers: Decoder layers.
+        last_read: Checksum of every tensor that was read last, by name.
     """
 
     def __init__(self, directory: Path, form: CheckpointForm, resident: ResidentModel) -> None:
@@ -209,7 +208,7 @@ class _FromFiles:
             kind,
             config,
             self._dtype,
-            attn_implementation=attention(resident.config.attn_implementation, family),
+            attn_implementation=attention_backend(resident.config.attn_implementation, family),
             **experts_arguments(resident.config.experts_implementation, family),
         )
         self._names = SavedNames(self._model)
@@ -219,10 +218,10 @@ class _FromFiles:
         self.last_read: dict[str, int] = {}
 
     def check_names(self) -> None:
-        """Check that the files have the tensors that the model's class expects, and no others.
+        """Check that the files contain exactly the tensors that the model's class expects.
 
         Raises:
-            VerificationError: they don't.
+            VerificationError: Tensors are missing or unexpected.
         """
         expected = {name for saved in self._names.tensors.values() for name in saved}
         missing, unexpected = expected - self._reader.names, self._reader.names - expected
@@ -231,11 +230,11 @@ class _FromFiles:
                 raise VerificationError(f"the files {what} {len(names)} tensors, such as {min(names)}")
 
     def layer_names(self, index: int) -> list[str]:
-        """Tensors of a decoder layer, by name in the model."""
+        """Return the names, in the model, of a decoder layer's tensors."""
         return [name for name in self._names.tensors if name.startswith(f"{self._prefix}{index}.")]
 
     def frame_names(self) -> tuple[list[str], list[str]]:
-        """Tensors outside the decoder layers by name in the model, and those of an output head of its own."""
+        """Return the names, in the model, of the tensors outside the decoder layers, and of an untied output head."""
         frame = list(frame_state(self._model))
         head = [name for name in frame if self._model.get_submodule(name.rpartition(".")[0]) is self._head]
         tied = any(self._model.get_submodule(name.rpartition(".")[0]) is self._head for name in self._tied)
@@ -251,14 +250,14 @@ class _FromFiles:
         return tuple(self._model.all_tied_weights_keys)
 
     @contextmanager
-    def holding(self, names: Sequence[str]) -> Iterator[None]:
-        """Have some of the model's tensors on the device for the length of a `with` block."""
+    def loaded(self, names: Sequence[str]) -> Iterator[None]:
+        """Context manager that loads some of the model's tensors to the device and unloads them at the end."""
         self.last_read = {}
-        # What is put together of several tensors first, the largest first: that takes twice the room for a moment.
+        # Fusing several tensors into one temporarily takes twice their memory, so these come first, the largest first.
         saved = self._names.tensors
-        merged = sorted((name for name in names if len(saved[name]) > 1), key=lambda name: -_size(saved[name]))
-        for each in [[name] for name in merged] + [[name for name in names if len(saved[name]) == 1]]:
-            self._fill(each)
+        fused = sorted((name for name in names if len(saved[name]) > 1), key=lambda name: -_size(saved[name]))
+        for each in [[name] for name in fused] + [[name for name in names if len(saved[name]) == 1]]:
+            self._load(each)
         self._model.tie_weights()
         try:
             yield
@@ -266,7 +265,7 @@ class _FromFiles:
             for name in names:
                 self._model.get_submodule(name.rpartition(".")[0]).to("meta")
 
-    def _fill(self, names: Sequence[str]) -> None:
+    def _load(self, names: Sequence[str]) -> None:
         from transformers.core_model_loading import convert_and_load_state_dict_in_model
         from transformers.modeling_utils import LoadStateDictConfig
 
@@ -287,52 +286,55 @@ class _FromFiles:
         if left:
             raise VerificationError(f"transformers finds nothing for tensor {left[0]}")
 
-    def run_frame(self, expected: Sequence[Passage]) -> tuple[list[Tensor], list[list[_Arguments]], list[Tensor]]:
-        """Run what is outside the decoder layers, which hand on what the resident model's last one gave.
+    def run_frame(self, expected: Sequence[Activations]) -> tuple[list[Tensor], list[list[_Arguments]], list[Tensor]]:
+        """Run the model without its decoder layers; the last one returns the resident model's output.
 
         Returns:
-            For every sequence what the first layer is given, what every layer is given besides, and what the decoder
-            gives.
+            For every sequence the input of the first layer, the other arguments of every layer, and the output of the
+            decoder after the final norm.
         """
-        for place in {name.rpartition(".")[0] for name, _ in self._model.named_non_persistent_buffers()}:
-            # They come of the config alone: position embeddings.
-            module = type(self._model.get_submodule(place))
-            self._model.set_submodule(place, module(config=self._model.config).to(self._device))
-        entered, arguments, normed = [], [], []
+        for name in {name.rpartition(".")[0] for name, _ in self._model.named_non_persistent_buffers()}:
+            # These buffers, such as those of position embeddings, follow from the config.
+            module = type(self._model.get_submodule(name))
+            self._model.set_submodule(name, module(config=self._model.config).to(self._device))
+        embedded, arguments, normed = [], [], []
         for each in expected:
-            seen: list[tuple[Tensor, _Arguments]] = []
-            with _standing_in(self.layers, seen, each.states[-1].to(self._device)):
+            recorded: list[tuple[Tensor, _Arguments]] = []
+            with _recording(self.layers, recorded, each.states[-1].to(self._device)):
                 decoded = self._model.get_decoder()(input_ids=each.tokens.to(self._device), use_cache=False)
-            entered.append(seen[0][0])
-            arguments.append([given for _, given in seen])
+            embedded.append(recorded[0][0])
+            arguments.append([others for _, others in recorded])
             normed.append(decoded.last_hidden_state)
-        return entered, arguments, normed
+        return embedded, arguments, normed
 
-    def run_layer(self, index: int, given: Sequence[Tensor], arguments: Sequence[_Arguments]) -> list[Tensor]:
-        """Run a decoder layer on hidden states."""
-        pairs = zip(given, arguments, strict=True)
+    def run_layer(self, index: int, inputs: Sequence[Tensor], arguments: Sequence[_Arguments]) -> list[Tensor]:
+        """Run a decoder layer on the hidden states of every sequence."""
+        pairs = zip(inputs, arguments, strict=True)
         return [self.layers[index](state.to(self._device), *args, **kwargs) for state, (args, kwargs) in pairs]
 
-    def run_head(self, expected: Sequence[Passage]) -> list[Tensor]:
-        """Logits of what the resident model's decoder gave."""
+    def run_head(self, expected: Sequence[Activations]) -> list[Tensor]:
+        """Compute the logits from the resident model's output of the decoder."""
         return [self._head(each.normed.to(self._device)) for each in expected]
 
     def compared(
-        self, expected: Sequence[Tensor], found: Sequence[Tensor], given: Sequence[Tensor] | None = None
+        self, expected: Sequence[Tensor], outputs: Sequence[Tensor], inputs: Sequence[Tensor] | None = None
     ) -> Disagreement:
-        """`compare`, of all sequences, one after the other: logits of all would be large."""
-        bases = [None] * len(expected) if given is None else given
-        triples = zip(expected, found, bases, strict=True)
-        return _judged([_shares(wanted, got.cpu(), self._dtype, base) for wanted, got, base in triples], self._dtype)
+        """Like `compare`, for several sequences, one after the other to save memory."""
+        bases = [None] * len(expected) if inputs is None else inputs
+        triples = zip(expected, outputs, bases, strict=True)
+        return _summary(
+            [_relative_differences(wanted, output.cpu(), self._dtype, base) for wanted, output, base in triples],
+            self._dtype,
+        )
 
 
 @contextmanager
-def _standing_in(layers: Sequence[nn.Module], seen: list[tuple[Tensor, _Arguments]], last: Tensor) -> Iterator[None]:
-    """For the length of a `with` block let layers note what they are given, and hand it on; the last gives `last`."""
+def _recording(layers: Sequence[nn.Module], recorded: list[tuple[Tensor, _Arguments]], last: Tensor) -> Iterator[None]:
+    """Context manager in which layers record their arguments and return their input; the last one returns `last`."""
 
     def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        seen.append((hidden_states, (args, kwargs)))
-        return last if len(seen) == len(layers) else hidden_states
+        recorded.append((hidden_states, (args, kwargs)))
+        return last if len(recorded) == len(layers) else hidden_states
 
     for layer in layers:
         layer.forward = forward
@@ -347,10 +349,11 @@ def _size(tensors: Mapping[str, Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
-def _told(part: str, outcome: Disagreement, changed: Sequence[str]) -> str:
+def _failure(part: str, difference: Disagreement, changed: Sequence[str]) -> str:
+    """Message that says how a part differs, and which of its tensors aren't as written."""
     differs = (
-        f"{part} differs from the edited model's by {outcome.accepted:.3g} of what it adds, allowed "
-        f"{outcome.tolerance:.3g}"
+        f"{part} differs from the edited model's by {difference.accepted:.3g} of what it adds, allowed "
+        f"{difference.tolerance:.3g}"
     )
     if changed:
         others = f" and {len(changed) - 1} more" if len(changed) > 1 else ""

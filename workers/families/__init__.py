@@ -1,1 +1,1 @@
-"""How each supported model family holds its parts and routes."""
+"""Descriptions of the supported model families."""

@@ -1,8 +1,7 @@
-"""The contract of a model family: what one `transformers` model type says of itself.
+"""The description of a model family, that is, of one `transformers` model type. Needs neither torch nor transformers.
 
-Nothing here needs torch or transformers. A family is data; whoever works on models of experts or of dense networks asks
-it, and names none. Of every family is asked that its decoder's `layers` are a plain list, and that a layer's
-position-wise block is called `mlp` (but see `DenseFamily.inline`).
+Other code works with these descriptions and never names a family. Every family's decoder must have its layers in a
+plain list `layers`, and each layer its feed-forward block in `mlp` (but see `DenseFamily.inline`).
 """
 
 from __future__ import annotations
@@ -17,30 +16,31 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PretrainedConfig
 
-MakesRule = Callable[["nn.Module", "PretrainedConfig"], RoutingRule]
-"""From a router and its model's config."""
+RuleFactory = Callable[["nn.Module", "PretrainedConfig"], RoutingRule]
+"""Derives the routing rule from a router and its model's config."""
 
-Resizes = Callable[["PretrainedConfig", RoutingRule, int], None]
-"""Changes what else of a config depends on the number of experts: the config, its model's rule, active experts k."""
+ConfigResizer = Callable[["PretrainedConfig", RoutingRule, int], None]
+"""Changes further fields of a config that depend on the number of experts. Its arguments are the config, the model's
+routing rule and the number of active experts k."""
 
 CORRECTION_BIAS = "e_score_correction_bias"
-"""Name of the buffer [n], float32, that some routers add to their scores for choosing only."""
+"""Name of the float32 buffer [n] that some routers add to their scores for choosing experts, not for weighting them."""
 
 
 def softmax_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
-    """Softmax over all experts, then the top-k, rescaled unless the config says otherwise."""
+    """Routing rule with a softmax over all experts, then the top-k, rescaled unless the config says otherwise."""
     return RoutingRule(renormalise=bool(getattr(router, "norm_topk_prob", True)))
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What models of experts and dense ones have in common.
+    """What families of mixtures of experts and of dense models have in common.
 
     Attributes:
-        model_type: `model_type` of its config.
-        title: what people call it.
-        sdpa: whether `transformers` has its attention as sdpa; `eager` is taken in its place otherwise.
-        packs: whether its model keeps sequences of one row apart by their position ids, which begin anew at each.
+        model_type: Value of `model_type` in the config.
+        title: Name of the family for users.
+        sdpa: True if `transformers` has an sdpa implementation of its attention; `eager` is used otherwise.
+        packs: True if its attention masks keep packed sequences of one row apart by their position ids.
     """
 
     model_type: str
@@ -51,57 +51,58 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class ExpertFamily(Family):
-    """How one model type holds its experts and routes. Its MoE blocks have the modules `router` (below) and `experts`.
+    """How one model type stores its experts and routes tokens. Its MoE blocks have the modules `router` and `experts`.
 
     Attributes:
-        casts_weights: whether routing weights are cast to the router's dtype before the experts see them (Mixtral's
-            stay float32).
-        rule: makes the routing rule of one router.
-        experts_field: where its config counts the experts.
-        width_field: where it counts an expert's neurons.
-        router: name of the router in a MoE block.
-        tensors: names of the fused expert parameters; of families without biases [n, 2I, H] and [n, H, I].
-        float32_router: whether logits are computed in float32 whatever the router's dtype.
-        also_resize: for a config that says more of its experts than `experts_field` and `num_experts_per_tok`.
+        casts_weights: True if routing weights are cast to the router's dtype before they multiply the experts' outputs;
+            False if they stay float32.
+        rule: Derives the routing rule of a router.
+        experts_field: Config field with the number of experts.
+        width_field: Config field with the number of neurons per expert.
+        router: Name of the router in a MoE block.
+        tensors: Names of the fused expert parameters; shapes [n, 2I, H] and [n, H, I] in families without biases.
+        float32_router: True if router logits are computed in float32 whatever the router's dtype.
+        resize_extras: Changes config fields that depend on the number of experts, besides `experts_field` and
+            `num_experts_per_tok`; None if there are none.
     """
 
     casts_weights: bool
-    rule: MakesRule = softmax_rule
+    rule: RuleFactory = softmax_rule
     experts_field: str = "num_experts"
     width_field: str = "moe_intermediate_size"
     router: str = "gate"
     tensors: tuple[str, ...] = ("gate_up_proj", "down_proj")
     float32_router: bool = False
-    also_resize: Resizes | None = None
+    resize_extras: ConfigResizer | None = None
 
     def resize(self, config: PretrainedConfig, rule: RoutingRule, experts: int, active: int) -> None:
-        """Let a config of this family have other numbers of experts.
+        """Change the numbers of experts in a config, in place.
 
         Args:
-            config: changed in place.
-            rule: of the model whose config it is.
-            experts: n' per MoE layer.
-            active: k per token.
+            config: Config of a model of this family.
+            rule: Routing rule of that model.
+            experts: New number n' of experts per MoE layer.
+            active: New number k of active experts per token.
         """
         setattr(config, self.experts_field, experts)
         config.num_experts_per_tok = active
-        if self.also_resize is not None:
-            self.also_resize(config, rule, active)
+        if self.resize_extras is not None:
+            self.resize_extras(config, rule, active)
 
 
 @dataclass(frozen=True, slots=True)
 class DenseFamily(Family):
-    """How one model type of dense feed-forward networks names their parts.
+    """How one model type with dense feed-forward networks names their parts.
 
     Attributes:
-        up, gate, down: the linear layers; `gate` is None for plain networks, `down(act(up(x)))`.
-        activation: name of the activation module.
-        inline: the decoder layer itself holds the parts and runs them, instead of a module `mlp`.
-        masks_heads: whether dimensions of its heads can be masked: rotary embedding turns dimensions i and
-            i + head_dim / 2 of a whole head, and nothing but it stands between the query and key projections and the
+        up, gate, down: Names of the linear layers; `gate` is None for networks without a gate, `down(act(up(x)))`.
+        activation: Name of the activation module.
+        inline: True if the decoder layer itself holds and runs these parts, instead of a module `mlp`.
+        masks_heads: True if dimensions of attention heads can be masked: rotary embedding pairs dimensions i and
+            i + head_dim / 2 of a whole head, and nothing else lies between the query and key projections and the
             attention.
-        becomes_mixtral: whether the model is an ordinary Mixtral once its networks are experts of which one is active,
-            unless its config gives its layers biases.
+        becomes_mixtral: True if the model equals a Mixtral once its networks are divided into experts with one active,
+            unless its config gives its linear layers biases.
     """
 
     up: str

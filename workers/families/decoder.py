@@ -1,4 +1,4 @@
-"""The decoder's layers one by one, and running some of them only."""
+"""Access to the layers of a decoder, and skipping some of them in a forward pass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def decoder_layers(model: PreTrainedModel) -> tuple[nn.Module, ...]:
-    """The decoder's layers in the order in which they run; empty where that isn't known."""
+    """Return the decoder's layers in the order in which they run; empty if that order isn't known."""
     layers = getattr(model.get_decoder(), "layers", None)
     known = isinstance(layers, nn.ModuleList) and len(layers) == getattr(model.config, "num_hidden_layers", None)
     return tuple(layers) if known and layers is not None else ()
@@ -21,16 +21,16 @@ def decoder_layers(model: PreTrainedModel) -> tuple[nn.Module, ...]:
 
 @contextmanager
 def skipped(layers: Sequence[nn.Module], state: Tensor | None = None) -> Iterator[None]:
-    """For the length of a `with` block, let layers hand on what they are given instead of running.
+    """Context manager that makes layers return their input instead of running.
 
     Args:
-        layers: of a decoder, one after the other.
-        state: what the last of them hands on instead, if given.
+        layers: Consecutive layers of a decoder.
+        state: Hidden states that the last of them returns instead; None for its input.
     """
     before = [layer.__dict__.get("forward") for layer in layers]
     try:
         for i, layer in enumerate(layers):
-            layer.forward = _hand_on(state if i == len(layers) - 1 else None)
+            layer.forward = _identity(state if i == len(layers) - 1 else None)
         yield
     finally:
         for layer, forward in zip(layers, before, strict=True):
@@ -40,7 +40,7 @@ def skipped(layers: Sequence[nn.Module], state: Tensor | None = None) -> Iterato
                 layer.forward = forward
 
 
-def _hand_on(state: Tensor | None) -> Callable[..., Tensor]:
+def _identity(state: Tensor | None) -> Callable[..., Tensor]:
     def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return hidden_states if state is None else state
 

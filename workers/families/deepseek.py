@@ -1,7 +1,7 @@
-"""DeepSeek-V2 and -V3, and GLM-4-MoE, which routes like DeepSeek-V3.
+"""The families with group-limited routing: DeepSeek-V2, DeepSeek-V3, and GLM-4-MoE, which routes like DeepSeek-V3.
 
-Sources: DeepSeek-V2 (arXiv 2405.04434), Sec. 2.2.2; DeepSeek-V3 (arXiv 2412.19437), Sec. 2.1.2; as `transformers` runs
-them.
+Sources: DeepSeek-V2 (arXiv 2405.04434), Sec. 2.2.2; DeepSeek-V3 (arXiv 2412.19437), Sec. 2.1.2; as implemented in
+`transformers`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
-from moevolve.workers.families.base import ExpertFamily, MakesRule
+from moevolve.workers.families.base import ExpertFamily, RuleFactory
 
 if TYPE_CHECKING:
     from torch import nn
@@ -18,13 +18,12 @@ if TYPE_CHECKING:
 
 
 def deepseek_v2_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
-    """Softmax, groups worth their best expert if there are any, weights times a factor.
-
-    `transformers` never rescales them, whatever the config's `norm_topk_prob`.
+    """Routing rule of DeepSeek-V2: softmax, groups ranked by their best expert, weights times a factor.
 
     Raises:
-        UserError: a way of choosing that `transformers` does not compute.
+        UserError: `topk_method` isn't one that `transformers` computes.
     """
+    # `transformers` never rescales the weights, whatever `norm_topk_prob` says.
     method, groups = config.topk_method, RoutingGroups()
     if method == "group_limited_greedy":
         groups = _groups(config, best=1)
@@ -37,7 +36,7 @@ def deepseek_v2_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule
 
 
 def deepseek_v3_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
-    """Sigmoids, ranked with a correction bias within groups worth their two best, weights times a factor."""
+    """Routing rule of DeepSeek-V3: sigmoids with a correction bias, groups ranked by their two best experts."""
     return RoutingRule(
         renormalise=bool(config.norm_topk_prob),
         scores="sigmoid",
@@ -47,20 +46,20 @@ def deepseek_v3_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule
 
 
 def _groups(config: PretrainedConfig, best: int) -> RoutingGroups:
-    """A limit that lets a token choose from every group is none: the config's groups count as one then."""
     count, chosen = int(config.n_group or 1), int(config.topk_group or 1)
+    # Choosing from all groups is the same as having one group.
     return RoutingGroups(count, chosen, best) if chosen < count else RoutingGroups(best=best)
 
 
-def _also_resize(config: PretrainedConfig, rule: RoutingRule, active: int) -> None:
+def _resize_extras(config: PretrainedConfig, rule: RoutingRule, active: int) -> None:
     if rule.groups.count == 1 and getattr(config, "n_group", None) is not None:
-        # Groups that limit nothing need not divide n'.
+        # n' need not be a multiple of groups that don't limit the choice.
         config.n_group = config.topk_group = 1
     if getattr(config, "num_nextn_predict_layers", 0):
-        config.num_nextn_predict_layers = 0  # layers for speculative decoding are never loaded, so not exported
+        config.num_nextn_predict_layers = 0  # layers for speculative decoding are never loaded, so never exported
 
 
-def _deepseek(model_type: str, title: str, rule: MakesRule) -> ExpertFamily:
+def _deepseek(model_type: str, title: str, rule: RuleFactory) -> ExpertFamily:
     return ExpertFamily(
         model_type,
         title,
@@ -68,7 +67,7 @@ def _deepseek(model_type: str, title: str, rule: MakesRule) -> ExpertFamily:
         rule=rule,
         experts_field="n_routed_experts",
         float32_router=True,
-        also_resize=_also_resize,
+        resize_extras=_resize_extras,
     )
 
 

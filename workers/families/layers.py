@@ -1,4 +1,4 @@
-"""Handles of a model's parts, and finding them: MoE layers, dense feed-forward networks, linear layers."""
+"""Finds the parts of a model that edits change: MoE layers, dense feed-forward networks and linear layers."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ class MoELayer:
     """Handle of one MoE block.
 
     Attributes:
-        index: index of the decoder layer.
-        block: the module that holds the router and `experts`.
-        router: the family's own router; `weight` is [n, hidden].
-        experts: the family's fused experts; see `ExpertFamily.tensors`.
-        rule: how the router chooses and weighs.
-        family: the family.
+        index: Index of the decoder layer.
+        block: Module that holds the router and the experts.
+        router: Original router, with `weight` [n, hidden].
+        experts: Module of the fused experts; see `ExpertFamily.tensors`.
+        rule: Routing rule of the router.
     """
 
     index: int
@@ -41,7 +40,7 @@ class MoELayer:
 
     @property
     def gate(self) -> nn.Module:
-        """What stands where the router stood: itself, or the wrapper that edits put around it."""
+        """The module in the router's place: the router itself, or the wrapper of an edit."""
         gate = getattr(self.block, self.family.router)
         assert isinstance(gate, nn.Module)
         return gate
@@ -54,26 +53,26 @@ class MoELayer:
 
     @property
     def router_bias(self) -> Tensor | None:
-        """What the router adds to its logits, [n]."""
+        """Bias [n] that the router adds to its logits; None if it has none."""
         return getattr(self.router, "bias", None)
 
     @property
     def correction_bias(self) -> Tensor | None:
-        """What the router adds to its scores for choosing only, float32 [n]."""
+        """Bias that the router adds to its scores for choosing only, float32 [n]; None if it has none."""
         return getattr(self.router, CORRECTION_BIAS, None)
 
     @property
     def renormalise(self) -> bool:
-        """Whether the top-k routing weights are rescaled to sum 1."""
+        """True if the top-k routing weights are rescaled to sum to 1."""
         return self.rule.renormalise
 
     @property
     def count(self) -> int:
-        """Experts n of the original layer."""
+        """Number n of experts of the original layer."""
         return int(self.router_weight.shape[0])
 
     def expert_tensors(self) -> dict[str, Tensor]:
-        """The fused expert parameters that the model runs on now, by name."""
+        """Return the fused expert parameters that the model currently runs on, by name."""
         return {name: getattr(self.experts, name) for name in self.family.tensors}
 
 
@@ -82,13 +81,11 @@ class DenseLayer:
     """Handle of one dense feed-forward network, `down(act(gate(x)) * up(x))` or `down(act(up(x)))`.
 
     Attributes:
-        index: index of the decoder layer.
-        decoder_layer: the layer.
-        up: [width, hidden].
-        gate: [width, hidden]; None for a plain network.
-        down: [hidden, width].
-        activation: elementwise.
-        family: how the parts are named.
+        index: Index of the decoder layer.
+        up: Linear layer with weight [width, hidden].
+        gate: Linear layer with weight [width, hidden]; None for a network without a gate.
+        down: Linear layer with weight [hidden, width].
+        activation: Elementwise function.
     """
 
     index: int
@@ -101,7 +98,7 @@ class DenseLayer:
 
     @property
     def width(self) -> int:
-        """Neurons d_h of the network."""
+        """Number of neurons d_h of the network."""
         return int(self.up.weight.shape[0])
 
     @property
@@ -118,10 +115,7 @@ class DenseLayer:
 
 
 class Replacement:
-    """Puts a module in the place of a layer's feed-forward network, and takes it away again.
-
-    The stand-in maps hidden states [..., hidden] to hidden states of the same shape.
-    """
+    """Replaces a layer's feed-forward network by another module, which maps [..., hidden] to the same shape."""
 
     def __init__(self, layer: DenseLayer) -> None:
         self._holder = layer.decoder_layer
@@ -131,19 +125,19 @@ class Replacement:
 
     def show(self, module: nn.Module) -> None:
         """Run `module` instead of the network."""
-        # An inlined network is run part by part: the first does all of it.
+        # The decoder layer runs an inlined network part by part: the first part does all the work.
         stand_ins = [module, *(nn.Identity() for _ in range(len(self._originals) - 1))]
         for name, stand_in in zip(self._originals, stand_ins, strict=True):
             setattr(self._holder, name, stand_in)
 
     def restore(self) -> None:
-        """Bring the network back."""
+        """Run the original network again."""
         for name, original in self._originals.items():
             setattr(self._holder, name, original)
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
-        """For the length of a `with` block, run the network, and then again what ran before."""
+    def suspended(self) -> Iterator[None]:
+        """Context manager that runs the original network and then restores the current state."""
         shown = {name: getattr(self._holder, name) for name in self._originals}
         self.restore()
         try:
@@ -154,16 +148,14 @@ class Replacement:
 
 
 def find_moe_layers(model: PreTrainedModel, name: str) -> tuple[MoELayer, ...]:
-    """Handles of the MoE blocks of a loaded or meta-device model, in order of depth; dense layers are passed over.
-
-    Empty for a dense family.
+    """Find the MoE blocks of an unedited model, in order of depth; none in a dense model.
 
     Args:
-        model: a causal language model of a supported family, not yet edited.
-        name: the model as the user named it, for messages.
+        model: Causal language model, loaded or on the meta device.
+        name: Name of the model as the user gave it, for messages.
 
     Raises:
-        UserError: the family is not supported, or it is one of experts and no layer holds any.
+        UserError: The family isn't supported, or a mixture of experts has no layer with experts.
     """
     family = family_of(model.config, name)
     if not isinstance(family, ExpertFamily):
@@ -190,14 +182,14 @@ def find_moe_layers(model: PreTrainedModel, name: str) -> tuple[MoELayer, ...]:
 
 @torch.inference_mode()
 def check_router(layer: MoELayer, name: str) -> None:
-    """Check that a layer's router answers as routers that are edited do: logits, routing weights and experts.
+    """Check that a loaded layer's router returns logits, routing weights and experts, as edits need it.
 
     Args:
-        layer: with its weights.
-        name: the model as the user named it, for the message.
+        layer: Unedited layer with its weights.
+        name: Name of the model as the user gave it, for the message.
 
     Raises:
-        UserError: it gives something else, as those of some versions of `transformers` do (logits alone).
+        UserError: The router returns something else; in some versions of `transformers` it is only the logits.
     """
     weight = layer.router_weight
     routed = layer.router(weight.new_zeros(1, weight.shape[1]))
@@ -210,10 +202,7 @@ def check_router(layer: MoELayer, name: str) -> None:
 
 
 def find_dense_layers(model: PreTrainedModel) -> tuple[DenseLayer, ...]:
-    """Handles of the dense feed-forward networks of a loaded or meta-device model, not yet edited, in order of depth.
-
-    Empty for a family that isn't a dense one.
-    """
+    """Find the dense feed-forward networks of an unedited model, in order of depth; none in a mixture of experts."""
     family = dense_family(model.config.model_type)
     if family is None:
         return ()
@@ -235,7 +224,7 @@ def find_dense_layers(model: PreTrainedModel) -> tuple[DenseLayer, ...]:
 
 
 def find_linears(model: PreTrainedModel) -> dict[str, nn.Linear]:
-    """The linear layers within the decoder layers, by name (`layers.0.self_attn.q_proj` ...), in order of depth."""
+    """Return the linear layers within decoder layers by name (`layers.0.self_attn.q_proj` ...), in order of depth."""
     decoder = model.get_decoder()
     return {
         f"layers.{index}.{name}": module

@@ -1,6 +1,6 @@
-"""The model families there are. A new one is a file beside this one, and a line here.
+"""The supported model families. A new family needs its description in this folder and a line here.
 
-A family whose routers choose or weigh as none before needs its rule in `moevolve.kernels` too.
+A family with a new way of choosing or weighting experts also needs a routing rule in `moevolve.kernels.routing_rule`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,8 @@ from typing import TYPE_CHECKING
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.families.base import DenseFamily, ExpertFamily
 from moevolve.workers.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE
-from moevolve.workers.families.gpt_oss import GPT_OSS
-from moevolve.workers.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
-from moevolve.workers.families.mixtral import MIXTRAL
-from moevolve.workers.families.opt import OPT
-from moevolve.workers.families.phi import PHI
-from moevolve.workers.families.qwen_moe import OLMOE, QWEN2_MOE, QWEN3_MOE
+from moevolve.workers.families.dense import LLAMA, MISTRAL, OPT, PHI, QWEN2, QWEN3
+from moevolve.workers.families.mixture import GPT_OSS, MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -39,18 +35,18 @@ FAMILIES: dict[str, ExpertFamily | DenseFamily] = {
         PHI,
     )
 }
-"""Model type -> family, in the order in which users are told of them."""
+"""Family by model type, in the order in which messages list them."""
 
 
 def family_of(config: PretrainedConfig, name: str) -> ExpertFamily | DenseFamily:
-    """The family of a model's config, of mixture-of-experts or of dense networks.
+    """Return the family of a model.
 
     Args:
-        config: a `transformers` config.
-        name: the model as the user named it, for the message.
+        config: `transformers` config of the model.
+        name: Name of the model as the user gave it, for the error message.
 
     Raises:
-        UserError: the model type is not supported.
+        UserError: The model type isn't supported.
     """
     family = FAMILIES.get(config.model_type)
     if family is None:
@@ -62,17 +58,17 @@ def family_of(config: PretrainedConfig, name: str) -> ExpertFamily | DenseFamily
 
 
 def expert_family(model_type: str) -> ExpertFamily | None:
-    """The family of a model type; None where it is none of experts."""
+    """Return the family of a model type; None if it isn't a supported mixture of experts."""
     family = FAMILIES.get(model_type)
     return family if isinstance(family, ExpertFamily) else None
 
 
 def dense_family(model_type: str) -> DenseFamily | None:
-    """The family of a model type; None where it is none of dense networks."""
+    """Return the family of a model type; None if it isn't a supported dense model."""
     family = FAMILIES.get(model_type)
     return family if isinstance(family, DenseFamily) else None
 
 
 def maskable_types() -> tuple[str, ...]:
-    """Model types whose heads can be masked; see `DenseFamily.masks_heads`."""
+    """Return the model types whose attention heads can be masked; see `DenseFamily.masks_heads`."""
     return tuple(each.model_type for each in FAMILIES.values() if isinstance(each, DenseFamily) and each.masks_heads)

@@ -1,1 +1,1 @@
-"""A checkpoint as a worker holds it: described, loaded, resident."""
+"""Facts about a model from its config, and the loaded model that edits are applied to."""

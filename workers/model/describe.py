@@ -1,6 +1,6 @@
-"""What a search needs to know of a model, from its config alone: nothing here loads weights.
+"""Facts about a model, derived from its config without loading weights.
 
-torch and transformers are imported where they are needed, so that listings on the command line don't pay for them.
+torch and transformers are imported inside functions, so that commands that don't need them start fast.
 """
 
 from __future__ import annotations
@@ -20,22 +20,19 @@ if TYPE_CHECKING:
 
 
 def describe_model(config: ModelConfig) -> ModelFacts:
-    """Facts of a checkpoint; the model is built on the meta device.
-
-    Args:
-        config: the checkpoint and how a worker would hold it.
+    """Derive the facts about a checkpoint from its model on the meta device.
 
     Raises:
-        UserError: the checkpoint can't be read, or its family isn't supported.
+        UserError: The checkpoint can't be read, or its family isn't supported.
     """
     return replace(describe_config(meta_model(config), config), fingerprint=model_fingerprint(config))
 
 
 def meta_model(config: ModelConfig) -> PreTrainedModel:
-    """A checkpoint's model without weights, on the meta device, in the dtype that a worker would hold it in.
+    """Build a checkpoint's model without weights, on the meta device, in the dtype that a worker would use.
 
     Raises:
-        UserError: its config can't be read, or its family isn't supported.
+        UserError: The config can't be read, or the family isn't supported.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -53,11 +50,11 @@ def meta_model(config: ModelConfig) -> PreTrainedModel:
 
 
 def describe_config(model: PreTrainedModel, config: ModelConfig) -> ModelFacts:
-    """Facts of a model whose weights need not be there: its fingerprint, which is of its files, is left empty.
+    """Derive the facts about a model; the fingerprint, which needs the checkpoint's files, is left empty.
 
     Args:
-        model: from `meta_model`.
-        config: what it was made from.
+        model: Result of `meta_model(config)`.
+        config: Checkpoint and settings.
     """
     from moevolve.workers.checkpoints.loading import dtype_of, packed_format
     from moevolve.workers.families.layers import find_linears, find_moe_layers
@@ -97,7 +94,7 @@ def _active(settings: PretrainedConfig, config: ModelConfig) -> int:
 
 
 def _router_parameters_per_expert(layer: MoELayer) -> int:
-    """A row of the router's weight, and an entry of its bias. A correction bias is a buffer, which isn't counted."""
+    # The correction bias is a buffer, not a parameter.
     return int(layer.router_weight.shape[1]) + (layer.router_bias is not None)
 
 

@@ -1,8 +1,7 @@
-"""A model that stays loaded while candidate after candidate is tried on it."""
+"""The resident model: it stays loaded, and edits are applied to it and reverted."""
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from moevolve.workers.checkpoints.loading import load_model, resolve_device
+from moevolve.workers.contract.capacity import release_freed_memory
 from moevolve.workers.contract.edits import ROW_TOKENS, Edit, IdentityEdit, LayeredEdit, Tokens
 from moevolve.workers.contract.methods import Applicator, ExpertsOwner, ModelParts, ReportingApplicator
 from moevolve.workers.contract.settings import ModelConfig
@@ -25,16 +25,23 @@ if TYPE_CHECKING:
 
 
 class ResidentModel:
-    """A loaded model with at most one edit on it at a time.
+    """A loaded model with at most one edit at a time.
 
-    Edits are made in place and reverted bit for bit: what a candidate computes doesn't depend on what was applied
-    before.
+    Edits are applied in place and reverted bit for bit, so results don't depend on the edits applied before.
+
+    Args:
+        model: Model as returned by `load_model`. With `originals="host"` it is still on the host, and moved here.
+        tokenizer: Tokenizer of the model.
+        config: Settings that the model was loaded with.
+        pass_bytes: Device memory that forward passes need besides weights and experts, in bytes; None if unknown.
 
     Attributes:
-        model: the `transformers` model, in eval mode, without gradients.
-        tokenizer: its tokenizer.
-        config: how it was loaded.
-        device: where inputs go.
+        model: `transformers` model in eval mode, without gradients.
+        device: Device of the model's inputs.
+
+    Raises:
+        UserError: The family isn't supported, no layer holds experts, or the installed version of `transformers` has
+            routers with other outputs than expected.
     """
 
     def __init__(
@@ -42,20 +49,8 @@ class ResidentModel:
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         config: ModelConfig,
-        beside: int | None = None,
+        pass_bytes: int | None = None,
     ) -> None:
-        """Take over a freshly loaded model.
-
-        Args:
-            model: from `load_model`; with `originals="host"` still on the host, and placed here.
-            tokenizer: its tokenizer.
-            config: the settings it was loaded with.
-            beside: bytes on the device that passes need beside weights and experts; None if that isn't known.
-
-        Raises:
-            UserError: the model has no MoE layers, its family is not supported, or its routers answer in another way
-                than this version of `transformers` is known to let them.
-        """
         self.model = model
         self.tokenizer = tokenizer
         self.config = config
@@ -66,13 +61,13 @@ class ResidentModel:
             find_dense_layers(model),
             device,
             on_host=config.originals == "host",
-            beside=beside,
+            pass_bytes=pass_bytes,
             applicator=self._applicator,
         )
         self._applicators: dict[type, Applicator] = {}
         if self.layers:
             check_router(self.layers[0], config.path)
-            # Before the first edit of any kind, and before the model is placed.
+            # It must take over the experts before the first edit, and before the model is moved to its device.
             self._applicator(experts_owner().edit)
         if self._parts.on_host:
             model.to(device)  # type: ignore[arg-type]  # transformers' decorator hides the signature
@@ -80,39 +75,39 @@ class ResidentModel:
         self._applied: Edit = IdentityEdit()
 
     @classmethod
-    def load(cls, config: ModelConfig, beside: int | None = None) -> ResidentModel:
-        """Load a checkpoint and make it resident.
+    def load(cls, config: ModelConfig, pass_bytes: int | None = None) -> ResidentModel:
+        """Load a checkpoint.
 
         Args:
-            config: which, and how to hold it.
-            beside: see `__init__`.
+            config: Checkpoint and settings.
+            pass_bytes: See `ResidentModel`.
 
         Raises:
-            UserError: it can't be loaded or searched; see `load_model` and `find_moe_layers`.
+            UserError: The checkpoint can't be loaded or searched; see `load_model` and `find_moe_layers`.
         """
         model, tokenizer = load_model(config)
-        _give_back()
-        return cls(model, tokenizer, config, beside)
+        release_freed_memory()
+        return cls(model, tokenizer, config, pass_bytes)
 
     @property
     def layers(self) -> tuple[MoELayer, ...]:
-        """Handles of its MoE layers as loaded; empty for a dense model."""
+        """Handles of the original MoE layers; empty for a dense model."""
         return self._parts.moe_layers
 
     @property
     def dense_layers(self) -> tuple[DenseLayer, ...]:
-        """Handles of its dense feed-forward networks as loaded; empty for a model of experts."""
+        """Handles of the original dense feed-forward networks; empty for a mixture of experts."""
         return self._parts.dense_layers
 
     @property
     def applied(self) -> Edit:
-        """The edit the model has now; `IdentityEdit` when it has none."""
+        """The edit that is applied; `IdentityEdit` for the unedited model."""
         return self._applied
 
     def layer_keys(self) -> tuple[str, ...] | None:
-        """What every decoder layer is now: layers of equal position and key compute the same, bit for bit.
+        """One key per decoder layer: layers with equal position and key compute the same function, bit for bit.
 
-        None where the edit doesn't tell its layers apart.
+        None if the applied edit isn't a `LayeredEdit`.
         """
         keys = [""] * len(decoder_layers(self.model))
         edit = self._applied
@@ -126,11 +121,11 @@ class ResidentModel:
         return tuple(keys)
 
     def apply(self, edit: Edit) -> None:
-        """Make an edit in place of whatever edit was there.
+        """Apply an edit, replacing the one that is applied. After an error the model is unedited.
 
         Raises:
-            CandidateError: the edit's values are at fault; the model is unedited then.
-            UserError: the edit doesn't fit this model; the model is unedited then.
+            CandidateError: The edit has invalid values.
+            UserError: The edit doesn't fit this model.
         """
         if isinstance(edit, IdentityEdit):
             self.revert()
@@ -147,9 +142,9 @@ class ResidentModel:
         self._applied = edit
 
     def revert(self) -> None:
-        """Bring back the unedited model, bit for bit.
+        """Restore the unedited model, bit for bit.
 
-        Experts on the host come back when it next runs; `original_experts` has them at any time.
+        Experts that are kept on the host return to the device with the next forward pass.
         """
         applicator = self._applicators.get(type(self._applied))
         if applicator is not None:
@@ -157,44 +152,30 @@ class ResidentModel:
         self._applied = IdentityEdit()
 
     def report(self) -> tuple[tuple[str, str], ...]:
-        """What there is to tell of how the edit came out on this model, titles and values; of most edits nothing."""
+        """Details of the applied edit as (title, value); empty for most kinds of edits."""
         applicator = self._applicators.get(type(self._applied))
         return applicator.report() if isinstance(applicator, ReportingApplicator) else ()
 
     def arrays(self) -> Mapping[str, NDArray[Any]]:
-        """What of that is too long for a table; see `ReportingApplicator`."""
+        """Details of the applied edit as arrays; see `ReportingApplicator.arrays`."""
         applicator = self._applicators.get(type(self._applied))
         return applicator.arrays() if isinstance(applicator, ReportingApplicator) else {}
 
     def original_experts(self, ordinal: int) -> Mapping[str, Tensor]:
-        """The experts of a MoE layer as they were loaded, fused, by name, wherever they are kept; not to be changed.
-
-        Args:
-            ordinal: number of the layer among the MoE layers.
-        """
-        return self._owner.original_experts(ordinal)
-
-    @property
-    def _owner(self) -> ExpertsOwner:
-        """What has taken over the experts of the MoE layers, of which there are some."""
-        applicator = self._applicator(experts_owner().edit)
-        assert isinstance(applicator, ExpertsOwner)
-        return applicator
+        """Original experts of a MoE layer; see `ExpertsOwner.original_experts`."""
+        owner = self._applicator(experts_owner().edit)
+        assert isinstance(owner, ExpertsOwner)
+        return owner.original_experts(ordinal)
 
     def _applicator(self, kind: type) -> Applicator:
-        """The applicator of a kind of edits, made when it is first needed; the model is unedited then."""
+        """The applicator of an edit type. It is created on first use, when the model must be unedited."""
         if kind not in self._applicators:
             self._applicators[kind] = method_of(kind).applicator(self._parts)
         return self._applicators[kind]
 
     @contextmanager
     def edited(self, edit: Edit) -> Iterator[ResidentModel]:
-        """The model with `edit` for the length of a `with` block, unedited afterwards.
-
-        Raises:
-            CandidateError: see `apply`.
-            UserError: see `apply`.
-        """
+        """Context manager that applies `edit` and reverts it at the end. Raises the errors of `apply`."""
         self.apply(edit)
         try:
             yield self
@@ -216,13 +197,6 @@ class ResidentModel:
 
     def run(self, row: Sequence[Tokens]) -> None:
         ids = torch.tensor([[token for sequence in row for token in sequence]], device=self.device)
-        # Positions that begin anew are what `transformers` keeps the sequences of a row apart by, without a cache.
-        places = torch.cat([torch.arange(len(sequence), device=self.device) for sequence in row])
-        self.model.get_decoder()(input_ids=ids, position_ids=places.unsqueeze(0), use_cache=False)
-
-
-def _give_back() -> None:
-    """Let the system have what loading took beyond the weights: workers otherwise keep freed memory (`WORKER_ENV`)."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+        # Without a cache `transformers` masks attention between sequences of a row whose position ids restart at 0.
+        positions = torch.cat([torch.arange(len(sequence), device=self.device) for sequence in row])
+        self.model.get_decoder()(input_ids=ids, position_ids=positions.unsqueeze(0), use_cache=False)

@@ -1,1 +1,1 @@
-"""What models cost: counted from their configs, and measured."""
+"""The size, memory and speed of models, counted and measured."""

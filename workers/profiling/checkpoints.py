@@ -1,4 +1,4 @@
-"""Checkpoints to be profiled: throw-away exports, and what can be said against one before weights are loaded."""
+"""Prepares checkpoints for profiling: checks them before weights are loaded, and exports individuals temporarily."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from moevolve.workers.profiling.messages import ProfiledModel
 
 
 def check_folder(name: str, trust_remote_code: bool) -> Path:
-    """The folder of a checkpoint that may be loaded.
+    """Check that a folder holds a checkpoint that may be loaded, and return its path.
 
     Raises:
-        UserError: it isn't one, has no safetensors, or brings modelling code that isn't trusted.
+        UserError: It isn't a checkpoint, has no safetensors, or contains modelling code that isn't trusted.
     """
     folder = Path(name).expanduser().absolute()
     if not folder.is_dir():
@@ -36,17 +36,17 @@ def check_folder(name: str, trust_remote_code: bool) -> Path:
         raise UserError(f"{name}: no readable config.json in it; give the folder of a checkpoint") from error
     if not any(folder.glob("*.safetensors")):
         raise UserError(f"{name}: no *.safetensors file in it; convert the checkpoint first")
-    # Published checkpoints of a family may still name the code that it had before `transformers` had it.
+    # Published checkpoints of a supported family may still name their own code, from before `transformers` had it.
     if "auto_map" in settings and settings.get("model_type") not in FAMILIES and not trust_remote_code:
         raise UserError(f"{name}: it brings modelling code; read it, then allow it with --trust-remote-code")
     return folder
 
 
 def position_limit(config: ModelConfig) -> int:
-    """How many positions a model has.
+    """Return the maximum number of positions of a model.
 
     Raises:
-        UserError: its config can't be read, or its family isn't supported.
+        UserError: The config can't be read, or the family isn't supported.
     """
     settings = load_config(config)
     native = settings.model_type.startswith(NATIVE_PREFIX)
@@ -56,16 +56,16 @@ def position_limit(config: ModelConfig) -> int:
 
 
 def export_models(model: ModelConfig, edits: Sequence[tuple[str, Edit]], folder: Path) -> tuple[ProfiledModel, ...]:
-    """Write verified checkpoints of edited models; the unedited one is loaded once, and let go at the end.
+    """Export verified checkpoints of edited models; the unedited model is loaded once.
 
     Args:
-        model: the unedited model.
-        edits: each with what the user calls it.
-        folder: where to; checkpoints take numbers for names.
+        model: Settings of the unedited model.
+        edits: Pairs of a label and an edit.
+        folder: Folder for the checkpoints, which are named by numbers.
 
     Raises:
-        UserError: the model can't be loaded, an edit has no checkpoint, or there is no room.
-        ExportError: a checkpoint computes something else than the edited model.
+        UserError: The model can't be loaded, an edit can't be exported, or the disk is full.
+        ExportError: A checkpoint computes something else than the edited model.
     """
     resident = ResidentModel.load(model)
     written = []

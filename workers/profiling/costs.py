@@ -1,14 +1,14 @@
-"""What a loaded model costs by its structure: parameters, those that a token uses, and operations per token.
+"""Counts a model's parameters, active parameters and FLOPs per token from its modules.
 
-The rule for operations, a multiply and an add counting two:
+FLOPs are counted with a multiply and an add as two:
 
-- every matrix that a token is multiplied with counts twice its entries: linear layers, routers, the chosen experts, the
-  output layer; looked-up embeddings, norms, biases, activations and rotary embedding count nothing;
+- every matrix that a token is multiplied with counts twice its entries: linear layers, routers, the chosen experts and
+  the output head; embeddings, norms, biases, activations and rotary embedding count nothing;
 - attention counts 4 x attended positions x heads x head dimension per layer (queries with keys, weights with values).
 
-It is the work that the model's code does. A mask that is applied to a finished product saves nothing: the product
-counts whole, in operations and in parameters used. Modules of the code that native checkpoints bring are counted by the
-methods that they are of (`moevolve.workers.contract.methods.Method.module_uses`).
+This is the work of the model's code. A mask that is applied to a finished product saves neither FLOPs nor active
+parameters. Modules of native checkpoints are counted by their methods
+(`moevolve.workers.contract.methods.Method.module_uses`).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelCosts:
-    """What a model costs.
+    """Parameters, bytes and FLOPs of a model.
 
     Attributes:
-        parameters: all of them, a shared tensor once.
-        active_parameters: of these, all but those that a token passes by: experts not chosen and other experts'
-            neurons. Upper bounds where several routers must agree.
-        weight_bytes: bytes of parameters and buffers as loaded, a shared tensor once.
-        linear_flops: operations per token in matrix products with weights.
-        attention_flops: operations per token in attention, for the last token of a context.
+        parameters: Number of parameters, counting tied tensors once.
+        active_parameters: Parameters that a token uses, without experts that aren't chosen and neurons of other
+            experts; an upper bound if several routers must agree.
+        weight_bytes: Bytes of parameters and buffers as loaded, counting tied tensors once.
+        linear_flops: FLOPs per token in matrix products with weights.
+        attention_flops: FLOPs in attention for the last token of a context.
     """
 
     parameters: int
@@ -47,14 +47,14 @@ class ModelCosts:
 
 
 def model_costs(model: PreTrainedModel, context: int) -> ModelCosts:
-    """Count a causal language model of a supported family, or one that an export brought its own code for.
+    """Count the costs of a model of a supported family, or of a native checkpoint.
 
     Args:
-        model: loaded by plain transformers; unedited by this process.
-        context: how many positions the token attends to, itself included.
+        model: Model loaded by plain `transformers`, without an edit.
+        context: Number of positions that the token attends to, including itself.
 
     Raises:
-        UserError: a module holds matrices that no rule covers.
+        UserError: A module holds matrices that can't be counted.
     """
     uses = _uses(model, model.config, "")
     parameters = list(model.parameters())
@@ -69,14 +69,14 @@ def model_costs(model: PreTrainedModel, context: int) -> ModelCosts:
 
 
 def matrix_flops(module: nn.Module, config: PretrainedConfig) -> int:
-    """Operations per token in a part of a model, attention between positions left out.
+    """Return the FLOPs per token of a module in matrix products with weights.
 
     Args:
-        module: any part of a model as `model_costs` takes it.
-        config: the model's.
+        module: Part of a model that `model_costs` accepts.
+        config: Config of the model.
 
     Raises:
-        UserError: it holds matrices that no rule covers.
+        UserError: The module holds matrices that can't be counted.
     """
     return 2 * sum(use.products for use in _uses(module, config, type(module).__name__))
 
@@ -107,7 +107,7 @@ def _use_of(module: nn.Module, config: PretrainedConfig, name: str) -> ModuleUse
 
 
 def _experts(own: dict[str, Any], active: int) -> ModuleUse:
-    """Fused experts: every tensor [n, ...], of which a token uses k."""
+    """Count fused experts with tensors [n, ...], of which a token uses k."""
     count = len(own["gate_up_proj"])
     matrices = sum(each.numel() for each in own.values() if each.dim() == 3)
     return ModuleUse(sum(each.numel() for each in own.values()) * (count - active) // count, matrices * active // count)

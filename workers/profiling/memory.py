@@ -1,18 +1,19 @@
-"""Peak memory of a process that holds one model.
+"""Peak memory of a process that runs one model.
 
-On CUDA it is `torch.cuda.max_memory_allocated`, summed over devices: weights, activations and key-value cache. On the
-CPU it is the peak of the resident set (`VmHWM` of /proc/self/status, started anew before every run) less the resident
-set right before the model was loaded. It includes what the allocator keeps of earlier, smaller runs.
+On CUDA it is `torch.cuda.max_memory_allocated`, summed over devices: weights, activations and KV cache. On the CPU it
+is the peak resident set (`VmHWM` of /proc/self/status, reset before every run) minus the resident set right before the
+model was loaded. It includes memory that the allocator keeps from earlier, smaller runs.
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
 from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+
+from moevolve.workers.contract.capacity import release_freed_memory
 
 _MEMORY = Path("/proc/meminfo")
 _STATUS = Path("/proc/self/status")
@@ -21,20 +22,21 @@ _RESET_PEAK = "5"
 
 
 class PeakMemory:
-    """Measures peaks on one device; made right before the model is loaded."""
+    """Measures the peak memory on one device. It must be created right before the model is loaded."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
-        _give_back()
-        self._baseline = None if self._cuda else _resident("VmRSS")
+        self.release()
+        self._baseline = None if self._cuda else _process_bytes("VmRSS")
         self._works = self._cuda
 
-    def loaded(self) -> None:
-        """The model is there: give back what only loading it took."""
-        _give_back()
+    def release(self) -> None:
+        """Return freed host memory, such as that of loading the model, to the system."""
+        gc.collect()
+        release_freed_memory()
 
     def start(self) -> None:
-        """Begin a measurement."""
+        """Start a measurement."""
         if self._cuda:
             for index in range(torch.cuda.device_count()):
                 torch.cuda.reset_peak_memory_stats(index)
@@ -43,41 +45,32 @@ class PeakMemory:
             _RESET.write_text(_RESET_PEAK)
             self._works = self._baseline is not None
         except OSError:
-            # Without a fresh start the peak would be that of loading.
+            # Without a reset the peak would be that of loading the model.
             self._works = False
 
     def peak(self) -> int | None:
-        """Bytes at the peak since `start`; None where the system can't tell."""
+        """Return the peak memory since `start` in bytes; None if the system doesn't report it."""
         if self._cuda:
             return sum(torch.cuda.max_memory_allocated(index) for index in range(torch.cuda.device_count()))
-        highest = _resident("VmHWM") if self._works else None
-        # A model smaller than the noise can seem to take less than nothing.
+        highest = _process_bytes("VmHWM") if self._works else None
+        # For tiny models noise could make the difference negative.
         return None if highest is None or self._baseline is None else max(0, highest - self._baseline)
 
 
 def free_bytes(devices: Iterable[torch.device]) -> int | None:
-    """Bytes that are free on devices, or in the host's memory; None where the system can't tell."""
+    """Return the free bytes on GPUs, or else of the host; None if the system doesn't report them."""
     gpus = [device for device in devices if device.type == "cuda"]
     if gpus:
         return sum(torch.cuda.mem_get_info(device)[0] for device in gpus)
-    return _kibibytes(_MEMORY, "MemAvailable")
+    return _read_bytes(_MEMORY, "MemAvailable")
 
 
-def _give_back() -> None:
-    """Return freed host memory to the system, where the C library (glibc) knows how."""
-    gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+def _process_bytes(field: str) -> int | None:
+    return _read_bytes(_STATUS, field)
 
 
-def _resident(field: str) -> int | None:
-    """A field of this process's status in bytes; None on systems that have no such file."""
-    return _kibibytes(_STATUS, field)
-
-
-def _kibibytes(file: Path, field: str) -> int | None:
-    """A field of a file of the system in bytes; None on systems that have no such file."""
+def _read_bytes(file: Path, field: str) -> int | None:
+    """Read a field in kB from a file of /proc, in bytes; None on systems without this file."""
     try:
         lines = file.read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""What a profile is asked for and finds: what the profiler and its processes send each other, as frozen dataclasses."""
+"""The settings of a profile, and the messages between the profiler and its processes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class ProfiledModel:
     """A checkpoint to be profiled.
 
     Attributes:
-        label: what the user calls it.
-        path: folder or hub id.
-        revision: hub revision, if any.
-        device_map: `transformers` device map, to spread it over several GPUs.
-        trust_remote_code: whether modelling code in the checkpoint may run.
+        label: Name of the model as the user gave it.
+        path: Local folder or hub id.
+        revision: Hub revision; None for the default branch.
+        device_map: `transformers` device map to spread the model over several GPUs.
+        trust_remote_code: Allow modelling code in the checkpoint to run.
     """
 
     label: str
@@ -32,11 +32,11 @@ class ProfiledModel:
 
 @dataclass(frozen=True, slots=True)
 class TaskPrompts:
-    """Prompts of a task split, as the models are given them.
+    """The prompts of a task split.
 
     Attributes:
-        task, split: whose.
-        tokens: per prompt, from the shortest to the longest; at least one.
+        task, split: Names of the task and the split.
+        tokens: Token ids of at least one prompt, sorted by length.
     """
 
     task: str
@@ -45,30 +45,29 @@ class TaskPrompts:
 
     @property
     def mean(self) -> int:
-        """Tokens of a prompt, on average, rounded."""
+        """Mean number of tokens per prompt, rounded."""
         return round(sum(map(len, self.tokens)) / len(self.tokens))
 
     def batch(self, size: int) -> tuple[Tokens, ...]:
-        """As many prompts, at even quantiles of length: one is the median, many are long and short as all are."""
+        """Return `size` prompts at even quantiles of length, so that a batch of one has the median length."""
         count = len(self.tokens)
-        return tuple(self.tokens[(2 * place + 1) * count // (2 * size)] for place in range(size))
+        return tuple(self.tokens[(2 * index + 1) * count // (2 * size)] for index in range(size))
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileSettings:
-    """How models are profiled; the same for all of one profile.
+    """Settings of a profile, the same for all of its models.
 
     Attributes:
-        batch_sizes: sequences at once, ascending.
-        prompt_tokens: tokens of every prompt, or of a task's on average; also the context of the operations per token.
-        new_tokens: decoding steps after the prompt.
-        repeats: timed runs per batch size.
-        device: where; `auto` is CUDA if there is a device.
-        dtype: of the parameters; `auto` is each checkpoint's own.
-        threads: of torch's operators on the CPU; None leaves torch's default.
-        apart: hold one model in memory at a time, so that runs aren't interleaved; None does so unless there is ample
-            room for all.
-        prompts: of a task; None takes arbitrary tokens.
+        batch_sizes: Numbers of sequences per batch, ascending.
+        prompt_tokens: Tokens per prompt, for a task's prompts their mean; also the context for FLOPs per token.
+        new_tokens: Decoding steps after the prompt.
+        repeats: Timed runs per batch size.
+        device: Device of the models; `auto` is CUDA if there is a device.
+        dtype: Parameter dtype; `auto` is each checkpoint's own.
+        threads: Intra-op threads of torch on the CPU; None for torch's default.
+        apart: Load one model at a time, so that runs aren't interleaved. None does so unless there is ample memory.
+        prompts: Prompts of a task; None for arbitrary tokens.
     """
 
     batch_sizes: tuple[int, ...]
@@ -82,31 +81,25 @@ class ProfileSettings:
     prompts: TaskPrompts | None = None
 
     def request(self, size: int) -> MeasureRequest:
-        """What to run at a batch size."""
+        """Return the measurement for a batch size."""
         prompts = () if self.prompts is None else self.prompts.batch(size)
         return MeasureRequest(size, self.prompt_tokens, self.new_tokens, prompts)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """Load a model; see `ProfiledModel` and `ProfileSettings`. `context` is for the operations of attention."""
+    """Request to load a model."""
 
-    path: str
-    revision: str | None
-    device_map: str | None
-    trust_remote_code: bool
-    device: Device
-    dtype: LoadedDtype
-    threads: int | None
-    context: int
+    model: ProfiledModel
+    settings: ProfileSettings
 
 
 @dataclass(frozen=True, slots=True)
 class LoadReply:
-    """A loaded model: `moevolve.workers.profiling.costs.ModelCosts`, what it runs with, and the room beside it.
+    """A loaded model's costs (`moevolve.workers.profiling.costs.ModelCosts`) and the settings that it runs with.
 
     Attributes:
-        free_bytes: of the devices that it runs on, or of host memory; None where the system can't tell.
+        free_bytes: Free memory of the model's devices, or of the host, in bytes; None if the system doesn't report it.
     """
 
     parameters: int
@@ -126,13 +119,13 @@ class LoadReply:
 
 @dataclass(frozen=True, slots=True)
 class MeasureRequest:
-    """Run a batch of prompts once: one pass over all of them, then `new_tokens` passes of one position each.
+    """Request to run a batch once: one pass over the prompts, then `new_tokens` passes of one position each.
 
     Attributes:
-        batch_size: how many prompts.
-        prompt_tokens: of each, if they are arbitrary.
-        new_tokens: how many passes follow.
-        prompts: their tokens; empty for arbitrary ones.
+        batch_size: Number of prompts.
+        prompt_tokens: Tokens per prompt, if these are arbitrary.
+        new_tokens: Number of decoding steps.
+        prompts: Token ids of the prompts; empty for arbitrary ones.
     """
 
     batch_size: int
@@ -142,15 +135,15 @@ class MeasureRequest:
 
     @property
     def tokens(self) -> int:
-        """Of all prompts, padding not counted."""
+        """Number of tokens of all prompts, without padding."""
         return sum(map(len, self.prompts)) if self.prompts else self.batch_size * self.prompt_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class MeasureReply:
-    """Seconds of the pass over the prompts and of all passes after it, and the peak of memory meanwhile.
+    """Seconds of the pass over the prompts and of all decoding steps, and the peak memory.
 
-    `peak_bytes` is None where it can't be measured; see `moevolve.workers.profiling.memory`.
+    `peak_bytes` is None if it can't be measured; see `moevolve.workers.profiling.memory`.
     """
 
     prefill_seconds: float

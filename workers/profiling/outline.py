@@ -1,6 +1,6 @@
-"""What a model would take, from its config alone: bytes, and FLOPs per token, part by part.
+"""Predicts a model's memory and FLOPs per token, part by part, from its config alone.
 
-FLOPs are counted as `moevolve.workers.profiling.costs` counts them, on the model without weights.
+FLOPs are counted by `moevolve.workers.profiling.costs` on the model without weights.
 """
 
 from __future__ import annotations
@@ -19,14 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LayerOutline:
-    """FLOPs of one decoder layer per token, a multiply and an add counting two.
-
-    Attention between positions is left out.
+    """FLOPs per token of one decoder layer in matrix products with weights.
 
     Attributes:
-        dense: in everything but the router and the routed experts.
-        router: in a router over all experts; 0 without one.
-        expert: in one routed expert; 0 without any.
+        dense: FLOPs of everything but the router and the routed experts.
+        router: FLOPs of the router over all experts; 0 in a dense layer.
+        expert: FLOPs of one routed expert; 0 in a dense layer.
     """
 
     dense: int
@@ -36,25 +34,25 @@ class LayerOutline:
 
 @dataclass(frozen=True, slots=True)
 class ModelOutline:
-    """A model without its weights.
+    """Sizes and FLOPs of a model, without its weights.
 
     Attributes:
-        facts: the model; its fingerprint is empty.
-        layers: in order of depth.
+        facts: Facts about the model, without its fingerprint.
+        layers: Decoder layers, in order of depth.
         output_flops: FLOPs for the logits of one position.
-        weight_bytes: parameters and buffers as a worker loads them.
-        expert_bytes: per MoE layer, the bytes of each of its tensors of experts, all n of them.
-        cache_bytes: keys and values of one position in all layers.
-        attention_bytes: what a pass holds of a position while a layer attends, see
+        weight_bytes: Bytes of parameters and buffers as a worker loads them.
+        expert_bytes: Bytes of every fused expert tensor, for each MoE layer.
+        cache_bytes: Bytes of the KV cache per position, over all layers.
+        attention_bytes: Peak activation memory of a layer's attention, in bytes per position that is run; see
             `moevolve.workers.profiling.activations`.
-        network_bytes: the same while a layer's network runs, of a position that holds a token.
-        repeated_bytes: of a cached position while a layer attends to it with other tokens masked.
-        caches: whether a pass over answers keeps keys and values to go on from; with sliding windows only on a CPU,
-            where attention knows each token's place.
-        layout: how sequences lie in a pass.
-        hidden, vocabulary: sizes.
-        intermediate: neurons of an expert, or of a dense network.
-        positions: how many the model has.
+        network_bytes: Peak activation memory of a layer's feed-forward network, in bytes per token.
+        repeated_bytes: Bytes per cached position of keys and values that attention with a mask repeats.
+        caches: True if decoding continues from the KV cache of the pass over answers. With sliding windows this is
+            possible only on a CPU, where attention knows each token's position.
+        layout: Layout of the sequences of a pass.
+        hidden, vocabulary: Size of the residual stream and of the vocabulary.
+        intermediate: Neurons of an expert, or of a dense network.
+        positions: Maximum number of positions.
     """
 
     facts: ModelFacts
@@ -75,29 +73,27 @@ class ModelOutline:
 
     @property
     def token_flops(self) -> int:
-        """FLOPs per token in matrix products with weights, its logits' included."""
+        """FLOPs per token in matrix products with weights, including its logits."""
         active = self.facts.active
         return sum(each.dense + each.router + active * each.expert for each in self.layers) + self.output_flops
 
     @property
     def experts_bytes(self) -> int:
-        """All experts of all MoE layers; 0 for a dense model."""
+        """Bytes of the experts of all MoE layers; 0 for a dense model."""
         return sum(map(sum, self.expert_bytes))
 
     @property
     def pinned_bytes(self) -> int:
-        """What all experts take in pinned host memory.
-
-        Torch rounds every tensor there up to a power of two (`CachingHostAllocator`, unless it is set otherwise).
-        """
+        """Bytes that all experts take in pinned host memory."""
+        # By default torch's `CachingHostAllocator` rounds every tensor up to a power of two.
         return sum(1 << (size - 1).bit_length() for sizes in self.expert_bytes for size in sizes)
 
 
 def outline_model(config: ModelConfig) -> ModelOutline:
-    """Outline a checkpoint, of which nothing but config.json is read.
+    """Outline a checkpoint from its config.json.
 
     Raises:
-        UserError: the config can't be read, or the family isn't supported or has matrices that no rule counts.
+        UserError: The config can't be read, or the family isn't supported or has matrices that can't be counted.
     """
     from moevolve.workers.families.layers import find_moe_layers
     from moevolve.workers.model.describe import describe_config, meta_model
@@ -141,7 +137,7 @@ def _weight_bytes(model: PreTrainedModel) -> int:
     from moevolve.workers.families.base import CORRECTION_BIAS
 
     parameters = sum(each.nbytes for each in model.parameters())
-    # Loading keeps correction biases in float32, whatever the dtype.
+    # Correction biases are loaded in float32, whatever the dtype.
     sizes = (4 if name.endswith(CORRECTION_BIAS) else each.itemsize for name, each in model.named_buffers())
     return parameters + sum(size * each.numel() for size, each in zip(sizes, model.buffers(), strict=True))
 
@@ -163,11 +159,11 @@ def _layer(layer: nn.Module, model: PreTrainedModel) -> LayerOutline:
 
 
 def _cached_values(model: PreTrainedModel) -> int:
-    """Values that all layers' attention caches of one position."""
+    """Number of values per position in the KV cache of all layers."""
     config: Any = model.config
     layers = model.get_decoder().layers
     if getattr(config, "kv_lora_rank", None):
-        # DeepSeek's attention caches what keys and values are made from.
+        # DeepSeek's attention caches the compressed latent from which keys and values are computed.
         return len(layers) * int(config.kv_lora_rank + config.qk_rope_head_dim)
     attentions = (each.self_attn for each in layers)
     return sum(int(each.k_proj.out_features + each.v_proj.out_features) for each in attentions)

@@ -1,7 +1,7 @@
-"""The forward passes that scoring a model on a split takes, as sizes: what the engine would run, without a model.
+"""Predicts the sizes of the forward passes that the engine needs to score a split, without running a model.
 
-What runs together is planned by the engine's own `Batcher`; passes are those of `GenerationEngine`, `ChoiceScorer` and
-`TextScorer`, with every example run.
+Batches are planned by the engine's `Batcher`, and the passes are those of `GenerationEngine`, `ChoiceScorer` and
+`TextScorer`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.engine.batches import Batch, Batcher
 from moevolve.workers.engine.chat import chat_template
-from moevolve.workers.engine.choices import asked_sequences
+from moevolve.workers.engine.choices import choice_sequences
 from moevolve.workers.engine.columns import Layout
 from moevolve.workers.engine.decoding import decoded_together, draft_lengths
 from moevolve.workers.engine.tokenizing import TokenizedSplit, missing_bos, tokenize_split
@@ -35,15 +35,15 @@ _LEAST_VOCABULARY = 10
 
 @dataclass(frozen=True, slots=True)
 class SplitTokens:
-    """The prompts and answers of a split as tokens.
+    """The tokens of a split's prompts and answers.
 
     Attributes:
-        fitness: name of how they are scored.
-        prompts: per example.
-        answers: per example: for a fitness that reads generations the gold answer's tokens that are fed along; for one
-            that reads texts, the tokens behind the prompt.
-        choices: per example every choice; read by a fitness that reads choices only.
-        max_new_tokens: most that are generated.
+        fitness: Name of the fitness.
+        prompts: Prompt of every example.
+        answers: Tokens that are run after every prompt: the draft of the gold answer if the fitness reads generations,
+            the rest of the text if it reads texts.
+        choices: Choices of every example, used if the fitness reads choices.
+        max_new_tokens: Maximum number of generated tokens.
     """
 
     fitness: str
@@ -61,7 +61,7 @@ class SplitTokens:
         choices: Sequence[Sequence[int]],
         max_new_tokens: int,
     ) -> SplitTokens:
-        """Where only lengths are known: tokens that no two prompts begin alike with."""
+        """Make up tokens for sequences of which only lengths are known, such that no two prompts share a prefix."""
         return cls(
             fitness,
             tuple((i,) * length for i, length in enumerate(prompts)),
@@ -73,17 +73,17 @@ class SplitTokens:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """A forward pass, or several alike.
+    """A forward pass, or several consecutive ones of equal size.
 
     Attributes:
-        tokens: positions that run, padding included.
-        real: positions that hold a token; feed-forward blocks run on these only (`moevolve.workers.engine.lean`).
-        at_once: positions whose logits are made at once; None where they are made in chunks of a fixed size.
-        cached: positions that are in the cache before it.
-        kept: whether its keys and values are kept.
-        steps: how many there are, each after all that the one before has cached.
-        longest: tokens of the longest sequence, with those that are cached before, in the last step.
-        beside: positions of another pass whose keys and values are still held.
+        tokens: Positions that are run, including padding.
+        real: Positions that hold a token; feed-forward blocks run on these only (`moevolve.workers.engine.lean`).
+        at_once: Positions whose logits are computed at once; None if they are computed in chunks of a fixed size.
+        cached: Positions in the KV cache before the first pass.
+        kept: True if keys and values are added to the KV cache.
+        steps: Number of passes.
+        longest: Tokens of the longest sequence in the last pass, including cached ones.
+        retained: Positions in the KV cache of another pass that is still in memory.
     """
 
     tokens: int
@@ -93,57 +93,55 @@ class Pass:
     kept: bool = False
     steps: int = 1
     longest: int = 0
-    beside: int = 0
+    retained: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """What one evaluation runs.
+    """The forward passes of one evaluation.
 
     Attributes:
-        sure: passes that every candidate needs.
-        decoding: passes of one column that finish the answers. A candidate needs none where its answers are decided by
-            the pass over the gold answers, and all of them where each answer goes on to the last token; what lies
-            between depends on the candidate.
+        required: Passes that every candidate needs.
+        decoding: Passes of one column that decode the answers. A candidate needs none of them if all its answers are
+            decided by the pass over gold answers, and all of them if each answer has the maximum length.
     """
 
-    sure: tuple[Pass, ...] = field(repr=False)
+    required: tuple[Pass, ...] = field(repr=False)
     decoding: tuple[Pass, ...] = field(default=(), repr=False)
 
 
 class PromptMeter:
-    """Measures splits with a model's own tokenizer."""
+    """Tokenises splits with a model's tokenizer.
+
+    Args:
+        model: Model settings; the checkpoint needs a config and a tokenizer, but no weights.
+        engine: Settings of truncation and chat template.
+
+    Raises:
+        UserError: The checkpoint has no tokenizer.
+    """
 
     def __init__(self, model: ModelConfig, engine: EngineConfig) -> None:
-        """Load the tokenizer.
-
-        Args:
-            model: whose config and tokenizer there must be; weights needn't.
-            engine: truncation.
-
-        Raises:
-            UserError: there is no tokenizer.
-        """
         self._tokenizer = load_tokenizer(model)
         if len(self._tokenizer) < _LEAST_VOCABULARY:
-            # Some families' tokenizers load without any file, and know nothing but special tokens.
+            # Tokenizers of some families load without any file, with only special tokens.
             raise UserError(f"model {model.path}: there is no tokenizer")
         self._bos = missing_bos(meta_model(model), self._tokenizer)
         self._engine = engine
 
     def wraps(self, split: PreparedSplit) -> bool:
-        """Whether a split's prompts are wrapped in a chat template.
+        """Return whether a split's prompts are wrapped in a chat template.
 
         Raises:
-            UserError: there is no such template.
+            UserError: The chat template is unknown.
         """
         return split.chat and chat_template(self._tokenizer, self._engine) is not None
 
     def tokens(self, split: PreparedSplit) -> SplitTokens:
-        """The tokens of a split.
+        """Tokenise a split.
 
         Raises:
-            UserError: a prompt has no tokens.
+            UserError: A prompt has no tokens.
         """
         tokenized = tokenize_split(self._tokenizer, split, self._engine, self._bos)
         return SplitTokens(
@@ -155,10 +153,10 @@ class PromptMeter:
         )
 
     def texts(self, split: PreparedSplit) -> list[tuple[str, str, tuple[str, ...]]]:
-        """Every prompt of a split, its right answer and its choices, as their tokens read; special tokens are kept.
+        """Return every prompt, gold answer and choices of a split, decoded from their tokens with special tokens.
 
         Raises:
-            UserError: a prompt has no tokens.
+            UserError: A prompt has no tokens.
         """
         tokenized = tokenize_split(self._tokenizer, split, self._engine, self._bos)
         return [
@@ -170,10 +168,10 @@ class PromptMeter:
         return str(self._tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
 
     def most_tokens(self, split: PreparedSplit) -> int:
-        """Of a split's prompts and answers, gold ones or, where there are none, those that the model gives.
+        """Return the maximum number of tokens of a split's prompts with their gold or else generated answers.
 
         Raises:
-            UserError: a prompt has no tokens.
+            UserError: A prompt has no tokens.
         """
         tokenized = tokenize_split(self._tokenizer, split, self._engine, self._bos)
         pairs = zip(tokenized.prompts, tokenized.golds, strict=True)
@@ -196,16 +194,16 @@ def _answers(tokenizer: PreTrainedTokenizerBase, split: PreparedSplit, tokenized
 
 
 def passes_of(split: SplitTokens, batch_tokens: int, layout: Layout = "packed", caches: bool = True) -> Passes:
-    """The passes of one evaluation.
+    """Plan the passes of one evaluation.
 
     Args:
-        split: what is evaluated.
-        batch_tokens: `engine.batch_tokens`.
-        layout: how the model lets sequences lie.
-        caches: whether the model's cache can be gone on from; else prompts run again for decoding.
+        split: Tokens of the split.
+        batch_tokens: Value of `engine.batch_tokens`.
+        layout: Layout of the sequences of a pass.
+        caches: True if decoding continues from the KV cache; otherwise prompts run again.
 
     Raises:
-        ValueError: the fitness asks for what can't be planned.
+        ValueError: The fitness is evaluated by lm-eval, whose passes can't be planned.
     """
     batcher = Batcher(layout, batch_tokens, torch.device("cpu"))
     match FITNESSES[split.fitness].reads:
@@ -220,44 +218,44 @@ def passes_of(split: SplitTokens, batch_tokens: int, layout: Layout = "packed", 
 
 
 def _generating(split: SplitTokens, batcher: Batcher, caches: bool, batch_tokens: int) -> Passes:
-    sure, decoding = [], []
+    required, decoding = [], []
     steps = split.max_new_tokens - 1
     drafted = [(*prompt, *answer) for prompt, answer in zip(split.prompts, split.answers, strict=True)]
     for batch in batcher.batches(tuple((tokens,) for tokens in drafted)):
         paths = [batch.path(drafted[i])[len(split.prompts[i]) - 1 :] for i in batch.examples]
         read = len(np.unique(np.concatenate(paths)))
         kept = caches and steps > 0
-        sure.append(_first(batch, read, kept))
+        required.append(_first(batch, read, kept))
         if steps > 0:
             lengths = [len(drafted[i] if caches else split.prompts[i]) for i in batch.examples]
-            beside = batch.columns.ids.numel() if caches else 0
+            retained = batch.columns.ids.numel() if caches else 0
             for part in decoded_together(lengths, batch_tokens):
-                decoding += _steps(lengths[part], steps, beside) if caches else _again(lengths[part], steps)
-    return Passes(tuple(sure), tuple(decoding))
+                decoding += _steps(lengths[part], steps, retained) if caches else _again(lengths[part], steps)
+    return Passes(tuple(required), tuple(decoding))
 
 
-def _steps(lengths: Sequence[int], steps: int, beside: int = 0) -> list[Pass]:
-    """Decoding, a token per sequence and step; sequences of these lengths are cached, and `beside` other columns."""
+def _steps(lengths: Sequence[int], steps: int, retained: int = 0) -> list[Pass]:
+    """Decoding steps after sequences of these lengths, and `retained` columns of another pass, in the KV cache."""
     rows, columns = len(lengths), max(lengths)
-    return [Pass(rows, rows, rows, rows * columns, True, steps, columns + steps, beside)]
+    return [Pass(rows, rows, rows, rows * columns, True, steps, columns + steps, retained)]
 
 
 def _again(lengths: Sequence[int], steps: int) -> list[Pass]:
-    """Decoding where nothing is cached: prompts of these lengths run again, with an answer's first token."""
+    """Decoding without a KV cache: prompts of these lengths run again, with an answer's first token."""
     rows, columns = len(lengths), max(lengths) + 1
     again = Pass(rows * columns, sum(lengths) + rows, rows, 0, True, 1, columns)
     return [again, *_steps([columns] * rows, steps - 1)] if steps > 1 else [again]
 
 
 def _ranking(split: SplitTokens, batcher: Batcher) -> Iterator[Pass]:
-    groups = tuple(asked_sequences(*pair) for pair in zip(split.prompts, split.choices, strict=True))
+    groups = tuple(choice_sequences(*pair) for pair in zip(split.prompts, split.choices, strict=True))
     for batch in batcher.batches(groups):
         paths = [batch.path(asked)[len(split.prompts[i]) - 1 :] for i in batch.examples for asked in groups[i]]
         yield _first(batch, len(np.unique(np.concatenate(paths))))
 
 
 def _reading(split: SplitTokens, batcher: Batcher) -> Iterator[Pass]:
-    """Texts, whose logits are made in chunks."""
+    """Passes over whole texts, whose logits are computed in chunks."""
     texts = [(*prompt, *answer)[:-1] for prompt, answer in zip(split.prompts, split.answers, strict=True)]
     for batch in batcher.batches(tuple((text,) for text in texts)):
         yield _first(batch, None)

@@ -1,4 +1,4 @@
-"""The process that profiles one model, started by `moevolve.workers.profiling.run`; it ends with its connection."""
+"""The process that profiles one model. `moevolve.workers.profiling.run` starts it; it ends with its connection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ from torch import Tensor
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.profiling.costs import model_costs
 from moevolve.workers.profiling.memory import PeakMemory, free_bytes
-from moevolve.workers.profiling.messages import LoadReply, LoadRequest, MeasureReply, MeasureRequest
+from moevolve.workers.profiling.messages import (
+    LoadReply,
+    LoadRequest,
+    MeasureReply,
+    MeasureRequest,
+    ProfileSettings,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -23,8 +29,8 @@ if TYPE_CHECKING:
 _STRIDE, _OFFSET = 7919, 13
 
 
-class Profilee:
-    """One model as plain `transformers` loads it, with nothing of ours around it."""
+class ProfiledProcess:
+    """One model as plain `transformers` loads it, without our engine."""
 
     def __init__(self) -> None:
         self._model: PreTrainedModel | None = None
@@ -32,35 +38,36 @@ class Profilee:
         self._memory: PeakMemory | None = None
 
     def load(self, request: LoadRequest) -> LoadReply:
-        """Load the checkpoint and count it.
+        """Load the checkpoint and count its costs.
 
         Raises:
-            UserError: it can't be loaded, the device isn't there or has no room, or the model can't be counted.
+            UserError: The checkpoint can't be loaded or counted, or there is no CUDA device.
         """
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        if request.threads is not None:
-            torch.set_num_threads(request.threads)
-        self._device = _device(request)
-        hub = {"revision": request.revision or "main", "trust_remote_code": request.trust_remote_code}
+        checkpoint, settings = request.model, request.settings
+        if settings.threads is not None:
+            torch.set_num_threads(settings.threads)
+        self._device = _device(settings)
+        hub = {"revision": checkpoint.revision or "main", "trust_remote_code": checkpoint.trust_remote_code}
         try:
-            config = AutoConfig.from_pretrained(request.path, **hub)
+            config = AutoConfig.from_pretrained(checkpoint.path, **hub)
             with torch.device("meta"):
-                # Brings in the modelling code, which is not the model's memory.
-                AutoModelForCausalLM.from_config(config, trust_remote_code=request.trust_remote_code)
-            _wake_up(self._device)
+                # Imports the modelling code, whose memory isn't the model's.
+                AutoModelForCausalLM.from_config(config, trust_remote_code=checkpoint.trust_remote_code)
+            _warm_up(self._device)
             self._memory = PeakMemory(self._device)
-            spread = request.device_map if self._device.type == "cuda" else None
+            spread = checkpoint.device_map if self._device.type == "cuda" else None
             model = AutoModelForCausalLM.from_pretrained(
-                request.path, dtype=request.dtype, use_safetensors=True, device_map=spread, **hub
+                checkpoint.path, dtype=settings.dtype, use_safetensors=True, device_map=spread, **hub
             )
             if not spread:
                 torch.nn.Module.to(model, self._device)
             self._model = model.eval()
         except (OSError, ValueError, KeyError, ImportError) as error:
             raise UserError(f"it doesn't load: {str(error).strip().splitlines()[0]}") from error
-        self._memory.loaded()
-        costs = model_costs(model, request.context)
+        self._memory.release()
+        costs = model_costs(model, settings.prompt_tokens)
         return LoadReply(
             costs.parameters,
             costs.active_parameters,
@@ -79,7 +86,7 @@ class Profilee:
 
     @torch.inference_mode()
     def measure(self, request: MeasureRequest) -> MeasureReply:
-        """Run a batch once. Every step takes the likeliest token; an end-of-text token ends nothing."""
+        """Run a batch once. Decoding is greedy and doesn't stop at end tokens."""
         assert self._memory is not None and self._model is not None
         model: Any = self._model
         tokens, mask = self._prompts(request)
@@ -98,9 +105,9 @@ class Profilee:
         return MeasureReply(prefilled - began, decoded - prefilled, self._memory.peak())
 
     def _prompts(self, request: MeasureRequest) -> tuple[Tensor, Tensor | None]:
-        """The prompts, padded on the left, and 1 where there is no padding: int64 [batch, longest]; None without any.
+        """Token ids of the prompts, padded on the left, and the mask, 1 for tokens; int64 [batch, longest] each.
 
-        Arbitrary ones stride through the vocabulary, each from elsewhere.
+        The mask is None if nothing is padded. Arbitrary prompts go through the vocabulary in large steps.
         """
         assert self._model is not None
         device = next(self._model.get_input_embeddings().parameters()).device
@@ -110,8 +117,8 @@ class Profilee:
             return tokens.to(device), None
         longest = max(map(len, request.prompts))
         rows = [[0] * (longest - len(prompt)) + list(prompt) for prompt in request.prompts]
-        filled = torch.tensor([longest - len(prompt) for prompt in request.prompts], device=device).unsqueeze(1)
-        mask = (torch.arange(longest, device=device) >= filled).long()
+        padding = torch.tensor([longest - len(prompt) for prompt in request.prompts], device=device).unsqueeze(1)
+        mask = (torch.arange(longest, device=device) >= padding).long()
         return torch.tensor(rows, device=device), None if mask.all() else mask
 
     def _clock(self) -> float:
@@ -122,22 +129,22 @@ class Profilee:
 
 
 def _padded(mask: Tensor | None, columns: int) -> dict[str, Tensor]:
-    """What a pass over the closing columns takes beside tokens where prompts are padded: nothing without a mask."""
+    """Arguments of a pass over the last columns for padded prompts: mask and position ids; none without a mask."""
     if mask is None:
         return {}
     positions = (mask.cumsum(dim=1) - 1).clamp_min(0)
     return {"attention_mask": mask, "position_ids": positions[:, -columns:]}
 
 
-def _device(request: LoadRequest) -> torch.device:
-    if request.device == "cuda" and not torch.cuda.is_available():
+def _device(settings: ProfileSettings) -> torch.device:
+    if settings.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: there is no CUDA device; use auto or cpu")
-    wanted = request.device != "cpu" and torch.cuda.is_available()
+    wanted = settings.device != "cpu" and torch.cuda.is_available()
     return torch.device("cuda", torch.cuda.current_device()) if wanted else torch.device("cpu")
 
 
-def _wake_up(device: torch.device) -> None:
-    """Load and run a model of next to nothing: what that brings in and starts is not the profiled model's memory."""
+def _warm_up(device: torch.device) -> None:
+    """Load and run a tiny model, so that memory of libraries and the device isn't counted as the profiled model's."""
     from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
     sizes: dict[str, Any] = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
@@ -151,15 +158,15 @@ def _wake_up(device: torch.device) -> None:
 
 
 def serve(connection: Connection) -> None:
-    """Answer requests, with a reply or the UserError that says why there is none, until the other end is closed."""
-    profilee = Profilee()
+    """Answer requests with replies or a UserError, until the other end of the connection is closed."""
+    process = ProfiledProcess()
     while True:
         try:
             request = connection.recv()
         except EOFError:
             return
         try:
-            connection.send(profilee.load(request) if isinstance(request, LoadRequest) else profilee.measure(request))
+            connection.send(process.load(request) if isinstance(request, LoadRequest) else process.measure(request))
         except UserError as error:
             connection.send(error)
         except torch.cuda.OutOfMemoryError:

@@ -1,4 +1,4 @@
-"""What a profile found, with the ratios to the model that it compares with."""
+"""The report of a profile."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from moevolve.workers.profiling.messages import LoadReply, ProfileSettings
 
 @dataclass(frozen=True, slots=True)
 class BatchProfile:
-    """One model at one batch size.
+    """Measurements of one model at one batch size.
 
     Attributes:
-        batch_size: sequences at once.
-        prompt_tokens: tokens of all its prompts, padding not counted.
-        new_tokens: decoding steps.
-        prefill_seconds: of the pass over all prompts, per repeat.
-        decode_seconds: of all decoding steps, per repeat.
-        peak_bytes: the highest of the repeats' peaks of memory; None where it can't be measured.
+        batch_size: Number of sequences per batch.
+        prompt_tokens: Tokens of all prompts, without padding.
+        new_tokens: Number of decoding steps.
+        prefill_seconds: Time of the pass over all prompts, for every repeat.
+        decode_seconds: Time of all decoding steps, for every repeat.
+        peak_bytes: Peak memory over all repeats; None if it can't be measured.
     """
 
     batch_size: int
@@ -30,29 +30,29 @@ class BatchProfile:
 
     @property
     def prefill_rate(self) -> float:
-        """Prompt tokens per second, by the median of the repeats."""
+        """Prompt tokens per second, median over the repeats."""
         return self.prompt_tokens / median(self.prefill_seconds)
 
     @property
     def decode_rate(self) -> float:
-        """New tokens per second of the whole batch, by the median of the repeats."""
+        """New tokens per second of the whole batch, median over the repeats."""
         return self.batch_size * self.new_tokens / median(self.decode_seconds)
 
     @property
     def answer_rate(self) -> float:
-        """Prompts per second from their first token to the last new one, by the median of the repeats."""
+        """Prompts per second, including prefill and decoding, median over the repeats."""
         pairs = zip(self.prefill_seconds, self.decode_seconds, strict=True)
         return self.batch_size / median(prefill + decode for prefill, decode in pairs)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
-    """One model.
+    """Measurements of one model.
 
     Attributes:
-        label: what the user calls it.
-        load: what its structure costs, and what it ran with.
-        batches: per batch size, ascending.
+        label: Name of the model as the user gave it.
+        load: Costs of the model and the settings that it ran with.
+        batches: Measurements by batch size, ascending.
     """
 
     label: str
@@ -61,18 +61,18 @@ class ModelProfile:
 
     @property
     def flops(self) -> int:
-        """Operations for the last token of a prompt; see `moevolve.workers.profiling.costs`."""
+        """FLOPs for the last token of a prompt; see `moevolve.workers.profiling.costs`."""
         return self.load.linear_flops + self.load.attention_flops
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileReport:
-    """Models profiled side by side, the one compared with first.
+    """Measurements of several models.
 
     Attributes:
-        settings: how.
-        models: what was found.
-        notes: what a reader should know beside the numbers.
+        settings: Settings of the profile.
+        models: Measurements of the models; ratios are relative to the first.
+        notes: Remarks for readers.
     """
 
     settings: ProfileSettings
@@ -81,12 +81,12 @@ class ProfileReport:
 
     @property
     def reference(self) -> ModelProfile:
-        """What the others are compared with."""
+        """The model that the others are compared with."""
         return self.models[0]
 
     @property
     def peak_memory(self) -> str:
-        """What the peaks of memory are on this device."""
+        """How the peak memory was measured, as text."""
         if self.reference.load.device == "cuda":
             return "torch.cuda.max_memory_allocated, summed over devices"
         if any(batch.peak_bytes is None for model in self.models for batch in model.batches):

@@ -1,8 +1,8 @@
-"""Profiles checkpoints side by side: each in a fresh process of its own, their timed runs taking turns.
+"""Profiles several checkpoints, each in its own process, with interleaved timed runs.
 
-A model's process holds nothing else, so its memory is its own. Only one of them works at a time, and every repeat runs
-all models before the next one begins, each time in another order: a machine that gets slower or faster does so for all.
-Where there isn't ample room for all models at once, they are loaded and run one after the other.
+A process holds only its model, so the memory of the process is that of the model. Only one process runs at a time, and
+every repeat runs all models, in alternating order, before the next repeat begins, so that changes in the machine's
+speed affect all models. If there isn't ample memory for all models, they are loaded and run one after the other.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ _ENV = {
 
 
 class ProfileError(RuntimeError):
-    """A model's process ended before it had answered."""
+    """The process of a model ended before it replied."""
 
 
 def profile_models(
     models: Sequence[ProfiledModel], settings: ProfileSettings, folder: Path, on_stage: Stage = lambda _: None
 ) -> ProfileReport:
-    """Profile checkpoints; the first is what the others are compared with.
+    """Profile checkpoints; ratios are relative to the first.
 
     Args:
-        models: at least one.
-        settings: the same for all.
-        folder: an empty one for what loading leaves (copies of modelling code, logs); the caller removes it.
-        on_stage: told what is happening.
+        models: Checkpoints, at least one.
+        settings: Settings of the profile.
+        folder: Empty folder for logs and copies of modelling code, which the caller removes.
+        on_stage: Called with a description of each stage.
 
     Raises:
-        UserError: a model can't be loaded or counted, or the device has no room.
-        ProfileError: a process was killed or crashed.
+        UserError: A model can't be loaded or counted, or doesn't fit on the device.
+        ProfileError: A process was killed or crashed.
     """
     profiles: list[ModelProfile] = []
     waiting, apart = list(models), settings.apart
@@ -76,21 +76,21 @@ def profile_models(
 def _loaded(
     stack: ExitStack, model: ProfiledModel, settings: ProfileSettings, folder: Path, on_stage: Stage
 ) -> tuple[_Process, LoadReply]:
-    """A process with a model, which ends with the stack."""
+    """Start a process that lives as long as `stack`, and load the model in it."""
     on_stage(f"loading {model.label}")
     process = stack.enter_context(_Process(model, folder))
     return process, process.load(settings)
 
 
 def _leaves_room(load: LoadReply, others: int) -> bool:
-    """Whether other models have room beside a loaded one: as large as it, and with as much again to run in."""
+    """Whether other models fit into memory, if each takes twice the bytes of the loaded one's weights."""
     return load.free_bytes is None or 2 * others * load.weight_bytes <= load.free_bytes
 
 
 def _interleaved(
     processes: Sequence[_Process], settings: ProfileSettings, on_stage: Stage
 ) -> list[list[list[MeasureReply]]]:
-    """Timed runs of every process, per batch size. One run before them isn't counted."""
+    """Run all batch sizes; returns the replies by process and batch size, without a first untimed run."""
     runs: list[list[list[MeasureReply]]] = [[] for _ in processes]
     for size in settings.batch_sizes:
         request = settings.request(size)
@@ -127,23 +127,23 @@ def _profile(
 
 
 class _Process:
-    """The process of one model. Leaving its `with` block kills it; it also ends by itself when this process does."""
+    """The process of one model. It is killed at the end of its `with` block, and ends when this process does."""
 
     def __init__(self, model: ProfiledModel, folder: Path) -> None:
         self.model = model
         self._log = folder / f"{len(list(folder.glob('*.log')))}.log"
         self._connection, other = Pipe()
-        # Not `multiprocessing.Process`: that imports the user's own script again, and shares Ctrl-C with it.
+        # `multiprocessing.Process` would import the user's script again, and get its Ctrl-C.
         with self._log.open("wb") as log, other:
             self._process = subprocess.Popen(
-                # -P: a folder called `kernels` or the like in the working directory is not ours to import.
+                # -P: folders such as `kernels` in the working directory must not be imported.
                 [sys.executable, "-P", "-m", "moevolve.workers.profiling.process", str(other.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 pass_fds=(other.fileno(),),
                 env={**os.environ, **_ENV, "HF_MODULES_CACHE": str(folder / "modules"), "TMPDIR": str(folder)},
-                # Ctrl-C is for the parent alone, which then ends its children.
+                # Only the parent gets Ctrl-C; it then kills its children.
                 start_new_session=True,
             )
 
@@ -157,19 +157,7 @@ class _Process:
 
     def load(self, settings: ProfileSettings) -> LoadReply:
         """Load the model."""
-        model = self.model
-        reply: LoadReply = self._ask(
-            LoadRequest(
-                model.path,
-                model.revision,
-                model.device_map,
-                model.trust_remote_code,
-                settings.device,
-                settings.dtype,
-                settings.threads,
-                settings.prompt_tokens,
-            )
-        )
+        reply: LoadReply = self._ask(LoadRequest(self.model, settings))
         return reply
 
     def measure(self, request: MeasureRequest) -> MeasureReply:

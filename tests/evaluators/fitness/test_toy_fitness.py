@@ -172,7 +172,7 @@ def test_its_passes_are_planned(write_prompts: WriteTask, model: Path, tmp_path:
     tokens = PromptMeter(ModelConfig(str(model), device="cpu"), EngineConfig()).tokens(split)
     planned = passes_of(tokens, 4096, "unshared")
     prompts = [1 + len(example.prompt.split()) for example in split.examples]
-    assert sum(one.tokens for one in planned.sure) == sum(prompts)
+    assert sum(one.tokens for one in planned.required) == sum(prompts)
     assert [(one.tokens, one.steps) for one in planned.decoding] == [(len(prompts), NEW_TOKENS - 1)]
 
     run = {

@@ -419,7 +419,7 @@ class MeteredDevice:
         found |= {f"torch.Tensor.{name}": moves for name, moves in self._moves().items()}
         found |= {f"torch.{name}": _made_on_host(getattr(torch, name)) for name in ("tensor", "as_tensor")}
         # Triton compiles for real devices only.
-        return found | {"moevolve.kernels.dispatch.has_triton": lambda: False}
+        return found | {"moevolve.kernels.expert_merge.has_triton": lambda: False}
 
     def _moves(self) -> dict[str, Any]:
         """Methods of plain tensors that name a device: torch's own look for it before any mode is asked."""

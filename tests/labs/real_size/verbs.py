@@ -327,14 +327,15 @@ class Session:
 
     def _profile(self) -> str:
         """What the profiler's own process does with an exported folder."""
-        from moevolve.workers.profiling.messages import LoadRequest, MeasureRequest
-        from moevolve.workers.profiling.process import Profilee
+        from moevolve.workers.profiling.messages import LoadRequest, MeasureRequest, ProfiledModel, ProfileSettings
+        from moevolve.workers.profiling.process import ProfiledProcess
 
         self.worker = None
         gc.collect()
         self.device.reset()
-        profilee = Profilee()
-        profilee.load(LoadRequest(str(self._exported), None, None, False, "cuda", "auto", 1, 64))
+        profilee = ProfiledProcess()
+        settings = ProfileSettings((1,), 64, 2, 1, "cuda", threads=1)
+        profilee.load(LoadRequest(ProfiledModel("", str(self._exported)), settings))
         reply = profilee.measure(MeasureRequest(1, 32, 2, ()))
         return f"peak {(reply.peak_bytes or 0) / 2**30:.2f} GiB"
 

@@ -146,7 +146,7 @@ def test_passes_are_those_of_the_engine(
         run() if run is not None else run_split(engine, split)
     if fitness == "generate":
         planned = passes_of(replace(tokens, answers=_drafts(tokens)), ENGINE.batch_tokens, layout, outline.caches)
-    assert [(one.tokens, one.cached) for one in planned.sure] == seen.passes
+    assert [(one.tokens, one.cached) for one in planned.required] == seen.passes
 
 
 def _drafts(tokens: SplitTokens) -> tuple[Tokens, ...]:

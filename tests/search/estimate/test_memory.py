@@ -77,7 +77,7 @@ def test_activations_and_caches_are_what_lives_at_once(name: str, tmp_path: Path
         first, second = measured(model, prompt, rows, read)
         split = SplitTokens.of_lengths("generate", (prompt - read + 1,) * rows, (read - 1,) * rows, (), 2)
         passes = passes_of(split, rows * prompt, outline.layout)
-        (sure,), (step,) = passes.sure, passes.decoding
+        (sure,), (step,) = passes.required, passes.decoding
         assert first == pytest.approx(_cached(outline, sure) + _activations(outline, [sure]), rel=0.1)
         # Rows of one length need no mask, so keys and values aren't repeated.
         unmasked = replace(outline, repeated_bytes=0)

@@ -1,4 +1,4 @@
-"""What identifies a checkpoint: every file that can change a score, and nothing else."""
+"""The fingerprint of a checkpoint covers every file that can change a score, and nothing else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Checkpoints = Callable[[str], Path]
 
 @pytest.fixture
 def folder(checkpoint: Checkpoints, tmp_path: Path) -> Path:
-    """A checkpoint of its own for each test."""
+    """A new checkpoint for each test."""
     return shutil.copytree(checkpoint("mixtral"), tmp_path / "model")
 
 
@@ -112,7 +112,7 @@ def test_a_broken_file_is_named(folder: Path) -> None:
 
 
 def vocabulary_files() -> set[str]:
-    """Files that the tokenizers of the installed `transformers` say they are made of, read from their source."""
+    """Names of vocabulary files of all tokenizers in the installed `transformers`, read from their source."""
     import transformers
 
     found = set()
@@ -146,7 +146,7 @@ def test_the_files_of_every_tokenizer_count(folder: Path) -> None:
 
 @pytest.fixture
 def hub(checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """The hub's cache with `owner/name` in it, and nothing behind it: moves its main branch to a commit."""
+    """Fill the hub's cache with `owner/name`; returns a function that moves its main branch to a commit."""
     from huggingface_hub import constants
 
     repository = tmp_path / "hub" / "models--owner--name"

@@ -218,7 +218,7 @@ def test_a_checkpoint_that_says_no_dtype_asks_for_one(checkpoint: Checkpoints, t
 def test_routers_that_answer_otherwise_are_refused(
     family: str, model_config: Configs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of DeepSeek-V3 gave logits alone in transformers 5.8."""
+    """DeepSeek-V3's routers returned only logits in transformers 5.8."""
     model, tokenizer = load_model(model_config(family))
     layer = find_moe_layers(model, family)[0]
     check_router(layer, family)

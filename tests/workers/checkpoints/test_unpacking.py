@@ -1,4 +1,4 @@
-"""Quantised checkpoints as published: what is unpacked is what the formats say, and is searched like plain numbers."""
+"""Quantised checkpoints as published: they are dequantised as their formats define, and score like plain numbers."""
 
 from __future__ import annotations
 
@@ -77,15 +77,15 @@ def write(
     plain: Mapping[str, Floats],
     **settings: Any,
 ) -> tuple[ModelConfig, ModelConfig]:
-    """The checkpoint with packed tensors in place of some, and as the same numbers in float32.
+    """Write a checkpoint twice: with some tensors quantised, and with the same numbers in float32.
 
     Args:
-        model: whose other tensors are kept.
-        tokenizer: its tokenizer.
-        folder: where to.
-        packed: tensors of the packed checkpoint.
-        plain: by name, those that they stand for.
-        settings: of the packed checkpoint's config.
+        model: Model, which provides the other tensors.
+        tokenizer: Tokenizer of the model.
+        folder: Folder for both checkpoints.
+        packed: Tensors of the quantised checkpoint by name.
+        plain: Values of the quantised tensors by name in the float32 checkpoint.
+        settings: Further fields of the quantised checkpoint's config.
     """
     for name in ("packed", "plain"):
         model.save_pretrained(folder / name)
@@ -102,7 +102,7 @@ def write(
 
 
 def same_numbers(packed: ModelConfig, plain: ModelConfig) -> None:
-    """Bit for bit, in float32 and, as is the default, in bfloat16."""
+    """Both checkpoints load equal tensors, in float32 and in the default bfloat16."""
     for dtype in ("float32", "bfloat16"):
         found = load_model(replace(packed, dtype="auto" if dtype == "bfloat16" else "float32"))[0].state_dict()
         expected = load_model(replace(plain, dtype=dtype))[0].state_dict()  # type: ignore[arg-type]
@@ -113,7 +113,7 @@ def same_numbers(packed: ModelConfig, plain: ModelConfig) -> None:
 
 
 def searched_alike(packed: ModelConfig, plain: ModelConfig, family: str) -> None:
-    """The full model and a pruned one score the same, whichever checkpoint they are of."""
+    """The full model and a pruned one have the same scores from both checkpoints."""
 
     def replies(config: ModelConfig) -> list[EvaluationReply]:
         worker = EvaluationWorker(config, EngineConfig())
@@ -157,7 +157,7 @@ def test_fp8_blocks_that_do_not_divide_a_weight(
 
 
 def test_mxfp4_as_published(tiny_model: MakeModel, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    """GPT-OSS: `_blocks` [n, rows, blocks, 16] and `_scales` [n, rows, blocks] of transposed experts, biases beside."""
+    """GPT-OSS: `_blocks` [n, rows, blocks, 16] and `_scales` [n, rows, blocks] of transposed experts, with biases."""
     model = tiny_model("gpt_oss", intermediate_size=32, hidden_size=96, head_dim=24)
     numbers, packed, plain = np.random.default_rng(4), {}, {}
     for name, tensor in model.state_dict().items():

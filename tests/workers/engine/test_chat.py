@@ -125,7 +125,7 @@ def test_long_conversations_keep_head_and_tail(bytewise: PreTrainedTokenizerFast
 
 
 def mmlu(limit: int) -> tuple[PreparedSplit, EngineConfig]:
-    """A question of MMLU after five long ones, and the settings of the EEP paper's Table 4 with another limit."""
+    """A question of MMLU after five long ones, with the settings of the EEP paper's Table 4 except for the limit."""
     asked = (
         "There is a single choice question about professional law. Answer the question by replying A, B, C or D.\n"
         "Question: {}\nA. guilty\nB. liable\nC. both\nD. neither\nAnswer: "
@@ -165,7 +165,7 @@ def test_templates_by_name(bytewise: PreTrainedTokenizerFast) -> None:
     for name, expected in (("auto", "<|im_start|>user"), ("default", "<|im_start|>user"), ("terse", "user: Hi")):
         template = chat_template(named, EngineConfig(chat_template=name))
         assert template is not None
-        assert template.asked(turns).prompt.startswith(expected)
+        assert template.prompt(turns).text.startswith(expected)
     assert chat_template(named, EngineConfig(chat_template="none")) is None
     assert chat_template(bytewise, EngineConfig()) is None
     with pytest.raises(UserError, match=r"^engine.chat_template: there is no template `x`; use one of: none, auto, mi"):
@@ -208,7 +208,7 @@ def test_the_date_and_the_text_of_a_packaged_template_are_fingerprinted(monkeypa
 
 
 def test_answers_are_those_of_transformers_in_the_conversation(bytewise: PreTrainedTokenizerFast) -> None:
-    """Greedy answers up to the end of a turn, and the right answer's log-probability, from `transformers` alone."""
+    """Compares greedy answers up to the end of a turn and gold log-probabilities with plain `transformers`."""
     import torch
     from transformers import MistralConfig, MistralForCausalLM
 
@@ -235,7 +235,7 @@ def test_answers_are_those_of_transformers_in_the_conversation(bytewise: PreTrai
 
 @pytest.mark.parametrize("model", list(CASES))
 def test_marks_before_an_answer_are_in_the_prompt(bytewise: PreTrainedTokenizerFast, model: str) -> None:
-    """For generation as for the gold answer, with thoughts off or ended; spaces go with the answer's first word."""
+    """Holds for generation and gold answers, with thinking off; spaces belong to the answer's first word."""
     template, between, answer = CASES[model]
     tokenized = tokenize_split(talking(bytewise, template), SPLIT, EngineConfig(), bos=1)
     asked = bytewise.decode(tokenized.prompts[0])
@@ -283,7 +283,7 @@ def test_every_form_of_a_date_is_the_fixed_one(bytewise: PreTrainedTokenizerFast
     template = f"{{{{ strftime_now('{form}') }}}}|{{{{ messages[0].content }}}}"
     found = chat_template(talking(bytewise, template), EngineConfig(date=DAY))
     assert found is not None
-    assert found.asked((("user", "Hi"),)).prompt == "Tuesday, July 9 24, 2024-07-09 00:00:00 191|Hi"
+    assert found.prompt((("user", "Hi"),)).text == "Tuesday, July 9 24, 2024-07-09 00:00:00 191|Hi"
 
 
 def test_effort_is_low_where_a_template_asks(bytewise: PreTrainedTokenizerFast) -> None:
@@ -292,7 +292,7 @@ def test_effort_is_low_where_a_template_asks(bytewise: PreTrainedTokenizerFast) 
 
 
 def test_a_template_that_writes_given_answers_otherwise_is_asked_as_it_asks(bytewise: PreTrainedTokenizerFast) -> None:
-    """The history says nothing of what comes before an answer where it doesn't begin like the prompt."""
+    """A conversation with an answer isn't used if it doesn't begin like the prompt."""
     template = (
         "{% for m in messages %}{{ m.role }}: {{ 'said ' if m.role == 'assistant' else '' }}{{ m.content }}\n"
         "{% endfor %}{% if add_generation_prompt %}your turn: {% endif %}"

@@ -1,4 +1,4 @@
-"""Layouts of sequences, and how they are put into batches."""
+"""Layouts of sequences, and dividing examples into batches."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ sequences_of_few_tokens = st.lists(
 )
 
 
-def seen_by(columns: Columns) -> dict[int, list[int]]:
-    """Per column that asks, those that it attends to, by their tokens' places."""
+def attended_by(columns: Columns) -> dict[int, list[int]]:
+    """Columns that every column attends to, in order of position."""
     assert columns.attention is not None
     seen: list[list[int]] = []
     for part in columns.attention.parts:
@@ -34,7 +34,7 @@ def seen_by(columns: Columns) -> dict[int, list[int]]:
         masks = [columns.attention.masks.of(*block, None, torch.float32, CPU) for block in part.blocks]
         rows = [each for mask in masks if mask is not None for each in mask[0, 0]]
         seen += [row[: len(each)][each == 0].tolist() for row in keys for each in rows]
-    return {column: seen[place] for column, place in enumerate(columns.attention.found.tolist())}
+    return {column: seen[place] for column, place in enumerate(columns.attention.output_index.tolist())}
 
 
 @given(sequences_of_few_tokens, st.sampled_from(LAYOUTS), st.integers(1, 60))
@@ -54,7 +54,7 @@ def test_every_sequence_finds_its_tokens(sequences: list[Tokens], layout: Layout
 @given(sequences_of_few_tokens, st.booleans(), st.integers(1, 60))
 def test_packed_tokens_attend_to_those_before_them(sequences: list[Tokens], share: bool, most: int) -> None:
     columns = lay_out(sequences, "packed" if share else "unshared", most, CPU)
-    seen = seen_by(columns)
+    seen = attended_by(columns)
     assert sorted(seen) == list(range(columns.ids.numel()))
     for tokens, path in zip(sequences, columns.places, strict=True):
         for place in range(len(tokens)):
@@ -65,8 +65,8 @@ def test_packed_tokens_attend_to_those_before_them(sequences: list[Tokens], shar
 
 @given(sequences_of_few_tokens)
 def test_a_beginning_runs_once(sequences: list[Tokens]) -> None:
-    beginnings = {tokens[:end] for tokens in sequences for end in range(1, len(tokens) + 1)}
-    assert lay_out(sequences, "packed", 100, CPU).ids.numel() == len(beginnings)
+    prefixes = {tokens[:end] for tokens in sequences for end in range(1, len(tokens) + 1)}
+    assert lay_out(sequences, "packed", 100, CPU).ids.numel() == len(prefixes)
     assert lay_out(sequences, "unshared", 100, CPU).ids.numel() == sum(map(len, sequences))
 
 
@@ -78,7 +78,6 @@ def test_blocks_of_later_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (first.start, first.length, first.rows, first.blocks) == (0, 48, 1, ((0, 16), (16, 32), (32, 48)))
     assert (second.start, second.length, second.rows, second.blocks) == (16, 32, 1, ((16, 32),))
     assert second.queries.tolist() == [*range(16, 20), *range(40, 50), 49, 49]
-    assert (first.pairs, second.pairs) == (16 * (16 + 32 + 48), 16 * 32)
 
 
 def test_masks_of_windows_and_of_later_tokens() -> None:
@@ -136,24 +135,24 @@ def test_batches_are_planned_once() -> None:
 def test_what_is_a_beginning_of_another_adds_nothing(sequences: list[Tokens]) -> None:
     columns = lay_out(sequences, "packed", 100, CPU)
     assert columns.ids.tolist() == [[1, 2, 3]]
-    assert columns.attention is not None and len(columns.attention.found) == 3
+    assert columns.attention is not None and len(columns.attention.output_index) == 3
     assert [common_start(*pair) for pair in pairwise(sequences)] == [len(tokens) for tokens in sequences[:-1]]
 
 
-def test_the_tree_alone_says_who_attends_together() -> None:
-    """Hidden states are told apart by ids and positions: passes that have these in common must sum up alike."""
+def test_ids_and_positions_determine_attention() -> None:
+    """Hidden states are cached by ids and positions, so passes that share these must compute the same sums."""
     whole, part = [(1, 2, 3, 4), (1, 2, 5), (6, 7)], [(1, 2), (6,), (1, 2, 3)]
     one, other = (lay_out(sequences, "packed", 100, CPU) for sequences in (whole, [*part, *whole, *part]))
     assert torch.equal(one.ids, other.ids) and torch.equal(one.positions, other.positions)
     assert one.attention is not None and other.attention is not None
-    assert torch.equal(one.attention.found, other.attention.found)
+    assert torch.equal(one.attention.output_index, other.attention.output_index)
     for mine, theirs in zip(one.attention.parts, other.attention.parts, strict=True):
         assert (mine.rows, mine.start, mine.length) == (theirs.rows, theirs.start, theirs.length)
         assert torch.equal(mine.keys, theirs.keys) and torch.equal(mine.queries, theirs.queries)
 
 
-def test_like_rows_attend_together() -> None:
-    """Many short sequences and a long one: few parts, and the long one by itself."""
+def test_similar_rows_share_attention_parts() -> None:
+    """Many short sequences and a long one are divided into few parts, with the long one alone."""
     rng = np.random.default_rng(0)
     sequences = [(i, *rng.integers(0, 1000, size=19).tolist()) for i in range(50)]
     sequences.append((50, *rng.integers(0, 1000, size=399).tolist()))

@@ -1,4 +1,4 @@
-"""The engine against `transformers`' own `generate` and plain forwards, one unpadded prompt at a time."""
+"""The engine against `generate` and plain forward passes of `transformers`, one unpadded prompt at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from moevolve.evaluators.matching.registry import make_matcher
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.workers.contract.settings import WORKER_ENV, EngineConfig, Shortcuts
 from moevolve.workers.engine.engine import GenerationEngine
-from moevolve.workers.engine.runtime import configure_runtime
+from moevolve.workers.worker import configure_runtime
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -38,7 +38,7 @@ VARIANTS = {
 
 
 def words(ids: list[int]) -> str:
-    """Text of tokens, special ones left out."""
+    """Decode tokens without special ones."""
     return " ".join(f"w{i}" for i in ids if i > 3)
 
 
@@ -47,7 +47,7 @@ def never(_: int, __: str) -> bool:
 
 
 def prompts_of(count: int = 14) -> list[list[int]]:
-    """Prompts of 2 to 19 tokens; of every four, one begins like the one before and one is a beginning of it."""
+    """Prompts of 2 to 19 tokens; of every four, one shares a prefix with the previous one and one is its prefix."""
     rng = np.random.default_rng(5)
     prompts = [rng.integers(4, 60, size=int(rng.integers(2, 20))).tolist() for _ in range(count)]
     for i in range(0, count - 2, 4):
@@ -57,7 +57,7 @@ def prompts_of(count: int = 14) -> list[list[int]]:
 
 
 def greedy(model: PreTrainedModel, prompt: list[int], limit: int = NEW) -> list[int]:
-    """Answer tokens without end token, from `generate`."""
+    """Greedy answer tokens from `generate`, without end token."""
     ids = torch.tensor([[BOS, *prompt]])
     out = model.generate(
         ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=limit, pad_token_id=0
@@ -73,7 +73,7 @@ def mean_logprob(model: PreTrainedModel, prompt: list[int], answer: list[int]) -
 
 
 def golds_of(model: PreTrainedModel, prompts: list[list[int]]) -> list[list[int]]:
-    """Gold answers that greedy decoding gives whole, follows for a while and leaves, or never begins."""
+    """Gold answers that greedy decoding follows to the end, follows for a while, or never starts."""
     golds = []
     for i, prompt in enumerate(prompts):
         answer = list(takewhile(lambda token: token > 3, greedy(model, prompt)))
@@ -92,7 +92,7 @@ def split_of(prompts: list[list[int]], golds: list[list[int]], limit: int = NEW)
 
 
 class Case:
-    """A model, its split, and what `transformers` says of it."""
+    """A model and a split, with the results of `transformers`."""
 
     def __init__(self, make: MakeModel, tokenizer: PreTrainedTokenizerFast, variant: str) -> None:
         self.model = make(variant.split("-", maxsplit=1)[0], **VARIANTS[variant])
@@ -140,7 +140,7 @@ def test_the_samples_reach_every_path(case: Case) -> None:
 
 @pytest.fixture(params=["packed", "unshared", "padded"])
 def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """How sequences lie; gives whether they share beginnings."""
+    """Sets the layout of sequences; returns whether they share prefixes."""
     if request.param == "padded":
         monkeypatch.setattr("moevolve.workers.engine.forward.packs", lambda *_: False)
     return bool(request.param == "packed")

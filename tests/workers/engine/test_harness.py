@@ -1,4 +1,4 @@
-"""Tasks of lm-evaluation-harness on the resident model: the same outcomes as lm-eval's own evaluation."""
+"""Tasks of lm-evaluation-harness on the resident model have the outcomes of lm-eval's own evaluation."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ Engines = Callable[..., GenerationEngine]
 
 @pytest.fixture(scope="module")
 def tokenizer(tiny_tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
-    """Opens texts with `<s>` by itself, so that lm-eval's own class of models does so, too."""
+    """A tokenizer that adds `<s>` by itself, so that lm-eval's own model class adds it, too."""
     from tokenizers.processors import TemplateProcessing
     from transformers import PreTrainedTokenizerFast
 
@@ -117,7 +117,7 @@ def documents(count: int, seed: int) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Writes a task of lm-eval with local documents, and gives its name; keywords change keys of its YAML."""
+    """Write an lm-eval task with local documents, and return its name; keyword arguments change keys of its YAML."""
 
     def make(
         kind: str = "choice", stem: str = "mine", counts: tuple[int, int, int] = (8, 20, 24), **changes: Any
@@ -142,7 +142,7 @@ def write(tmp_path: Path) -> Write:
 
 
 def by_lm_eval(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, name: str) -> list[dict[str, Any]]:
-    """lm-eval's own samples of a task, by its own class of models."""
+    """Samples of a task from lm-eval's own model class."""
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
@@ -192,7 +192,7 @@ def test_outcomes_are_lm_evals_own(
 
 
 def answer_some(folder: Path, engine: GenerationEngine, kind: str) -> None:
-    """Makes the greedy answers of every second test document the right ones."""
+    """Make the greedy answers of every second test document correct."""
     from moevolve.evaluators.types import Example, Matching
 
     rows = [json.loads(line) for line in (folder / "test.jsonl").read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""The bounded store of hidden states: what stays, what goes, and that the bound holds."""
+"""The bounded cache of hidden states: which states stay, which are evicted, and the bound itself."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def kept(states: LayerStates, name: str, places: int = 3) -> list[int]:
 
 
 def offer(states: LayerStates, name: str, layers: int, places: int = 3) -> None:
-    """A candidate of one beginning passes with all its batches."""
-    states.meet({name: layers})
+    """Run a candidate with one prefix through all its batches."""
+    states.count({name: layers})
     for i in range(places):
         states.put(name, bytes([i]), state(i))
 
@@ -85,7 +85,7 @@ def test_ever_more_beginnings_are_forgotten_but_for_those_with_states() -> None:
     states = LayerStates(3_000)
     offer(states, "kept", 3)
     for i in range(20):
-        states.meet({f"{i} {j}": 1 for j in range(5_000)})
+        states.count({f"{i} {j}": 1 for j in range(5_000)})
     assert len(states._weights) <= (1 << 15) + 5_000
     assert kept(states, "kept") == [0, 1, 2]
     offer(states, "next", 3)

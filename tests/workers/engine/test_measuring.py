@@ -1,4 +1,4 @@
-"""Calibrations and usage of a resident model: what they run, and what they refuse."""
+"""Calibrations and expert usage of a resident model: the tokens that they run, and their errors."""
 
 from __future__ import annotations
 

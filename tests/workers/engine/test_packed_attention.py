@@ -70,7 +70,7 @@ def test_logits_are_those_of_plain_passes(model: PreTrainedModel) -> None:
 
 @torch.no_grad()
 def test_rows_that_are_alike_attend_alike(tiny_model: MakeModel) -> None:
-    """Candidates that share a pass are rows of the same columns."""
+    """A pass may have several rows with the same columns."""
     model = tiny_model("mixtral")
     columns = lay_out(SEQUENCES, "packed", 64, torch.device("cpu"))
     with packed(model, columns.attention):

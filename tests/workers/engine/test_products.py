@@ -1,4 +1,4 @@
-"""A resident model computes the same, whoever multiplies its matrices."""
+"""A resident model computes the same with all backends of matrix products."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.kernels import products as kernel
 from moevolve.workers.contract.settings import EngineConfig, MatmulBackend
 from moevolve.workers.engine.engine import GenerationEngine
-from moevolve.workers.engine.products import use_products
+from moevolve.workers.engine.products import make_rows_independent
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.model.resident import ResidentModel
 
@@ -30,25 +30,25 @@ def logits(model: ResidentModel, tokens: Tensor) -> Tensor:
     return found
 
 
-def exchanged(model: ResidentModel) -> int:
-    """Modules whose products are computed by another."""
+def count_replaced(model: ResidentModel) -> int:
+    """Count the modules with a replaced `forward`."""
     return sum(isinstance(module.__dict__.get("forward"), partial) for module in model.model.modules())
 
 
 @pytest.fixture
 def by(resident: Residents) -> Iterator[Callable[..., ResidentModel]]:
-    """A resident model whose products are computed by whom one says; by torch again after the test."""
+    """Returns resident models with a given backend; resets them to torch after the test."""
     used: list[ResidentModel] = []
 
     def make(products: MatmulBackend, family: str, **settings: str) -> ResidentModel:
         model = resident(family, **settings)
         used.append(model)
-        use_products(model.model, products)
+        make_rows_independent(model.model, products)
         return model
 
     yield make
     for model in used:
-        use_products(model.model, "torch")
+        make_rows_independent(model.model, "torch")
 
 
 @needs_onednn
@@ -56,9 +56,9 @@ def by(resident: Residents) -> Iterator[Callable[..., ResidentModel]]:
 def test_logits_are_the_same(family: str, by: Callable[..., ResidentModel], tokens: Tensor) -> None:
     expected = logits(by("torch", family), tokens)
     model = by("onednn", family)
-    assert exchanged(model) > 0
+    assert count_replaced(model) > 0
     torch.testing.assert_close(logits(model, tokens), expected, rtol=1e-4, atol=1e-4)
-    assert exchanged(by("torch", family)) == exchanged(model)
+    assert count_replaced(by("torch", family)) == count_replaced(model)
     assert torch.equal(logits(model, tokens), expected)
 
 

@@ -1,4 +1,4 @@
-"""Reused hidden states: every number is the same, bit for bit, with and without them."""
+"""Reuse of hidden states changes no result, bit for bit."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ PLENTY = 1 << 24
 
 
 def split_of() -> PreparedSplit:
-    """Twelve prompts of 2 to 19 tokens with golds of 1 to 3, choices of 1 to 2."""
+    """Twelve prompts of 2 to 19 tokens with gold answers of 1 to 3 and choices of 1 to 2 tokens."""
     return words_split((19, 2, 12, 7, 16, 3, 17, 9, 5, 14, 11, 4), 0, (), ("w30", "w31 w32", "w36"), 3)
 
 
 def offspring(parent: EepEdit, other: EepEdit) -> list[Edit]:
-    """A parent, the full model, a child for every layer that takes it from another, and the parent again."""
+    """A parent, the full model, a child per layer that takes this layer from another edit, and the parent again."""
     children: list[Edit] = [parent, IdentityEdit()]
     for layer in reversed(range(parent.layers)):
         mapping, merging = parent.router_mapping.copy(), parent.expert_merging.copy()
@@ -54,7 +54,7 @@ def make_edit_of(make_edit: Callable[..., EepEdit]) -> Callable[..., EepEdit]:
 
 
 class Pair:
-    """One resident model with two engines, one of which reuses."""
+    """One resident model with two engines, one of which reuses hidden states."""
 
     def __init__(self, resident: ResidentModel, tokenizer: PreTrainedTokenizerFast, limit: int = PLENTY) -> None:
         self.resident = resident
@@ -65,16 +65,16 @@ class Pair:
         self.reusing = GenerationEngine(resident.model, tokenizer, config, reuse=self.reuse)
 
     def compare(self, edits: list[Edit], split: PreparedSplit, all_numbers: bool = False) -> list[float]:
-        """The share of work on answers that was spared for every edit."""
+        """Compare the engines on every edit; returns the share of work on answers that was saved."""
         shares = []
         for engine in (self.plain, self.reusing):
             if all_numbers:
                 engine.remember(split)
         for edit in edits:
             with self.resident.edited(edit):
-                self.reuse.work = self.reuse.spared = 0
+                self.reuse.work = self.reuse.saved = 0
                 assert answers(self.reusing, split) == answers(self.plain, split)
-                shares.append(self.reuse.spared / self.reuse.work)
+                shares.append(self.reuse.saved / self.reuse.work)
                 if all_numbers:
                     assert others(self.reusing, split) == others(self.plain, split)
         return shares
@@ -84,7 +84,7 @@ class Pair:
 def test_all_numbers_are_the_same(
     resident: Residents, tiny_tokenizer: PreTrainedTokenizerFast, make_edit_of: Any, family: str
 ) -> None:
-    """Layers with one-hot matrices and merging ones, in one candidate."""
+    """Candidates have layers with one-hot matrices and layers that merge."""
     pair = Pair(resident(family), tiny_tokenizer)
     edits = offspring(make_edit_of(family, "mixed", 0), make_edit_of(family, "mixed", 1))
     shares = pair.compare(edits, split_of(), all_numbers=True)
@@ -158,7 +158,7 @@ def test_repaired_layers_are_those_of_equal_beginnings(
 def test_layers_that_skip_experts_are_those_of_equal_beginnings(
     resident: Residents, tiny_tokenizer: PreTrainedTokenizerFast, make_edit_of: Any
 ) -> None:
-    """What a layer skips is measured behind the layers before it."""
+    """The threshold of a layer depends on the layers before it."""
     pair, rows = Pair(resident("mixtral"), tiny_tokenizer), rows_of(sequences_of([9, 30, 14]))
     bases = offspring(make_edit_of("mixtral", "prune", 0), make_edit_of("mixtral", "prune", 1))
     edits: list[Edit] = [replace(base, skip_rows=rows) for base in bases if isinstance(base, EepEdit)]
@@ -183,13 +183,13 @@ def test_layers_are_told_apart_by_all_that_they_compute(
 
 
 class Opaque:
-    """An edit that doesn't tell its layers apart."""
+    """An edit without hashes of its layers."""
 
     phenotype_hash = "opaque"
 
 
 class Nothing:
-    """Makes such an edit by doing nothing."""
+    """An applicator that does nothing."""
 
     def __init__(self, parts: ModelParts) -> None:
         pass

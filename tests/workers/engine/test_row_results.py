@@ -1,4 +1,4 @@
-"""What an engine says of a prompt doesn't hang on what else is in the pass, on a library whose products do."""
+"""Results of a prompt don't depend on the rest of the pass, even with a library whose products do."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ WAYS = ((Shortcuts(), 4096), (Shortcuts(draft=False, lean=False, prefixes=False)
 
 
 def split_of() -> PreparedSplit:
-    """Prompts of 2 to 33 tokens, two of which begin alike; answers and choices of 1 to 3."""
+    """Prompts of 2 to 33 tokens, two of which share a prefix; answers and choices of 1 to 3 tokens."""
     return words_split((2, 16, 33), 15, (1, 3), ("w30", "w36 w7 w8"), 3)
 
 
 class Asked:
-    """A resident model that is asked in all ways."""
+    """A resident model whose splits are run in all ways."""
 
     def __init__(self, resident: ResidentModel, tokenizer: PreTrainedTokenizerFast, products: MatmulBackend) -> None:
         self.resident, self.tokenizer, self.products = resident, tokenizer, products
         resident.model.generation_config.eos_token_id = [2]
 
     def in_all_ways(self, *edits: Edit, library: Any = None) -> list[list[Any]]:
-        """Per way, the numbers of every edit."""
+        """Results of every edit, by way."""
         found = []
         for shortcuts, batch_tokens in WAYS:
             config = EngineConfig(batch_tokens=batch_tokens, matmul_backend=self.products)
@@ -142,13 +142,13 @@ def test_heads_that_are_masked(
     assert_one(Asked(model, tiny_tokenizer, "auto").in_all_ways(edit, library=library))
 
 
-def test_the_library_is_fickle(
+def test_without_tiles_results_differ(
     library: FickleLibrary,
     resident: Residents,
     tiny_tokenizer: PreTrainedTokenizerFast,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Products of as many rows as there are come out otherwise in every way."""
+    """Without tiles every way gives other results with this library."""
     monkeypatch.setattr(kernel, "linear", lambda x, weight, bias=None, **_: torch.nn.functional.linear(x, weight, bias))
     asked = Asked(resident("mixtral"), tiny_tokenizer, "torch")
     logprobs = {tuple(way[0][1]) for way in asked.in_all_ways(IdentityEdit(), library=library)}

@@ -33,13 +33,13 @@ FAMILIES = ["mixtral", "qwen2_moe", "llama", "opt"]
 
 
 def some_texts(count: int = 12) -> list[list[int]]:
-    """Texts of 2 to 20 tokens without the opening one."""
+    """Texts of 2 to 20 tokens, without the beginning-of-sequence token."""
     rng = np.random.default_rng(8)
     return [rng.integers(4, 97, size=int(rng.integers(2, 21))).tolist() for _ in range(count)]
 
 
 def split_of(texts: list[list[int]], fitness: str = "perplexity") -> PreparedSplit:
-    """Every second text has its last two tokens as an answer (if any is left for the prompt)."""
+    """A split in which the last two tokens of every second text are its answer, if a prompt remains."""
     examples = []
     for i, ids in enumerate(texts):
         head, tail = (ids[:-2], ids[-2:]) if i % 2 and len(ids) > 2 else (ids, [])
@@ -68,7 +68,7 @@ def mean_kl(full: Tensor, edited: Tensor) -> float:
 
 @contextmanager
 def changed(model: PreTrainedModel) -> Iterator[None]:
-    """The model with another feed-forward layer, for the length of a `with` block."""
+    """Context manager that changes a feed-forward layer of the model."""
     weight = next(
         p for name, p in model.named_parameters() if name.endswith(("down_proj", "down_proj.weight", "fc2.weight"))
     )
@@ -180,7 +180,7 @@ def test_only_the_positions_that_predict_the_answer_count(
 
 @torch.no_grad()
 def greedy_of(model: PreTrainedModel, prompt: list[int], limit: int) -> list[int]:
-    """Greedy continuation, its end token included."""
+    """Greedy continuation, including its end token."""
     made: list[int] = []
     while len(made) < limit and (not made or made[-1] != 2):
         made.append(int(model(torch.tensor([[BOS, *prompt, *made]])).logits[0, -1].argmax()))
@@ -216,7 +216,7 @@ def test_without_labels_the_full_models_own_answer_is_the_text(
 
 
 def cut_at(answer: list[int], ends: frozenset[int]) -> list[int]:
-    """The answer up to its first end token, that included."""
+    """The answer up to and including its first end token."""
     stop = next((place for place, token in enumerate(answer) if token in ends), len(answer))
     return answer[: stop + 1]
 

@@ -18,7 +18,7 @@ def split_of(*examples: Example, prefix: str = " ") -> PreparedSplit:
 
 
 def with_template(tokenizer: PreTrainedTokenizerFast, template: str) -> PreTrainedTokenizerFast:
-    """A copy that adds special tokens by itself."""
+    """A copy of a tokenizer that adds special tokens."""
     from tokenizers import Tokenizer, processors
     from transformers import PreTrainedTokenizerFast
 

@@ -33,7 +33,7 @@ def words(rng: np.random.Generator, count: int) -> str:
 
 @pytest.fixture
 def split() -> PreparedSplit:
-    """Rows of 0 to 20 tokens, every third with an answer behind it: 9 windows and a rest."""
+    """Rows of 0 to 20 tokens, every third with an answer: 9 windows and a remainder."""
     rng = np.random.default_rng(3)
     examples = [
         Example(words(rng, int(rng.integers(0, 21))), (words(rng, 2),) if i % 3 == 1 else ()) for i in range(16)
@@ -99,7 +99,7 @@ def test_windows_are_the_text_without_its_rest(
     # Methods measure on windows, too, and plans count them.
     assert token_sequences(engine, [split], 3 * WINDOW) == list(windows[:3])
     planned = SplitTokens("perplexity", windows, ((),) * len(windows), ((),) * len(windows), 4)
-    assert sum(each.real for each in passes_of(planned, 100).sure) == len(windows) * (WINDOW - 1)
+    assert sum(each.real for each in passes_of(planned, 100).required) == len(windows) * (WINDOW - 1)
 
 
 def test_predictions_on_windows_are_compared_with_the_full_models(

@@ -1,4 +1,4 @@
-"""Exports, whatever the edit: whole or absent, verified, and with a card."""
+"""Exports of all edits: complete or absent, verified, and with a model card."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_full_disk_is_told_beforehand(
 
 
 def corrupted(monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, Tensor]], object]) -> None:
-    """Let exports' files be changed between writing and verification."""
+    """Change the files of exports between writing and verification."""
 
     def verified(directory: Path, *arguments: Any) -> Agreement:
         file = directory / "model.safetensors"
@@ -157,7 +157,7 @@ def test_a_changed_tensor_is_named_and_the_files_are_kept(
 def test_a_changed_tensor_that_makes_no_difference_is_found(
     model_config: Configs, make_edit: Edits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A last bit, which is far below every tolerance; or an expert that no token of the probes chooses."""
+    """Changes the last bit of a value, far below every tolerance, or an expert that no test token chooses."""
 
     def change(tensors: dict[str, Tensor]) -> None:
         tensors[EXPERT].view(torch.int32)[0, 0] ^= 1
@@ -195,7 +195,7 @@ def test_files_stay_where_there_is_no_room_to_verify_them(
 
 
 class ScalingDown(EepExporter):
-    """Gets the experts of one layer wrong."""
+    """An exporter with wrong experts in one layer."""
 
     def build(self, *arguments: Any) -> Blueprint:
         found = super().build(*arguments)
@@ -208,7 +208,7 @@ class ScalingDown(EepExporter):
 
 
 class Settling(EepExporter):
-    """Gets settings wrong."""
+    """An exporter with wrong settings."""
 
     def __init__(self, **settings: Any) -> None:
         self.settings = settings

@@ -84,7 +84,7 @@ FOLDING = [variant for variant, sample in SAMPLES.items() if sample.folds]
 def test_equals_a_physically_smaller_model(
     variant: str, kind: str, resident: Residents, checkpoint: Checkpoints, tokens: Tensor
 ) -> None:
-    """A model of the family that has n' experts to begin with, its tensors picked or summed one by one."""
+    """Compares with a model of n' experts whose tensors are selected or summed one by one."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     edit = make_family_edit(variant, kind)

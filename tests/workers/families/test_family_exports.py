@@ -1,4 +1,4 @@
-"""Exports of DeepSeek-V2 and -V3, GLM-4-MoE and GPT-OSS: stock where the family can say it, else native, and exact."""
+"""Exports of DeepSeek-V2 and -V3, GLM-4-MoE and GPT-OSS are exact, and stock if the family can express the edit."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def cases(variant: str) -> dict[str, Edit]:
 
 
 def export_all(variant: str, config: ModelConfig, tokens: Tensor, folder: Path) -> dict[Path, Computed]:
-    """Export every kind of edit of one variant: directories by name, with what the edited resident computes."""
+    """Export every kind of edit of one variant; returns directories by name, with the edited model's outputs."""
     resident, facts, sample = ResidentModel.load(config), describe_model(config), SAMPLES[variant]
     expected: dict[Path, Computed] = {}
     for name, edit in cases(variant).items():
@@ -111,7 +111,7 @@ def test_stock_exports_have_the_names_of_published_checkpoints(model_config: Con
 
 
 def test_groups_that_limit_nothing_are_exported_as_one(model_config: Configs, tmp_path: Path) -> None:
-    """All three groups may be chosen from: 4 experts need not be divisible by three."""
+    """With all three groups chosen 4 experts need not be divisible by three."""
     edit = make_family_edit("deepseek_v3-unscaled", "prune")
     report = export_model(model_config("deepseek_v3-unscaled"), edit, tmp_path / "out", CARD)
     settings = json.loads((report.directory / "config.json").read_text())
@@ -122,7 +122,7 @@ def test_groups_that_limit_nothing_are_exported_as_one(model_config: Configs, tm
 def test_code_of_the_hub_is_not_referred_to(
     checkpoint: Callable[[str], Path], model_config: Configs, tokens: Tensor, tmp_path: Path
 ) -> None:
-    """DeepSeek's published configs and tokenizers name code that the folder of an export doesn't have."""
+    """DeepSeek's published configs and tokenizers name code that exports don't contain."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     shutil.copytree(checkpoint("deepseek_v3"), tmp_path / "hub")

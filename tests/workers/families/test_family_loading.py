@@ -95,7 +95,7 @@ def test_a_way_of_choosing_that_transformers_lacks_is_refused(
 
 
 def _exported_alike(resident: ResidentModel, edit: EepEdit, directory: Path) -> ExportReport:
-    """Export; plain transformers loads plain numbers that give the edited model's logits."""
+    """Export, and compare the logits of plain `transformers` with the edited model's."""
     from transformers import AutoModelForCausalLM
 
     report = export_model(resident, edit, directory, ExportCard("t", "b", "f", "s", "1", "s:1", (), ()))

@@ -1,4 +1,4 @@
-"""Model families that the product doesn't know, registered with one line each, work like any other."""
+"""New model families work like the others once they are registered with one line each."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ AutoModelForCausalLM.register(ToyConfig, ToyForCausalLM)
 AutoModelForCausalLM.register(ToyDenseConfig, ToyDenseForCausalLM)
 
 
-def also_resize(config: Any, rule: RoutingRule, active: int) -> None:
+def resize_extras(config: Any, rule: RoutingRule, active: int) -> None:
     config.chosen = f"{active} of {config.num_local_experts}"
 
 
@@ -82,7 +82,7 @@ TOY_MOE = ExpertFamily(
     rule=lambda router, config: RoutingRule(renormalise=False, scale=SCALE),
     router="chooser",
     sdpa=False,
-    also_resize=also_resize,
+    resize_extras=resize_extras,
 )
 TOY_DENSE = DenseFamily("toy_dense", "Toy", up="up_proj", gate="gate_proj", down="down_proj", activation="act_fn")
 
@@ -98,7 +98,7 @@ Configs = Callable[[str], ModelConfig]
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerFast) -> Configs:
-    """A random checkpoint of each of the two."""
+    """A random checkpoint of each of the two families."""
     folder = tmp_path_factory.mktemp("toys")
     configs = {
         "toy_moe": ToyConfig(num_local_experts=EXPERTS, num_experts_per_tok=2, **COMMON),
@@ -205,7 +205,7 @@ def test_experts_are_edited(kind: str, toy: Configs, tokens: Tensor) -> None:
 
 
 def half_heads() -> HeadMasks:
-    """Half of the dimensions of every head."""
+    """An edit that keeps half of the dimensions of every head."""
     width = HIDDEN // HEADS
     return HeadMasks(
         pairs=np.arange(width // 2)[None].repeat(LAYERS, axis=0) < width // 4,
@@ -217,7 +217,7 @@ def half_heads() -> HeadMasks:
 
 
 def masked(heads: HeadMasks | None = None) -> ToMoeEdit:
-    """One expert, of the first half of the neurons."""
+    """An edit with one expert, which is the first half of the neurons."""
     kept = np.zeros((LAYERS, 1, WIDTH), dtype=np.bool_)
     kept[:, :, : WIDTH // 2] = True
     return ToMoeEdit(kept, np.zeros((LAYERS, 1, 2)), np.zeros((LAYERS, 2, HIDDEN)), heads)

@@ -1,4 +1,4 @@
-"""Sequences that share a row see nothing of each other."""
+"""Sequences that share a row do not attend to each other."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _ends() -> list[int]:
 
 @torch.inference_mode()
 def _seen(model: ResidentModel, run: Callable[[], Any]) -> list[Tensor]:
-    """The outputs of all decoder layers, [1, tokens, hidden] each."""
+    """Outputs of all decoder layers, [1, tokens, hidden] each."""
     seen: list[Tensor] = []
     layers = decoder_layers(model.model)
     handles = [layer.register_forward_hook(lambda _m, _a, out: seen.append(_first(out))) for layer in layers]

@@ -1,4 +1,4 @@
-"""A model outlined from its config alone, against the same model loaded: bytes, operations, cached values."""
+"""Outlines of models from their configs against the loaded models: bytes, FLOPs and cached values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DENSE = ["llama", "phi", "qwen2", "opt"]
 
 @pytest.fixture(scope="module")
 def outline(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ModelOutline]:
-    """Outlines from folders that hold config.json and nothing else."""
+    """Outlines from folders that contain only config.json."""
 
     def make(family: str, **settings: Any) -> ModelOutline:
         folder = tmp_path_factory.mktemp(family)
@@ -36,7 +36,7 @@ def outline(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPath
 
 
 def held(model: Any) -> int:
-    """Bytes of a model's parameters and buffers, a shared one once."""
+    """Bytes of a model's parameters and buffers, counting tied tensors once."""
     return sum(each.nbytes for each in {id(t): t for t in (*model.parameters(), *model.buffers())}.values())
 
 

@@ -1,4 +1,4 @@
-"""The profiler's processes, and what it says before anything is loaded."""
+"""The processes of the profiler, and its checks before models are loaded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from moevolve.workers.profiling.messages import (
     ProfileSettings,
     TaskPrompts,
 )
-from moevolve.workers.profiling.process import Profilee
+from moevolve.workers.profiling.process import ProfiledProcess
 from moevolve.workers.profiling.report import BatchProfile
 from moevolve.workers.profiling.run import ProfileError, profile_models
 
@@ -49,9 +49,10 @@ def test_batches_of_a_task_are_of_all_lengths() -> None:
 
 @pytest.mark.parametrize("family", ["mixtral", "opt"])
 def test_padded_prompts_run_as_they_do_alone(checkpoint: Callable[[str], Path], family: str) -> None:
-    """Every step's logits of every row, against one pass over the row's own tokens."""
-    profilee = Profilee()
-    profilee.load(LoadRequest(str(checkpoint(family)), None, None, False, "cpu", "float32", 1, 8))
+    """Compares the logits of every step and row with one pass over the row's own tokens."""
+    profilee = ProfiledProcess()
+    settings = ProfileSettings((3,), 8, 2, 1, "cpu", "float32", threads=1)
+    profilee.load(LoadRequest(ProfiledModel(family, str(checkpoint(family))), settings))
     model: Any = profilee._model
     seen: list[torch.Tensor] = []
     hook = model.register_forward_hook(lambda module, given, found: seen.append(found.logits[:, -1]))

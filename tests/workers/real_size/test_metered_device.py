@@ -1,4 +1,4 @@
-"""The metered device itself: what it counts, and when it runs out."""
+"""The metered device: what it counts, and when it runs out of memory."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class EepApplicator:
             raise UserError("EEP edits need MoE layers, and this model is dense")
         self._model, self._layers = parts.model, layers
         self._edit: EepEdit | None = None
-        room = ExpertRoom(device, len(layers), parts.beside) if on_host else None
+        room = ExpertRoom(device, len(layers), parts.pass_bytes) if on_host else None
         self.routers = tuple(EditableRouter(layer) for layer in layers)
         self.experts: tuple[LayerExperts, ...] = tuple(
             LayerExperts(layer, ordinal, device if on_host else layer.router_weight.device, room)

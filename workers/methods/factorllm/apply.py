@@ -136,7 +136,7 @@ class FactorLlmApplicator:
         check_additive(self._layers[0])
         parts = zip(self._layers, self._weights, self.networks, self._replacements, strict=True)
         return tuple(
-            NetworkOutput(layer, weights, network, network.at_work, replacement.aside)
+            NetworkOutput(layer, weights, network, network.at_work, replacement.suspended)
             for layer, weights, network, replacement in parts
         )
 

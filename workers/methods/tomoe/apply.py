@@ -173,7 +173,7 @@ class ToMoeApplicator:
                 found.append(AttentionOutput(layer, self._weights_of(projection), self._heads[i].aside))
             weights = self._weights_of(layer.down)
             if self._edit.widths[i] < layer.width:
-                found.append(NetworkOutput(layer, weights, network, network.at_work, replacement.aside))
+                found.append(NetworkOutput(layer, weights, network, network.at_work, replacement.suspended))
             else:
                 found.append(NetworkOutput(layer, weights, layer.up, None, nullcontext))
         return tuple(found)

@@ -1,0 +1,46 @@
+"""The families of mixtures of experts without routing groups: Mixtral, Qwen's, OLMoE and GPT-OSS."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from moevolve.kernels.routing_rule import RoutingRule
+from moevolve.workers.families.base import ExpertFamily
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PretrainedConfig
+
+# Softmax over all experts, then the top-k, rescaled. The experts get float32 weights whatever the model's dtype.
+MIXTRAL = ExpertFamily("mixtral", "Mixtral", casts_weights=False, width_field="intermediate_size")
+
+# Their configs say whether the top-k is rescaled (`norm_topk_prob`). Qwen1.5-MoE and Qwen2-MoE have a shared expert
+# with a gate of its own in addition to the routed ones; it is left unchanged.
+QWEN2_MOE = ExpertFamily("qwen2_moe", "Qwen1.5/2-MoE", casts_weights=True)
+QWEN3_MOE = ExpertFamily("qwen3_moe", "Qwen3-MoE", casts_weights=True)
+OLMOE = ExpertFamily("olmoe", "OLMoE", casts_weights=True, width_field="intermediate_size")
+
+
+def gpt_oss_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
+    """Routing rule of GPT-OSS: the top-k of the logits, and the softmax of those."""
+    return RoutingRule(renormalise=True, scores="softmax_of_chosen")
+
+
+def _set_experts_per_token(config: PretrainedConfig, rule: RoutingRule, active: int) -> None:
+    if hasattr(config, "experts_per_token"):  # published configs have k under both names
+        config.experts_per_token = active
+
+
+GPT_OSS = ExpertFamily(
+    "gpt_oss",
+    "GPT-OSS",
+    casts_weights=True,
+    rule=gpt_oss_rule,
+    width_field="intermediate_size",
+    router="router",
+    # Shapes [n, H, 2I] (gate and up rows alternate), [n, 2I], [n, I, H] and [n, H].
+    tensors=("gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias"),
+    sdpa=False,
+    packs=False,  # it builds attention masks without position ids
+    resize_extras=_set_experts_per_token,
+)
