@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.harness.files import find_yaml, portable, read_config, split_name
+from moevolve.evaluators.harness.files import find_yaml, portable_path, read_config, split_name
 from moevolve.evaluators.harness.tasks import load_harness
 from moevolve.evaluators.preparation.prepare import prepare_split, prepare_splits
 from moevolve.evaluators.preparation.registry import load_task
@@ -235,7 +235,7 @@ def test_no_code_from_the_hub_is_asked_for(write: Write, tmp_path: Path) -> None
 
 
 def test_tasks_are_found_by_name(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert portable(find_yaml("arc_easy")) == "arc/arc_easy.yaml"
+    assert portable_path(find_yaml("arc_easy")) == "arc/arc_easy.yaml"
     assert split_name("lm_eval:a#b,c") == ("lm_eval:", "a", "#b,c")
     assert split_name("a.yaml") == ("", "a.yaml", "")
     write()

@@ -127,7 +127,7 @@ def test_a_quarter_of_search_is_set_aside(write_task: Any, count: int, listed: b
     prepared = prepare_splits(aside)
     rows = max(1, count // 4)
     assert texts(prepared["search"]) == whole[:-rows] and texts(prepared["calibration"]) == whole[-rows:]
-    assert (aside.splits["search"].stated, aside.splits["calibration"].stated) == (count - rows, rows)
+    assert (aside.splits["search"].row_count, aside.splits["calibration"].row_count) == (count - rows, rows)
     assert all(example.references for example in prepared["calibration"].examples)
     assert prepared["search"].fingerprint == prepare_split(aside, "search").fingerprint
     other = aside.with_fitness("agreement")

@@ -267,7 +267,7 @@ def test_what_is_measured_on_is_left_of_the_training_rows(name: str, count: int)
     rows = {split: select_rows(table, chosen) for split, chosen in task.splits.items() if chosen.source == "train"}
     check_disjoint(rows, name)
     if "calibration" in task.splits:
-        assert len(rows["calibration"]) == {"wsc": 42}.get(name, task.splits["calibration"].stated)
+        assert len(rows["calibration"]) == {"wsc": 42}.get(name, task.splits["calibration"].row_count)
         assert len(rows["calibration"]) >= 512 or name == "wsc"
     else:
         assert count - sum(map(len, rows.values())) == 0, "rows are left to measure on"

@@ -18,8 +18,8 @@ from plain_experts import Token, change, change_after_fit, plain_tokens
 from report_lab import finished
 
 from moevolve.search.config.files import load_run_config
+from moevolve.search.genomes.eep.baselines import average_linkage
 from moevolve.search.genomes.eep.genome import EepGenome
-from moevolve.search.genomes.eep.hc_smoe import average_linkage
 from moevolve.search.genomes.repaired import RepairedGenome
 from moevolve.search.operations.subject import find_subject
 from moevolve.search.running.calibration import calibrated_setup, stored_calibration

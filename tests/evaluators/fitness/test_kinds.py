@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from moevolve.evaluators.fitness.base import Reading
 from moevolve.evaluators.fitness.engine import Decided, Generation
-from moevolve.evaluators.fitness.registry import DEFAULT_FITNESS, FITNESSES, known_fitness, task_fitnesses
-from moevolve.evaluators.fitness.runner import run_split
+from moevolve.evaluators.fitness.kinds import DEFAULT_FITNESS, FITNESSES, known_fitness, task_fitnesses
+from moevolve.evaluators.fitness.scoring import run_split
 from moevolve.evaluators.metrics import METRICS
 from moevolve.evaluators.preparation.prepare import prepare_split
 from moevolve.evaluators.preparation.registry import load_task

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import CandidateError
 from moevolve.evaluators.fitness.engine import Decided, Generation
-from moevolve.evaluators.fitness.runner import run_split
-from moevolve.evaluators.fitness.transcript import Answer, transcribe
+from moevolve.evaluators.fitness.scoring import Answer, run_split, transcribe
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 
 SPLIT = PreparedSplit(
