@@ -155,8 +155,8 @@ class EvaluationWorker:
         if self._reuse is not None:
             self._reuse.work = self._reuse.spared = 0
         result = run_split(self._engine, split)
-        spared = 0.0 if self._reuse is None else self._reuse.spared / max(self._reuse.work, 1)
-        return replace(result, seconds=time.perf_counter() - begun, spared=spared)
+        saved = 0.0 if self._reuse is None else self._reuse.spared / max(self._reuse.work, 1)
+        return replace(result, seconds=time.perf_counter() - begun, saved_share=saved)
 
 
 def _reserve(model: ModelConfig, needed: NeededMemory) -> None:

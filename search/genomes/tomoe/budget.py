@@ -58,15 +58,15 @@ class WidthBudget:
         dense = facts.dense
         assert dense is not None
         matrices = 3 if dense.gated else 2
-        whole, costs = [dense.width], [matrices * dense.hidden + (matrices - 1) * dense.bias]
+        full, costs = [dense.width], [matrices * dense.hidden + (matrices - 1) * dense.bias]
         if attention:
             biased = {linear.name.split(".")[-1] for linear in facts.linears if linear.bias}
             rows = {name: dense.hidden + (f"{name}_proj" in biased) for name in "qkv"}
             pair = 2 * (dense.heads * rows["q"] + dense.key_value_heads * rows["k"])
             value = dense.key_value_heads * rows["v"] + dense.heads * dense.hidden
-            whole += [dense.head_dim // 2, dense.head_dim]
+            full += [dense.head_dim // 2, dense.head_dim]
             costs += [pair, value]
-        everything = dense.layers * sum(w * c for w, c in zip(whole, costs, strict=True))
+        everything = dense.layers * sum(w * c for w, c in zip(full, costs, strict=True))
         # The share is exact as a decimal: 0.1 of 30 is 3.
         total = int(Fraction(str(share)) * everything)
         least = dense.layers * sum(costs)
@@ -75,7 +75,7 @@ class WidthBudget:
                 f"genome.budget: {share} of {everything:,} parameters is less than the {least:,} of one neuron"
                 f"{', pair and value dimension' if attention else ''} per layer"
             )
-        return cls(dense.layers, tuple(whole), tuple(costs), total)
+        return cls(dense.layers, tuple(full), tuple(costs), total)
 
     def parameters(self, widths: NDArray[np.int64]) -> int:
         """Count the active parameters of widths [layers, 1 or 3]."""
@@ -94,9 +94,9 @@ class WidthBudget:
             int64 [layers, 1 or 3].
         """
         strength = np.exp(np.clip(shares.astype(np.float64), -_LIMIT, _LIMIT))
-        whole = np.broadcast_to(np.array(self.full_widths, dtype=np.float64), strength.shape)
+        full = np.broadcast_to(np.array(self.full_widths, dtype=np.float64), strength.shape)
         costs = np.broadcast_to(np.array(self.unit_costs, dtype=np.float64), strength.shape)
-        ideal = _fill(strength, whole, costs, self.total)
+        ideal = _fill(strength, full, costs, self.total)
         widths = np.floor(ideal + _EPS).astype(np.int64)
         neurons = self._neurons_left(widths)
         # If neurons at full width can't use up what rounding the heads down leaves, some heads are rounded up.
@@ -106,7 +106,7 @@ class WidthBudget:
                 widths[layer, kind + 1] += 1
                 neurons = self._neurons_left(widths)
         widths[:, 0] = _round(
-            _fill(strength[:, 0], whole[:, 0], np.ones(self.layers), neurons), neurons, self.full_widths[0]
+            _fill(strength[:, 0], full[:, 0], np.ones(self.layers), neurons), neurons, self.full_widths[0]
         )
         return widths
 
@@ -117,23 +117,23 @@ class WidthBudget:
 
 
 def _fill(
-    strength: NDArray[np.float64], whole: NDArray[np.float64], costs: NDArray[np.float64], total: int
+    strength: NDArray[np.float64], full: NDArray[np.float64], costs: NDArray[np.float64], total: int
 ) -> NDArray[np.float64]:
-    """Find real widths `clip(level * strength * whole, 1, whole)` of cost `total` by bisection of the level."""
+    """Find real widths `clip(level * strength * full, 1, full)` of cost `total` by bisection of the level."""
     low, high = 0.0, float(1 / strength.min())
     for _ in range(_STEPS):
         level = (low + high) / 2
-        spent = float((np.clip(level * strength * whole, 1, whole) * costs).sum())
+        spent = float((np.clip(level * strength * full, 1, full) * costs).sum())
         low, high = (level, high) if spent <= total else (low, level)
-    return np.clip(high * strength * whole, 1, whole)
+    return np.clip(high * strength * full, 1, full)
 
 
-def _round(ideal: NDArray[np.float64], total: int, whole: int) -> NDArray[np.int64]:
+def _round(ideal: NDArray[np.float64], total: int, full: int) -> NDArray[np.int64]:
     """Round widths to integers of sum `total` by the largest remainder method (ties: the lower layer)."""
     widths = np.floor(ideal + _EPS).astype(np.int64)
     while (missing := total - int(widths.sum())) != 0:
         step = 1 if missing > 0 else -1
-        room = widths < whole if step > 0 else widths > 1
+        room = widths < full if step > 0 else widths > 1
         urgency = np.where(room, step * (ideal - widths), -np.inf)
         widths[np.argsort(-urgency, kind="stable")[: min(abs(missing), int(room.sum()))]] += step
     return widths

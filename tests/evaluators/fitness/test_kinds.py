@@ -1,4 +1,4 @@
-"""What every kind of fitness has to keep, whichever there are."""
+"""The contract of a fitness, tested for all kinds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WriteTask = Callable[..., Path]
 
 
 class EvenEngine:
-    """Answers every example alike, and says how it was read."""
+    """Gives the same answer to every example, and records how it was read."""
 
     def __init__(self, examples: int) -> None:
         self.examples = examples

@@ -1,4 +1,4 @@
-"""A fitness that the product doesn't know, registered with one line, works wherever one is named."""
+"""A fitness that is defined here and registered by one line works everywhere."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def brevity_of(answer: str) -> float:
 
 
 class Brevity(Fitness):
-    """Shorter greedy answers score higher; nobody needs to know the right ones."""
+    """Shorter greedy answers score higher; no labels are needed."""
 
     name = "brevity"
     metric = "mean"
@@ -94,7 +94,7 @@ WriteTask = Callable[..., Path]
 
 @pytest.fixture
 def write_prompts(write_task: WriteTask) -> WriteTask:
-    """Writes a task of prompts alone, with changes."""
+    """Write a task without answers, with changes."""
     rows = [{"text": " ".join(WORDS[(3 * i + j) % len(WORDS)] for j in range(1 + i % 4))} for i in range(12)]
     plain = {"prompt": "{{ text }}", "labels": None, "answer": None, "choices": None, "matching": {"stop": [STOP]}}
 

@@ -1,4 +1,4 @@
-"""Finding tasks by name, and preparing what was found."""
+"""Finding tasks by name, and preparing their splits."""
 
 from __future__ import annotations
 

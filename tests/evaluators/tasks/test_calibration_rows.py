@@ -1,4 +1,4 @@
-"""The split that methods measure on: rows of its own, apart from all others by content, or a part of `search`."""
+"""The split `calibration`: its own rows, whose prompts are in no other split, or a part of `search`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SPLITS_OF_ROWS: dict[str, Any] = {
 
 
 def with_prompts(folder: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """What a user adds to a task who has a file of prompts."""
+    """The settings for a user's own file of calibration prompts."""
     (folder / "my.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return {
         "source": {"files": {"all": "rows.jsonl", "prompts": "my.jsonl"}},

@@ -1,4 +1,4 @@
-"""Task files: what is refused, and with which words."""
+"""Errors in task files and their messages."""
 
 from __future__ import annotations
 

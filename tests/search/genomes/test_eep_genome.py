@@ -1,4 +1,4 @@
-"""What only EEP genomes promise: one-hot pruning, decoupled merging, groups of layers, canonical order of rows."""
+"""EEP genomes beyond the contract: one-hot pruning, decoupled merging, groups of layers, canonical order of rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Subsets that keep as many experts of every routing group, and what spaces refuse for a family."""
+"""Subsets with equally many experts of every routing group, and settings that a family doesn't support."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_uneven_or_unordered_subsets_are_not_of_the_rule() -> None:
 @few
 @given(seeds)
 def test_a_rows_place_says_its_routing_group(seed: int) -> None:
-    """Rows may be reordered within a routing group, not across: that is another model."""
+    """Rows are interchangeable within a routing group; across groups they make another model."""
     rng = np.random.default_rng(seed)
     space = eep_space(8, 2, facts=deepseek())
     genome = continuous(space, seed)

@@ -1,4 +1,4 @@
-"""MoEfication's and CMoE's divisions as FactorLLM genomes; what is measured for them is tested with the workers."""
+"""MoEfication's and CMoE's partitions as FactorLLM genomes; their measurements are tested with the workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only FactorLLM genomes promise: equal experts, the measured start, routers in coordinates, the paper's costs."""
+"""Properties of FactorLLM genomes beyond the contract: equal experts, start, router coordinates, the paper's costs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 def routed(edit: FactorLlmEdit, layer: int, x: NDArray[np.float32]) -> list[frozenset[int]]:
-    """Per router, the neurons that an input's K experts hold."""
+    """For each router, the neurons of an input's K experts."""
     size = edit.width // edit.experts
     logits = edit.router_weight[layer] @ x + edit.router_bias[layer]
     return [
@@ -84,7 +84,7 @@ def test_random_genomes_divide_anew_and_ignore_the_measured_routers() -> None:
 
 
 def test_a_division_can_be_held_fixed() -> None:
-    """Random routers on the start's division, and children that swap nothing: a search for routers alone."""
+    """Random routers with the start's partition, and children without swaps: a search of routers alone."""
     space = factorllm_space(random_division=False)
     start = space.start(TUNE).genome
     drawn = [space.sample(np.random.default_rng(seed), TUNE).genome for seed in range(2)]
@@ -154,7 +154,7 @@ def test_without_router_biases_there_are_none() -> None:
 
 
 def test_numbering_of_anchored_experts_matters() -> None:
-    """The measured routers belong to numbered experts: other numbers are another candidate."""
+    """Measured routers belong to particular experts, so other numbers make another candidate."""
     space = factorllm_space()
     genome = space.start(TUNE).genome
     other = FactorLlmGenome(space, (genome.assignment + 1) % 4, genome.base_router, genome.coordinates, genome.biases)
@@ -182,7 +182,7 @@ def test_unequal_experts_are_refused() -> None:
 
 @pytest.mark.parametrize("gated", [True, False])
 def test_costs_are_the_papers(gated: bool) -> None:
-    """Fig. 3: the networks' FLOPs fall to K / N, but for routers; no parameter goes."""
+    """Fig. 3: the networks' FLOPs fall to K / N, apart from routers; no parameters are removed."""
     facts = dense_model(gated=gated, bias=not gated)
     space = factorllm_space(facts)
     cost = space.describe(space.start(TUNE).genome)
@@ -200,7 +200,7 @@ def test_costs_are_the_papers(gated: bool) -> None:
 
 
 def test_tinyllamas_networks_cost_what_the_paper_says() -> None:
-    """TinyLlama, 1R4E1K: about three quarters of the networks' FLOPs go (Sec. 4.3)."""
+    """TinyLlama, 1R4E1K: about three quarters of the networks' FLOPs are saved (Sec. 4.3)."""
     tiny = dense_model(layers=2, hidden=2048, width=5632, heads=32)
     space = FactorLlmSpace.of(FactorLlmSection(kind="factorllm", experts=4, active=1), tiny)
     genome = space.unflatten(np.zeros(2 * (5632 + 1 + 4 * 8 + 4)), TUNE)

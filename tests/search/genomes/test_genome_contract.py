@@ -1,6 +1,6 @@
-"""The contract of genome kinds (`moevolve.search.genomes.contract.base`), the same tests over all of them.
+"""The contract of genome kinds (`moevolve.search.genomes.contract.base`): the same tests for all kinds.
 
-A new kind adds an entry to `SAMPLES`; what only it promises is tested in a file of its own.
+A new kind adds an entry to `SAMPLES`; its other properties are tested in a file of its own.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class Sample:
     """A kind of genome in one space.
 
     Attributes:
-        space: the space.
-        phases: in the order in which a search would run them.
-        arrays: all arrays of a genome.
-        permuted: the same candidate with its interchangeable parts in another order.
-        check: asserts what a genome of a phase must satisfy.
-        added: most parameters that its edits add to the model, routers for example.
+        space: Space under test.
+        phases: Phases in the order of a search.
+        arrays: Function that returns all arrays of a genome.
+        permuted: Function that reorders the interchangeable parts of a genome, for the same candidate.
+        check: Function that asserts the properties of a genome in a phase.
+        added: Upper bound on the parameters that edits add to the model, such as routers.
     """
 
     space: GenomeSpace[Any]
@@ -60,7 +60,7 @@ class Sample:
 
 
 def _permute_rows(genome: EepGenome, rng: np.random.Generator) -> EepGenome:
-    """Within routing groups: a row's place says which one its expert is in."""
+    """Only within routing groups, since a row's position determines its routing group."""
     parts = np.split(np.arange(genome.space.retained), genome.space.subsets.routing_groups)
     orders = np.stack([np.concatenate([rng.permutation(part) for part in parts]) for _ in range(genome.space.groups)])[
         :, :, None
@@ -105,7 +105,7 @@ def _skipping_eep(retained: int, groups: Any, layers: int, experts: int) -> Samp
 
 
 def _permute_experts(genome: FactorLlmGenome, rng: np.random.Generator) -> FactorLlmGenome:
-    """Only where the calibration's routers don't tell them apart."""
+    """Only in layers without a measured router, which belongs to particular experts."""
     arrays = {name: getattr(genome, name).copy() for name in ("assignment", "base_router", "coordinates", "biases")}
     for layer in np.flatnonzero(genome.base_router == 0):
         order = rng.permutation(genome.space.experts)
@@ -173,7 +173,7 @@ def _tomoe(facts: ModelFacts, **settings: Any) -> Sample:
 
 
 def _repaired(kind: Sample, **recipe: Any) -> Sample:
-    """The same, where every phase repairs what it brings forth."""
+    """The same sample with a repair in every phase."""
     phases = tuple(phase.model_copy(update={"repair": RepairRecipe(**recipe)}) for phase in kind.phases)
     space = repaired_space(kind.space, phases, recombinable=True)
     assert isinstance(space, RepairedSpace)
@@ -233,7 +233,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 def grown(kind: Sample, phase: PhaseConfig, seed: int, steps: int = 2) -> Any:
-    """A genome of `phase` as a search would come to it: sampled, then bred through the phases before it."""
+    """A genome of `phase` as in a search: sampled, then bred through the earlier phases."""
     rng = np.random.default_rng(seed)
     genome = kind.space.sample(rng, kind.phases[0]).genome
     for stage in kind.phases[: kind.phases.index(phase) + 1]:
@@ -384,7 +384,7 @@ def test_descriptions_add_up(kind: Sample, phase: PhaseConfig, seed: int) -> Non
 
 
 def start_of(kind: Sample) -> Any:
-    """The method's own start, None where it has none."""
+    """The method's own start; None if it has none."""
     offspring = kind.space.start(kind.phases[0])
     return None if offspring is None else offspring.genome
 

@@ -1,4 +1,4 @@
-"""What the figures of genome kinds show, by their data: nothing here looks at pixels."""
+"""The data in the figures of genome kinds, without looking at pixels."""
 
 from __future__ import annotations
 

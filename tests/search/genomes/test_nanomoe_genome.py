@@ -1,4 +1,4 @@
-"""What only NanoMoE genomes promise: the paper's counts, the low-rank start, coordinates that suit one step size."""
+"""Properties of NanoMoE genomes beyond the contract: the paper's counts, the low-rank start, units of coordinates."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_costs_are_exact(variant: Variant, facts: ModelFacts) -> None:
 
 
 def test_idle_experts_stay_idle() -> None:
-    """Linear layers beside a model's experts can be mixed too."""
+    """Linear layers of MoE models, apart from experts, can be factorised too."""
     facts = replace(mixtral(layers=2), linears=dense_model(layers=2).linears)
     found = space_of(facts=facts, layers="*.q_proj", rank=3)
     description = found.describe(found.start(TUNE).genome)

@@ -1,4 +1,4 @@
-"""Repaired genomes: what the suite over all kinds doesn't ask, and how recipes are varied."""
+"""Properties of repaired genomes beyond the contract, and the variation of recipes."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_recipes_that_are_none_are_refused(old: bytes) -> None:
 
 
 def test_what_changes_nothing_is_not_repaired() -> None:
-    """All recipes make the same of it: the unedited model."""
+    """All recipes give the same candidate, the unedited model."""
     space = repaired(eep_space(8, 2, layers=2))
     genome = space.sample(np.random.default_rng(0), REPAIRING).genome
     other = space.repaired(genome, RepairRecipe(target="local"))
@@ -180,7 +180,7 @@ def test_a_phase_that_repairs_nothing_brings_forth_bare_genomes() -> None:
 
 
 class SelectingSpace:
-    """All that a space has to do to be asked whether it chooses."""
+    """The smallest space with `selects_subset`."""
 
     def selects_subset(self, phase: Any) -> bool:
         return bool(phase.kind == "prune")
@@ -283,7 +283,7 @@ def test_a_child_has_one_parents_base_and_the_others_recipe(seed: int) -> None:
 
 
 def test_no_child_differs_by_tokens_that_are_not_there() -> None:
-    """Rows have five: 16,384 and 8,192 would fit the same."""
+    """The rows have five tokens, so 16,384 and 8,192 would fit the same ones."""
     inner = eep_space(4, 2, layers=4)
     space, found = repaired(inner), set()
     for seed in range(60):

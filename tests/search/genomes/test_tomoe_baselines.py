@@ -1,4 +1,4 @@
-"""Static masks as ToMoE genomes, against the papers' criteria worked out neuron by neuron."""
+"""Static masks as ToMoE genomes, compared with the papers' criteria computed neuron by neuron."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODELS = {
 
 
 def plainly_kept(metric: Any, total: int) -> list[set[int]]:
-    """FLAP: of all neurons' metrics, standardised in their layers, the largest; the best of every layer in any case."""
+    """FLAP: the largest of all neurons' metrics, standardised per layer, and always the best neuron of every layer."""
     ranked = []
     for layer, values in enumerate(np.asarray(metric, dtype=np.float64)):
         mean = sum(values) / len(values)

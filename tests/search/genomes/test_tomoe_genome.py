@@ -1,4 +1,4 @@
-"""What ToMoE genomes promise beyond the contract of all kinds: the budget, the start, the terms, the accounting."""
+"""Properties of ToMoE genomes beyond the contract: budget, start, regularisation terms, parameter counts."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_every_candidate_meets_the_budget_and_its_description_says_what_it_costs
 
 
 def test_values_that_all_tokens_keep_alike_are_run_alone() -> None:
-    """The start's, whose router doesn't move them; a step in one layer's router makes that layer run all of them."""
+    """The start's value masks are static; a step in one layer's router makes that layer compute all values."""
     space = tomoe_space(MODELS["llama"], budget=0.4)
     dense, start = space.dense, space.start(TUNE).genome
     heads = start.heads.copy()
@@ -146,7 +146,7 @@ def test_the_start_along_directions_spreads_experts_out(experts: int, components
 
 
 def surprise(counts: NDArray[Any], expected: NDArray[Any], variances: NDArray[Any], saliency: NDArray[Any]) -> float:
-    """How many standard deviations the counts lean towards saliency, by rank; or the largest count off its mean."""
+    """Standard deviations of the counts' rank correlation with saliency, or of the count farthest from its mean."""
     off = (counts - expected) / np.sqrt(variances)
     ranks = np.argsort(np.argsort(saliency, axis=-1), axis=-1) - (saliency.shape[-1] - 1) / 2
     leaning = (off * ranks).sum() / np.sqrt((ranks**2).sum())
@@ -155,7 +155,7 @@ def surprise(counts: NDArray[Any], expected: NDArray[Any], variances: NDArray[An
 
 @pytest.mark.parametrize("budget", [0.2, 0.5])
 def test_random_masks_are_uniformly_random_whatever_saliency_says(budget: float) -> None:
-    """Against binomial counts of uniformly random subsets, and their hypergeometric overlap w^2 / n."""
+    """Compared with uniformly random subsets: binomial counts, and hypergeometric overlaps of w^2 / n."""
     space, rng = tomoe_space(budget=budget), np.random.default_rng(11)
     layers, width, head_dim = 4, space.dense.width, space.dense.head_dim
     sizes = {"neurons": width, "pairs": head_dim // 2, "values": head_dim}

@@ -1,4 +1,4 @@
-"""A genome kind that the package doesn't have: defined here, registered by one line, and at home everywhere.
+"""A genome kind that is defined here, registered by one line, and works everywhere.
 
 It keeps a run of neighbouring experts in every layer, of which only the first one is searched.
 """
