@@ -156,7 +156,7 @@ class EvaluationWorker:
             self._reuse.work = self._reuse.spared = 0
         result = run_split(self._engine, split)
         saved = 0.0 if self._reuse is None else self._reuse.spared / max(self._reuse.work, 1)
-        return replace(result, seconds=time.perf_counter() - begun, saved_share=saved)
+        return replace(result, seconds=time.perf_counter() - begun, saved=saved)
 
 
 def _reserve(model: ModelConfig, needed: NeededMemory) -> None:

@@ -49,7 +49,7 @@ def searched(
         with library or nullcontext():
             reply = worker.evaluate(request, splits)
         for split in splits:
-            spared.setdefault(split.task, []).append(reply.results[split.fingerprint].saved_share)
+            spared.setdefault(split.task, []).append(reply.results[split.fingerprint].saved)
         return reply
 
     def make() -> Evaluator:
