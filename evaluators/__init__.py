@@ -1,1 +1,1 @@
-"""Tasks: data, prompts, answer matching and metrics."""
+"""Tasks and their scores: data, prompts, answer matching, fitness and metrics."""

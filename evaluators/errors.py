@@ -1,14 +1,17 @@
-"""Errors a user can mend: the command line prints them in one line and exits with code 2."""
+"""Errors that reach users or are recorded with a candidate."""
 
 
 class UserError(Exception):
-    """Bad input. The message names what was wrong, where (file, line or field), and what to do about it."""
+    """Wrong input. The message names the problem, its place (file, line or field) and the remedy.
+
+    The command line prints it in one line and exits with code 2.
+    """
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what another library's error says, for messages of one line; its type if it says nothing."""
+    """Return the first line of an error's message, or the error's type if it has no message."""
     return str(error).strip().split("\n", 1)[0] or type(error).__name__
 
 
 class CandidateError(Exception):
-    """A candidate's own fault (non-finite logits, say): recorded as its failure, never retried."""
+    """A fault of the candidate itself, such as non-finite logits: recorded as its failure and never retried."""

@@ -15,24 +15,24 @@ Metric = Callable[[NDArray[np.float64]], float]
 
 
 def mean(outcomes: NDArray[np.float64]) -> float:
-    """The plain mean; correctly rounded, so it doesn't depend on the order of summation."""
+    """Return the arithmetic mean, correctly rounded, so that it doesn't depend on the order of summation."""
     return math.fsum(outcomes.tolist()) / outcomes.size
 
 
 def geometric_mean(outcomes: NDArray[np.float64]) -> float:
-    """exp(mean(log outcomes)); 0 if any outcome is 0. Of likelihoods per token, it is 1 / perplexity."""
+    """Return exp(mean(log outcomes)), or 0 if any outcome is 0; for likelihoods per token it is 1 / perplexity."""
     return math.exp(mean(np.log(outcomes))) if (outcomes > 0).all() else 0.0
 
 
 METRICS: dict[str, Metric] = {"accuracy": mean, "geometric_mean": geometric_mean, "mean": mean}
-"""`accuracy` and `mean` are one function; the name says whether outcomes are right-or-wrong or graded (F1)."""
+"""Metrics by name. `accuracy` and `mean` are the same function, for right-or-wrong and graded (F1) outcomes."""
 
 
 def known_metric(name: str) -> str:
-    """Returns `name`.
+    """Return `name` if there is such a metric.
 
     Raises:
-        ValueError: no such metric; the message lists those there are.
+        ValueError: There is none; the message lists the known ones.
     """
     if name not in METRICS:
         raise ValueError(f"unknown metric `{name}`; known: {', '.join(sorted(METRICS))}")
@@ -40,15 +40,15 @@ def known_metric(name: str) -> str:
 
 
 def score(metric: str, outcomes: ArrayLike) -> float:
-    """The metric over all examples, in [0, 1].
+    """Apply a metric to the outcomes of all examples.
 
     Args:
-        metric: a name in `METRICS`.
-        outcomes: [examples], each in [0, 1].
+        metric: Name in `METRICS`.
+        outcomes: Outcomes in [0, 1], shape [examples].
 
     Raises:
-        UserError: unknown metric.
-        ValueError: no outcomes.
+        UserError: The metric is unknown.
+        ValueError: There are no outcomes, or not all are finite.
     """
     values = _checked(outcomes)
     if metric not in METRICS:
@@ -64,23 +64,20 @@ def confidence_interval(
     resamples: int = 2000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """A two-sided confidence interval for a score.
+    """Return a two-sided confidence interval `(low, high)` for a score; equal arguments give equal numbers.
 
-    The mean of right-or-wrong outcomes gets the Wilson score interval, which stays inside [0, 1] and is honest near its
-    ends and for few examples; everything else gets a seeded percentile bootstrap over examples.
+    For the mean of right-or-wrong outcomes it is the Wilson score interval, which stays inside [0, 1] and has the right
+    coverage near its ends and for few examples. Otherwise it is a percentile bootstrap over examples.
 
     Args:
-        outcomes: [examples], each in [0, 1].
-        level: coverage, in (0, 1).
-        metric: what made the score of the outcomes.
-        resamples: bootstrap resamples.
-        seed: of the bootstrap.
-
-    Returns:
-        `(low, high)`; the same arguments give the same numbers.
+        outcomes: Outcomes in [0, 1], shape [examples].
+        level: Coverage, in (0, 1).
+        metric: Name of the score's metric.
+        resamples: Number of bootstrap resamples.
+        seed: Seed of the bootstrap.
 
     Raises:
-        ValueError: no outcomes, a level outside (0, 1), or an unknown metric.
+        ValueError: There are no outcomes, `level` is outside (0, 1), or the metric is unknown.
     """
     values = _checked(outcomes)
     if not 0 < level < 1:
@@ -99,23 +96,23 @@ def confidence_interval(
 
 
 def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
-    """The weighted mean by which scores of tasks make a fitness."""
+    """Return the weighted mean that combines scores of tasks into a fitness."""
     return sum(weight * value for value, weight in zip(values, weights, strict=True)) / sum(weights)
 
 
 def wilson(successes: int, n: int, level: float = 0.95) -> tuple[float, float]:
-    """The Wilson score interval of a proportion (E. B. Wilson, JASA 22, 1927).
+    """Return the Wilson score interval of a proportion (E. B. Wilson, JASA 22, 1927).
 
     Args:
-        successes: how many of the trials succeeded.
-        n: trials, at least 1.
-        level: coverage, in (0, 1).
+        successes: Number of successful trials.
+        n: Number of trials, at least 1.
+        level: Coverage, in (0, 1).
     """
     z = NormalDist().inv_cdf((1 + level) / 2)
     p = successes / n
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    # At 0 and n successes one end is exactly 0 or 1; rounding must not push it off.
+    # At 0 and n successes one end is exactly 0 or 1, which rounding errors must not change.
     low = 0.0 if successes == 0 else max(0.0, centre - half)
     high = 1.0 if successes == n else min(1.0, centre + half)
     return low, high
@@ -123,7 +120,7 @@ def wilson(successes: int, n: int, level: float = 0.95) -> tuple[float, float]:
 
 def _bootstrap_means(values: NDArray[np.float64], resamples: int, rng: np.random.Generator) -> NDArray[np.float64]:
     means = np.empty(resamples)
-    block = max(1, 1_000_000 // values.size)  # bounds the index matrix to some 8 MB
+    block = max(1, 1_000_000 // values.size)  # limits the index matrix to about 8 MB
     for start in range(0, resamples, block):
         stop = min(resamples, start + block)
         means[start:stop] = values[rng.integers(values.size, size=(stop - start, values.size))].mean(axis=1)

@@ -1,4 +1,4 @@
-"""What a task is once its data is loaded: plain frozen values that cross process borders."""
+"""Frozen values that cross process boundaries: loaded tasks, and results on them."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ Split = Literal["calibration", "search", "dev", "test"]
 Positions = Literal["text", "answer", "greedy"]
 SPLITS: tuple[Split, ...] = ("calibration", "search", "dev", "test")
 SCORED: tuple[Split, ...] = ("search", "dev", "test")
-"""Splits that models are scored on; `calibration` is measured on only."""
+"""Splits that models are scored on; `calibration` is only for measurements."""
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One prompt with the answers that count as right.
+    """One prompt with its accepted answers.
 
     Attributes:
-        prompt: the text given to the model, without special tokens.
-        references: accepted answers; the first is the gold answer whose log-probability is kept. May be empty for a
-            fitness that needs no answers; where there is one, it ends the text that such a fitness reads.
-        choices: the closed set of answers, for a fitness that reads choices and for option matching; empty for open
+        prompt: Text given to the model, without special tokens.
+        references: Accepted answers; the first is the gold answer, whose log-probability is kept. May be empty for a
+            fitness that needs no answers. A fitness that reads texts appends the gold answer to the prompt.
+        choices: Closed set of answers, for a fitness that reads choices and for option matching; empty for open
             answers.
-        shots: solved examples that are shown before the prompt, each a prompt and its answer.
+        shots: Few-shot examples before the prompt, each a prompt and its answer.
     """
 
     prompt: str
@@ -39,11 +39,11 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Matching:
-    """How generated text is compared with the references; see `moevolve.evaluators.matching`.
+    """The comparison of generated text with the references; see `moevolve.evaluators.matching`.
 
     Attributes:
-        kind: name of the matcher (`option`, `exact`, `contains`, `f1` ...).
-        stop: generation of an answer ends at the first of these strings (they are not part of the answer).
+        kind: Name of the matcher (`option`, `exact`, `contains`, `f1` ...).
+        stop: Stop strings; an answer ends before the first of them.
     """
 
     kind: str = "exact"
@@ -52,16 +52,16 @@ class Matching:
 
 @dataclass(frozen=True, slots=True)
 class HarnessTask:
-    """What lm-evaluation-harness needs to judge the answers of a split; see `moevolve.evaluators.harness.tasks`.
+    """A split's task in lm-evaluation-harness (lm-eval), enough to judge answers without its data set.
 
     Attributes:
-        yaml: the task's file: relative to lm-eval's own tasks, or absolute.
-        config: what stands in it, as JSON, functions by their name and the hash of their file.
-        version: of lm-eval.
-        metric: whose value is a document's outcome.
-        filter: lm-eval's name of the filter that answers go through first.
-        documents: JSON of each example's document.
-        contexts: per example its prompt, or a prompt for each of its choices.
+        yaml: Path of the task's file: relative to lm-eval's own tasks, or absolute.
+        config: Content of the file as JSON; functions are given by name and the hash of their file.
+        version: Version of lm-eval.
+        metric: Name of the metric whose value is a document's outcome.
+        filter: Name of the lm-eval filter that answers go through first.
+        documents: Each example's document as JSON.
+        contexts: Each example's prompt, or a prompt for each of its choices.
     """
 
     yaml: str
@@ -75,7 +75,7 @@ class HarnessTask:
 
 @dataclass(frozen=True, slots=True)
 class SplitRef:
-    """One prepared split by name, fingerprint and the metric it is scored by."""
+    """A prepared split without its prompts: names, fingerprint and metric."""
 
     task: str
     split: Split
@@ -85,26 +85,25 @@ class SplitRef:
 
 @dataclass(frozen=True)
 class PreparedSplit:
-    """One split of one task, rendered: everything a worker needs to score a candidate on it.
+    """One split of one task, rendered: everything that a worker needs to score a candidate on it.
 
     Attributes:
-        task: name of the task.
-        split: `calibration` (what methods measure on; answers may be absent, and no fitness reads it), `search`
-            (fitness), `dev` (re-ranking) or `test` (reported, never searched on).
-        fitness: name of what makes a score of the model's answers; see `moevolve.evaluators.fitness`.
-        metric: name of the metric that turns per-example outcomes into the score.
-        matching: how an answer is compared with the references.
-        max_new_tokens: greedy decoding stops after this many tokens.
-        answer_prefix: text between prompt and answer when an answer is teacher-forced (usually one space).
-        examples: the prompts, in their fixed order.
-        positions: for a fitness that compares predictions with the unedited model's, which ones: those of the whole
-            `text`, of the gold `answer`, or of the unedited model's own `greedy` answer, which takes the place of the
-            gold one.
-        harness: for a fitness that lm-evaluation-harness judges, what it needs; else None.
-        system: what a model is told before everything else; empty for nothing.
-        chat: whether prompts become turns of a conversation where the model has a chat template.
-        window: for texts that are read whole: all of them are one running text (`running_text`), which is cut into
-            windows of so many tokens; outcomes are the windows', not the examples'. None reads each by itself.
+        task: Name of the task.
+        split: `calibration` (for measurements; answers may be absent, and no fitness reads it), `search` (fitness),
+            `dev` (re-ranking) or `test` (reported, never searched on).
+        fitness: Name of the fitness; see `moevolve.evaluators.fitness`.
+        metric: Name of the metric that turns per-example outcomes into the score.
+        matching: Comparison of answers with the references.
+        max_new_tokens: Largest number of tokens in an answer.
+        answer_prefix: Text between prompt and answer when an answer is teacher-forced (usually one space).
+        examples: Prompts in their fixed order.
+        positions: Predictions that a fitness compares with the unedited model's: those of the whole `text`, of the gold
+            `answer`, or of the unedited model's own `greedy` answer, which replaces the gold one.
+        harness: The task in lm-evaluation-harness for a fitness that it judges; else None.
+        system: System prompt; may be empty.
+        chat: True if prompts become turns of a conversation when the model has a chat template.
+        window: Tokens per window of `running_text`, for a fitness that reads whole texts; outcomes then belong to
+            windows instead of examples. None reads each example by itself.
     """
 
     task: str
@@ -123,21 +122,21 @@ class PreparedSplit:
 
     @property
     def running_text(self) -> str:
-        """All examples' texts, an empty line apart: each its prompt, followed by its gold answer if it has one."""
+        """The prompts with their gold answers, if there are any, separated by empty lines."""
         answers = (self.answer_prefix + each.references[0] if each.references else "" for each in self.examples)
         return "\n\n".join(each.prompt + answer for each, answer in zip(self.examples, answers, strict=True))
 
     def text(self, example: Example) -> str:
-        """What a model without a chat template is given: system prompt, shots and prompt, an empty line apart."""
+        """Return the input of a model without a chat template: system, shots and prompt, separated by empty lines."""
         shots = (prompt + self.answer_prefix + answer for prompt, answer in example.shots)
         return "\n\n".join((*filter(None, (self.system,)), *shots, example.prompt))
 
     def turns(self, example: Example) -> tuple[tuple[str, str], ...]:
-        """What a model with a chat template is given: `(role, content)` of every turn, the prompt last.
+        """Return the input of a model with a chat template: `(role, content)` of every turn, the prompt last.
 
-        Roles are `system`, `user` and `assistant`. White space at the beginning of `answer_prefix` parts running text,
-        so it's left out here.
+        Roles are `system`, `user` and `assistant`.
         """
+        # Leading white space of `answer_prefix` separates words of running text; a turn doesn't need it.
         lead = self.answer_prefix.lstrip()
         turns = [("system", self.system)] if self.system else []
         for prompt, answer in example.shots:
@@ -146,11 +145,11 @@ class PreparedSplit:
 
     @property
     def ref(self) -> SplitRef:
-        """What names it where its prompts aren't needed."""
+        """Reference to the split, without its prompts."""
         return SplitRef(self.task, self.split, self.fingerprint, self.metric)
 
     def head(self, rows: int) -> PreparedSplit:
-        """Its first rows, as a split of their own."""
+        """Return a split of the first `rows` examples."""
         judged = self.harness
         if judged is not None:
             judged = replace(judged, documents=judged.documents[:rows], contexts=judged.contexts[:rows])
@@ -158,10 +157,10 @@ class PreparedSplit:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of everything that can change a score: equal fingerprints mean comparable evaluations."""
+        """SHA-256 (hex) of everything that can change a score; equal fingerprints mean comparable evaluations."""
         content = asdict(self)
         if self.harness is not None:
-            del content["harness"]["yaml"]  # where the task's file lies
+            del content["harness"]["yaml"]  # the path can differ between machines
         payload = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
         return hashlib.sha256(payload.encode()).hexdigest()
 
@@ -171,12 +170,12 @@ class SplitResult:
     """The score of one candidate on one split.
 
     Attributes:
-        score: the metric over all examples, in [0, 1].
-        gold_logprob: mean over examples, in nats, <= 0: the gold answer's log-probability per token, or what the
-            fitness has in its place; see `moevolve.evaluators.fitness.base.Fitness.outcomes`.
-        outcomes: float32 [examples], or [windows] of running text: each one's contribution in [0, 1].
-        seconds: it took on a worker; of several splits, making the edit counts with the first.
-        saved: Share of the layers' work on prompts, in [0, 1], that reusing earlier candidates' hidden states saved.
+        score: Metric over all examples, in [0, 1].
+        gold_logprob: Mean over examples of the gold answer's log-probability per token, in nats, <= 0, or of the
+            fitness's other tie-breaker; see `moevolve.evaluators.fitness.base.Fitness.outcomes`.
+        outcomes: Outcomes in [0, 1], float32 [examples] ([windows] for running text).
+        seconds: Time on a worker; the first of several splits includes the time for applying the edit.
+        saved: Share of the work on prompts, in [0, 1], saved by reuse of earlier candidates' hidden states.
     """
 
     score: float

@@ -1,4 +1,4 @@
-"""Reading YAML strictly, and saying in one line what is wrong with it."""
+"""Strict reading of YAML files, with errors in one line."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from moevolve.evaluators.errors import UserError, first_line
 
 
 class _TextKeyLoader(yaml.SafeLoader):
-    """Keys are text as written, and a key given twice is an error instead of a silent overwrite.
+    """A safe loader that reads keys as text and rejects repeated keys.
 
-    `true`, `1` and `no` as keys of a label table would otherwise be read as bool and int, where True == 1 merges two of
-    them into one.
+    Otherwise `true`, `1` and `no` as keys of a label table would become bool and int, and `true` and `1` the same key.
     """
 
 
@@ -39,10 +38,10 @@ _TextKeyLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Reads a YAML file that holds one mapping.
+    """Read a YAML file that contains one mapping.
 
     Raises:
-        UserError: no such file, not UTF-8, not YAML (with the line), a repeated key, or not a mapping.
+        UserError: The file is missing, is not UTF-8 or not YAML (with the line), repeats a key, or isn't a mapping.
     """
     try:
         document = yaml.load(path.read_text(encoding="utf-8"), Loader=_TextKeyLoader)  # a SafeLoader
@@ -64,12 +63,12 @@ _UNKNOWN = "unknown key"
 
 
 def explain_validation(error: ValidationError, data: Any, known: Collection[str] = ()) -> str:
-    """Pydantic's findings on plain data as one line that names every field once.
+    """Put pydantic's errors into one line that names every field once.
 
     Args:
-        error: the error that pydantic raised on the data.
-        data: the plain data that it validated.
-        known: the keys that there are at the top, of which the nearest is named for an unknown one.
+        error: Error that pydantic raised.
+        data: Plain data that it validated.
+        known: Known keys at the top level, for suggestions.
     """
     findings: dict[str, list[str]] = {}
     for item in error.errors():
@@ -79,7 +78,7 @@ def explain_validation(error: ValidationError, data: Any, known: Collection[str]
             near = difflib.get_close_matches(field[0], known, n=1)
             message += f" (did you mean `{near[0]}`?)" if near else ""
         findings.setdefault(".".join(field), []).append(message)
-    # Where a field may be one of several things, each of them has its own finding.
+    # A field of a union type has an error for every member of the union.
     return "; ".join(
         f"{field}: {' or '.join(dict.fromkeys(messages))}" if field else "; ".join(messages)
         for field, messages in findings.items()
@@ -87,7 +86,7 @@ def explain_validation(error: ValidationError, data: Any, known: Collection[str]
 
 
 def _field(location: tuple[int | str, ...], data: Any, missing: bool) -> list[str]:
-    """The part of pydantic's location that is in the data, or missing there: not the kinds of sections it tried."""
+    """The path in the data of an error's location, without the union members that pydantic adds to it."""
     path: list[str] = []
     node = data
     for place, part in enumerate(location):
@@ -101,7 +100,7 @@ def _field(location: tuple[int | str, ...], data: Any, missing: bool) -> list[st
 
 
 def _message(kind: str, message: str, context: Mapping[str, Any]) -> str:
-    """Pydantic's message in the words of YAML, which has lists and mappings."""
+    """Pydantic's message in YAML's terms: lists and mappings instead of tuples and models."""
     match kind:
         case "extra_forbidden" | "unexpected_keyword_argument":
             return _UNKNOWN

@@ -10,9 +10,8 @@ from dataclasses import replace
 import torch
 
 from moevolve.evaluators.errors import CandidateError, UserError
-from moevolve.evaluators.fitness.registry import FITNESSES
-from moevolve.evaluators.fitness.runner import run_split
-from moevolve.evaluators.fitness.transcript import Answer, transcribe
+from moevolve.evaluators.fitness.kinds import FITNESSES
+from moevolve.evaluators.fitness.scoring import Answer, run_split, transcribe
 from moevolve.evaluators.types import PreparedSplit, SplitResult
 from moevolve.workers.checkpoints.loading import resolve_device
 from moevolve.workers.contract.capacity import NeededMemory, check_room

@@ -1,1 +1,1 @@
-"""What a candidate's answers are worth."""
+"""Kinds of fitness: how a model's answers are scored."""

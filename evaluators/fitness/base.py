@@ -1,4 +1,4 @@
-"""The contract of a fitness: what makes a candidate's score on a prepared split, and what it needs for that."""
+"""The contract of a fitness: what it needs of a prepared split, and how it scores a model on it."""
 
 from __future__ import annotations
 
@@ -15,28 +15,29 @@ from moevolve.evaluators.types import Example, Matching, Positions, PreparedSpli
 Floats = NDArray[np.float64]
 
 Reading = Literal["generation", "choices", "texts", "harness"]
-"""How a fitness reads the engine, which says what passes an evaluation takes.
+"""How a fitness reads the engine, which determines the forward passes of an evaluation.
 
-`generation`: greedy answers (`Engine.generate`). `choices`: likelihoods of every choice (`Engine.rank`). `texts`: the
-prompt with the answer behind it, if there is one, as one text (`text_logprobs`, `divergences`, `agreements`).
-`harness`: what lm-evaluation-harness asks for (`judged`); its passes can't be planned."""
+`generation`: greedy answers (`Engine.generate`). `choices`: the likelihood of every choice (`Engine.rank`). `texts`:
+prompt and answer, if there is one, as one text (`text_logprobs`, `divergences`, `agreements`). `harness`: the requests
+of lm-evaluation-harness (`judged`), whose passes can't be planned."""
 
 
 class Fitness(ABC):
-    """One kind of fitness. A task names it (`fitness: NAME`), and any task can be had under it (`TASK@NAME`).
+    """One kind of fitness.
 
-    Instances have no state: `moevolve.evaluators.fitness.registry` holds one of each.
+    Tasks name it (`fitness: NAME`), and `TASK@NAME` is a task under another fitness. Instances have no state; there is
+    one of each in `moevolve.evaluators.fitness.kinds`.
 
     Attributes:
-        name: what tasks call it.
-        metric: name of the metric that makes the score of its outcomes unless the task says otherwise.
-        reads: how it reads the engine. A fitness that reads choices can't do without them.
-        needs_references: whether every example needs an accepted answer.
-        uses_matching: whether it compares generated answers by the task's `matching`.
-        compares: whether it compares predictions on texts with the unedited model's, which the engine must `remember`
-            before anything is edited.
-        positions: for one that compares: whose predictions those are where the task has no answers and doesn't say.
-        tie_break: what its second result is, for messages.
+        name: Name in task files.
+        metric: Default metric, which turns the outcomes into a score.
+        reads: Part of the engine that is read. A fitness that reads `choices` needs them in every example.
+        needs_references: True if every example needs an accepted answer.
+        uses_matching: True if generated answers are compared by the task's `matching`.
+        compares: True if predictions on texts are compared with the unedited model's, which the engine must `remember`
+            before the model is edited.
+        positions: Default of a task's `positions` where it has no answers; only for a fitness that compares.
+        tie_break: Name of the tie-breaker in messages.
     """
 
     name: ClassVar[str]
@@ -50,34 +51,34 @@ class Fitness(ABC):
 
     @abstractmethod
     def outcomes(self, engine: Engine, split: PreparedSplit) -> tuple[Floats, Floats]:
-        """Outcomes of the engine's model, as it is now, on a split.
+        """Score the engine's model, in its present state, on every example of a split.
 
         Returns:
-            Each example's outcome in [0, 1] (of running text each window's), and what breaks ties between equal scores:
-            the gold answer's mean log-probability per token in nats, or what the fitness has in its place. Both float64
-            [examples]; the caller refuses tie-breakers that aren't finite.
+            Outcomes in [0, 1] and tie-breakers for equal scores, each float64 [examples] ([windows] for running text).
+            The tie-breaker is the gold answer's mean log-probability per token in nats, or the fitness's substitute for
+            it; the caller rejects values that aren't finite.
 
         Raises:
-            CandidateError: numbers that aren't finite.
-            ValueError: the engine did not answer every example.
+            CandidateError: The model's numbers are not finite.
+            ValueError: The engine did not answer every example.
         """
         ...
 
     def decided(self, split: PreparedSplit) -> Decided:
-        """When decoding of an answer may stop, for one that reads generations: by default at the first stop string."""
+        """Return the rule by which decoding of an answer may stop: by default at the first stop string."""
         stop = split.matching.stop
         return lambda _, text: cut(text, stop)[1]
 
     def problem(self, example: Example, matching: Matching) -> str | None:
-        """Why an example can't be scored, or None."""
+        """Say why an example can't be scored; None if it can."""
         return None
 
 
-def require_all(values: Floats, split: PreparedSplit) -> Floats:
-    """Returns one value per example; windows of running text are as many as the tokenizer makes of it.
+def check_text_count(values: Floats, split: PreparedSplit) -> Floats:
+    """Return `values` if there is one per example; windows of running text are as many as the tokenizer makes.
 
     Raises:
-        ValueError: the engine gave fewer or more.
+        ValueError: The engine gave fewer or more.
     """
     if split.window is None and values.shape != (len(split.examples),):
         raise ValueError(

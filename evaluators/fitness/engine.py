@@ -1,4 +1,4 @@
-"""What scoring a split asks of a model: the protocol the workers' engine implements."""
+"""The protocol of the model that a fitness scores; the workers' engine implements it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from moevolve.evaluators.types import PreparedSplit
 
 Decided = Callable[[int, str], bool]
-"""`decided(i, text)`: whether no continuation of `text` can change example i's outcome, so decoding it may stop."""
+"""`decided(i, text)`: True if no continuation of `text` can change example i's outcome, so that decoding may stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +20,8 @@ class Generation:
     """Greedy answers to every prompt of a split.
 
     Attributes:
-        texts: decoded answers without special tokens, cut where decoding stopped.
-        gold_logprobs: float64 [examples], mean log-probability per token (nats) of the gold answer given the prompt.
+        texts: Decoded answers without special tokens, up to where decoding stopped.
+        gold_logprobs: Mean log-probability per token of the gold answer given the prompt, in nats, float64 [examples].
     """
 
     texts: tuple[str, ...]
@@ -29,80 +29,80 @@ class Generation:
 
 
 class Engine(Protocol):
-    """Runs the resident model, with whatever edit is applied to it, over the prompts of a split."""
+    """Runs the resident model with its current edit over the prompts of a split."""
 
     def generate(self, split: PreparedSplit, decided: Decided) -> Generation:
-        """Greedy generation.
+        """Generate a greedy answer to every prompt.
 
         Raises:
-            CandidateError: the model's logits are not finite.
+            CandidateError: The model's logits are not finite.
         """
         ...
 
     def rank(self, split: PreparedSplit) -> tuple[NDArray[np.float64], ...]:
-        """Log-likelihoods of the choices: per example, float64 [choices], mean log-probability per token (nats).
+        """Return each choice's mean log-probability per token, in nats: per example float64 [choices].
 
         Raises:
-            CandidateError: the model's logits are not finite.
+            CandidateError: The model's logits are not finite.
         """
         ...
 
     def text_logprobs(self, split: PreparedSplit) -> NDArray[np.float64]:
-        """Log-likelihoods of whole texts: float64 [texts], mean log-probability per token (nats).
+        """Return the mean log-probability per token of whole texts, in nats: float64 [texts].
 
-        An example's text is its prompt, followed by `answer_prefix` and the first reference if it has one; where the
-        split has a `window`, the texts are the windows of its running text. All of a text's tokens but the first are
+        An example's text is its prompt, followed by `answer_prefix` and the first reference if there is one. In a split
+        with a `window`, the texts are the windows of its running text. All tokens of a text but the first are
         predicted.
 
         Raises:
-            CandidateError: the model's logits are not finite.
-            UserError: a text has fewer than two tokens.
+            CandidateError: The model's logits are not finite.
+            UserError: A text has fewer than two tokens.
         """
         ...
 
     def remember(self, split: PreparedSplit) -> None:
-        """Keep what the model predicts on a split's texts, for `divergences` and `agreements`.
+        """Keep the unedited model's predictions on a split's texts, for `divergences` and `agreements`.
 
-        Nothing happens if it is kept already. The caller sees to it that the model has no edit. With `positions:
-        greedy` the model's own answers are made first, and are part of the texts from then on.
+        A second call does nothing. The model must have no edit. With `positions: greedy`, the model's own answers are
+        generated first and become part of the texts.
 
         Raises:
-            UserError: the unedited model's predictions are not finite, or a text has fewer than two tokens.
+            UserError: The unedited model's predictions are not finite, or a text has fewer than two tokens.
         """
         ...
 
     def divergences(self, split: PreparedSplit) -> NDArray[np.float64]:
-        """Divergences from what was remembered: float64 [texts] (see `text_logprobs`), nats, >= 0.
+        """Return the divergence from the remembered predictions: float64 [texts] (see `text_logprobs`), nats, >= 0.
 
-        Mean over the positions that predict a token of the text (see `text_logprobs`), or of the answer alone where
-        the split's `positions` say so, of KL(remembered || now), over the whole vocabulary.
+        It is the mean of KL(remembered || current) over the positions that predict a token of the text, or only of the
+        answer if the split's `positions` say so; over the whole vocabulary.
 
         Raises:
-            CandidateError: the model's logits are not finite.
-            ValueError: the split was not remembered.
+            CandidateError: The model's logits are not finite.
+            ValueError: The split was not remembered.
         """
         ...
 
     def agreements(self, split: PreparedSplit) -> NDArray[np.float64]:
-        """Overlaps with what was remembered: float64 [texts] (see `text_logprobs`), in [0, 1].
+        """Return the overlap with the remembered predictions: float64 [texts] (see `text_logprobs`), in [0, 1].
 
-        Mean over the same positions as in `divergences` of sum_v min(remembered(v), now(v)), over the vocabulary.
+        It is the mean over the positions of `divergences` of sum_v min(remembered(v), current(v)) over the vocabulary.
 
         Raises:
-            CandidateError: the model's logits are not finite.
-            ValueError: the split was not remembered.
+            CandidateError: The model's logits are not finite.
+            ValueError: The split was not remembered.
         """
         ...
 
     def judged(self, split: PreparedSplit) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Answers to a task of lm-evaluation-harness, as it judges them.
+        """Let lm-evaluation-harness judge the answers to one of its tasks.
 
         Returns:
-            Outcomes in [0, 1], float64 [examples], and the gold answers' mean log-probability per token (nats),
-            float64 [examples]; 0 for an example without a gold answer.
+            Outcomes in [0, 1], and the gold answers' mean log-probability per token in nats, or 0 for examples without
+            a gold answer; each float64 [examples].
 
         Raises:
-            CandidateError: the model's logits are not finite.
+            CandidateError: The model's logits are not finite.
             UserError: lm-evaluation-harness isn't installed, or can't judge the answers.
         """
         ...

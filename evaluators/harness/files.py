@@ -1,4 +1,4 @@
-"""The YAML files of lm-evaluation-harness: finding them by name, reading them, and saying what stands in them.
+"""The task files of lm-evaluation-harness (lm-eval): finding, reading and identifying them.
 
 Library: lm-evaluation-harness (https://github.com/EleutherAI/lm-evaluation-harness), the optional extra `lm-eval`.
 """
@@ -17,15 +17,15 @@ from typing import Any
 from moevolve.evaluators.errors import UserError
 
 PREFIX = "lm_eval:"
-"""What the names of lm-evaluation-harness's tasks begin with."""
+"""Prefix of the names of lm-eval's tasks."""
 FOLDERS_VARIABLE = "MOEVOLVE_LM_EVAL_TASKS"
-"""Environment variable with folders of more task files of lm-evaluation-harness, separated like PATH."""
+"""Environment variable with additional folders of lm-eval's task files, separated as in PATH."""
 
 _STRUCTURE = ("tag", "group", "task_list", "include")
 
 
 def split_name(name: str) -> tuple[str, str, str]:
-    """`lm_eval:TASK#METRIC` as `(lm_eval:, TASK, #METRIC)`; any other name as `("", name, "")`."""
+    """Split `lm_eval:TASK#METRIC` into `(lm_eval:, TASK, #METRIC)`, and any other name into `("", name, "")`."""
     if not name.startswith(PREFIX):
         return "", name, ""
     task, mark, metric = name.removeprefix(PREFIX).partition("#")
@@ -33,10 +33,10 @@ def split_name(name: str) -> tuple[str, str, str]:
 
 
 def harness_version() -> str:
-    """The installed version of lm-evaluation-harness, made safe to use.
+    """Return the installed version of lm-eval, after switching off its loading of remote code.
 
     Raises:
-        UserError: it isn't installed.
+        UserError: It isn't installed.
     """
     try:
         found = version("lm-eval")
@@ -46,17 +46,17 @@ def harness_version() -> str:
         raise UserError(
             f"lm_eval: tasks need lm-evaluation-harness ({error}): pip install 'moevolve[lm-eval]' on every node"
         ) from None
-    # Metrics that lm-eval doesn't have itself it would load as code from the hub.
+    # lm-eval would load metrics that it doesn't know as code from the hub.
     evaluate.config.HF_EVALUATE_OFFLINE = True
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     return found
 
 
 def find_yaml(name: str) -> Path:
-    """The YAML file of a task, by its name or path.
+    """Return the YAML file of a task, given its name or path.
 
     Raises:
-        UserError: there is none.
+        UserError: There is none.
     """
     if name.endswith((".yaml", ".yml")):
         path = Path(name).absolute()
@@ -65,7 +65,7 @@ def find_yaml(name: str) -> Path:
         return path
     folders = [Path(folder) for folder in os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep) if folder]
     for folder in (*folders, _own_folder()):
-        # Most files are called like their task; lm-eval's own index reads all 14,000 of them, which takes seconds.
+        # Most files are named after their task; lm-eval's own index reads all 14,000 files, which takes seconds.
         for path in sorted(folder.rglob(f"{name}.yaml")):
             if read_raw(path).get("task") == name:
                 return path.absolute()
@@ -79,21 +79,21 @@ def find_yaml(name: str) -> Path:
 
 
 def read_raw(path: Path) -> dict[str, Any]:
-    """A task's YAML with its includes, functions by name and not imported.
+    """Read a task's YAML with its includes; functions are given by name and not imported.
 
     Raises:
-        UserError: it can't be read.
+        UserError: It can't be read.
     """
     return _load(path, resolve=False)
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The same with its functions imported (from Python files beside it), as lm-eval's task takes it.
+    """Read a task's YAML for lm-eval's task class, with its functions imported from Python files in its folder.
 
-    Relative `data_files` are taken from the file's folder where they are there.
+    Relative `data_files` that exist in the YAML's folder are made absolute.
 
     Raises:
-        UserError: it can't be read, or isn't one task of the kind that can be run here.
+        UserError: It can't be read, or isn't a single task of a supported kind.
     """
     raw = read_raw(path)
     problem = _problem(raw)
@@ -107,25 +107,25 @@ def read_config(path: Path) -> dict[str, Any]:
     return config | {"dataset_kwargs": settings}
 
 
-def describe(path: Path) -> str:
-    """What determines a task besides its documents and lm-eval's version, as JSON that is the same in every folder."""
+def task_identity(path: Path) -> str:
+    """Return all that defines a task besides its documents and lm-eval's version, as JSON without absolute paths."""
     raw = {key: value for key, value in read_raw(path).items() if key not in (*_STRUCTURE, "dataset_kwargs")}
-    return json.dumps(_described(raw, path.parent), sort_keys=True, ensure_ascii=False, default=str)
+    return json.dumps(_identity_of(raw, path.parent), sort_keys=True, ensure_ascii=False, default=str)
 
 
-def portable(path: Path) -> str:
-    """A path as other machines find it: relative to lm-eval's own tasks if it is one of them, else absolute."""
+def portable_path(path: Path) -> str:
+    """Return a path that other machines can resolve: relative to lm-eval's own tasks if it is one, else absolute."""
     own = _own_folder()
     return str(path.relative_to(own)) if path.is_relative_to(own) else str(path)
 
 
-def located(portable_path: str) -> Path:
-    """The inverse of `portable` on this machine.
+def resolve_path(portable_path: str) -> Path:
+    """Invert `portable_path` on this machine.
 
     Raises:
-        UserError: the file isn't there.
+        UserError: There is no such file.
     """
-    path = _own_folder() / portable_path  # an absolute path stays as it is
+    path = _own_folder() / portable_path  # an absolute path is unchanged
     if not path.is_file():
         raise UserError(f"{PREFIX}{portable_path}: this worker has no such file; it must be there on every node")
     return path
@@ -136,12 +136,12 @@ def _load(path: Path, *, resolve: bool) -> dict[str, Any]:
 
     try:
         return dict(load_yaml(path, resolve_func=resolve))
-    except Exception as error:  # noqa: BLE001 - whatever the functions' modules raise when they are imported
+    except Exception as error:  # noqa: BLE001 - imports of the functions' modules can fail in any way
         raise UserError(f"{PREFIX}{path}: can't be read: {_one_line(error)}") from None
 
 
 def _problem(raw: dict[str, Any]) -> str | None:
-    """Why a task can't be run here, or None."""
+    """Say why a task isn't supported; None if it is."""
     if "group" in raw or not isinstance(raw.get("task"), str):
         return "a group of tasks; name its tasks one by one"
     if "class" in raw:
@@ -161,13 +161,13 @@ def _problem(raw: dict[str, Any]) -> str | None:
     return None
 
 
-def _described(value: Any, folder: Path) -> Any:
+def _identity_of(value: Any, folder: Path) -> Any:
     if isinstance(value, dict):
-        return {str(key): _described(item, folder) for key, item in value.items()}
+        return {str(key): _identity_of(item, folder) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_described(item, folder) for item in value]
+        return [_identity_of(item, folder) for item in value]
     if isinstance(value, str) and value.startswith(os.sep):
-        # What `!function utils.name` is read as: a path with the function behind the last point.
+        # lm-eval reads `!function utils.name` as a path, followed by a point and the function's name.
         module, _, function = value.rpartition(".")
         source = Path(f"{module}.py")
         if source.is_file():
@@ -193,7 +193,7 @@ def _own_folder() -> Path:
 
 @cache
 def _index() -> dict[str, Path]:
-    """Names of all single tasks -> their files, from lm-eval's own index."""
+    """Name -> file of all single tasks, from lm-eval's own index."""
     from lm_eval.tasks import TaskManager
 
     folders = [folder for folder in os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep) if folder]

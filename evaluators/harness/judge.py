@@ -1,4 +1,4 @@
-"""Judging a candidate's answers by lm-evaluation-harness, on a worker: requests out, outcomes back."""
+"""Judging a model's answers by lm-evaluation-harness (lm-eval) on a worker."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.harness.files import PREFIX, describe, harness_version, located, read_config
+from moevolve.evaluators.harness.files import PREFIX, harness_version, read_config, resolve_path, task_identity
 from moevolve.evaluators.tasks.datasets import as_dataset
 from moevolve.evaluators.types import HarnessTask, PreparedSplit
 
 
 class HarnessJudge:
-    """One split of one task of lm-eval, ready to be put to model after model.
+    """The requests and the judgement of one split of one lm-eval task, reusable for many models.
 
     Args:
-        split: prepared by `moevolve.evaluators.harness.tasks`.
+        split: Split prepared by `moevolve.evaluators.harness.tasks`.
 
     Raises:
-        UserError: lm-eval isn't installed here, or it or the task's YAML isn't what the driver has.
+        UserError: lm-eval isn't installed, or its version or the task's YAML differs from the driver's.
     """
 
     def __init__(self, split: PreparedSplit) -> None:
@@ -35,16 +35,13 @@ class HarnessJudge:
         self._requests = [self._requests_of(index) for index in range(len(self._documents))]
 
     def outcomes(self, model: Any) -> NDArray[np.float64]:
-        """Put all requests to a model and judge the answers.
+        """Send all requests to a model and judge its answers: float64 [documents], each in [0, 1].
 
         Args:
-            model: an `lm_eval.api.model.LM`.
-
-        Returns:
-            float64 [documents], each in [0, 1].
+            model: An `lm_eval.api.model.LM`.
 
         Raises:
-            UserError: the metric gives something else for a document.
+            UserError: The metric of a document isn't a number in [0, 1].
         """
         kinds: defaultdict[str, list[Any]] = defaultdict(list)
         for requests in self._requests:
@@ -54,13 +51,13 @@ class HarnessJudge:
         for kind, asked in kinds.items():
             for request, answer in zip(asked, getattr(model, kind)(asked), strict=True):
                 request.resps.append(answer)
-        # What its filters go over; lm-eval sets it only when it makes requests of a whole data set.
+        # lm-eval sets the input of its filters only when it makes the requests of a whole data set itself.
         self._task._instances = [request for requests in self._requests for request in requests]  # noqa: SLF001
         self._task.apply_filters()
         return np.array([self._outcome(index) for index in range(len(self._documents))], dtype=np.float64)
 
     def gold_requests(self) -> list[Any | None]:
-        """Per document, the log-likelihood request of its (first) right answer; None where there is none."""
+        """Return each document's log-likelihood request of its (first) right answer; None if there is none."""
         return [self._gold_request(index) for index in range(len(self._documents))]
 
     def _requests_of(self, index: int) -> list[Any]:
@@ -98,7 +95,7 @@ class HarnessJudge:
 
 
 def _rebuild(harness: HarnessTask, document: dict[str, Any]) -> Any:
-    """lm-eval's task from its YAML on this machine, without its data: one document shows it their fields."""
+    """Make lm-eval's task from its YAML on this machine; one document replaces its data and shows the fields."""
     own = harness_version()
     if own != harness.version:
         raise UserError(
@@ -106,12 +103,12 @@ def _rebuild(harness: HarnessTask, document: dict[str, Any]) -> Any:
         )
     from lm_eval.api.task import ConfigurableTask
 
-    path = located(harness.yaml)
-    if describe(path) != harness.config:
+    path = resolve_path(harness.yaml)
+    if task_identity(path) != harness.config:
         raise UserError(f"{PREFIX}{path}: isn't the same file as on the driver")
-    shown = {"test": as_dataset([document])}
+    data = {"test": as_dataset([document])}
     changes = {
-        "custom_dataset": lambda **_: shown,
+        "custom_dataset": lambda **_: data,
         "dataset_kwargs": {},
         "training_split": None,
         "validation_split": None,

@@ -1,7 +1,7 @@
-"""Tasks of lm-evaluation-harness as tasks of ours: their splits, and their documents as prompts.
+"""Tasks of lm-evaluation-harness (lm-eval) as our tasks: splits, and documents rendered as prompts.
 
-The driver lets lm-eval load a task's documents and make their prompts, few-shot examples included; workers get both
-and need no data (`moevolve.evaluators.harness.judge`).
+In the driver, lm-eval loads a task's documents and makes their prompts with few-shot examples. Workers receive both and
+need no data (`moevolve.evaluators.harness.judge`).
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ from pathlib import Path
 from typing import Any
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.fitness.lm_eval import LmEval
+from moevolve.evaluators.fitness.kinds import LmEval
 from moevolve.evaluators.harness.files import (
     PREFIX,
-    describe,
     find_yaml,
     harness_version,
-    portable,
+    portable_path,
     read_config,
     split_name,
+    task_identity,
 )
 from moevolve.evaluators.tasks.config import TaskConfig
 from moevolve.evaluators.tasks.datasets import Table
-from moevolve.evaluators.tasks.selection import apart, check_disjoint, select_rows
+from moevolve.evaluators.tasks.selection import check_disjoint, select_rows, unshared_rows
 from moevolve.evaluators.types import Example, HarnessTask, PreparedSplit, Split
 
-_MOST = 256
-"""Documents that `search` and `dev` take at most unless `counts` says otherwise."""
+_MAX_DOCUMENTS = 256
+"""Default limit on the number of documents in `search`, `dev` and `calibration`; `counts` changes it."""
 _FEWSHOT_SEED = 1234
-"""lm-eval's own seed for choosing few-shot examples; a document's row is added to it."""
+"""lm-eval's own seed for drawing few-shot examples; a document's row number is added to it."""
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 _DEFAULT_LENGTH = 256
 
 
 @dataclass(frozen=True)
-class Harness:
+class LoadedTask:
     """A task that lm-eval has loaded.
 
     Attributes:
-        task: lm-eval's `ConfigurableTask`.
-        path: its YAML.
-        tables: source split -> its documents, after the task's `process_docs`.
-        metric: the metric that gives the score.
-        filter: the filter whose answers it is given.
+        task: The task as lm-eval's `ConfigurableTask`.
+        path: YAML file of the task.
+        tables: Source split -> its documents, after the task's `process_docs`.
+        metric: Name of the metric that gives the score.
+        filter: Name of the filter whose answers the metric receives.
     """
 
     task: Any = field(repr=False)
@@ -62,18 +62,19 @@ class Harness:
 
 
 def harness_task(name: str) -> TaskConfig:
-    """A task of lm-eval as a task's configuration.
+    """Return the settings of an lm-eval task with default splits.
 
-    `test` is what lm-eval itself evaluates on: the test documents, or else the validation documents. `search` and `dev`
-    take up to 256 documents each of the validation documents, or else of the training documents, shuffled. Where there
-    is nothing but what is evaluated on, `search` and `dev` take up to a third each, and `test` the rest. `calibration`
-    takes up to 256 of the training documents that are left, half of them at most, so that few-shot examples are left.
+    `test` has the documents that lm-eval itself evaluates on: the test documents, or else the validation documents.
+    `search` and `dev` take up to 256 shuffled documents each from the validation documents, or else from the training
+    documents. If there are only documents for evaluation, `search` and `dev` take up to a third each, and `test` the
+    rest. `calibration` takes up to 256 of the remaining training documents, at most half of them, so that some are left
+    for few-shot examples.
 
     Args:
-        name: `lm_eval:TASK`, or the path of a YAML behind the colon; `#METRIC` or `#METRIC,FILTER` may follow.
+        name: `lm_eval:TASK` or `lm_eval:PATH.yaml`, optionally followed by `#METRIC` or `#METRIC,FILTER`.
 
     Raises:
-        UserError: lm-eval isn't installed, or the task can't be had or run.
+        UserError: lm-eval isn't installed, or the task can't be loaded or isn't supported.
     """
     loaded = load_harness(name)
     config = loaded.task.config
@@ -94,18 +95,18 @@ def harness_task(name: str) -> TaskConfig:
             "fitness": LmEval.name,
             "max_new_tokens": length,
             "answer_prefix": "" if text else config.target_delimiter,
-            "chat": False,  # lm-eval's prompts are running text, its few-shot examples and instructions within
+            "chat": False,  # lm-eval's prompts are plain text that includes few-shot examples and instructions
         },
         name,
     )
 
 
 @cache
-def load_harness(name: str) -> Harness:
-    """Let lm-eval load a task and its documents; once per process.
+def load_harness(name: str) -> LoadedTask:
+    """Let lm-eval load a task and its documents; cached per process.
 
     Raises:
-        UserError: see `harness_task`.
+        UserError: See `harness_task`.
     """
     harness_version()
     from lm_eval.api.task import ConfigurableTask
@@ -120,17 +121,17 @@ def load_harness(name: str) -> Harness:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise UserError(f"{name}: lm-eval can't load it: {reason}") from None
     chosen, filtered = _metric(task, metric.removeprefix("#"), name)
-    return Harness(task, path, _tables(task, name), chosen, filtered)
+    return LoadedTask(task, path, _tables(task, name), chosen, filtered)
 
 
 def prepare_harness(task: TaskConfig, wanted: Collection[Split]) -> dict[Split, PreparedSplit]:
     """Select a task's documents and make their prompts.
 
-    Few-shot examples are never documents of one of the splits. Documents of `calibration` that ask what one of another
-    split asks, few-shot examples apart, or one before them, are left out.
+    Documents of the splits are never few-shot examples. Documents of `calibration` whose question (the prompt without
+    few-shot examples) is also in another split, or earlier in `calibration`, are left out.
 
     Raises:
-        UserError: documents can't be selected or rendered, or too few are left for few-shot examples or `calibration`.
+        UserError: Documents can't be selected or rendered, or too few are left for few-shot examples or `calibration`.
     """
     loaded = load_harness(PREFIX + str(task.source.lm_eval))
     rows = {split: select_rows(loaded.tables[chosen.source], chosen) for split, chosen in task.splits.items()}
@@ -142,10 +143,10 @@ def prepare_harness(task: TaskConfig, wanted: Collection[Split]) -> dict[Split, 
     _keep_shots_apart(loaded, [document for group in documents.values() for document in group])
     if "calibration" in wanted:
         questions = {
-            split: [_asked(task, loaded, split, *pair) for pair in zip(found, documents[split], strict=True)]
+            split: [_question(task, loaded, split, *pair) for pair in zip(found, documents[split], strict=True)]
             for split, found in rows.items()
         }
-        kept = apart(
+        kept = unshared_rows(
             questions.pop("calibration"), {each for group in questions.values() for each in group}, task.origin
         )
         rows["calibration"] = [rows["calibration"][place] for place in kept]
@@ -154,19 +155,19 @@ def prepare_harness(task: TaskConfig, wanted: Collection[Split]) -> dict[Split, 
 
 
 def _prepare(
-    task: TaskConfig, loaded: Harness, split: Split, rows: Sequence[int], documents: Sequence[dict[str, Any]]
+    task: TaskConfig, loaded: LoadedTask, split: Split, rows: Sequence[int], documents: Sequence[dict[str, Any]]
 ) -> PreparedSplit:
     contexts, examples, texts = [], [], []
     for row, document in zip(rows, documents, strict=True):
-        with _made_into_prompts(task, loaded, split, row):
+        with _naming_document(task, loaded, split, row):
             contexts.append(_contexts(loaded.task, document, row, loaded.task.config.num_fewshot or 0))
             examples.append(_example(loaded.task, document, contexts[-1]))
             texts.append(json.dumps(document, ensure_ascii=False))
     if split == "calibration":
         return task.prepared(split, tuple(examples))
     judged = HarnessTask(
-        yaml=portable(loaded.path),
-        config=describe(loaded.path),
+        yaml=portable_path(loaded.path),
+        config=task_identity(loaded.path),
         version=harness_version(),
         metric=loaded.metric,
         filter=loaded.filter,
@@ -177,8 +178,8 @@ def _prepare(
 
 
 @contextmanager
-def _made_into_prompts(task: TaskConfig, loaded: Harness, split: Split, row: int) -> Iterator[None]:
-    """Says whose document it is that no prompt can be made of."""
+def _naming_document(task: TaskConfig, loaded: LoadedTask, split: Split, row: int) -> Iterator[None]:
+    """Turn an error in making a prompt into a `UserError` that names the document."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - see `load_harness`
@@ -187,14 +188,16 @@ def _made_into_prompts(task: TaskConfig, loaded: Harness, split: Split, row: int
         raise UserError(f"{place}: lm-eval can't make a prompt of it: {reason}") from None
 
 
-def _asked(task: TaskConfig, loaded: Harness, split: Split, row: int, document: dict[str, Any]) -> tuple[str, ...]:
-    """What a document asks, few-shot examples left out."""
-    with _made_into_prompts(task, loaded, split, row):
+def _question(
+    task: TaskConfig, loaded: LoadedTask, split: Split, row: int, document: dict[str, Any]
+) -> tuple[str, ...]:
+    """A document's prompts without few-shot examples."""
+    with _naming_document(task, loaded, split, row):
         return _contexts(loaded.task, document, row, 0)
 
 
 def _contexts(task: Any, document: dict[str, Any], row: int, shots: int) -> tuple[str, ...]:
-    """A document's prompt with `shots` examples before it, or one prompt for each of its choices."""
+    """A document's prompt with `shots` few-shot examples, or one prompt for each of its choices."""
     if shots:
         task.set_fewshot_seed(_FEWSHOT_SEED + row)
     made = task.fewshot_context(document, num_fewshot=shots, gen_prefix=task.doc_to_prefix(document))
@@ -202,7 +205,7 @@ def _contexts(task: Any, document: dict[str, Any], row: int, shots: int) -> tupl
 
 
 def _example(task: Any, document: dict[str, Any], contexts: tuple[str, ...]) -> Example:
-    """The document as other kinds of fitness see it: a prompt and its right answers."""
+    """The document as an example for our own fitnesses."""
     target = task.doc_to_target(document)
     if task.multiple_input:
         return Example(contexts[int(task.doc_to_text(document))], (str(target),))
@@ -212,8 +215,8 @@ def _example(task: Any, document: dict[str, Any], contexts: tuple[str, ...]) -> 
     return Example(contexts[0], tuple(dict.fromkeys(answers)), choices)
 
 
-def _keep_shots_apart(loaded: Harness, documents: Sequence[dict[str, Any]]) -> None:
-    """Takes the documents of all splits away from those that few-shot examples are drawn from."""
+def _keep_shots_apart(loaded: LoadedTask, documents: Sequence[dict[str, Any]]) -> None:
+    """Remove the documents of all splits from the pool of few-shot examples."""
     task = loaded.task
     shots = task.config.num_fewshot or 0
     if not shots:
@@ -247,7 +250,7 @@ def _tables(task: Any, name: str) -> dict[str, Table]:
     return made
 
 
-def _default_splits(loaded: Harness) -> dict[str, dict[str, Any]]:
+def _default_splits(loaded: LoadedTask) -> dict[str, dict[str, Any]]:
     """See `harness_task`."""
     config = loaded.task.config
     evaluated = config.test_split or config.validation_split
@@ -255,11 +258,11 @@ def _default_splits(loaded: Harness) -> dict[str, dict[str, Any]]:
     source = others[0] if others else evaluated
     count = len(loaded.tables[source])
     if others:
-        search = min(_MOST, (count + 1) // 2)
-        dev = min(_MOST, count - search)
+        search = min(_MAX_DOCUMENTS, (count + 1) // 2)
+        dev = min(_MAX_DOCUMENTS, count - search)
         test: dict[str, Any] = {"from": evaluated}
     else:
-        search = dev = min(_MOST, count // 3)
+        search = dev = min(_MAX_DOCUMENTS, count // 3)
         test = {"from": evaluated, "seed": 0, "offset": search + dev}
     if not search or not dev:
         raise UserError(f"{loaded.name}: {count} documents in {source} are too few to be divided into splits")
@@ -269,20 +272,20 @@ def _default_splits(loaded: Harness) -> dict[str, dict[str, Any]]:
     taken = search + dev if training == source else 0
     left = len(loaded.tables[training]) - taken if training not in (None, evaluated) else 0
     if left > 1:
-        splits["calibration"] = {"from": training, "seed": 0, "offset": taken, "count": min(_MOST, left // 2)}
+        splits["calibration"] = {"from": training, "seed": 0, "offset": taken, "count": min(_MAX_DOCUMENTS, left // 2)}
     return splits
 
 
 def _metric(task: Any, wanted: str, name: str) -> tuple[str, str]:
-    """The metric and the filter that give the score: those asked for, or the first that can be used."""
+    """Metric and filter that give the score: the requested ones, or the first usable ones."""
     from lm_eval.api.registry import get_aggregation
 
     custom = task.config.process_results is not None
-    functions = task._metric_fn_list  # noqa: SLF001 - lm-eval shows them nowhere else
+    functions = task._metric_fn_list  # noqa: SLF001 - not public in lm-eval
     usable = [
         metric
         for metric, aggregation in task.aggregation().items()
-        # A metric that lm-eval doesn't have is code from the hub, which isn't loaded.
+        # A metric that lm-eval doesn't know would be code from the hub, which isn't loaded.
         if aggregation is get_aggregation("mean")
         and task.higher_is_better().get(metric)
         and (custom or functions.get(metric) is not None)
@@ -299,7 +302,7 @@ def _metric(task: Any, wanted: str, name: str) -> tuple[str, str]:
 
 
 def _generation(config: Any) -> tuple[list[str], int]:
-    """Strings that end an answer, and how many tokens it may have."""
+    """Stop strings, and the largest number of tokens in an answer."""
     if config.output_type != "generate_until":
         return ["\n"], 16
     settings = config.generation_kwargs

@@ -1,4 +1,4 @@
-"""What every matcher has: where an answer ends, and the promise of `decided`."""
+"""The contract of matchers, and where an answer ends."""
 
 from __future__ import annotations
 
@@ -11,17 +11,12 @@ from moevolve.evaluators.types import Example
 
 
 def cut(text: str, stop: Sequence[str], trim: bool = True) -> tuple[str, bool]:
-    """The answer within generated text: leading white space off, up to the stop string that is completed first.
+    """Cut generated text at the first stop string, and optionally strip leading white space.
 
-    "Completed first" (not "begins first") is what a decoder sees as text arrives, so a cut never moves afterwards.
-
-    Args:
-        text: generated.
-        stop: the stop strings.
-        trim: whether leading white space is off.
+    The first stop string is the one that is completed first, as in decoding, so that later text never moves the cut.
 
     Returns:
-        `(answer, closed)`; closed says whether a stop string was met.
+        `(answer, closed)`; `closed` is True if there was a stop string.
     """
     text = text.lstrip() if trim else text
     best: tuple[int, int] | None = None
@@ -33,7 +28,7 @@ def cut(text: str, stop: Sequence[str], trim: bool = True) -> tuple[str, bool]:
 
 
 def settled_part(text: str, stop: Sequence[str]) -> str:
-    """The longest part of an unclosed answer that stays in it whatever follows: a stop string may be half written."""
+    """Return the longest start of an unclosed answer that can't be part of an incomplete stop string."""
     longest = max((len(mark) for mark in stop), default=1) - 1
     for size in range(min(longest, len(text)), 0, -1):
         tail = text[-size:]
@@ -43,12 +38,12 @@ def settled_part(text: str, stop: Sequence[str]) -> str:
 
 
 class Matcher(ABC):
-    """Scores answers of one task. Subclasses say what they compare; stop strings are handled here.
+    """Scores the answers of one task. Stop strings are handled here, the comparison in subclasses.
 
     Attributes:
-        needs_choices: whether every example needs choices.
-        stop: where answers end unless the task says otherwise.
-        trims: whether white space before an answer doesn't count, so that a line break there ends nothing.
+        needs_choices: True if every example needs choices.
+        stop: Default stop strings.
+        trims: True if white space before an answer is stripped, so that a line break there doesn't end the answer.
     """
 
     needs_choices: ClassVar[bool] = False
@@ -59,23 +54,23 @@ class Matcher(ABC):
         self._stop = tuple(stop)
 
     def match(self, text: str, example: Example) -> float:
-        """How right the generated text is, in [0, 1]."""
+        """Score the generated text, in [0, 1]."""
         return _match(self, text, example)
 
     def decided(self, text: str, example: Example) -> bool:
-        """Whether `match` is the same for every continuation of the text."""
+        """Say whether `match` is the same for every continuation of the text."""
         return _decided(self, text, example)
 
     def _match(self, text: str, example: Example) -> float:
         return self._score(cut(text, self._stop, self.trims)[0], example)
 
     def _decided(self, text: str, example: Example) -> bool:
-        # A character whose bytes are not all generated decodes to U+FFFD and becomes another one later.
+        # An incomplete character decodes to U+FFFD until its last byte is generated.
         answer, closed = cut(text.rstrip("\ufffd"), self._stop, self.trims)
         return closed or self._settled(settled_part(answer, self._stop), example)
 
     def problem(self, example: Example) -> str | None:
-        """Why this matcher can't score the example, or None."""
+        """Say why this matcher can't score the example; None if it can."""
         if self.needs_choices and not example.choices:
             return "there are no choices to look for"
         return None
@@ -84,11 +79,11 @@ class Matcher(ABC):
     def _score(self, answer: str, example: Example) -> float: ...
 
     def _settled(self, start: str, example: Example) -> bool:
-        """Whether every answer that begins with `start` scores the same as `start` followed by what was generated."""
+        """Say whether all answers that begin with `start` have the same score."""
         return False
 
 
-# Candidates give the same answers to the same examples again and again.
+# Cached, since different candidates often give the same answer to an example.
 @lru_cache(maxsize=65536)
 def _match(matcher: Matcher, text: str, example: Example) -> float:
     return matcher._match(text, example)  # noqa: SLF001 - the rest of `Matcher.match`

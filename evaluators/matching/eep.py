@@ -1,8 +1,8 @@
-"""The rules by which the authors of EEP score generated answers, to the letter, oddities included.
+"""The EEP authors' rules for scoring generated answers, reproduced exactly with all their oddities.
 
-Source: their released fork of OpenCompass (github.com/imagination-research/EEP): what it makes of predictions, its
-evaluators, and the tasks' configurations. The rules read an answer as it was generated, white space before it
-included. An accepted answer of which nothing is left is found in every answer, as it is in theirs.
+Source: their released fork of OpenCompass (github.com/imagination-research/EEP): its postprocessing of predictions,
+evaluators and task configurations. Leading white space of an answer is part of it. A reference that normalisation
+leaves empty is found in every answer, as in the original.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _MARK = re.compile(r"[^\w\s]")
 _ARTICLE = re.compile(r"\b(?:a|an|the)\b", re.IGNORECASE)
 _RESULT_MARK = "#### "
 
-# Where an option letter (@) may stand, in the order in which it is looked for. The first that is found with a letter
-# counts; of several letters there, the first in the order of the choices. Phrases of Chinese answers come first, then a
-# letter at the very end, and English phrases after that.
+# Patterns around an option letter (@) in order of precedence. The first pattern that matches with a letter counts; if
+# it matches several letters, the first in the order of the choices. Chinese phrases come first, then a letter at the
+# very end, then English phrases.
 _PLACES = (
     r"答案是?\s?@",
     r"答案是?\s?：@",
@@ -71,7 +71,7 @@ _PLACES = (
     r"@",
 )
 _FIRST = r"@[\s，：:,]"
-"""Before all of these: a letter at the very beginning, with one of these characters behind it."""
+"""Takes precedence over `_PLACES`: a letter at the very beginning, followed by one of these characters."""
 
 
 class EepOptionMatcher(LetterMatcher):
@@ -88,7 +88,7 @@ class EepOptionMatcher(LetterMatcher):
 
 
 class _ContainingMatcher(Matcher):
-    """An accepted answer, or what is left of it, occurs in what is left of the answer: letters, not words."""
+    """Base of matchers that look for a reference, plain or normalised, as a substring of the normalised answer."""
 
     trims = False
 
@@ -101,7 +101,7 @@ class _ContainingMatcher(Matcher):
 
 
 class EepRecordMatcher(_ContainingMatcher):
-    """ReCoRD: in the first line, `Answer: ` left out, up to its first full stop or comma. Case counts."""
+    """ReCoRD: search in the first line without `Answer: `, up to its first full stop or comma; case-sensitive."""
 
     stop = ()
 
@@ -113,7 +113,7 @@ class EepRecordMatcher(_ContainingMatcher):
 
 
 class EepDropMatcher(_ContainingMatcher):
-    """DROP: in the last number, of which the sign and the decimals are dropped; `12` has the 2 that is asked for."""
+    """DROP: search in the last number without sign and decimals; `12` contains a reference `2`."""
 
     stop = (_QUESTION,)
 
@@ -122,10 +122,7 @@ class EepDropMatcher(_ContainingMatcher):
 
 
 class EepSquadMatcher(Matcher):
-    """SQuAD 2: an accepted answer occurs in the first line, behind the last `answer is` there.
-
-    It is looked for up to the first full stop or comma; case doesn't count.
-    """
+    """SQuAD 2: search in the first line after its last `answer is`, up to a full stop or comma; ignores case."""
 
     trims = False
 
@@ -135,7 +132,7 @@ class EepSquadMatcher(Matcher):
 
 
 class EepGsm8kMatcher(Matcher):
-    """GSM8K: the last number is that behind the reference's `#### `; separators of thousands part numbers."""
+    """GSM8K: the last number equals the one after the reference's `#### `; thousands separators split a number."""
 
     stop = (_QUESTION,)
     trims = False
@@ -170,12 +167,12 @@ def _option(answer: str, choices: tuple[str, ...]) -> str | None:
 
 
 def _plain(text: str) -> str:
-    """Without punctuation, articles and double spaces."""
+    """Remove punctuation, articles and double spaces."""
     return " ".join(_ARTICLE.sub("", _MARK.sub("", text)).split())
 
 
 def _clause(text: str) -> str:
-    """`_plain` of what stands before the first line break, full stop or comma."""
+    """`_plain` of the text before the first line break, full stop or comma."""
     return _plain(_CLAUSE.split(text, maxsplit=1)[0])
 
 

@@ -1,4 +1,4 @@
-"""Answers that are one letter of several choices."""
+"""Matchers for answers that are the letter of a choice."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from moevolve.evaluators.types import Example
 
 
 class LetterMatcher(Matcher):
-    """Finds one letter and compares it with the references."""
+    """Base of matchers that find one letter and compare it with the references."""
 
     needs_choices = True
 
@@ -30,13 +30,13 @@ class OptionMatcher(LetterMatcher):
 
     def _settled(self, start: str, example: Example) -> bool:
         found = _option_pattern(example.choices).search(start)
-        return found is not None and found.end() < len(start)  # else the next character may make it a word
+        return found is not None and found.end() < len(start)  # else the next character could make it a word
 
 
 class CapitalMatcher(LetterMatcher):
-    """The first capital letter of the answer, whatever it belongs to; settled as soon as it is written.
+    """The first capital letter of the answer, even within a word.
 
-    OpenCompass's rule for its SuperGLUE prompts: `The answer is B` counts as `T`, hence as wrong.
+    This is OpenCompass's rule for its SuperGLUE prompts: `The answer is B` counts as `T`, and so as wrong.
     """
 
     def _score(self, answer: str, example: Example) -> float:

@@ -1,4 +1,4 @@
-"""Answers that are a number."""
+"""The matcher for answers that are a number."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _NUMBER = re.compile(r"(?:(?<![\w)])-)?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 
 
 class NumberMatcher(Matcher):
-    """The answer's result is a reference's: the number behind `####` (GSM8K's mark), else the last number there is.
+    """The number after `####` (GSM8K's mark), or else the last number of the answer, equals a reference's.
 
-    Thousands separators, currency signs and closing zeros don't count: `$1,000.00` is `1000`.
+    Thousands separators, currency signs and trailing zeros are ignored: `$1,000.00` equals `1000`.
     """
 
     def _score(self, answer: str, example: Example) -> float:
@@ -25,7 +25,7 @@ class NumberMatcher(Matcher):
     def _settled(self, start: str, example: Example) -> bool:
         _, mark, behind = start.partition(_RESULT_MARK)
         found = _NUMBER.search(behind) if mark else None
-        # A point or comma may still be followed by digits.
+        # Digits could still follow a point or comma.
         return found is not None and behind[found.end() :] not in ("", ".", ",")
 
     def problem(self, example: Example) -> str | None:
@@ -36,7 +36,7 @@ class NumberMatcher(Matcher):
 
 
 def _result(text: str) -> Decimal | None:
-    """The number behind the first mark, or without one there the last number of the text."""
+    """The number after the first mark, or else the last number of the text."""
     _, mark, behind = text.partition(_RESULT_MARK)
     found = _NUMBER.findall(behind)[:1] if mark else []
     found = found or _NUMBER.findall(text)[-1:]

@@ -1,4 +1,4 @@
-"""The matchers there are, by the name that task files give them. A new one is a class, and a line here."""
+"""All matchers by their names in task files. A new matcher is a class and a line here."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ MATCHERS: dict[str, type[Matcher]] = {
 
 
 def known_matcher(kind: str) -> str:
-    """Returns `kind`.
+    """Return `kind` if there is such a matcher.
 
     Raises:
-        ValueError: no such matcher; the message lists those there are.
+        ValueError: There is none; the message lists the known ones.
     """
     if kind not in MATCHERS:
         raise ValueError(f"unknown matching kind `{kind}`; known: {', '.join(sorted(MATCHERS))}")
@@ -56,10 +56,10 @@ def known_matcher(kind: str) -> str:
 
 @lru_cache(maxsize=64)
 def make_matcher(matching: Matching) -> Matcher:
-    """The matcher a task asks for.
+    """Return the matcher for a task's settings.
 
     Raises:
-        UserError: unknown kind.
+        UserError: The kind is unknown.
     """
     try:
         return MATCHERS[known_matcher(matching.kind)](matching.stop)

@@ -1,4 +1,4 @@
-"""Answers in words: whole, within a longer answer, or in part."""
+"""Matchers for answers in words: equal, contained, or overlapping."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CLOSING = " .,;:!?\"')]"
 
 
 def squad_tokens(text: str) -> Words:
-    """Words after SQuAD's normalisation: lower case, no ASCII punctuation, no articles (Rajpurkar et al. 2016)."""
+    """Return the words after SQuAD's normalisation: lower case, no ASCII punctuation, no articles (Rajpurkar 2016)."""
     words: list[str] = []
     for piece in text.split():
         words.extend(_ARTICLES.sub(" ", piece.lower().translate(_PUNCTUATION)).split())
@@ -25,7 +25,7 @@ def squad_tokens(text: str) -> Words:
 
 
 def token_f1(answer: Words, reference: Words) -> float:
-    """F1 of two bags of words, in [0, 1]; two empty answers agree."""
+    """Return the F1 score of two bags of words, in [0, 1]; it is 1 for two empty ones."""
     if not answer or not reference:
         return float(answer == reference)
     counts: dict[str, int] = {}
@@ -40,7 +40,7 @@ def token_f1(answer: Words, reference: Words) -> float:
 
 
 class ExactMatcher(Matcher):
-    """The whole answer equals a reference; case, runs of white space and closing punctuation don't count."""
+    """The whole answer equals a reference, ignoring case, runs of white space and closing punctuation."""
 
     def _score(self, answer: str, example: Example) -> float:
         answer = _plain(answer)
@@ -57,7 +57,7 @@ class ExactMatcher(Matcher):
 
 
 class _TokenMatcher(Matcher):
-    """Compares words after SQuAD's normalisation."""
+    """Base of matchers that compare words after SQuAD's normalisation."""
 
     def problem(self, example: Example) -> str | None:
         for answer in (*example.references[:1], *(example.choices if self.needs_choices else ())):
@@ -74,7 +74,7 @@ class _TokenMatcher(Matcher):
 
 
 class F1Matcher(_TokenMatcher):
-    """SQuAD's token F1, the best over the references."""
+    """SQuAD's token F1, the maximum over the references."""
 
     def _compare(self, answer: Words, reference: Words) -> float:
         return token_f1(answer, reference)
@@ -89,7 +89,7 @@ class EmMatcher(_TokenMatcher):
 
 
 class ContainsMatcher(_TokenMatcher):
-    """A reference occurs in the answer as a phrase of whole words."""
+    """The answer contains a reference as a phrase of whole words."""
 
     def _compare(self, answer: Words, reference: Words) -> float:
         return float(_find(answer, reference) >= 0)
@@ -114,9 +114,9 @@ class PrefixMatcher(_TokenMatcher):
 
 
 class LabelMatcher(_TokenMatcher):
-    """The choice that occurs first in the answer, in whole words (`yes`, `not entailment`), is one of the references.
+    """The first choice in the answer, in whole words (`yes`, `not entailment`), is one of the references.
 
-    Of choices beginning at the same word the longest counts.
+    Of several choices that begin at the same word, the longest counts.
     """
 
     needs_choices = True
@@ -128,13 +128,13 @@ class LabelMatcher(_TokenMatcher):
     def _settled(self, start: str, example: Example) -> bool:
         words = _whole_words(start)
         found = _first_choice(words, example.choices)
-        # A longer choice that begins no later may still be unfinished.
+        # A longer choice that begins no later could still be incomplete.
         return found is not None and found[0] + max(len(_tokens(c)) for c in example.choices) <= len(words)
 
 
 @lru_cache(maxsize=65536)
 def _tokens(answer: str) -> Words:
-    """`squad_tokens` of references and choices, which come again for every candidate."""
+    """`squad_tokens`, cached for references and choices, which recur for every candidate."""
     return squad_tokens(answer)
 
 
@@ -143,14 +143,14 @@ def _plain(text: str) -> str:
 
 
 def _may_become(start: str, reference: str) -> bool:
-    """Whether a text that begins with `start` can still be the reference plus closing punctuation."""
+    """Say whether a text that begins with `start` can be the reference plus closing punctuation."""
     if reference.startswith(start):
         return True
     return start.startswith(reference) and not start[len(reference) :].strip(_CLOSING)
 
 
 def _whole_words(start: str) -> Words:
-    """Normalised words that are certainly complete: those before the last white space."""
+    """Normalised words that are complete for sure: those before the last white space."""
     if not start or start[-1].isspace():
         return squad_tokens(start)
     pieces = start.split()
@@ -158,7 +158,7 @@ def _whole_words(start: str) -> Words:
 
 
 def _find(words: Words, phrase: Words) -> int:
-    """Position of the phrase in the words, or -1."""
+    """Position of the phrase in the words; -1 if there is none."""
     if not phrase:
         return -1
     return next((i for i in range(len(words) - len(phrase) + 1) if words[i : i + len(phrase)] == phrase), -1)

@@ -1,1 +1,1 @@
-"""Task files found and read, and their splits made ready to be scored."""
+"""Finding and reading task files, and preparing their splits for scoring."""

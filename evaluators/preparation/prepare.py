@@ -1,4 +1,4 @@
-"""From a task's configuration to the rendered examples that workers score."""
+"""From a task's settings to the rendered examples that workers score."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import cache
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.tasks.config import TaskConfig
 from moevolve.evaluators.tasks.datasets import load_table
-from moevolve.evaluators.tasks.selection import apart, check_disjoint, select_rows
+from moevolve.evaluators.tasks.selection import check_disjoint, select_rows, unshared_rows
 from moevolve.evaluators.tasks.shots import Shots
 from moevolve.evaluators.tasks.templates import ExampleTemplate
 from moevolve.evaluators.types import SCORED, SPLITS, Example, PreparedSplit, Split
@@ -19,31 +19,27 @@ _LOG = logging.getLogger(__name__)
 
 
 def prepare_split(task: TaskConfig, split: Split) -> PreparedSplit:
-    """Loads, selects and renders one split of a task.
+    """Load, select and render one split of a task.
 
     Raises:
-        UserError: the task has no such split, the data can't be had, a row can't be rendered or scored, or the split
+        UserError: The task has no such split, its data can't be loaded, a row can't be rendered or scored, or the split
             shares rows with another split of the task.
     """
     return prepare_splits(task, (split,))[split]
 
 
 def prepare_splits(task: TaskConfig, splits: Iterable[Split] | None = None) -> dict[Split, PreparedSplit]:
-    """Loads, selects and renders several splits; each source split is loaded once.
+    """Load, select and render several splits of a task, by default all; each source split is loaded once.
 
-    Rows of `calibration` need what the prompt uses; they have answers if all of them have what answers use. Those whose
-    prompt also stands in another split of the task, or before them in `calibration`, are left out. So is, in every
-    split, a row whose prompt is one of the task's shots.
-
-    Args:
-        task: the task.
-        splits: which ones; all that the task has by default.
+    Rows of `calibration` need only the columns of the prompt; they have answers if all of them have the columns of
+    answers. Rows of `calibration` whose prompt is also in another split or earlier in `calibration` are left out, and
+    rows of any split whose prompt is one of the task's shots.
 
     Returns:
         Split -> prepared split, in the order `calibration`, `search`, `dev`, `test`.
 
     Raises:
-        UserError: as `prepare_split`, or no row of `calibration` is left.
+        UserError: See `prepare_split`, or no row of `calibration` is left.
     """
     wanted = tuple(task.splits) if splits is None else tuple(splits)
     for split in wanted:
@@ -53,7 +49,7 @@ def prepare_splits(task: TaskConfig, splits: Iterable[Split] | None = None) -> d
         from moevolve.evaluators.harness.tasks import prepare_harness
 
         return prepare_harness(task, [split for split in SPLITS if split in wanted])
-    reader = _Reader(task)
+    reader = _SplitReader(task)
     scored = {split: reader.scored(split) for split in SCORED if split in wanted}
     prepared = {split: task.prepared(split, examples) for split, examples in scored.items()}
     if "calibration" in wanted:
@@ -61,22 +57,15 @@ def prepare_splits(task: TaskConfig, splits: Iterable[Split] | None = None) -> d
         for split in (split for split in SCORED if split in task.splits and split not in scored):
             elsewhere.update(example.prompt for example in reader.prompts(split))
         examples = reader.calibration()
-        kept = apart([example.prompt for example in examples], elsewhere, task.origin)
+        kept = unshared_rows([example.prompt for example in examples], elsewhere, task.origin)
         prepared = {"calibration": task.prepared("calibration", tuple(examples[i] for i in kept)), **prepared}
-    if task.window is None:  # empty lines and headings come again in any running text
+    if task.window is None:  # repeated headings are normal in running text
         _warn_of_repeats(task, prepared)
     return prepared
 
 
-class _Reader:
-    """Rows of a task's splits as examples, without those that are its shots; a source split is loaded once.
-
-    Args:
-        task: whose.
-
-    Raises:
-        UserError: the task's shots can't be had or rendered.
-    """
+class _SplitReader:
+    """Renders a task's splits, without rows that are shots; each source split is loaded once."""
 
     def __init__(self, task: TaskConfig) -> None:
         self._task = task
@@ -85,32 +74,32 @@ class _Reader:
         self._shots = Shots(task, self._tables)
 
     def scored(self, split: Split) -> tuple[Example, ...]:
-        """Examples that can be scored."""
+        """Render the examples of a split, and check that each can be scored."""
         task, matching = self._task, self._task.matching.build()
         examples = []
         for place, example in self._rendered(split, self._template):
-            if problem := task.kind.problem(example, matching):
+            if problem := task.fitness_kind.problem(example, matching):
                 raise UserError(f"{task.origin}: {place}: {problem}")
             examples.append(example)
         return tuple(examples)
 
     def prompts(self, split: Split) -> list[Example]:
-        """Prompts alone."""
+        """Render the prompts of a split, without answers."""
         return [example for _, example in self._rendered(split, ExampleTemplate(self._task, prompts_only=True))]
 
     def calibration(self) -> list[Example]:
-        """Prompts, with answers if every row has them."""
+        """Render `calibration`, with answers if every row has them."""
         try:
             return [example for _, example in self._rendered("calibration", self._template)]
         except UserError:
             return self.prompts("calibration")
 
     def _rendered(self, split: Split, template: ExampleTemplate) -> list[tuple[str, Example]]:
-        """Examples, each after the place that it is from."""
+        """Render a split as `(place, example)` pairs; a place is a row's origin for messages."""
         task, source = self._task, self._task.splits[split].source
         table = self._tables(source)
         template.check_columns(table.columns, table.name)
-        # What is scored doesn't depend on whether there are rows to measure on.
+        # `calibration` is left out here, so that it can't affect what is scored.
         names = [name for name in task.splits if name in (split, *SCORED) and task.splits[name].source == source]
         rows = {name: select_rows(table, task.splits[name]) for name in names}
         check_disjoint(rows, f"{task.origin}: {table.name}")
@@ -127,7 +116,7 @@ class _Reader:
 
 
 def _warn_of_repeats(task: TaskConfig, prepared: dict[Split, PreparedSplit]) -> None:
-    """Rows are disjoint by now, their contents may still be equal (public data sets do repeat themselves)."""
+    # Splits share no rows, but different rows can have the same prompt, as in some public data sets.
     owner: dict[str, Split] = {}
     for split, value in prepared.items():
         prompts = {example.prompt for example in value.examples}

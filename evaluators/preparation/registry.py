@@ -1,4 +1,4 @@
-"""Finding tasks by name: a YAML path, the user's own folders, then the tasks that come with the package.
+"""Finding tasks by name: as a YAML path, in the user's own folders, or among the package's tasks.
 
 `NAME@FITNESS` is a task under another fitness; `lm_eval:NAME` is a task of lm-evaluation-harness.
 """
@@ -14,22 +14,22 @@ from pathlib import Path
 from typing import Any
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.fitness.registry import task_fitnesses
+from moevolve.evaluators.fitness.kinds import task_fitnesses
 from moevolve.evaluators.harness.files import PREFIX
 from moevolve.evaluators.tasks.config import TaskConfig
 from moevolve.evaluators.yaml_files import read_yaml
 
 FOLDERS_VARIABLE = "MOEVOLVE_TASKS"
-"""Environment variable with more task folders, separated like PATH."""
+"""Environment variable with additional task folders, separated as in PATH."""
 
 _SUFFIX = ".yaml"
 
 
 def task_folders(folders: Sequence[Path | str] = ()) -> tuple[Path, ...]:
-    """Where tasks are looked for, first match wins: `folders`, those of `MOEVOLVE_TASKS`, the packaged ones.
+    """Return the folders to search for tasks, in order: `folders`, those of `MOEVOLVE_TASKS`, the package's.
 
     Raises:
-        UserError: a folder given by the user does not exist.
+        UserError: A folder given by the user does not exist.
     """
     own = [
         Path(folder) for folder in (*folders, *os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep)) if str(folder)
@@ -41,7 +41,7 @@ def task_folders(folders: Sequence[Path | str] = ()) -> tuple[Path, ...]:
 
 
 def list_tasks(folders: Sequence[Path | str] = ()) -> dict[str, Path]:
-    """Task name -> the YAML file `load_task` would read, sorted by name; those of a sub-folder are `SUBFOLDER/NAME`."""
+    """Return all tasks as name -> YAML file, sorted by name; those of a sub-folder are named `SUBFOLDER/NAME`."""
     found: dict[str, Path] = {}
     for folder in task_folders(folders):
         for path in sorted((*folder.glob(f"*{_SUFFIX}"), *folder.glob(f"*/*{_SUFFIX}"))):
@@ -50,16 +50,17 @@ def list_tasks(folders: Sequence[Path | str] = ()) -> dict[str, Path]:
 
 
 def load_task(name: str | Path, folders: Sequence[Path | str] = ()) -> TaskConfig:
-    """Loads a task.
+    """Load a task.
 
     Args:
-        name: a task's name, or a path ending in `.yaml`; `@` and a fitness kind may follow it. `NAME@FITNESS` is a task
-            of that name, so its scores stay apart from those of `NAME`. `lm_eval:` in front of either means
-            lm-evaluation-harness's; see `moevolve.evaluators.harness.tasks.harness_task`.
-        folders: the user's own task folders.
+        name: Name of a task, or a path ending in `.yaml`, optionally followed by `@FITNESS`. `NAME@FITNESS` is a task
+            of that name, so its scores are separate from those of `NAME`. The prefix `lm_eval:` stands for a task of
+            lm-evaluation-harness; see `moevolve.evaluators.harness.tasks.harness_task`.
+        folders: The user's own task folders.
 
     Raises:
-        UserError: no such task (with near names), its file is wrong, or the fitness kind is unknown or doesn't suit it.
+        UserError: There is no such task (with similar names), its file is wrong, or the fitness is unknown or doesn't
+            suit it.
     """
     base, fitness = split_fitness(str(name))
     task = _load(base, folders)
@@ -82,20 +83,20 @@ def _load(name: str, folders: Sequence[Path | str]) -> TaskConfig:
 
 
 def read_task(name: str) -> tuple[Path, dict[str, Any]]:
-    """The YAML file of a task and what it says, with what it `extends`, as plain data with absolute paths.
+    """Return a task's YAML file and its content with what it `extends`, as plain data with absolute paths.
 
     Args:
-        name: of the task, or path of its file; nothing else may follow it.
+        name: Name of the task, or path of its file; without `@FITNESS`.
 
     Raises:
-        UserError: no such task, or its file is wrong.
+        UserError: There is no such task, or its file is wrong.
     """
     path = _find(name, ())
     return path.absolute(), _read(path, (), ())
 
 
 def split_fitness(name: str) -> tuple[str, str]:
-    """`NAME@FITNESS` as `(NAME, @FITNESS)`, and `NAME` as `(NAME, "")`; an @ within a path belongs to the path."""
+    """Split `NAME@FITNESS` into `(NAME, @FITNESS)`, and `NAME` into `(NAME, "")`; an @ within a path is part of it."""
     base, at, fitness = name.rpartition("@")
     return (base, at + fitness) if at and not name.endswith(_SUFFIX) else (name, "")
 
@@ -114,7 +115,7 @@ def _find(name: str | Path, folders: Sequence[Path | str]) -> Path:
 
 
 def _read(path: Path, folders: Sequence[Path | str], seen: tuple[Path, ...]) -> dict[str, Any]:
-    """The YAML document with absolute data paths and row numbers, laid over the task it `extends`, if any."""
+    """The YAML document with absolute data paths and row numbers, merged over the task that it `extends`."""
     path = path.absolute()
     if path in seen:
         raise UserError(f"{path}: `extends` goes round in a circle")
@@ -148,7 +149,7 @@ def _make_absolute(raw: dict[str, Any], folder: Path) -> None:
 
 
 def _read_indices(raw: dict[str, Any], path: Path) -> None:
-    """Puts the row numbers in the place of the files that hold them."""
+    """Replace files of row numbers by the row numbers."""
     splits = raw.get("splits")
     chosen = {f"splits.{name}": each for name, each in splits.items()} if isinstance(splits, dict) else {}
     for field, selection in {**chosen, "shots": raw.get("shots")}.items():

@@ -1,1 +1,1 @@
-"""Tasks: their YAML files, their data, their prompts."""
+"""Tasks: settings, data, selection of rows, and rendering of prompts."""

@@ -1,4 +1,4 @@
-"""What a task's YAML file may say."""
+"""The settings of a task: the content of its YAML file."""
 
 from __future__ import annotations
 
@@ -6,11 +6,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.fitness.base import Fitness
-from moevolve.evaluators.fitness.registry import DEFAULT_FITNESS, FITNESSES, known_fitness, task_fitnesses
+from moevolve.evaluators.fitness.kinds import DEFAULT_FITNESS, FITNESSES, known_fitness, task_fitnesses
 from moevolve.evaluators.matching.registry import MATCHERS, known_matcher
 from moevolve.evaluators.metrics import known_metric
 from moevolve.evaluators.types import Example, HarnessTask, Matching, Positions, PreparedSplit, Split
@@ -18,39 +28,41 @@ from moevolve.evaluators.yaml_files import explain_validation
 
 Count = Annotated[int, Field(ge=1)]
 Scalar = str | int | bool
-_ASIDE = 4
-"""Of so many rows of `search` one is set aside where a task has no rows of its own to measure on."""
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str | Path) else value
+
+
+Paths = Annotated[tuple[Path, ...], BeforeValidator(_as_list)]
+Texts = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
+
+_CALIBRATION_PART = 4
+"""Every how many rows of `search` one is set aside for `calibration` in a task without that split."""
 
 
 class TaskFileSection(BaseModel):
-    """A section of a task: immutable, and without other keys than its own."""
+    """A section of a task: immutable, without unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
 
 class Source(TaskFileSection):
-    """Where the rows are: a dataset of the Hugging Face hub, or local JSONL files.
+    """The source of a task's rows: a dataset of the Hugging Face hub, or local JSONL files.
 
     Attributes:
-        hub: dataset id on the hub (`aps/super_glue`).
-        config: the hub dataset's configuration, if it has several.
-        revision: branch, tag or commit of the hub dataset.
-        files: for each source split (any name) one or several JSONL files, relative to the YAML's folder or absolute.
-        lm_eval: a task of lm-evaluation-harness; set by `moevolve.evaluators.harness.tasks` only.
+        hub: Dataset id on the hub (`aps/super_glue`).
+        config: Configuration of the hub dataset, if it has several.
+        revision: Branch, tag or commit of the hub dataset.
+        files: Name of every source split -> its JSONL files, relative to the YAML's folder or absolute.
+        lm_eval: Task of lm-evaluation-harness; set by `moevolve.evaluators.harness.tasks` only.
     """
 
     hub: str | None = None
     config: str | None = None
     revision: str | None = None
-    files: dict[str, tuple[Path, ...]] | None = None
+    files: dict[str, Paths] | None = None
     lm_eval: str | None = None
-
-    @field_validator("files", mode="before")
-    @classmethod
-    def _one_or_several(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            return value
-        return {split: [paths] if isinstance(paths, str | Path) else paths for split, paths in value.items()}
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -74,26 +86,26 @@ class Source(TaskFileSection):
 
 
 class Selection(TaskFileSection):
-    """Which rows of a source split one of our splits takes; the same rows on every machine.
+    """The rows of a source split that one of the task's splits uses; the same rows on every machine.
 
-    The filters come first, then the order (file order, or shuffled by `seed`), then `offset` and `count`, counted
-    within each group of equal `per` values when `per` is given. `indices` pick among the rows that these leave.
+    Filters are applied first, then the order (file order, or shuffled by `seed`), then `offset` and `count`, within
+    each group of equal `per` values if `per` is given, then `indices`.
 
     Attributes:
-        source: the source split (YAML key `from`).
-        where: column -> accepted values. The column may be a dotted path into a nested one; a list there has a value
-            if one of its items is that.
-        where_not: column -> values left out.
-        min_chars: column of text -> fewest characters a row must have there, white space at both ends not counted
-            (leaves empty lines and headings out of running text).
-        seed: shuffle with this seed; None keeps the file's order.
-        per: a column; `offset` and `count` then hold for each of its values (a stratified sample).
-        offset: rows skipped.
-        count: rows taken; None takes all that are left.
-        indices: numbers, from 0, among the rows chosen by everything above, not together with `seed` or `per`; a task
-            file may name a JSON file that lists them.
-        part: of the rows chosen so far, the last quarter (`aside`, at least one row) or those before it (`kept`); set
-            by `TaskConfig.with_calibration` only.
+        source: Name of the source split (YAML key `from`).
+        where: Column -> accepted values. The column may be a dotted path into a nested one; a list in it matches if one
+            of its items does.
+        where_not: Column -> rejected values.
+        min_chars: Column of text -> least number of characters, without white space at both ends (excludes empty lines
+            and headings from running text).
+        seed: Seed of the shuffle; None keeps the file's order.
+        per: Column of a stratified sample: `offset` and `count` apply to each of its values.
+        offset: Number of rows to skip.
+        count: Number of rows to take; None takes all the rest.
+        indices: Row numbers, from 0, among the rows selected so far; not with `seed` or `per`. A task file may name a
+            JSON file that lists them.
+        part: Part of the rows selected so far: the last quarter, at least one row (`aside`), or the rows before it
+            (`kept`); set by `TaskConfig.with_calibration` only.
     """
 
     source: str = Field(alias="from")
@@ -118,34 +130,29 @@ class Selection(TaskFileSection):
         return self
 
     @property
-    def stated(self) -> int | None:
-        """How many rows these are; None if that depends on the data."""
+    def row_count(self) -> int | None:
+        """Number of rows; None if it depends on the data."""
         chosen = len(self.indices) if self.indices else self.count if self.per is None else None
-        return None if chosen is None else len(self.part_of(range(chosen)))
+        return None if chosen is None else len(self.take_part(range(chosen)))
 
-    def part_of(self, rows: Sequence[int]) -> Sequence[int]:
-        """What of the rows chosen so far `part` leaves."""
+    def take_part(self, rows: Sequence[int]) -> Sequence[int]:
+        """Apply `part` to the rows selected so far."""
         if self.part is None:
             return rows
-        border = len(rows) - max(1, len(rows) // _ASIDE)
-        return rows[border:] if self.part == "aside" else rows[:border]
+        boundary = len(rows) - max(1, len(rows) // _CALIBRATION_PART)
+        return rows[boundary:] if self.part == "aside" else rows[:boundary]
 
 
 class MatchingConfig(TaskFileSection):
-    """How an answer is compared with the references; see `moevolve.evaluators.matching`.
+    """The comparison of answers with the references; see `moevolve.evaluators.matching`.
 
     Attributes:
-        kind: name of the matcher.
-        stop: where an answer ends; None for what belongs to the matcher, a line break for most.
+        kind: Name of the matcher.
+        stop: Stop strings of an answer; None for the matcher's default, mostly a line break.
     """
 
-    kind: str = "exact"
+    kind: Annotated[str, AfterValidator(known_matcher)] = "exact"
     stop: tuple[Annotated[str, Field(min_length=1)], ...] | None = None
-
-    @field_validator("kind")
-    @classmethod
-    def _known(cls, value: str) -> str:
-        return known_matcher(value)
 
     def build(self) -> Matching:
         return Matching(kind=self.kind, stop=MATCHERS[self.kind].stop if self.stop is None else self.stop)
@@ -155,53 +162,51 @@ class TaskConfig(TaskFileSection):
     """One task: data, prompt, answers, matching and fixed splits.
 
     Attributes:
-        name: the task's name in commands, tables and the store; a task file's stem.
-        description: one line for `moevolve tasks`.
-        source: where the rows are.
-        splits: the rows of `calibration`, `search`, `dev` and `test`; a split that is absent can't be used. Rows of
-            `calibration` need the columns of the prompt only.
-        fields: extra variables of the templates: name -> dotted path into the row, or several of which the first that
-            exists counts (hub and original files name things differently).
-        labels: column -> {value in the data: what it becomes}; keys are compared as text (`0`, `true`, `entailment`).
-        prompt: Jinja2 template of the text the model is given.
-        answer: Jinja2 template of the gold answer; None when `references` gives it, or when the fitness needs none.
-        references: more accepted answers: a list of templates, or one Jinja2 expression whose value is a list.
-        choices: the closed set of answers, given like `references`.
-        matching: how generated text is compared.
-        metric: what turns per-example outcomes into the score; None for the one that belongs to the fitness.
-        fitness: what the outcomes are: a name in `moevolve.evaluators.fitness.registry.FITNESSES`, where each says
-            which answers or choices it needs. One that reads texts reads the prompt, with the answer behind it if there
-            is one.
-        positions: for a fitness that compares with the full model, whose predictions: those of the whole `text`, of the
-            gold `answer`, or of the full model's own `greedy` answer (up to `max_new_tokens`, the end token or a stop
-            string), which replaces the gold one. None for the `answer` where the task has one, and otherwise for what
-            belongs to the fitness.
-        max_new_tokens: greedy decoding stops after this many tokens.
-        answer_prefix: text between prompt and answer when an answer is teacher-forced, and in shots.
-        system: what the model is told before everything else.
-        shots: solved examples before every prompt: rows with the fields that `prompt` and `answer` use, or which rows
-            of a source split (with `per`, only those that have the row's own value in that column). They are turns of
-            the conversation under a chat template, and text with empty lines between them without one. Rows of the
-            splits whose prompt is a shot's are left out. A fitness that reads whole texts shows none, and no `system`.
-        chat: whether the prompts are wrapped in the model's chat template, if it has one.
-        window: for a fitness that reads whole texts: the rows of a split, in their order and an empty line apart, are
-            one text, which the model's tokenizer makes tokens of and which is cut into windows of so many; the rest at
-            its end, shorter than a window, is dropped. None reads each row's text by itself.
+        name: Name in commands, tables and the store; the stem of the task's file.
+        description: One-line description in `moevolve tasks`.
+        source: Source of the rows.
+        splits: Rows of `calibration`, `search`, `dev` and `test`; any of them may be missing. Rows of `calibration`
+            need only the columns of the prompt.
+        fields: Additional variables of the templates: name -> dotted path into the row, or several paths of which the
+            first that exists counts (the hub and original files use different names).
+        labels: Column -> {value in the data: its replacement}; keys are compared as text (`0`, `true`, `entailment`).
+        prompt: Jinja2 template of the prompt.
+        answer: Jinja2 template of the gold answer; None if `references` has it or the fitness needs none.
+        references: Further accepted answers: a list of templates, or a Jinja2 expression whose value is a list.
+        choices: Closed set of answers, in the same form as `references`.
+        matching: Comparison of generated text with the references.
+        metric: Metric that turns per-example outcomes into the score; None for the fitness's default.
+        fitness: Name in `moevolve.evaluators.fitness.kinds.FITNESSES`. A fitness that reads texts reads the prompt
+            followed by the answer, if there is one.
+        positions: Predictions that a fitness compares with the full model's: those of the whole `text`, of the gold
+            `answer`, or of the full model's own `greedy` answer (up to `max_new_tokens`, the end token or a stop
+            string), which replaces the gold one. None means `answer` if the task has one, else the fitness's default.
+        max_new_tokens: Largest number of tokens in a generated answer.
+        answer_prefix: Text between prompt and answer when an answer is teacher-forced, and in shots.
+        system: System prompt.
+        shots: Few-shot examples before every prompt: rows with the fields that `prompt` and `answer` use, or a
+            selection from a source split (with `per`, only rows that share the row's value in that column). They are
+            turns of a conversation under a chat template, otherwise text separated by empty lines. Rows of the splits
+            whose prompt is a shot's are left out. A fitness that reads whole texts uses neither shots nor `system`.
+        chat: Put prompts into the model's chat template, if it has one.
+        window: Tokens per window of running text, for a fitness that reads whole texts: the rows of a split, separated
+            by empty lines, are tokenised as one text and cut into windows; an incomplete last window is dropped. None
+            reads each row's text by itself.
     """
 
     name: str = Field(min_length=1)
     description: str = ""
     source: Source
     splits: dict[Split, Selection] = Field(min_length=1)
-    fields: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    fields: dict[str, Texts] = Field(default_factory=dict)
     labels: dict[str, dict[str, str]] = Field(default_factory=dict)
     prompt: str = Field(min_length=1)
     answer: str | None = None
     references: str | tuple[str, ...] | None = None
     choices: str | tuple[str, ...] = ()
     matching: MatchingConfig = MatchingConfig()
-    metric: str | None = None
-    fitness: str = DEFAULT_FITNESS
+    metric: Annotated[str, AfterValidator(known_metric)] | None = None
+    fitness: Annotated[str, BeforeValidator(known_fitness)] = DEFAULT_FITNESS
     positions: Positions | None = None
     max_new_tokens: Count = 16
     answer_prefix: str = " "
@@ -212,22 +217,10 @@ class TaskConfig(TaskFileSection):
 
     _origin: str = PrivateAttr(default="")
 
-    @field_validator("fields", mode="before")
-    @classmethod
-    def _paths(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            return value
-        return {name: [path] if isinstance(path, str) else path for name, path in value.items()}
-
-    @field_validator("metric")
-    @classmethod
-    def _known(cls, value: str | None) -> str | None:
-        return None if value is None else known_metric(value)
-
     @field_validator("shots", mode="before")
     @classmethod
     def _rows_or_selection(cls, value: Any) -> Any:
-        # Told apart here: a message that names both forms' errors is no help.
+        # pydantic's own message for the union would list the errors of both forms.
         if isinstance(value, Mapping):
             try:
                 chosen = Selection.model_validate(value)
@@ -242,21 +235,16 @@ class TaskConfig(TaskFileSection):
             return value
         raise ValueError("give a list of rows, or `from` and which rows of it: {from: train, seed: 0, count: 2}")
 
-    @field_validator("fitness", mode="before")
-    @classmethod
-    def _known_fitness(cls, value: object) -> str:
-        return known_fitness(value)
-
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        kind = self.kind
+        kind = self.fitness_kind
         if kind.uses_matching if self.source.lm_eval is not None else kind.reads == "harness":
             *others, last = (f"@{name}" for name in task_fitnesses() if not FITNESSES[name].uses_matching)
             raise ValueError("a task of lm-evaluation-harness is judged by it, and no other task is: name it "
                              f"`lm_eval:TASK`; {', '.join(others)} and {last} may follow")  # fmt: skip
         if not self.labelled and kind.needs_references:
             raise ValueError("give `answer` (a template) or `references` (a list), or both")
-        if self.compared == "answer" and not self.labelled:
+        if self.resolved_positions == "answer" and not self.labelled:
             raise ValueError("positions `answer` needs `answer` or `references`; without them say `greedy` or `text`")
         if kind.reads == "choices" and not self.choices:
             raise ValueError(f"fitness `{self.fitness}` compares the likelihood of choices: give `choices`")
@@ -264,21 +252,21 @@ class TaskConfig(TaskFileSection):
             raise ValueError(f"matching kind `{self.matching.kind}` looks for one of the choices: give `choices`")
         if self.shots and not self.labelled:
             raise ValueError("`shots` show answers: give `answer` or `references`")
-        if self.window is not None and not self.reads_whole:
+        if self.window is not None and not self.reads_whole_texts:
+            positions = self.resolved_positions
             raise ValueError(f"`window` cuts running text, of which fitness `{self.fitness}` with positions "
-                             f"`{self.compared}` reads none: use fitness `perplexity`, or `kl` or `agreement` with "
+                             f"`{positions}` reads none: use fitness `perplexity`, or `kl` or `agreement` with "
                              "positions `text`, or leave `window` out")  # fmt: skip
         self._check_sources()
         return self
 
     @property
     def _selections(self) -> dict[str, Selection]:
-        """Field -> the rows that it names."""
+        """All selections of the task, by field."""
         named = {f"splits.{split}": selection for split, selection in self.splits.items()}
         return named | ({"shots": self.shots} if isinstance(self.shots, Selection) else {})
 
     def _check_sources(self) -> None:
-        """Whether every split, and the shots, are of one of the source's splits."""
         if self.source.files is None:
             for field, selection in self._selections.items():
                 if not selection.source.replace("_", "").replace("-", "").replace(".", "").isalnum():
@@ -292,68 +280,64 @@ class TaskConfig(TaskFileSection):
 
     @property
     def origin(self) -> str:
-        """The YAML file this came from, for messages (the task's name when there is none)."""
+        """The task's YAML file for messages, or its name if there is none."""
         return self._origin or f"task {self.name}"
 
     @property
-    def kind(self) -> Fitness:
-        """Its fitness."""
+    def fitness_kind(self) -> Fitness:
+        """The fitness that `fitness` names."""
         return FITNESSES[self.fitness]
 
     @property
-    def scored_by(self) -> str:
-        """The metric: its own, or the one that belongs to the fitness."""
-        return self.metric or self.kind.metric
+    def resolved_metric(self) -> str:
+        """The task's metric, or else the fitness's default."""
+        return self.metric or self.fitness_kind.metric
 
     @property
     def labelled(self) -> bool:
-        """Whether there are gold answers."""
+        """True if the task has gold answers."""
         return self.answer is not None or self.references is not None
 
     @property
-    def compared(self) -> Positions:
-        """Whose predictions are compared: its own `positions`, or what belongs to the fitness."""
-        if not self.kind.compares:
+    def resolved_positions(self) -> Positions:
+        """The task's `positions`, or else the default; `text` for a fitness that doesn't compare."""
+        if not self.fitness_kind.compares:
             return "text"
         if self.positions is not None:
             return self.positions
-        return "answer" if self.labelled else self.kind.positions
+        return "answer" if self.labelled else self.fitness_kind.positions
 
     @property
-    def reads_whole(self) -> bool:
-        """Whether prompts are running text, of which every token is read: no conversation, and nothing before them."""
-        return self.kind.reads == "texts" and self.compared == "text"
+    def reads_whole_texts(self) -> bool:
+        """True if every token of a prompt is scored, so that no conversation, system prompt or shots are added."""
+        return self.fitness_kind.reads == "texts" and self.resolved_positions == "text"
 
     def prepared(
         self, split: Split, examples: tuple[Example, ...], harness: HarnessTask | None = None
     ) -> PreparedSplit:
-        """A split with everything the task says of how its examples are scored."""
+        """Return a split of these examples with the task's settings for scoring them."""
         return PreparedSplit(
             task=self.name,
             split=split,
             fitness=self.fitness,
-            metric=self.scored_by,
+            metric=self.resolved_metric,
             matching=self.matching.build(),
             max_new_tokens=self.max_new_tokens,
             answer_prefix=self.answer_prefix,
             examples=examples,
-            positions=self.compared,
+            positions=self.resolved_positions,
             harness=harness,
-            system="" if self.reads_whole else self.system,
-            chat=self.chat and not self.reads_whole,
+            system="" if self.reads_whole_texts else self.system,
+            chat=self.chat and not self.reads_whole_texts,
             window=self.window,
         )
 
     @classmethod
     def from_mapping(cls, raw: Mapping[str, Any], origin: str = "") -> TaskConfig:
-        """Validates a parsed YAML document.
-
-        Args:
-            raw: the document.
-            origin: the file, for messages.
+        """Validate a parsed YAML document; `origin` is its file for messages.
 
         Raises:
-            UserError: naming file and field.
+            UserError: The document is wrong; the message names file and field.
         """
         try:
             task: TaskConfig = cls.model_validate(dict(raw))
@@ -363,10 +347,10 @@ class TaskConfig(TaskFileSection):
         return task
 
     def with_counts(self, counts: Mapping[Split, int]) -> TaskConfig:
-        """The same task with other numbers of examples in some splits (`{"search": 64}`).
+        """Return the task with other numbers of examples in some splits (`{"search": 64}`).
 
         Raises:
-            UserError: the task has no such split, or its rows are listed by `indices`.
+            UserError: The task has no such split, or its rows are listed by `indices`.
         """
         splits: dict[str, Any] = {}
         for split, selection in self.splits.items():
@@ -383,10 +367,9 @@ class TaskConfig(TaskFileSection):
         return self._changed(splits=splits)
 
     def with_calibration(self) -> TaskConfig:
-        """The same task, with rows to measure on.
+        """Return the task with a `calibration` split.
 
-        Where it has no `calibration` split, a quarter of `search` is set aside: its last rows in its order, at least
-        one. `search` keeps the others.
+        If it has none, the last quarter of the rows of `search`, at least one, becomes `calibration`.
         """
         if "calibration" in self.splits or "search" not in self.splits:
             return self
@@ -397,17 +380,17 @@ class TaskConfig(TaskFileSection):
         return self._changed(splits=splits | aside)
 
     def with_fitness(self, fitness: str) -> TaskConfig:
-        """The same data and prompts under another fitness, as a task of its own, `NAME@FITNESS`.
+        """Return the same data and prompts under another fitness, as a task named `NAME@FITNESS`.
 
-        The metric stays if it suits the fitness as well; otherwise it becomes the one that belongs to it. A task of
-        running text is read as that by every fitness that compares, rather than continued.
+        The metric stays if both fitnesses have the same default metric; otherwise it becomes the new fitness's. A
+        fitness that compares reads a task of running text as text, instead of continuing it.
 
         Raises:
-            UserError: the task lacks what the fitness needs.
+            UserError: The task lacks something that the fitness needs.
         """
-        suits = FITNESSES[fitness].metric == self.kind.metric
+        suits = FITNESSES[fitness].metric == self.fitness_kind.metric
         changes = {"name": f"{self.name}@{fitness}", "fitness": fitness, "metric": self.metric if suits else None}
-        whole = self.kind.reads == "texts" and self.kind.positions == "text"
+        whole = self.fitness_kind.reads == "texts" and self.fitness_kind.positions == "text"
         if whole and not self.labelled and self.positions is None:
             changes["positions"] = "text"
         return self._changed(**changes)

@@ -1,4 +1,4 @@
-"""Loading rows, from JSONL files or the Hugging Face hub; the only file that imports `datasets`."""
+"""Loading rows from JSONL files or the Hugging Face hub; the only file that imports `datasets`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Table:
     """The rows of one source split.
 
     Attributes:
-        name: what it is, for messages.
-        data: the rows.
-        places: for local files `file:line` of each row; empty for hub data.
+        name: Name of the table in messages.
+        data: The rows.
+        places: `file:line` of each row for local files; empty for hub data.
     """
 
     name: str
@@ -39,29 +39,29 @@ class Table:
         return tuple(self.data.column_names)
 
     def row(self, index: int) -> Row:
-        """One row by its number from 0; a column that a row lacks is None."""
+        """Return a row by its number from 0; missing columns are None."""
         return dict(self.data[index])
 
     def column(self, name: str) -> list[Any]:
-        """All values of a column.
+        """Return all values of a column.
 
         Raises:
-            UserError: no such column.
+            UserError: There is no such column.
         """
         if name not in self.columns:
             raise UserError(f"{self.name}: there is no column `{name}`; it has: {', '.join(self.columns)}")
         return list(self.data[name])
 
     def place(self, index: int) -> str:
-        """Where a row came from, for messages."""
+        """Return the origin of a row for messages."""
         return self.places[index] if self.places else f"{self.name}, row {index}"
 
 
 def load_table(source: Source, split: str) -> Table:
-    """All rows of one source split.
+    """Load all rows of one source split.
 
     Raises:
-        UserError: a file is missing, empty or malformed (with its line), or the hub can't give the data.
+        UserError: A file is missing, empty or malformed (with its line), or the hub dataset can't be loaded.
     """
     if source.files is not None:
         return read_jsonl(source.files[split])
@@ -69,11 +69,12 @@ def load_table(source: Source, split: str) -> Table:
 
 
 def read_jsonl(paths: Sequence[Path]) -> Table:
-    """Reads JSONL files, one JSON object per line, into memory; nothing is written to a cache. Blank lines don't count.
+    """Read JSONL files, one JSON object per line, into memory; blank lines are skipped.
 
     Raises:
-        UserError: a file is missing, empty, not UTF-8 or malformed; the message names file and line.
+        UserError: A file is missing, empty, not UTF-8 or malformed; the message names file and line.
     """
+    # Not `load_dataset("json")`, which writes a cache and whose errors don't name the line.
     rows: list[Row] = []
     places: list[str] = []
     for path in paths:
@@ -90,7 +91,7 @@ def read_jsonl(paths: Sequence[Path]) -> Table:
 
 def _read_lines(path: Path) -> list[str]:
     try:
-        # Not splitlines(): JSON strings may hold U+2028 and other separators that it would break lines at.
+        # Not splitlines(), which also splits at U+2028 and other separators that JSON strings may contain.
         return path.read_text(encoding="utf-8-sig").split("\n")
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; `source.files` paths are relative to the task file's folder") from None
@@ -112,7 +113,7 @@ def _parse_line(line: str, place: str) -> Row:
 
 
 def _as_dataset(rows: list[Row], places: list[str]) -> Dataset:
-    """Rows as a `Dataset`. Its columns are typed, so a value of another type is found here, with its line."""
+    """Make a `Dataset` of rows; its columns are typed, so a value of another type is an error with its line."""
     columns = dict.fromkeys(name for row in rows for name in row)
     for name in columns:
         kinds: dict[str, str] = {}
@@ -124,7 +125,7 @@ def _as_dataset(rows: list[Row], places: list[str]) -> Dataset:
             raise UserError(f"{other}: field `{name}` is {second} here but {first} at {at}; use one type")
     try:
         return Dataset.from_dict({name: [row.get(name) for row in rows] for name in columns})
-    except (TypeError, ValueError, OverflowError) as error:  # what pyarrow raises for mixed types deeper inside a value
+    except (TypeError, ValueError, OverflowError) as error:  # pyarrow's errors for mixed types within nested values
         raise UserError(f"{places[0]}: fields are not of one type in all lines: {first_line(error)}") from None
 
 
@@ -136,7 +137,7 @@ def _kind(value: Any) -> str:
 def _load_hub(source: Source, split: str) -> Table:
     name = " ".join(part for part in (source.hub, source.config, split) if part)
     try:
-        # `datasets` no longer runs loading scripts, so no remote code either.
+        # `datasets` doesn't run loading scripts, so no remote code is executed.
         data = load_dataset(source.hub, source.config, split=split, revision=source.revision)
     except (DatasetsError, OSError, ValueError, RuntimeError) as error:
         raise UserError(
@@ -149,5 +150,5 @@ def _load_hub(source: Source, split: str) -> Table:
 
 
 def as_dataset(rows: Sequence[Row]) -> Dataset:
-    """Rows in memory as a `Dataset`."""
+    """Make a `Dataset` of rows in memory."""
     return Dataset.from_list(list(rows))

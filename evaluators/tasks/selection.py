@@ -1,4 +1,4 @@
-"""Which rows make a split: fixed by the task, the same on every machine and with every library version."""
+"""Selecting the rows of a split: the same on every machine and with every library version."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def value_key(value: Any) -> str:
-    """A data value as text, for label tables and filters: `True` is `true`, `1` and `1.0` are `1`, None is `null`."""
+    """Return a value as text for labels and filters: `True` is `true`, `1` and `1.0` are `1`, None is `null`."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float) and value.is_integer():
@@ -25,13 +25,13 @@ def value_key(value: Any) -> str:
 
 
 def select_rows(table: Table, selection: Selection) -> list[int]:
-    """Row numbers of a selection, in the order in which the examples are used.
+    """Return the row numbers of a selection, in the order of the examples.
 
     Raises:
-        UserError: an unknown column, or more rows asked for than there are.
+        UserError: A column is unknown, or there are fewer rows than requested.
     """
     rows = _chosen(table, selection)
-    left = list(selection.part_of(rows))
+    left = list(selection.take_part(rows))
     if not left:
         raise UserError(
             f"{table.name}: the only row of `search` is set aside to measure on, and none is left; give the task a "
@@ -41,7 +41,7 @@ def select_rows(table: Table, selection: Selection) -> list[int]:
 
 
 def _chosen(table: Table, selection: Selection) -> list[int]:
-    """The rows before a part of them is taken."""
+    """Row numbers before `part` is applied."""
     rows = _filtered(table, selection)
     if selection.seed is not None:
         rows.sort(key=lambda index: _shuffle_key(selection.seed, index))
@@ -57,14 +57,14 @@ def _chosen(table: Table, selection: Selection) -> list[int]:
 
 
 def check_disjoint(rows: Mapping[Split, list[int]], name: str) -> None:
-    """Refuses splits that share rows of one source split.
+    """Check that a task's splits share no rows of one source split.
 
     Args:
-        rows: our split -> row numbers, all of the same source split.
-        name: of the source, for the message.
+        rows: Split -> row numbers, all of the same source split.
+        name: Name of the source split in messages.
 
     Raises:
-        UserError: two splits share a row.
+        UserError: Two splits share a row.
     """
     owner: dict[int, Split] = {}
     for split, indices in rows.items():
@@ -77,28 +77,28 @@ def check_disjoint(rows: Mapping[Split, list[int]], name: str) -> None:
             owner[index] = split
 
 
-def apart(contents: Sequence[Hashable], elsewhere: Collection[Hashable], name: str) -> list[int]:
-    """The rows of `calibration` that no fitness reads, whatever their numbers are: each content once.
+def unshared_rows(prompts: Sequence[Hashable], elsewhere: Collection[Hashable], name: str) -> list[int]:
+    """Return the positions of the calibration prompts that are in no other split, each prompt once.
 
     Args:
-        contents: of the rows: what is equal in two of them if they ask the same.
-        elsewhere: contents of the task's other splits.
-        name: of the task, for messages.
+        prompts: Prompts of the rows of `calibration`.
+        elsewhere: Prompts of the task's other splits.
+        name: Name of the task in messages.
 
     Raises:
-        UserError: none is left.
+        UserError: No row is left.
     """
-    first = {content: row for row, content in reversed(list(enumerate(contents)))}
-    kept = sorted(row for content, row in first.items() if content not in elsewhere)
+    first = {prompt: row for row, prompt in reversed(list(enumerate(prompts)))}
+    kept = sorted(row for prompt, row in first.items() if prompt not in elsewhere)
     if not kept:
         raise UserError(
-            f"{name}: all {len(contents)} rows of `calibration` have prompts that also stand in other splits; "
+            f"{name}: all {len(prompts)} rows of `calibration` have prompts that also stand in other splits; "
             "give it other rows"
         )
-    if len(kept) < len(contents):
+    if len(kept) < len(prompts):
         _LOG.info(
             "%s: %d of %d rows of `calibration` are left out: their prompts also stand in another split or before them",
-            *(name, len(contents) - len(kept), len(contents)),
+            *(name, len(prompts) - len(kept), len(prompts)),
         )
     return kept
 
@@ -119,7 +119,7 @@ def _filtered(table: Table, selection: Selection) -> list[int]:
 
 
 def _keys_of(table: Table, column: str) -> list[set[str]]:
-    """What each row holds in a column, or at a dotted path into one; the items of a list."""
+    """Each row's value in a column or at a dotted path, or the items of a list there, as text."""
     head, *path = (column,) if column in table.columns else column.split(".")
     values = table.column(head)
     for part in path:
@@ -128,7 +128,7 @@ def _keys_of(table: Table, column: str) -> list[set[str]]:
 
 
 def _text_lengths(table: Table, column: str) -> list[int]:
-    """Characters of each row's text without white space at its ends; 0 where there is none."""
+    """Length of each row's text without white space at its ends; 0 if there is no text."""
     values = table.column(column)
     for index, value in enumerate(values):
         if value is not None and not isinstance(value, str):
@@ -139,7 +139,7 @@ def _text_lengths(table: Table, column: str) -> list[int]:
 
 
 def _shuffle_key(seed: int | None, index: int) -> bytes:
-    # A hash rather than numpy's permutation: its stream may change between numpy versions, a split must not.
+    # Not numpy's permutation, which may change between numpy versions.
     return hashlib.blake2b(f"{seed}:{index}".encode(), digest_size=16).digest()
 
 

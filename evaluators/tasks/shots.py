@@ -1,4 +1,4 @@
-"""Few-shot examples of a task: solved prompts that are shown before every prompt."""
+"""Few-shot examples of a task: prompts with answers, shown before every prompt."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ Shot = tuple[str, str]
 
 
 class Shots:
-    """The shots of one task.
+    """The few-shot examples of one task.
 
     Args:
-        task: whose.
-        table: loads a source split.
+        task: The task.
+        table: Function that loads a source split by name.
 
     Raises:
-        UserError: the rows can't be had, are fewer than asked for, or can't be rendered.
+        UserError: Rows can't be loaded or rendered, or there are fewer than requested.
     """
 
     def __init__(self, task: TaskConfig, table: Callable[[str], Table]) -> None:
         self._origin = task.origin
         self._column: str | None = None
         self._by_value: dict[str, list[Shot]] = {}
-        if task.reads_whole or not task.shots:
+        if task.reads_whole_texts or not task.shots:
             return
         template = ExampleTemplate(task)
         if isinstance(task.shots, Selection):
@@ -54,14 +54,10 @@ class Shots:
             self._by_value.setdefault(self._key(row), []).append(shot)
 
     def before(self, row: Row, place: str) -> tuple[Shot, ...]:
-        """The shots of one row.
-
-        Args:
-            row: column -> value.
-            place: where the row came from, for messages.
+        """Return the shots of one row; `place` is its origin for messages.
 
         Raises:
-            UserError: there are shots for other values of the `per` column only.
+            UserError: There are no shots for the row's value of the `per` column.
         """
         if not self._by_value:
             return ()
@@ -71,7 +67,7 @@ class Shots:
         return tuple(self._by_value[key])
 
     def without(self, examples: Sequence[tuple[str, Example]]) -> list[tuple[str, Example]]:
-        """Examples, each after its place, that are no shots themselves."""
+        """Return the `(place, example)` pairs whose prompts aren't shots."""
         shown = {prompt for shots in self._by_value.values() for prompt, _ in shots}
         return [(place, example) for place, example in examples if example.prompt not in shown]
 

@@ -1,4 +1,4 @@
-"""Turning a row of data into a prompt with its accepted answers."""
+"""Rendering a row of data as a prompt with its accepted answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _no_null(value: Any) -> Any:
     return value
 
 
-# Task files come from others: templates are sandboxed and a name that is not there is an error, not an empty string.
+# Task files can come from others, so templates are sandboxed. An unknown variable is an error, not an empty string.
 _ENVIRONMENT = ImmutableSandboxedEnvironment(
     undefined=jinja2.StrictUndefined, keep_trailing_newline=True, finalize=_no_null
 )
@@ -34,11 +34,11 @@ class ExampleTemplate:
     """The compiled templates of one task.
 
     Args:
-        task: whose templates to compile.
-        prompts_only: whether to leave answers, references and choices out.
+        task: The task.
+        prompts_only: Leave out answers, references and choices.
 
     Raises:
-        UserError: a template is not valid Jinja2.
+        UserError: A template is not valid Jinja2.
     """
 
     def __init__(self, task: TaskConfig, prompts_only: bool = False) -> None:
@@ -49,12 +49,12 @@ class ExampleTemplate:
         self._references = self._list("references", task.references or ())
         self._choices = self._list("choices", task.choices)
         used = self.variables()
-        # Rows need not have what only their answers use.
+        # With `prompts_only`, rows don't need the columns that only answers use.
         self._fields = {name: paths for name, paths in task.fields.items() if not prompts_only or name in used}
         self._labels = {name: table for name, table in task.labels.items() if not prompts_only or name in used}
 
     def variables(self) -> dict[str, str]:
-        """Variables the templates need from the data, each with the field of the task that uses it."""
+        """Return the variables that the templates use, each with the task's field that uses it."""
         task = self._task
         used: dict[str, str] = {}
         needed: dict[str, tuple[str, ...]] = {"prompt": (task.prompt,)}
@@ -68,14 +68,14 @@ class ExampleTemplate:
         return used
 
     def check_columns(self, columns: Sequence[str], name: str) -> None:
-        """Checks once, before any row, that the data has what the task uses.
+        """Check once, before rendering rows, that the data has the columns that the task uses.
 
         Args:
-            columns: of the data.
-            name: of the data, for messages.
+            columns: Columns of the data.
+            name: Name of the data in messages.
 
         Raises:
-            UserError: naming the missing column and the field of the task that uses it.
+            UserError: A column is missing; the message names it and the task's field that uses it.
         """
         known = ", ".join(columns)
         for variable, used_by in self.variables().items():
@@ -93,14 +93,10 @@ class ExampleTemplate:
                 )
 
     def example(self, row: Row, place: str) -> Example:
-        """Renders one row.
-
-        Args:
-            row: column -> value.
-            place: where the row came from, for messages.
+        """Render one row; `place` is its origin for messages.
 
         Raises:
-            UserError: naming task file, field and row.
+            UserError: The row can't be rendered; the message names task file, field and row.
         """
         variables = self._variables_of(row, place)
         prompt = self._run("prompt", self._prompt, variables, place)
@@ -110,7 +106,7 @@ class ExampleTemplate:
         if self._answer is not None:
             references = (self._run("answer", self._answer, variables, place), *references)
         references = tuple(dict.fromkeys(references))
-        if not references and not self._task.kind.needs_references:
+        if not references and not self._task.fitness_kind.needs_references:
             return Example(prompt=prompt, references=())
         if not references or not references[0].strip():
             raise UserError(f"{self._task.origin}: {place}: the gold answer is empty")
@@ -168,7 +164,7 @@ class ExampleTemplate:
 
 
 def _sources(value: str | tuple[str, ...]) -> tuple[str, ...]:
-    """Template sources of a list field; an expression is wrapped so that it parses as a template."""
+    """Template sources of a list field; an expression is put into braces so that it parses as a template."""
     return value if isinstance(value, tuple) else ("{{ " + value + " }}",)
 
 

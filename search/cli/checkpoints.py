@@ -10,7 +10,7 @@ from moevolve.search.cli._options import DEFAULT_STORE, JsonOption, StoreOption
 from moevolve.search.cli._requests import takes
 from moevolve.search.cli.output.console import exit_with_message, output, print_json, print_table, stages
 from moevolve.search.cli.output.profile import print_profile
-from moevolve.search.genomes.registry import parts_of
+from moevolve.search.genomes.registry import part_names
 from moevolve.search.requests import ExportRequest, ImportEepRequest, ProfileRequest
 
 
@@ -28,7 +28,7 @@ def export(request: ExportRequest, store: StoreOption = DEFAULT_STORE, as_json: 
     if as_json:
         print_json(report)
         return
-    parts = parts_of([moevolve.show(store, request.individual).search.genome_kind])
+    parts = part_names([moevolve.show(store, request.individual).search.genome_kind])
     output.print(
         f"wrote {report.directory} ({report.form} checkpoint, {report.experts} {parts}, {report.active} active, "
         f"{report.parameters:,} parameters, {report.size_bytes / 2**20:.1f} MiB); read from its files, all "

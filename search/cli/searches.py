@@ -10,7 +10,7 @@ import moevolve
 from moevolve.search.cli._options import DEFAULT_STORE, JsonOption, StoreOption
 from moevolve.search.cli._requests import takes
 from moevolve.search.cli.output.console import output, plain, print_json, print_table
-from moevolve.search.genomes.registry import KINDS, counted, parts_of
+from moevolve.search.genomes.registry import KINDS, part_counts, part_names
 from moevolve.search.requests import BestRequest, LineageRequest, SearchesRequest, ShowRequest
 from moevolve.search.text import parameter_count, percent
 from moevolve.store.lineage import to_dot
@@ -68,7 +68,7 @@ def best(request: BestRequest, store: StoreOption = DEFAULT_STORE, as_json: Json
         ("search", True),
         ("dev", True),
         ("test", True),
-        (parts_of({row.genome_kind for row in found} or KINDS), True),
+        (part_names({row.genome_kind for row in found} or KINDS), True),
         ("active", True),
         ("parameters", True),
         ("genome", False),
@@ -104,7 +104,7 @@ def show(request: ShowRequest, store: StoreOption = DEFAULT_STORE, as_json: Json
         ("genome", f"{detail.search.genome_kind}: {record.summary}"),
         ("made by", f"{record.operator} in phase {record.phase}, depth {record.depth}"),
         ("parents", ", ".join(f"{detail.search.name}:{parent}" for parent in record.parents) or "none"),
-        (parts_of([kind]), counted(kind, record.experts, record.active)),
+        (part_names([kind]), part_counts(kind, record.experts, record.active)),
         (
             "parameters",
             (

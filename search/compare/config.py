@@ -176,7 +176,7 @@ def _kind(*settings: Mapping[str, Any]) -> str:
 def _one_shot(name: str, kind: str, data: Mapping[str, Any], where: str, own: Overrides) -> Overrides:
     """The settings of a search that is one individual: what the baseline gives; random ones are as many as drawn.
 
-    They are made as their papers have them (`GenomeKind.one_shot`). `own` is what the method says: how they are
+    They are made as in their papers (`GenomeKind.baseline_settings`). `own` is what the method says: how they are
     repaired, if they are, and perhaps how many are drawn.
 
     It is scored on `dev`, which says which baseline is the best one, unless the base ranks nothing there.
@@ -186,7 +186,7 @@ def _one_shot(name: str, kind: str, data: Mapping[str, Any], where: str, own: Ov
     known = KINDS[kind].baselines
     first = next((each.phases[0] for each in known.values()), "tune")
     phase: dict[str, Any] = {"kind": first, "init": [name], REPAIR: own.get(REPAIR)}
-    form = dict(KINDS[kind].one_shot)
+    form = dict(KINDS[kind].baseline_settings)
     if name == "random":
         draws = own.get("final.random_baselines", final.get("random_baselines")) or 20
         phase |= {"evaluations": draws, "initial": draws}

@@ -55,7 +55,7 @@ def phase_counts(config: RunConfig, costs: GenomeCosts[Any]) -> tuple[PhaseCount
     """Individuals of every phase, and how many different ones there can be."""
     counts = []
     for phase in config.phases:
-        different = costs.different(phase.kind)
+        different = costs.distinct_candidates(phase.kind)
         most = phase.evaluations if different is None else min(phase.evaluations, different)
         counts.append(PhaseCount(phase.kind, phase.evaluations, most))
     return tuple(counts)

@@ -65,7 +65,7 @@ def worker_memory(
         items.append(MemoryItem("one layer's original experts", experts // layers if host else 0, 0))
     activations = _activations(outline, passes)
     longest = max((one.longest for one in passes), default=0)
-    between = max(_merging(config, outline), costs.measuring_bytes(longest))
+    between = max(_merging(config, outline), costs.calibration_bytes(longest))
     needed = [
         MemoryItem("keys and values of a batch", max((_cached(outline, one) for one in passes), default=0), 0),
         MemoryItem("activations and logits of a batch (estimate)", activations, 0),
@@ -74,7 +74,7 @@ def worker_memory(
         MemoryItem(
             "what merging or calibrating takes beyond these",
             max(0, between - activations),
-            costs.measuring_host_bytes(),
+            costs.calibration_host_bytes(),
         ),
         *_repairing(repairs),
     ]

@@ -107,7 +107,7 @@ class _Counted:
 
     def __init__(self, recipe: RepairRecipe, costs: GenomeCosts[Any], outline: ModelOutline, tokens: int) -> None:
         self._recipe, self._outline, self._tokens = recipe, outline, tokens
-        self._fits = _sloped(costs.fits(), recipe.neurons)
+        self._fits = _sloped(costs.fitted_maps(), recipe.neurons)
 
     def work(self, position: int, kind: str) -> RepairWork:
         hidden, size, tokens = self._outline.hidden, self._outline.facts.dtype_bytes, self._tokens

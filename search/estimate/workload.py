@@ -7,7 +7,7 @@ from math import ceil
 from typing import Any
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.fitness.registry import FITNESSES
+from moevolve.evaluators.fitness.kinds import FITNESSES
 from moevolve.evaluators.preparation.prepare import prepare_split
 from moevolve.evaluators.tasks.config import TaskConfig
 from moevolve.evaluators.types import PreparedSplit, Split
@@ -98,14 +98,14 @@ class WorkloadReader:
         for section in self._config.tasks if self._calibrating else ():
             if section.sets_aside:
                 task = section.task("calibration", self._calibrating)
-                given = self._given is not None
-                rows = task.splits["calibration"].stated if given else len(prepare_split(task, "calibration").examples)
+                stated, given = task.splits["calibration"].row_count, self._given is not None
+                rows = stated if given else len(prepare_split(task, "calibration").examples)
                 found.append(set_aside_note(task.name, rows))
         return tuple(found)
 
     def _work(self, section: TaskSection, split: Split, fitness: Any) -> SplitWork | None:
         task = section.task(split, self._calibrating)
-        if task.kind.reads == "harness":
+        if task.fitness_kind.reads == "harness":
             raise UserError(f"task {section.name}: tasks of lm-evaluation-harness can't be planned; use another task")
         if fitness is not None:
             if task.fitness == fitness:
@@ -163,13 +163,13 @@ def _given(task: TaskConfig, split: Split, given: Prompts) -> SplitTokens:
     if split not in task.splits:
         raise UserError(f"{task.origin}: there is no `{split}` split; it has: {', '.join(task.splits)}")
     rows = task.splits[split]
-    count = given.examples or (rows.stated if task.window is None else None)
+    count = given.examples or (rows.row_count if task.window is None else None)
     if count is None:
         raise UserError(f"task {task.name}: its file doesn't say how many examples `{split}` has; give --examples")
     new = given.new_tokens or task.max_new_tokens
     if task.window is not None:
         return _windows(task.fitness, task.window, count, new)
-    answer = 0 if task.kind.reads == "generation" else new
+    answer = 0 if task.fitness_kind.reads == "generation" else new
     return SplitTokens.of_lengths(
         task.fitness,
         (given.prompt_tokens,) * count,

@@ -1,4 +1,4 @@
-"""Genome kinds by name, and what is looked up by it."""
+"""Genome kinds by name, and functions that look up a kind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from moevolve.search.genomes.contract.costs import GenomeCosts
 from moevolve.search.genomes.eep.kind import EEP
 from moevolve.search.genomes.factorllm.kind import FACTORLLM
 from moevolve.search.genomes.nanomoe.kind import NANOMOE
-from moevolve.search.genomes.repaired import RepairedSpace, bare_space, repaired_space
+from moevolve.search.genomes.repaired import RepairedSpace, base_space, repaired_space
 from moevolve.search.genomes.tomoe.kind import TOMOE
 from moevolve.search.settings.phases import START, PhaseConfig, TunePhase
 from moevolve.workers.contract.facts import ModelFacts
@@ -36,13 +36,12 @@ KINDS: dict[str, GenomeKind] = {
     "nanomoe": NANOMOE,
 }
 DEFAULT = "eep"
-"""The kind of a section that says none."""
+"""Kind of a section that doesn't name one."""
 
 
-def _of_its_kind(value: Any, as_base: ValidatorFunctionWrapHandler) -> GenomeSection:
-    """Plain settings as the section of the kind that they name."""
+def _validate_by_kind(value: Any, validate_base: ValidatorFunctionWrapHandler) -> GenomeSection:
     if not isinstance(value, dict):
-        section: GenomeSection = as_base(value)
+        section: GenomeSection = validate_base(value)
         return section
     settings = {"kind": DEFAULT} | value
     name = settings["kind"]
@@ -53,56 +52,56 @@ def _of_its_kind(value: Any, as_base: ValidatorFunctionWrapHandler) -> GenomeSec
     return KINDS[name].section.model_validate(settings)
 
 
-AnyGenomeSection = Annotated[SerializeAsAny[GenomeSection], WrapValidator(_of_its_kind)]
-"""The field of a configuration that takes the section of any kind."""
+AnyGenomeSection = Annotated[SerializeAsAny[GenomeSection], WrapValidator(_validate_by_kind)]
+"""Type of a configuration's field that accepts the section of any kind."""
 
 
 def make_space(section: GenomeSection, facts: ModelFacts, phases: Sequence[PhaseConfig] = ()) -> GenomeSpace[Any]:
-    """The space of a configuration's `genome` section for a model; one with a recipe is yet to be calibrated.
+    """Return the space of a `genome` section for a model; it has to be calibrated if it has a recipe.
 
     Args:
-        section: the section.
-        facts: the model.
-        phases: of the search, which may begin with baselines that something must be measured for.
+        section: Settings of the genome.
+        facts: Sizes and family of the model.
+        phases: Phases of the search, which may begin with baselines that need measurements.
 
     Raises:
-        UserError: the section asks for what the model can't give.
+        UserError: The model doesn't support the settings.
     """
     kind = KINDS[section.kind]
     return repaired_space(kind.make_space(section, facts, phases), phases, kind.recombinable)
 
 
 def costs_of(space: GenomeSpace[Any], outline: ModelOutline) -> GenomeCosts[Any]:
-    """What the candidates of a space cost."""
-    return KINDS[space.kind].costs(bare_space(space), outline)
+    """Return the costs of a space's candidates."""
+    return KINDS[space.kind].costs(base_space(space), outline)
 
 
 def figures_for(genome: Genome) -> GenomeFigures[Any]:
-    """How a genome is drawn."""
+    """Return the drawings of a genome's kind."""
     return KINDS[genome.space.kind].figures
 
 
-def weights_of(kind: str) -> str | None:
-    """What the routing weights of a kind's experts are, for the heading of an analysis; None leaves them out."""
+def routing_weights_label(kind: str) -> str | None:
+    """Return the name of a kind's routing weights for the heading of an analysis; None leaves them out."""
     return KINDS[kind].figures.weights if kind in KINDS else None
 
 
-def parts_of(kinds: Iterable[str]) -> str:
-    """What individuals of some kinds consist of, as a heading: "experts", "blocks", or "experts or blocks"."""
+def part_names(kinds: Iterable[str]) -> str:
+    """Return what individuals of some kinds consist of, as a heading: "experts", "blocks", or "experts or blocks"."""
     asked = set(kinds)
     return " or ".join(dict.fromkeys(kind.section.parts for name, kind in KINDS.items() if name in asked))
 
 
-def counted(kind: str, experts: int, active: int) -> str:
-    """How many of these parts an individual has, in words; `experts` and `active` are as in `Description`."""
-    return KINDS[kind].section.counted.format(experts=experts, active=active)
+def part_counts(kind: str, experts: int, active: int) -> str:
+    """Return the number of these parts in words; `experts` and `active` are as in `Description`."""
+    return KINDS[kind].section.count_format.format(experts=experts, active=active)
 
 
 def check_baselines(phases: Sequence[PhaseConfig], space: GenomeSpace[Any]) -> None:
-    """Refuse names in `init` that mean nothing for their phase.
+    """Check the names in every phase's `init`.
 
     Raises:
-        UserError: an unknown name, one that doesn't suit the phase or the genome kind; the message names the field.
+        UserError: A name is unknown, or doesn't suit the phase or the genome kind; the message names the field.
     """
     for position, phase in enumerate(phases):
         own = ["random", START] if isinstance(phase, TunePhase) else ["random"]
@@ -114,12 +113,12 @@ def check_baselines(phases: Sequence[PhaseConfig], space: GenomeSpace[Any]) -> N
                 raise UserError(f"{where} is unknown; a {phase.kind} phase can begin with {', '.join(suited)}")
             if name not in suited:
                 raise UserError(f"{where} can't begin a {phase.kind} phase; use {', '.join(suited)}")
-            fault = known[name].fault(bare_space(space))
-            if fault is not None:
-                raise UserError(f"{where} {fault}")
+            problem = known[name].problem(base_space(space))
+            if problem is not None:
+                raise UserError(f"{where} {problem}")
 
 
 def baseline_offspring(name: str, space: GenomeSpace[Any], phase: PhaseConfig) -> Offspring[Any]:
-    """The individual of a baseline in a calibrated space, repaired if those of its phase are."""
-    offspring = KINDS[space.kind].baselines[name].make(bare_space(space))
-    return space.made(offspring, phase) if isinstance(space, RepairedSpace) else offspring
+    """Return the individual of a baseline in a calibrated space, repaired if its phase repairs."""
+    offspring = KINDS[space.kind].baselines[name].make(base_space(space))
+    return space.repair_offspring(offspring, phase) if isinstance(space, RepairedSpace) else offspring

@@ -1,8 +1,8 @@
-"""Genomes of any kind that are repaired once they are expressed, and the space of those that a search may bring forth.
+"""Genomes of any kind combined with a repair, and their space.
 
-A repaired genome is another kind's, the base, and a recipe (`moevolve.workers.methods.repair`). In a phase whose
-candidates are all repaired, the base is bred and the recipe is the phase's; a repair phase leaves the base and varies
-the recipe.
+A repaired genome consists of a base, which is a genome of another kind, and a repair recipe
+(`moevolve.workers.methods.repair`). In a phase with `repair`, bases are bred and all get the phase's recipe; a repair
+phase keeps the base and varies the recipe.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.search.genomes.contract.base import Choosing, Description, Genome, GenomeSpace, Offspring
+from moevolve.search.genomes.contract.base import Description, Genome, GenomeSpace, Offspring, SubsetSpace
 from moevolve.search.settings.phases import PhaseConfig, RepairPhase
 from moevolve.workers.contract.edits import Calibration, CalibrationRecipe, Edit, IdentityEdit, LayeredEdit, combined
 from moevolve.workers.contract.fitting import FitRows, NeuronRecipe, RowsRecipe
@@ -29,12 +29,12 @@ _MAGIC = b"RPR1"
 
 @dataclass(frozen=True)
 class RepairedGenome:
-    """One candidate, repaired.
+    """One repaired candidate.
 
     Attributes:
-        space: the space it belongs to.
-        base: what is repaired.
-        recipe: how.
+        space: Space of the genome.
+        base: Genome whose edit is repaired.
+        recipe: Settings of the repair.
     """
 
     space: RepairedSpace = field(repr=False, compare=False)
@@ -42,19 +42,19 @@ class RepairedGenome:
     recipe: RepairRecipe
 
     def to_bytes(self) -> bytes:
-        """Magic, length of the recipe (uint32), the recipe as JSON, and the base's bytes."""
+        """Return the magic number, the recipe's length (uint32), the recipe as JSON, and the base's bytes."""
         recipe = self.recipe.text.encode()
         return _HEADER.pack(_MAGIC, len(recipe)) + recipe + self.base.to_bytes()
 
     @cached_property
     def content_hash(self) -> str:
-        """The base's own where there is nothing to repair, whatever the recipe."""
+        # An edit that changes nothing has nothing to repair: all recipes give the same candidate.
         if isinstance(self._edit, IdentityEdit):
             return self.base.content_hash
         return hashlib.sha256(_MAGIC + self.recipe.text.encode() + self.base.content_hash.encode()).hexdigest()
 
     def express(self) -> Edit:
-        """The base's edit, repaired; a base that changes nothing has nothing to repair."""
+        """Return the base's edit with its repair, or the base's edit alone if it changes nothing."""
         return self._edit
 
     @cached_property
@@ -63,19 +63,19 @@ class RepairedGenome:
         if isinstance(edit, IdentityEdit):
             return edit
         assert isinstance(edit, LayeredEdit), f"edits of kind {type(edit).__name__} can't be repaired"
-        assert rows is not None, "the space has to be calibrated before this is known"
+        assert rows is not None, "the space isn't calibrated"
         return RepairedEdit(edit, self.recipe, rows)
 
 
 @dataclass(frozen=True)
 class RepairedSpace:
-    """The genomes of a search that repairs some.
+    """All genomes of a search with repairs: bases and repaired bases.
 
     Attributes:
-        inner: where the bases come from.
-        tokens: most that any of the search's repairs takes.
-        recombinable: see `GenomeKind`.
-        rows: what is fitted; None before calibration.
+        inner: Space of the bases.
+        tokens: Largest number of calibration tokens that a repair of the search is fitted on.
+        recombinable: See `GenomeKind`.
+        rows: Calibration rows that repairs are fitted on; None before calibration.
     """
 
     inner: GenomeSpace[Any]
@@ -99,41 +99,42 @@ class RepairedSpace:
         inner = self.inner if self.inner.recipe is None else self.inner.calibrated(calibration)
         return replace(self, inner=inner, rows=FitRows.of(calibration.arrays))
 
-    def chooses(self, phase: PhaseConfig) -> bool:
-        """See `Choosing`."""
-        return isinstance(self.inner, Choosing) and self.inner.chooses(phase)
+    def selects_subset(self, phase: PhaseConfig) -> bool:
+        return isinstance(self.inner, SubsetSpace) and self.inner.selects_subset(phase)
 
     def start(self, phase: PhaseConfig) -> Offspring[Any] | None:
         start = self.inner.start(phase)
-        return None if start is None else self.made(start, phase)
+        return None if start is None else self.repair_offspring(start, phase)
 
     def sample(self, rng: np.random.Generator, phase: PhaseConfig) -> Offspring[Any]:
-        return self.made(self.inner.sample(rng, phase), phase)
+        return self.repair_offspring(self.inner.sample(rng, phase), phase)
 
     def breed(self, rng: np.random.Generator, phase: PhaseConfig, parents: tuple[Genome, ...]) -> Offspring[Any]:
         if isinstance(phase, RepairPhase):
-            return self._varied(rng, phase, parents)
-        return self.made(self.inner.breed(rng, phase, tuple(map(bare, parents))), phase)
+            return self._breed_recipe(rng, phase, parents)
+        return self.repair_offspring(self.inner.breed(rng, phase, tuple(map(base_genome, parents))), phase)
 
-    def made(self, offspring: Offspring[Any], phase: PhaseConfig) -> Offspring[Any]:
-        """What was made of bases, repaired if the phase's candidates are."""
+    def repair_offspring(self, offspring: Offspring[Any], phase: PhaseConfig) -> Offspring[Any]:
+        """Return the offspring, repaired by the phase's recipe if it has one."""
         recipe = phase.repair
         return offspring if recipe is None else replace(offspring, genome=self.repaired(offspring.genome, recipe))
 
     def repaired(self, genome: Genome, recipe: RepairRecipe) -> RepairedGenome:
-        """A genome, or the base of a repaired one, repaired as a recipe says."""
-        return RepairedGenome(self, bare(genome), recipe)
+        """Return a genome repaired by a recipe, which replaces the recipe of a genome that is repaired already."""
+        return RepairedGenome(self, base_genome(genome), recipe)
 
-    def _varied(self, rng: np.random.Generator, phase: RepairPhase, parents: tuple[Genome, ...]) -> Offspring[Any]:
-        """The first parent's base; its recipe, or where there are two the second's, with something else in it."""
+    def _breed_recipe(
+        self, rng: np.random.Generator, phase: RepairPhase, parents: tuple[Genome, ...]
+    ) -> Offspring[Any]:
+        # The base is the first parent's, the recipe to vary the last parent's.
         donor = parents[-1]
         recipe = donor.recipe if isinstance(donor, RepairedGenome) else phase.repair
-        varied = vary(rng, self._within(recipe), self._within(phase.repair), self.recombinable)
+        varied = vary_recipe(rng, self._limit_tokens(recipe), self._limit_tokens(phase.repair), self.recombinable)
         return Offspring(self.repaired(parents[0], varied), "repair", tuple(range(len(parents))))
 
-    def _within(self, recipe: RepairRecipe) -> RepairRecipe:
-        """The same with no more tokens than there are: else it would be varied to others that fit the same ones."""
-        assert self.rows is not None, "the space has to be calibrated before this is known"
+    def _limit_tokens(self, recipe: RepairRecipe) -> RepairRecipe:
+        # With more tokens than there are, recipes with different numbers would fit the same tokens.
+        assert self.rows is not None, "the space isn't calibrated"
         return replace(recipe, tokens=max(2, min(recipe.tokens, len(self.rows.tokens))))
 
     def from_bytes(self, data: bytes) -> Genome:
@@ -149,65 +150,67 @@ class RepairedSpace:
         return RepairedGenome(self, self.inner.from_bytes(rest), recipe)
 
     def flatten(self, genome: Genome, phase: PhaseConfig) -> NDArray[np.float64]:
-        return self.inner.flatten(bare(genome), phase)
+        return self.inner.flatten(base_genome(genome), phase)
 
     def unflatten(self, vector: NDArray[np.float64], phase: PhaseConfig) -> Genome:
         genome: Genome = self.inner.unflatten(vector, phase)
         return genome if phase.repair is None else self.repaired(genome, phase.repair)
 
     def describe(self, genome: Genome) -> Description:
-        description = self.inner.describe(bare(genome))
+        description = self.inner.describe(base_genome(genome))
         if not isinstance(genome, RepairedGenome):
             return description
-        return replace(description, summary=f"{description.summary}, {described(genome.recipe)}")
+        return replace(description, summary=f"{description.summary}, {recipe_summary(genome.recipe)}")
 
 
-def bare(genome: Genome) -> Genome:
-    """The base of a repaired genome; any other as it is."""
+def base_genome(genome: Genome) -> Genome:
+    """Return the base of a repaired genome; other genomes are returned unchanged."""
     return genome.base if isinstance(genome, RepairedGenome) else genome
 
 
-def bare_space(space: GenomeSpace[Any]) -> GenomeSpace[Any]:
-    """Where bases come from."""
+def base_space(space: GenomeSpace[Any]) -> GenomeSpace[Any]:
+    """Return the space of the bases; other spaces are returned unchanged."""
     return space.inner if isinstance(space, RepairedSpace) else space
 
 
 def repaired_space(inner: GenomeSpace[Any], phases: Sequence[PhaseConfig], recombinable: bool) -> GenomeSpace[Any]:
-    """The space of a search with these phases; `inner` if they repair nothing. `recombinable`: see `GenomeKind`."""
+    """Return the space of a search with these phases: `inner` itself if they have no repairs."""
     tokens = [phase.repair.tokens for phase in phases if phase.repair is not None]
     return RepairedSpace(inner, max(tokens), recombinable) if tokens else inner
 
 
-def described(recipe: RepairRecipe) -> str:
-    """A recipe for listings."""
+def recipe_summary(recipe: RepairRecipe) -> str:
+    """Describe a recipe in one line for listings."""
     low, high = min(recipe.ridge_lambdas), max(recipe.ridge_lambdas)
     lambdas = f"{low:.2g}" if low == high else f"{low:.2g} to {high:.2g}"
     parts = ["repaired", recipe.target, f"ridge lambda {lambdas}", f"{recipe.tokens} tokens"]
     if recipe.neurons is not None:
         each = recipe.neurons
         shares = "shared" if each.shared else "apart"
-        worth = f"{each.routing:.2g}/{each.activation:.2g}/{each.output:.2g}"
-        parts.append(f"neurons {shares} by {worth} of {each.candidates:.2g} times as many")
+        exponents = f"{each.routing:.2g}/{each.activation:.2g}/{each.output:.2g}"
+        parts.append(f"neurons {shares} by {exponents} of {each.candidates:.2g} times as many")
         parts.append(f"router {each.router}")
         if each.width_slope:
             parts.append(f"widths by {each.width_slope:+.2g}")
     return ", ".join(parts)
 
 
-def vary(rng: np.random.Generator, recipe: RepairRecipe, phase: RepairRecipe, recombinable: bool) -> RepairRecipe:
-    """A recipe with one or more other values.
+def vary_recipe(
+    rng: np.random.Generator, recipe: RepairRecipe, phase: RepairRecipe, recombinable: bool
+) -> RepairRecipe:
+    """Return a recipe that differs from `recipe` in at least one value.
 
     Args:
-        rng: the individual's generator.
-        recipe: what it is made from.
-        phase: the phase's own: `tokens` are at most its, and `neurons` have its exponents where they are put back.
-        recombinable: whether there may be `neurons`.
+        rng: The individual's generator.
+        recipe: The parent's recipe.
+        phase: The phase's recipe, which limits `tokens` and gives the exponents of `neurons` that are added.
+        recombinable: True if the recipe may have `neurons`.
     """
     changes: dict[str, Any] = {}
     while not changes:
         if rng.random() < 0.5:
-            middle = float(np.exp(np.mean(np.log(recipe.ridge_lambdas))))
-            changes["ridge_lambdas"] = (float(np.clip(middle * 10 ** rng.normal(0, 0.7), 1e-6, 1e2)),)
+            centre = float(np.exp(np.mean(np.log(recipe.ridge_lambdas))))
+            changes["ridge_lambdas"] = (float(np.clip(centre * 10 ** rng.normal(0, 0.7), 1e-6, 1e2)),)
         if rng.random() < 0.25:
             changes["target"] = "local" if recipe.target == "global" else "global"
         if rng.random() < 0.25:
@@ -218,13 +221,12 @@ def vary(rng: np.random.Generator, recipe: RepairRecipe, phase: RepairRecipe, re
     return replace(recipe, **changes)
 
 
-def _varied_neurons(rng: np.random.Generator, neurons: NeuronRecipe | None, first: NeuronRecipe) -> NeuronRecipe | None:
-    """Put aside, put back, or with another exponent, sharing, number of candidates, or other rows of the router.
-
-    Widths are varied only where the phase has a width_slope: uneven ones take the native form.
-    """
+def _varied_neurons(
+    rng: np.random.Generator, neurons: NeuronRecipe | None, default: NeuronRecipe
+) -> NeuronRecipe | None:
+    """Add or drop `neurons`, or change one of their settings."""
     if neurons is None:
-        return replace(first, shared=bool(rng.random() < 0.5))
+        return replace(default, shared=bool(rng.random() < 0.5))
     draw = rng.random()
     if draw < 0.2:
         return None
@@ -234,7 +236,8 @@ def _varied_neurons(rng: np.random.Generator, neurons: NeuronRecipe | None, firs
         return replace(neurons, router="kept" if neurons.router == "fitted" else "fitted")
     if draw < 0.65:
         return replace(neurons, candidates=float(rng.choice([1.0, 2.0, 4.0, 8.0])))
-    if draw < 0.8 and first.width_slope:
+    # Uneven widths need the native form of a checkpoint, so they are varied only if the phase has a slope.
+    if draw < 0.8 and default.width_slope:
         return replace(neurons, width_slope=float(rng.choice([-0.25, 0.0, 0.25, 0.5, 0.75])))
     exponent, which = float(rng.choice([0.0, 0.5, 1.0, 2.0, 3.0])), int(rng.integers(3))
     if which == 0:

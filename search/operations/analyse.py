@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import TypeAdapter
 
 from moevolve.evaluators.errors import CandidateError, UserError
-from moevolve.search.genomes.registry import weights_of
+from moevolve.search.genomes.registry import routing_weights_label
 from moevolve.search.loop.scores import FULL
 from moevolve.search.operations.data import as_data
 from moevolve.search.operations.evaluate import prepared_split
@@ -96,7 +96,7 @@ def figures_of(analysis: Analysis) -> dict[str, tuple[Figure, str]]:
             "Share of the tokens that chose each expert, in every layer"
             + ("; grey experts are gone." if before else "."),
         )
-        weights = weights_of(analysis.kind)
+        weights = routing_weights_label(analysis.kind)
         found["activations"] = (
             draw.bars_figure(before, after, weights),
             "How many tokens chose each expert"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from moevolve.evaluators.errors import CandidateError, UserError
-from moevolve.evaluators.fitness.transcript import Answer
+from moevolve.evaluators.fitness.scoring import Answer
 from moevolve.evaluators.metrics import score
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.loop.scores import FULL

@@ -14,8 +14,7 @@ from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.base import Offspring
 from moevolve.search.genomes.eep.coefficients import group_layers, read_coefficients
 from moevolve.search.genomes.eep.genome import EepGenome
-from moevolve.search.genomes.eep.section import EepSection
-from moevolve.search.genomes.eep.space import EepSpace
+from moevolve.search.genomes.eep.space import EepSection, EepSpace
 from moevolve.search.loop.search_loop import individual_record
 from moevolve.search.operations.opening import opened_store
 from moevolve.search.requests import LONGEST_NAME, ImportEepRequest

@@ -12,7 +12,7 @@ from moevolve.search.figures.course import draw_course
 from moevolve.search.figures.style import check_format, drawing
 from moevolve.search.genomes.contract.base import Genome
 from moevolve.search.genomes.registry import figures_for
-from moevolve.search.genomes.repaired import bare
+from moevolve.search.genomes.repaired import base_genome
 from moevolve.search.loop.final_table import standings
 from moevolve.search.loop.scores import full_fitness
 from moevolve.search.operations.subject import find_subject, start_of
@@ -49,8 +49,8 @@ def plot_search(
             file can't be written.
     """
     above = any(row.fitness is not None for row in history)
-    drawn = None if genome is None else bare(genome)
-    if drawn is not None and not figures_for(drawn).draws(drawn, start):
+    drawn = None if genome is None else base_genome(genome)
+    if drawn is not None and not figures_for(drawn).has_figure(drawn, start):
         drawn = None
     if not above and drawn is None:
         raise UserError(f"{title}: no evaluated individual to plot yet")

@@ -11,7 +11,7 @@ from moevolve.search.config.files import changed_loading, parse_stored_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.base import Genome, GenomeSpace
 from moevolve.search.genomes.registry import make_space
-from moevolve.search.genomes.repaired import bare
+from moevolve.search.genomes.repaired import base_genome
 from moevolve.search.loop.scores import FULL
 from moevolve.search.running.calibration import calibrated_space
 from moevolve.search.running.weights import facts_for, shapes, where_model
@@ -117,7 +117,7 @@ def uncalibrated_space(config: RunConfig, facts: ModelFacts) -> GenomeSpace[Any]
 def start_of(subject: Subject, history: Sequence[IndividualRecord]) -> Genome | None:
     """The genome that a subject's search started from, unrepaired; None without the method's own start."""
     start = next((row for row in history if row.operator == START), None)
-    return None if start is None else bare(subject.space.from_bytes(start.genome))
+    return None if start is None else base_genome(subject.space.from_bytes(start.genome))
 
 
 def _at(config: RunConfig, path: str) -> RunConfig:

@@ -9,7 +9,7 @@ from moevolve.search.figures.course import course_figure, size_figure
 from moevolve.search.figures.lineage import lineage_figure
 from moevolve.search.figures.style import to_svg
 from moevolve.search.genomes.registry import figures_for
-from moevolve.search.genomes.repaired import bare
+from moevolve.search.genomes.repaired import base_genome
 from moevolve.search.operations.analyse import Analysis, figures_of
 from moevolve.search.report.contents import Contents
 from moevolve.search.text import percent
@@ -80,9 +80,9 @@ def _searched(contents: Contents) -> Drawing | None:
     """What was searched, of the best individual."""
     if contents.subject is None or contents.subject.genome is None:
         return None
-    genome = bare(contents.subject.genome)
+    genome = base_genome(contents.subject.genome)
     figures = figures_for(genome)
-    if not figures.draws(genome, contents.start):
+    if not figures.has_figure(genome, contents.start):
         return None
     figure, caption = figures.page(genome, contents.start)
     return _drawing("matrices", f"{figures.subject.capitalize()} of {_best(contents)}", caption, figure)

@@ -68,7 +68,7 @@ class Repairing:
         return None
 
     def _sampled(self, rng: np.random.Generator) -> Offspring[Any]:
-        return self._space.made(self._space.inner.sample(rng, self._before), self._phase)
+        return self._space.repair_offspring(self._space.inner.sample(rng, self._before), self._phase)
 
     def _child(
         self, rng: np.random.Generator, bases: Sequence[IndividualRecord], parents: Sequence[IndividualRecord]

@@ -1,7 +1,7 @@
 """A strategy that learns which parts of genomes are worth having: Thompson sampling in a Bayesian linear model.
 
 The model is of what individuals scored, on features of their genomes: which parts they have, where genomes are a choice
-among parts (`Choosing`); phases of other genomes are evolution's. A child is the best one
+among parts (`SubsetSpace`); phases of other genomes are evolution's. A child is the best one
 by a draw of the weights from their posterior, so that uncertain parts are tried as often as they may be the best ones.
 
 Sources: Bayesian linear regression as in Bishop, Pattern Recognition and Machine Learning (2006), Sec. 3.3; with
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.search.genomes.contract.base import Choosing, GenomeSpace, Offspring
+from moevolve.search.genomes.contract.base import GenomeSpace, Offspring, SubsetSpace
 from moevolve.search.genomes.contract.rng import generator
 from moevolve.search.settings.phases import PhaseConfig, SurrogateSection
 from moevolve.search.strategies.base import DRAWS
@@ -108,7 +108,7 @@ class Surrogate:
         self._section = section
         self._seed = seed
         self._evolution = Evolution(space, phase, seed, first)
-        self._chooses = isinstance(space, Choosing) and space.chooses(phase)
+        self._chooses = isinstance(space, SubsetSpace) and space.selects_subset(phase)
         self._told: deque[IndividualRecord] = deque(maxlen=section.memory)
         self._features: dict[int, Floats] = {}
 

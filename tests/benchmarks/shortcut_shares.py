@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from timed_search import run_timed, unrepaired
 
-from moevolve.evaluators.fitness.runner import run_split
+from moevolve.evaluators.fitness.scoring import run_split
 from moevolve.search.config.run import RunConfig
 from moevolve.search.running.launch import set_up_new
 from moevolve.workers.contract.settings import ALL_SHORTCUTS, Shortcuts

@@ -1,4 +1,4 @@
-"""A small task on disk, to be written with one thing changed."""
+"""A small task on disk, written with changes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WriteTask = Callable[..., Path]
 
 @pytest.fixture
 def write_task(tmp_path: Path) -> WriteTask:
-    """Writes `rows.jsonl` and `<stem>.yaml`; keyword arguments replace keys of the task, None removes one."""
+    """Write `rows.jsonl` and `<stem>.yaml`; keyword arguments replace keys of the task, None removes one."""
 
     def write(stem: str = "small", rows: list[dict[str, Any]] | str = ROWS, **changes: Any) -> Path:
         text = rows if isinstance(rows, str) else "".join(json.dumps(row) + "\n" for row in rows)

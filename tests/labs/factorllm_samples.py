@@ -8,8 +8,7 @@ import numpy as np
 from search_samples import dense_model
 
 from moevolve.search.genomes.factorllm.baselines import BASELINES
-from moevolve.search.genomes.factorllm.section import FactorLlmSection
-from moevolve.search.genomes.factorllm.space import FactorLlmSpace
+from moevolve.search.genomes.factorllm.space import FactorLlmSection, FactorLlmSpace
 from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.contract.facts import ModelFacts
 
@@ -27,11 +26,11 @@ def factorllm_space(facts: ModelFacts | None = None, **settings: Any) -> FactorL
     return space.calibrated(
         Calibration(
             {
-                "experts": np.stack([rng.permutation(space.in_order) for _ in range(dense.layers)]),
+                "experts": np.stack([rng.permutation(space.contiguous) for _ in range(dense.layers)]),
                 "directions": draw(space.components, dense.hidden),
                 "offsets": draw(space.components) * bias,
-                "router_weight": draw(space.routers, space.n, dense.hidden),
-                "router_bias": draw(space.routers, space.n) * bias,
+                "router_weight": draw(space.routers, space.experts, dense.hidden),
+                "router_bias": draw(space.routers, space.experts) * bias,
             }
         )
     )
@@ -41,11 +40,11 @@ def with_baselines(facts: ModelFacts | None = None, **settings: Any) -> FactorLl
     """A space whose calibration has the baselines' arrays, too."""
     space = factorllm_space(facts, **settings)
     dense, rng = space.dense, np.random.default_rng(1)
-    arrays = dict(space.measured)
+    arrays = dict(space.statistics)
     for name in BASELINES:
         arrays |= {
-            f"{name}_experts": np.stack([rng.permutation(space.in_order) for _ in range(dense.layers)]),
-            f"{name}_weight": rng.standard_normal((dense.layers, space.n, dense.hidden)).astype(np.float32),
-            f"{name}_bias": rng.standard_normal((dense.layers, space.n)).astype(np.float32),
+            f"{name}_experts": np.stack([rng.permutation(space.contiguous) for _ in range(dense.layers)]),
+            f"{name}_weight": rng.standard_normal((dense.layers, space.experts, dense.hidden)).astype(np.float32),
+            f"{name}_bias": rng.standard_normal((dense.layers, space.experts)).astype(np.float32),
         }
     return space.calibrated(Calibration(arrays))

@@ -10,8 +10,7 @@ from hypothesis import settings
 
 from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
 from moevolve.search.genomes.eep.genome import EepGenome
-from moevolve.search.genomes.eep.section import EepSection
-from moevolve.search.genomes.eep.space import EepSpace
+from moevolve.search.genomes.eep.space import EepSection, EepSpace
 from moevolve.search.settings.phases import MergePhase, PrunePhase, TunePhase
 from moevolve.store.records import IndividualRecord, IndividualStatus
 from moevolve.workers.contract.facts import DenseFacts, LinearFacts, ModelFacts

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from search_samples import dense_model
 
-from moevolve.search.genomes.tomoe.section import ToMoeSection
-from moevolve.search.genomes.tomoe.space import ToMoeSpace
+from moevolve.search.genomes.tomoe.space import ToMoeSection, ToMoeSpace
 from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.contract.facts import ModelFacts
 

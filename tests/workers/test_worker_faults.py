@@ -13,8 +13,7 @@ import torch
 from moevolve.evaluators.errors import CandidateError
 from moevolve.evaluators.fitness.base import Floats
 from moevolve.evaluators.fitness.engine import Engine
-from moevolve.evaluators.fitness.rank import Rank
-from moevolve.evaluators.fitness.registry import FITNESSES
+from moevolve.evaluators.fitness.kinds import FITNESSES, Rank
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, WorkerFault
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.fitness.engine import Decided, Generation
-from moevolve.evaluators.fitness.registry import FITNESSES
+from moevolve.evaluators.fitness.kinds import FITNESSES
 from moevolve.evaluators.harness.files import harness_version
 from moevolve.evaluators.matching.base import cut
 from moevolve.evaluators.types import PreparedSplit

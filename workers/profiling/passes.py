@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.fitness.registry import FITNESSES
+from moevolve.evaluators.fitness.kinds import FITNESSES
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.workers.checkpoints.loading import load_tokenizer
 from moevolve.workers.contract.edits import Tokens

@@ -1,1 +1,1 @@
-"""What every kind of genome implements and shares: the contract, costs, operators, random numbers."""
+"""What all genome kinds implement and share: contract, costs, operators, random numbers."""

@@ -1,10 +1,15 @@
-"""The contract of genome kinds: what a folder here holds, and what `search.genomes.registry` has one line for.
+"""The contract of a genome kind.
 
-A genome is arrays and nothing of torch; it is bred in the driver and *expresses* to an edit, which is all that a worker
-sees. A kind is its settings (`GenomeSection`), the space of its genomes for a model (`GenomeSpace`), what candidates
-cost before there are any (`GenomeCosts`, in `search.genomes.costs`), how they are drawn (`GenomeFigures`) and the
-baselines that its searches can begin with (`Baseline`): `GenomeKind` holds them together. One suite
-(tests/search/genomes/test_genome_contract.py) runs over all kinds.
+A genome is a set of NumPy arrays. It is bred in the driver and *expresses* to an edit, which is all that a worker sees.
+A `GenomeKind` consists of
+
+- `GenomeSection`: its settings,
+- `GenomeSpace`: all its genomes for one model, with sampling and breeding,
+- `GenomeCosts` (`search.genomes.contract.costs`): the cost of candidates that don't exist yet,
+- `GenomeFigures`: drawings of its genomes,
+- `Baseline`: one-shot methods that a search can begin with and is compared with.
+
+tests/search/genomes/test_genome_contract.py runs over all kinds.
 """
 
 from __future__ import annotations
@@ -29,32 +34,35 @@ if TYPE_CHECKING:
 
 
 class GenomeSection(Section):
-    """The `genome` section of a configuration; a class per kind, whose field `kind` has the kind's name as its type.
+    """The `genome` section of a configuration.
+
+    Every kind has a subclass, whose field `kind` has the kind's name as its literal type.
 
     Attributes:
-        random_title: what the kind's random individuals are, in a final table.
-        parts: what a listing counts of an individual.
-        counted: how many there are, for people; `experts` and `active` are as in `Description`.
+        random_title: Title of the random individuals in a final table.
+        parts: Plural noun for the parts of an individual that listings count.
+        count_format: Format of these counts for people, with the fields `experts` and `active` of `Description`.
     """
 
     random_title: ClassVar[str] = "random genomes"
     parts: ClassVar[str] = "experts"
-    counted: ClassVar[str] = "{experts} per network, {active} active"
+    count_format: ClassVar[str] = "{experts} per network, {active} active"
     kind: str
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A genome's cost and shape, for people and for the store.
+    """A genome's size and cost, for people and for the store.
 
     Attributes:
-        experts: experts per layer: retained ones n' (eep), N of a split network, K blocks of a mixed linear layer.
-        active: of these, per token.
-        parameters: parameters of the model that the edit describes.
-        active_parameters: of these, used per token.
-        parameters_full: parameters of the unedited model.
-        summary: one line for listings.
-        penalty: what the search takes off the candidate's score; re-ranking and tests do not.
+        experts: Experts per layer: retained experts n' (eep), experts N of a split network, or blocks K of a mixed
+            linear layer.
+        active: Experts per token.
+        parameters: Parameters of the edited model.
+        active_parameters: Parameters that a token uses.
+        parameters_full: Parameters of the unedited model.
+        summary: Description in one line for listings.
+        penalty: Amount subtracted from the candidate's score on `search`; `dev` and `test` scores have no penalty.
     """
 
     experts: int
@@ -67,15 +75,15 @@ class Description:
 
 
 class Genome(Protocol):
-    """One candidate's searched parameters; immutable."""
+    """The searched parameters of one candidate; immutable."""
 
     @property
     def space(self) -> GenomeSpace[Any]:
-        """The space it belongs to."""
+        """The space that the genome belongs to."""
         ...
 
     def to_bytes(self) -> bytes:
-        """Serialise; the space's `from_bytes` gives back an equal genome."""
+        """Serialise the genome; the space's `from_bytes` is the inverse."""
         ...
 
     @property
@@ -84,8 +92,31 @@ class Genome(Protocol):
         ...
 
     def express(self) -> Edit:
-        """The edit this genome stands for; made once, and kept: it is asked for again and again."""
+        """Return the edit that the genome stands for; implementations cache it, since it is needed many times."""
         ...
+
+
+class ArrayGenome(ABC):
+    """Base of genomes that are frozen dataclasses of arrays: equal bytes mean equal genomes.
+
+    Subclasses are made with `eq=False`, since dataclasses can't compare arrays.
+    """
+
+    @abstractmethod
+    def to_bytes(self) -> bytes: ...
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ArrayGenome) and type(other) is type(self) and self.to_bytes() == other.to_bytes()
+
+    def __hash__(self) -> int:
+        return hash(self.to_bytes())
+
+    def _set_array(self, name: str, array: NDArray[Any], shape: tuple[int, ...]) -> None:
+        """Set an attribute to a read-only array of the given shape."""
+        if array.shape != shape:
+            raise ValueError(f"{name} has shape {array.shape}, the space has {shape}")
+        array.flags.writeable = False
+        object.__setattr__(self, name, array)
 
 
 G = TypeVar("G", bound=Genome)
@@ -93,14 +124,14 @@ G = TypeVar("G", bound=Genome)
 
 @dataclass(frozen=True, slots=True)
 class Offspring(Generic[G]):
-    """A new genome and how it came about.
+    """A new genome and its origin.
 
     Attributes:
-        genome: what was made.
-        operator: name of what made it.
-        parents: what it was made from, by number among those that its maker was shown: the genomes given to a space, or
-            the individuals of the search that a strategy chose from.
-        note: how it was made, for its summary; mostly empty.
+        genome: The new genome.
+        operator: Name of the operator that made it.
+        parents: Positions of its parents among the genomes given to a space, or indices of its parents in the search
+            once a strategy has chosen them.
+        note: Remark on its making for its summary; mostly empty.
     """
 
     genome: G
@@ -109,17 +140,17 @@ class Offspring(Generic[G]):
     note: str = ""
 
 
-def bred(genome: G, parents: Sequence[G]) -> Offspring[G]:
-    """A child made of all of these parents, one or two, and mutated."""
+def offspring_of(genome: G, parents: Sequence[G]) -> Offspring[G]:
+    """Return a mutated child of one parent, or of two by crossover, with its operator's name."""
     operator = "crossover+mutation" if len(parents) == 2 else "mutation"
     return Offspring(genome, operator, tuple(range(len(parents))))
 
 
 class GenomeSpace(Protocol[G]):
-    """All genomes of one kind for one model: what a strategy needs to sample and breed them.
+    """All genomes of one kind for one model, with the operators that a strategy needs.
 
-    A kind that starts from measured activations has a `recipe`. Its space comes without them at first, good for
-    checking a configuration, for `from_bytes` and for `describe`; `calibrated` gives the space that can do everything.
+    A kind whose genomes depend on measured activations has a `recipe`. Its space is first made without them, which is
+    enough for checking a configuration, `from_bytes` and `describe`; `calibrated` returns the complete space.
     """
 
     @property
@@ -129,60 +160,61 @@ class GenomeSpace(Protocol[G]):
 
     @property
     def phase_kinds(self) -> tuple[str, ...]:
-        """Kinds of phases this space knows how to breed in."""
+        """Kinds of phases that the space can breed in."""
         ...
 
     @property
     def recipe(self) -> CalibrationRecipe | None:
-        """How the calibration is made that this kind needs; None if it needs none."""
+        """The calibration that the space needs; None if it needs none."""
         ...
 
     def calibrated(self, calibration: Calibration) -> Self:
-        """The same space with its calibration."""
+        """Return the same space with its calibration."""
         ...
 
     def start(self, phase: PhaseConfig) -> Offspring[G] | None:
-        """The method's own unsearched start, which is a search's first individual; None if it starts at random."""
+        """Return the method's own unsearched genome, the first individual of a search; None if there is none."""
         ...
 
     def sample(self, rng: np.random.Generator, phase: PhaseConfig) -> Offspring[G]:
-        """An initial genome of `phase`."""
+        """Draw a random initial genome for a phase."""
         ...
 
     def breed(self, rng: np.random.Generator, phase: PhaseConfig, parents: tuple[G, ...]) -> Offspring[G]:
-        """A child of one or two parents, all of them: crossover (if two), then mutation at the phase's rates."""
+        """Return a child of one or two parents: crossover if there are two, then mutation at the phase's rates."""
         ...
 
     def from_bytes(self, data: bytes) -> G:
-        """Inverse of `Genome.to_bytes`.
+        """Invert `Genome.to_bytes`.
 
         Raises:
-            ValueError: the bytes are no genome of this space.
+            ValueError: The bytes are not a genome of this space.
         """
         ...
 
     def flatten(self, genome: G, phase: PhaseConfig) -> NDArray[np.float64]:
-        """The genome as a point for black-box optimisers of `phase`: float64 [dimension]."""
+        """Return the genome as a point for black-box optimisers of a phase: float64 [dimension]."""
         ...
 
     def unflatten(self, vector: NDArray[np.float64], phase: PhaseConfig) -> G:
-        """The genome at a point; `unflatten(flatten(g)) == g` for genomes of the phase."""
+        """Return the genome at a point; `unflatten(flatten(g)) == g` for genomes of the phase."""
         ...
 
     def describe(self, genome: G) -> Description:
-        """What the genome costs."""
+        """Return the genome's size and cost."""
         ...
 
 
 @runtime_checkable
-class Choosing(Protocol):
-    """A space whose genomes are, in some phases, a choice among parts; a space may be one, none has to."""
+class SubsetSpace(Protocol):
+    """A `GenomeSpace` whose genomes are, in some phases, subsets of a fixed set of parts; optional for a kind."""
 
-    def chooses(self, phase: PhaseConfig) -> bool:
-        """Whether genomes of the phase are a choice among parts.
+    def selects_subset(self, phase: PhaseConfig) -> bool:
+        """Say whether genomes of a phase are subsets of parts.
 
-        Then `flatten` says which parts a genome has, 1 for those and 0 for the others, and `unflatten(scores)` is the
-        genome whose parts' scores have the largest sum: no genome g has a larger `scores @ flatten(g)`.
+        If so, `flatten(g)` is the indicator vector of the subset (1 for its parts, 0 for others), and
+        `unflatten(scores)` is the subset with the largest sum of scores: no genome g has a larger
+        `scores @ flatten(g)`.
         """
         ...
 
@@ -192,82 +224,72 @@ class Baseline:
     """A one-shot method: an individual that a phase can begin with, and that searches are compared with.
 
     Attributes:
-        make: its individual, in a calibrated space.
-        phases: kinds of phases that it can begin.
+        make: Function that returns the individual in a calibrated space.
+        phases: Kinds of phases that it can begin.
     """
 
     make: Callable[[Any], Offspring[Any]]
     phases: tuple[str, ...]
 
-    def fault(self, space: Any) -> str | None:
-        """Why it can't be had in a space, as a sentence that its name begins; None if it can."""
+    def problem(self, space: Any) -> str | None:
+        """Say why a space can't have this baseline, as the predicate of a sentence; None if it can."""
         return None
 
 
 class GenomeFigures(ABC, Generic[G]):
-    """How a kind's genomes are drawn. Matplotlib is imported when something is, not before.
+    """Drawings of a kind's genomes. Implementations import matplotlib only inside functions.
+
+    `start` is always the genome that the search started from, or None if its kind has no start.
 
     Attributes:
-        subject: what is drawn of an individual: `matrices`.
-        weights: what the routing weights of its experts are, for the heading of an analysis; None leaves them out.
+        subject: Plural noun for what is drawn, such as `matrices`.
+        weights: Name of the experts' routing weights in the heading of an analysis; None leaves them out.
     """
 
     subject: ClassVar[str]
     weights: ClassVar[str | None] = None
 
-    def draws(self, genome: G, start: G | None) -> bool:
-        """Whether there is something to draw.
-
-        Args:
-            genome: whose parameters.
-            start: the genome that its search started from, if its kind has a start.
-        """
+    def has_figure(self, genome: G, start: G | None) -> bool:
+        """Say whether there is something to draw; the other methods require it."""
         return True
 
     @abstractmethod
     def page(self, genome: G, start: G | None) -> tuple[Figure, str]:
-        """A figure for a narrow page, and what is to be seen on it, in whole sentences; only for what `draws`."""
+        """Return a figure for a narrow page, and its caption in whole sentences."""
 
     @abstractmethod
     def draw(self, figure: Any, genome: G, start: G | None, label: str) -> None:
-        """Draw on a wide part of a figure; only what `draws`.
-
-        Args:
-            figure: a figure or a part of one.
-            genome: whose parameters.
-            start: the genome that its search started from, if its kind has a start.
-            label: how to name the individual.
-        """
+        """Draw on `figure`, a wide matplotlib figure or subfigure; `label` names the individual in the title."""
 
     def width(self, genome: G) -> float:
-        """Inches that `draw` needs; 0 takes what there is."""
+        """Return the width in inches that `draw` needs; 0 accepts any."""
         return 0.0
 
     def matrices(self, genome: G) -> dict[str, NDArray[np.float32]]:
-        """What was searched, as matrices [rows, columns] by their titles, for tables beside a drawing; if anything."""
+        """Return the searched matrices [rows, columns] by title, for tables beside a drawing; may be empty."""
         return {}
 
     def experts(self, genome: G) -> dict[str, frozenset[int]]:
-        """The original experts that have a part in it, by the layers of a group; nothing where there are none such."""
+        """Return the original experts that the candidate uses, by name of the group of layers; may be empty."""
         return {}
 
 
 @dataclass(frozen=True, slots=True)
 class GenomeKind:
-    """One kind of genomes, whole.
+    """One kind of genomes; `search.genomes.registry` has one line for each.
 
     Attributes:
-        section: its settings.
-        make_space: makes the space of a section for a model; the last argument has the phases of the search, which may
-            begin with baselines that something must be measured for. A space with a recipe is yet to be calibrated.
-            Raises UserError where the section asks for what the model can't give.
-        costs: what candidates of a space cost, for a model's outline.
-        figures: how its genomes are drawn.
-        baselines: one-shot methods by name; all but `random` and `start`, which are any space's `sample` and `start`.
-        repairable: whether its edits can be repaired (`moevolve.workers.methods.shared.outputs.Repairable`).
-        recombinable: whether what its edits keep are experts that a repair can fill with neurons of others.
-        one_shot: settings, by dotted path, that a baseline is run with where it is a method of its own instead of what
-            a search begins with: as its paper has it, whatever form the search's genomes have.
+        section: Class of its settings.
+        make_space: Function from settings, a model's facts and the search's phases to the space, which is not yet
+            calibrated if it has a recipe. The phases may begin with baselines that need measurements. It raises
+            `UserError` for settings that the model doesn't support.
+        costs: Function from a space and a model's outline to the costs of candidates.
+        figures: Drawings of its genomes.
+        baselines: One-shot methods by name, without `random` and `start`, which are every space's `sample` and `start`.
+        repairable: True if its edits can be repaired (`moevolve.workers.methods.shared.outputs.Repairable`).
+        recombinable: True if a repair can fill the kept experts with neurons of other experts.
+        baseline_settings: Settings by dotted path for a baseline that is compared as a method of its own, so that it
+            runs as in its paper whatever form the search's genomes have.
     """
 
     section: type[GenomeSection]
@@ -277,4 +299,4 @@ class GenomeKind:
     baselines: Mapping[str, Baseline] = field(default_factory=dict)
     repairable: bool = False
     recombinable: bool = False
-    one_shot: Mapping[str, Any] = field(default_factory=dict)
+    baseline_settings: Mapping[str, Any] = field(default_factory=dict)

@@ -1,7 +1,6 @@
-"""What a kind's candidates take, worked out before there are any: FLOPs per token, sizes, and what a repair fits.
+"""The cost of a kind's candidates, known before there are any: FLOPs per token, sizes, memory, and what a repair fits.
 
-FLOPs per token are counted here and in the kinds' own `kind.py`, and nowhere else in a search; a multiply and an add
-count two.
+All FLOPs of a search are counted here and in the kinds' `kind.py`; a multiplication and an addition count as two.
 """
 
 from __future__ import annotations
@@ -19,24 +18,24 @@ S = TypeVar("S")
 
 
 def network_flops(dense: DenseFacts) -> int:
-    """FLOPs per token of one dense feed-forward network."""
+    """Return the FLOPs per token of one dense feed-forward network."""
     return 2 * (3 if dense.gated else 2) * dense.hidden * dense.width
 
 
-def down_bytes(outline: ModelOutline, dense: DenseFacts) -> int:
-    """The output projections of all dense networks."""
+def down_projection_bytes(outline: ModelOutline, dense: DenseFacts) -> int:
+    """Return the size of the output projections of all dense networks."""
     return dense.layers * dense.width * dense.hidden * outline.facts.dtype_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class FitOutline:
-    """A linear map of a candidate's decoder layer that a repair fits.
+    """The size of a linear map that a repair fits in one decoder layer.
 
     Attributes:
-        width: features.
-        blocks: of features that are zero on the same tokens.
-        density: share of the tokens on which a feature isn't zero.
-        pool: neurons among which those to be fitted are chosen; 0 where they can't be others.
+        width: Number of input features.
+        blocks: Number of blocks of features; the features of a block are zero on the same tokens.
+        density: Share of the tokens on which a feature isn't zero.
+        pool: Number of neurons among which a recombining repair chooses; 0 if it can't choose.
     """
 
     width: int
@@ -46,62 +45,53 @@ class FitOutline:
 
 
 class GenomeCosts(ABC, Generic[S]):
-    """What the candidates of one space take; `phase` is a kind of phase.
-
-    Args:
-        space: the space.
-        outline: its model.
-    """
+    """The costs of the candidates of one space; an argument `phase` is the kind of a phase."""
 
     def __init__(self, space: S, outline: ModelOutline) -> None:
         self.space, self.outline = space, outline
 
     @property
     def kept_experts(self) -> int:
-        """Experts of the model's own size that a candidate has per MoE layer; 0 without any."""
+        """Number of experts of the original size that a candidate has per MoE layer; 0 for a dense model."""
         return self.outline.facts.experts
 
     @abstractmethod
     def token_flops(self, phase: str) -> int:
-        """FLOPs per token in a candidate's matrix products with weights, its logits' included.
+        """Return the FLOPs per token of a candidate's matrix products with weights, output head included.
 
-        Attention between positions is left out.
+        Attention between positions is not counted.
         """
 
     @abstractmethod
     def counts(self, phase: str) -> tuple[int, int, int | None, int]:
-        """A candidate's experts, active ones, parameters and active parameters, as `Description` has them.
+        """Return `experts`, `active`, `parameters` and `active_parameters` as in `Description`.
 
-        None stands for parameters that differ between candidates; active ones are then those of the start's widths, and
-        the start may have fewer.
+        `parameters` is None if candidates differ in it; `active_parameters` are then those of the start's widths, and
+        the start itself may have fewer.
         """
 
-    def different(self, phase: str) -> int | None:
-        """How many different candidates a phase can make; None if they don't run out."""
+    def distinct_candidates(self, phase: str) -> int | None:
+        """Return how many different candidates a phase can make; None if there is no practical limit."""
         return None
 
     def buffer_bytes(self, phases: Iterable[str], host: bool, repaired: bool) -> int:
-        """What a worker sets aside for candidates' own weights.
+        """Return the size of a worker's buffers for candidates' own weights.
 
         Args:
-            phases: of the search.
-            host: whether original experts stay on the host.
-            repaired: whether candidates are.
+            phases: Kinds of the search's phases.
+            host: True if original experts stay on the host.
+            repaired: True if any candidates are repaired.
         """
         return 0
 
-    def measuring_bytes(self, longest: int) -> int:
-        """Most device memory that the calibration takes beside the model.
-
-        Args:
-            longest: tokens of the longest sequence.
-        """
+    def calibration_bytes(self, longest: int) -> int:
+        """Return the peak device memory of the calibration besides the model; `longest` sequence in tokens."""
         return 0
 
-    def measuring_host_bytes(self) -> int:
-        """Most host memory that the calibration takes, where some of it isn't done on the device."""
+    def calibration_host_bytes(self) -> int:
+        """Return the peak host memory of the calibration, for the parts that don't run on the device."""
         return 0
 
-    def fits(self) -> tuple[tuple[FitOutline, ...], ...]:
-        """What a repair fits of every decoder layer, in the order in which it does."""
+    def fitted_maps(self) -> tuple[tuple[FitOutline, ...], ...]:
+        """Return the linear maps that a repair fits in every decoder layer, in the order of fitting."""
         return ((),) * len(self.outline.layers)

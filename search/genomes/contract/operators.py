@@ -1,7 +1,6 @@
-"""Evolutionary operators on plain arrays, each with the generator it draws from passed in.
+"""Evolutionary operators on plain arrays: layers, continuous matrices, subsets of experts, and balanced partitions.
 
-They work on layers or groups of them, on continuous matrices, on subsets of experts and on divisions into groups of
-equal size.
+Each operator draws from the generator that it is given.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ Label = TypeVar("Label", bound=np.integer)
 
 
 def layer_crossover(rng: np.random.Generator, layers: int) -> NDArray[np.bool_]:
-    """Which layers come from the second parent: bool [layers], each with probability one half."""
+    """Draw the layers that come from the second parent: bool [layers], each True with probability one half."""
     return rng.random(layers) < 0.5
 
 
 def select_groups(rng: np.random.Generator, groups: int, rate: float) -> NDArray[np.int64]:
-    """Indices (int64, increasing) of the groups chosen, each with probability `rate`; one at random if none was."""
+    """Draw groups with probability `rate` each, or one at random if none is drawn: int64 indices, increasing."""
     chosen = np.flatnonzero(rng.random(groups) < rate)
     if chosen.size == 0:
         chosen = np.array([rng.integers(groups)])
@@ -28,7 +27,7 @@ def select_groups(rng: np.random.Generator, groups: int, rate: float) -> NDArray
 
 
 def select_matrices(rng: np.random.Generator, shape: tuple[int, ...], rate: float) -> NDArray[np.bool_]:
-    """Which matrices are chosen (bool, `shape`): each with probability `rate` > 0, drawn again until one is."""
+    """Draw matrices with probability `rate` > 0 each, again until at least one is drawn: bool of `shape`."""
     while True:
         chosen = rng.random(shape) < rate
         if chosen.any():
@@ -55,11 +54,11 @@ def matrix_crossover(
     Source: EEP (arXiv 2407.00945), Sec. 4.3 (entries, whole matrices) and App. C (rows).
 
     Args:
-        rng: what is drawn from.
-        first: float32 [n', n].
-        second: float32 [n', n].
-        first_parent_rate: probability that a unit is the first one's.
-        units: what comes from one of them as a whole.
+        rng: The child's generator.
+        first: Matrix of the first parent, float32 [n', n].
+        second: Matrix of the second parent, float32 [n', n].
+        first_parent_rate: Probability that a unit comes from the first parent.
+        units: Parts that are inherited as a whole.
     """
     rows, columns = first.shape
     shape = {"whole": (1, 1), "rows": (rows, 1), "entries": (rows, columns)}[units]
@@ -67,17 +66,13 @@ def matrix_crossover(
 
 
 def normalise_rows(matrix: NDArray[np.float32], smallest: float = 1e-3) -> NDArray[np.float32]:
-    """Divide every row of `matrix` (float32 [n', n]) by its sum; rows whose sum is below `smallest` in size stay."""
+    """Divide every row of `matrix` (float32 [n', n]) by its sum; rows with |sum| < `smallest` stay."""
     sums = matrix.sum(axis=1, keepdims=True)
     return (matrix / np.where(np.abs(sums) < smallest, 1.0, sums)).astype(np.float32)
 
 
 def random_subset(rng: np.random.Generator, groups: int, experts: int, retained: int) -> NDArray[np.int64]:
-    """Draw the retained experts of every group.
-
-    Returns:
-        int64 [groups, retained], sorted distinct expert indices per row.
-    """
+    """Draw the retained experts of every group: int64 [groups, retained], sorted distinct indices per row."""
     draws = [np.sort(rng.choice(experts, size=retained, replace=False)) for _ in range(groups)]
     return np.stack(draws).astype(np.int64)
 
@@ -91,18 +86,19 @@ def replace_experts(
     redraw: bool = False,
     at_least_one: bool = False,
 ) -> NDArray[np.int64]:
-    """Replace each retained expert with probability `rate` by one that is not in use.
+    """Replace each retained expert with probability `rate` by one that is not retained.
 
     Args:
-        kept: int64 [retained], distinct expert indices of one group.
-        experts: experts n.
-        rate: probability per retained expert.
-        redraw: replace one after the other, in random order; what is replaced is no longer in use, so that it may be
-            drawn again at once or for a later one. Otherwise experts come in that were not in use before.
-        at_least_one: force one replacement when the draw made none; not with `redraw`.
+        rng: The child's generator.
+        kept: Retained experts of one group, int64 [retained], distinct.
+        experts: Number of experts n to choose from.
+        rate: Probability of replacement per retained expert.
+        redraw: Replace experts one after the other in random order, so that a replaced expert can be drawn again.
+            Otherwise only experts that were not retained before come in.
+        at_least_one: Force one replacement if none was drawn; ignored with `redraw`.
 
     Returns:
-        int64 [retained], sorted and distinct. Unchanged when all n experts are retained.
+        int64 [retained], sorted and distinct; unchanged if all n experts are retained.
     """
     hit = rng.random(kept.size) < rate
     if redraw:
@@ -110,9 +106,9 @@ def replace_experts(
     unused = np.setdiff1d(np.arange(experts), kept)
     if at_least_one and not hit.any():
         hit[rng.integers(kept.size)] = True
-    slots = rng.permutation(np.flatnonzero(hit))[: unused.size]
+    replaced = rng.permutation(np.flatnonzero(hit))[: unused.size]
     child = kept.copy()
-    child[slots] = rng.choice(unused, size=slots.size, replace=False)
+    child[replaced] = rng.choice(unused, size=replaced.size, replace=False)
     return np.sort(child)
 
 
@@ -120,25 +116,18 @@ def _redrawn(
     rng: np.random.Generator, kept: NDArray[np.int64], experts: int, hit: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
     child = kept.copy()
-    for slot in rng.permutation(np.flatnonzero(hit)):
-        child[slot] = rng.choice(np.setdiff1d(np.arange(experts), np.delete(child, slot)))
+    for row in rng.permutation(np.flatnonzero(hit)):
+        child[row] = rng.choice(np.setdiff1d(np.arange(experts), np.delete(child, row)))
     return np.sort(child)
 
 
 def subset_crossover(
     rng: np.random.Generator, first: NDArray[np.int64], second: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Combine two sets of retained experts.
+    """Combine two sets of retained experts, each int64 [retained] and distinct; the child is sorted.
 
-    Experts that both parents retain stay; the remaining places are filled from those that only one of them retains.
-    Rows are interchangeable, so this is the row-wise choice without collisions.
-
-    Args:
-        first: int64 [retained], distinct.
-        second: int64 [retained], distinct.
-
-    Returns:
-        int64 [retained], sorted and distinct.
+    Experts that both parents retain stay; the rest is drawn from those that one of them retains. Since rows are
+    interchangeable, this is a row-wise crossover without duplicates.
     """
     common = np.intersect1d(first, second)
     either = np.setxor1d(first, second)
@@ -147,14 +136,12 @@ def subset_crossover(
 
 
 def balanced_swaps(rng: np.random.Generator, labels: NDArray[Label], rate: float) -> NDArray[Label]:
-    """Let each member with probability `rate` into a draw of lots for the places of those in it.
+    """Permute the labels of some members at random, which keeps the size of every part of the partition.
 
     Args:
-        labels: part of every member, [members].
-        rate: probability per member.
-
-    Returns:
-        [members], every part as large as before.
+        rng: The child's generator.
+        labels: Index of every member's part, integers [members].
+        rate: Probability that a member takes part in the permutation.
     """
     hit = np.flatnonzero(rng.random(labels.size) < rate)
     child = labels.copy()

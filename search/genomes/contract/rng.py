@@ -1,4 +1,4 @@
-"""Counter-based randomness: every individual has a generator of its own, so nothing depends on the order of events."""
+"""Counter-based randomness: every individual has its own generator, so the order of events changes nothing."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import numpy as np
 
 
 def generator(seed: int, index: int, stream: str = "individual") -> np.random.Generator:
-    """The generator of individual `index` in the search seeded `seed`.
+    """Return the generator of individual `index` in the search seeded `seed`.
 
-    Philox keyed by (seed, stream, index) through `SeedSequence`: a pure function of its arguments, the same on every
-    platform.
+    It is Philox keyed by (seed, stream, index) through `SeedSequence`: the same on every platform.
 
     Args:
-        seed: the search's seed, >= 0.
-        index: index of the individual (or of whatever `stream` counts), >= 0.
-        stream: keeps independent uses of one seed apart.
+        seed: Seed of the search, >= 0.
+        index: Index of the individual, or of another thing that `stream` counts, >= 0.
+        stream: Name that keeps independent uses of one seed apart.
     """
     key = (*stream.encode(), index)
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy=seed, spawn_key=key)))

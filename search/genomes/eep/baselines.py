@@ -1,19 +1,31 @@
-"""Baselines by name: what each needs measured, and which phases it can begin."""
+"""One-shot methods that choose or merge experts from statistics on calibration tokens.
+
+- `frequency`, `soft_activation` and `reap` keep the experts with the highest score.
+- `naee` keeps the subset of experts that changes the layer's output least. Source: NAEE (arXiv 2402.14800), Sec. 3.2:
+  all subsets are compared by the Frobenius norm of the difference to the whole layer's output; also a baseline in EEP
+  (arXiv 2407.00945), App. A.2.
+- `fitted` (ours) does the same with the error that a closed-form fit of the subset's output projections leaves.
+- `hc_smoe` merges experts with similar mean outputs (arXiv 2410.08589).
+- `identity` keeps all experts.
+
+Layers of a group keep the same experts. Scores are then averaged after each layer's are divided by their sum, and
+squared errors are added after each layer's are divided by its squared output. One layer per group is the papers'
+method.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
+from math import comb
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moevolve.search.genomes.contract.base import Baseline, Offspring
-from moevolve.search.genomes.eep.baseline_scores import frequency, reap, soft_activation
-from moevolve.search.genomes.eep.baseline_subsets import fitted, naee
 from moevolve.search.genomes.eep.genome import EepGenome
-from moevolve.search.genomes.eep.hc_smoe import hc_smoe
-from moevolve.search.genomes.eep.section import EepSection, limit_of
-from moevolve.search.genomes.eep.space import EepSpace
+from moevolve.search.genomes.eep.space import EepSection, EepSpace, token_limit
 from moevolve.search.settings.phases import PhaseConfig
 from moevolve.workers.methods.eep.edit import ExpertsRecipe, Statistic, SubsetRecipe
 
@@ -23,51 +35,113 @@ class EepBaseline(Baseline):
     """A one-shot choice of experts.
 
     Attributes:
-        statistics: what must be measured.
-        subsets: whether subsets of experts must be compared as they are.
-        fitted: whether they must be by what a fit of them leaves.
-        by_part: whether it can keep as many experts in every routing group.
-        whole: whether it keeps all experts there are.
+        statistics: Statistics that must be measured.
+        compares_subsets: True if the calibration must compare subsets of experts unchanged.
+        fits_subsets: True if the calibration must compare subsets of experts after fitting them.
+        per_routing_group: True if it can keep equally many experts in every routing group.
+        keeps_all: True if it keeps all experts.
     """
 
     statistics: tuple[Statistic, ...] = ()
-    subsets: bool = False
-    fitted: bool = False
-    by_part: bool = True
-    whole: bool = False
+    compares_subsets: bool = False
+    fits_subsets: bool = False
+    per_routing_group: bool = True
+    keeps_all: bool = False
 
-    def fault(self, space: EepSpace) -> str | None:
-        if self.whole and space.retained < space.experts:
+    def problem(self, space: EepSpace) -> str | None:
+        if self.keeps_all and space.retained < space.experts:
             return f"keeps every expert, which takes genome.experts: {space.experts} instead of {space.retained}"
-        parts = space.subsets.parts
-        if self.by_part or parts == 1:
+        routing_groups = space.subsets.routing_groups
+        if self.per_routing_group or routing_groups == 1:
             return None
         return (
-            f"chooses among all experts at once, and this {space.facts.family} model has {parts} routing groups that "
-            "must keep as many each; use another"
+            f"chooses among all experts at once, and this {space.facts.family} model has {routing_groups} routing "
+            "groups that must keep as many each; use another"
         )
 
 
+def _keep_highest(operator: str, statistic: str) -> Callable[[EepSpace], Offspring[EepGenome]]:
+    """Make the baseline that keeps the experts with the highest values of a statistic."""
+
+    def make(space: EepSpace) -> Offspring[EepGenome]:
+        shares = _mean_shares(space.statistics[statistic], space.layer_groups)
+        return Offspring(space.from_kept(space.subsets.best(shares)), operator, ())
+
+    return make
+
+
+def _keep_best_subset(operator: str, statistic: str) -> Callable[[EepSpace], Offspring[EepGenome]]:
+    """Make the baseline that keeps the subset with the least error.
+
+    The calibration (`moevolve.workers.methods.eep`) measures the error of every subset, or, if there are too many, a
+    greedy choice.
+    """
+
+    def make(space: EepSpace) -> Offspring[EepGenome]:
+        count = comb(space.experts, space.retained)
+        errors = space.statistics.get(f"{statistic}_discrepancy")
+        if errors is None:
+            kept = space.statistics[f"{statistic}_kept"]
+            note = f"{operator}, greedy: {count} subsets are above the limit"
+            return Offspring(space.from_kept(kept), operator, (), note)
+        subsets = np.array(list(combinations(range(space.experts), space.retained)), dtype=np.int64)
+        owners = np.array(space.layer_groups)
+        sums = [errors[owners == group].astype(np.float64).sum(axis=0) for group in range(space.groups)]
+        best = [int(np.argmin(each)) for each in sums]
+        return Offspring(space.from_kept(subsets[best]), operator, (), f"{operator}, exhaustive: {count} subsets")
+
+    return make
+
+
+def _hc_smoe(space: EepSpace) -> Offspring[EepGenome]:
+    """Merge the experts of each cluster of similar mean outputs.
+
+    Source: HC-SMoE (arXiv 2410.08589), Sec. 3: hierarchical clustering of the experts by their mean outputs on
+    calibration tokens, with average linkage on Euclidean distances, down to n' clusters; a cluster's experts are
+    averaged, weighted by how often each is chosen (uniformly if none is).
+
+    Departure in the router: the paper keeps it, takes the top-k of the n original experts, and sends all members of a
+    cluster to the same merged expert. Here the top-k is taken of the n' new experts. On probabilities a cluster's
+    routing weight is the sum of its members' (a row of ones), which keeps its mass; on logits, where sums mean nothing,
+    it is the mean of its members' logits with the same weights as their parameters.
+    """
+    distances = space.statistics["output_distances"].astype(np.float64)
+    owners = np.array(space.layer_groups)
+    totals = distances.sum(axis=(1, 2), keepdims=True)
+    squares = (distances / np.where(totals > 0, totals, 1.0)) ** 2
+    weights = _mean_shares(space.statistics["counts"], space.layer_groups)
+    mapping = np.zeros((space.groups, space.retained, space.experts), dtype=np.float32)
+    merging = np.zeros_like(mapping)
+    for group in range(space.groups):
+        clusters = average_linkage(np.sqrt(squares[owners == group].sum(axis=0)), space.retained)
+        for row, members in enumerate(clusters):
+            shares = weights[group, members]
+            shares = shares / shares.sum() if shares.sum() > 0 else np.full(len(members), 1 / len(members))
+            merging[group, row, members] = shares
+            mapping[group, row, members] = 1.0 if space.router_space == "probs" else shares
+    return Offspring(EepGenome(space, mapping, merging), "hc_smoe", ())
+
+
 def _identity(space: EepSpace) -> Offspring[EepGenome]:
-    """All experts as they are: with `active` or `dynamic_skipping`, the unedited ones at another number per token."""
+    """Keep all experts; with `active` or `dynamic_skipping` this is still an edit."""
     every = np.tile(np.arange(space.experts), (space.groups, 1))
     return Offspring(space.from_kept(every), "identity", ())
 
 
 _PRUNING = ("prune", "merge")
 BASELINES: dict[str, EepBaseline] = {
-    "frequency": EepBaseline(frequency, _PRUNING, ("usage",)),
-    "soft_activation": EepBaseline(soft_activation, _PRUNING, ("usage",)),
-    "reap": EepBaseline(reap, _PRUNING, ("saliency",)),
-    "naee": EepBaseline(naee, _PRUNING, (), subsets=True, by_part=False),
-    "fitted": EepBaseline(fitted, _PRUNING, (), fitted=True, by_part=False),
-    "hc_smoe": EepBaseline(hc_smoe, ("merge",), ("mean_outputs", "usage"), by_part=False),
-    "identity": EepBaseline(_identity, _PRUNING, whole=True),
+    "frequency": EepBaseline(_keep_highest("frequency", "counts"), _PRUNING, ("usage",)),
+    "soft_activation": EepBaseline(_keep_highest("soft_activation", "soft_activation"), _PRUNING, ("usage",)),
+    "reap": EepBaseline(_keep_highest("reap", "saliency"), _PRUNING, ("saliency",)),
+    "naee": EepBaseline(_keep_best_subset("naee", "subset"), _PRUNING, compares_subsets=True, per_routing_group=False),
+    "fitted": EepBaseline(_keep_best_subset("fitted", "fitted"), _PRUNING, fits_subsets=True, per_routing_group=False),
+    "hc_smoe": EepBaseline(_hc_smoe, ("merge",), ("mean_outputs", "usage"), per_routing_group=False),
+    "identity": EepBaseline(_identity, _PRUNING, keeps_all=True),
 }
 
 
 def experts_recipe(space: EepSpace, section: EepSection, phases: Sequence[PhaseConfig]) -> ExpertsRecipe | None:
-    """What must be measured for the baselines that `phases` begin with; None for nothing."""
+    """Return the measurements for the baselines that `phases` begin with; None if they need none."""
     needed = [BASELINES[name] for phase in phases for name in phase.baselines if name in BASELINES]
     statistics: set[Statistic] = {name for baseline in needed for name in baseline.statistics}
     compared = SubsetRecipe(
@@ -78,9 +152,45 @@ def experts_recipe(space: EepSpace, section: EepSection, phases: Sequence[PhaseC
         limit=section.naee_subsets,
         sample=section.naee_tokens,
     )
-    subsets = compared if any(baseline.subsets for baseline in needed) else None
+    subsets = compared if any(baseline.compares_subsets for baseline in needed) else None
     by_fit = replace(compared, limit=section.fitted_subsets, sample=section.fitted_tokens)
-    fitted = by_fit if any(baseline.fitted for baseline in needed) else None
+    fitted = by_fit if any(baseline.fits_subsets for baseline in needed) else None
     if not statistics and subsets is None and fitted is None:
         return None
-    return ExpertsRecipe(tuple(sorted(statistics)), subsets, limit_of(section.calibration_tokens), fitted)
+    return ExpertsRecipe(tuple(sorted(statistics)), subsets, token_limit(section.calibration_tokens), fitted)
+
+
+def average_linkage(distances: NDArray[np.float64], clusters: int) -> list[list[int]]:
+    """Cluster points by average linkage (UPGMA).
+
+    Args:
+        distances: Symmetric matrix [points, points].
+        clusters: Number of clusters, at most the number of points.
+
+    Returns:
+        The sorted points of every cluster, clusters in order of their first points. Among equal distances the pair with
+        the lowest first points is merged.
+    """
+    members = [[point] for point in range(len(distances))]
+    between = distances.astype(np.float64).copy()
+    np.fill_diagonal(between, np.inf)
+    while len(members) > clusters:
+        one, two = sorted(divmod(int(np.argmin(between)), len(members)))
+        sizes = len(members[one]), len(members[two])
+        # The mean over all pairs is the mean of both clusters' means, weighted by their sizes (Lance and Williams).
+        joined = (sizes[0] * between[one] + sizes[1] * between[two]) / sum(sizes)
+        between[one], between[:, one] = joined, joined
+        between[one, one] = np.inf
+        between = np.delete(np.delete(between, two, axis=0), two, axis=1)
+        members[one] = sorted(members[one] + members[two])
+        del members[two]
+    return members
+
+
+def _mean_shares(scores: NDArray[np.floating | np.integer], layer_groups: Sequence[int]) -> NDArray[np.float64]:
+    """Divide each layer's scores [layers, ...] by their sum and average over each group's layers: [groups, ...]."""
+    values = scores.astype(np.float64)
+    totals = values.sum(axis=tuple(range(1, values.ndim)), keepdims=True)
+    shares = values / np.where(totals > 0, totals, 1.0)
+    owners = np.array(layer_groups)
+    return np.stack([shares[owners == group].mean(axis=0) for group in range(owners.max() + 1)])

@@ -1,8 +1,7 @@
-"""The EEP authors' coefficient files: reading them as genomes, writing genomes in the same form.
+"""The EEP authors' coefficient files: reading and writing genomes in their format.
 
 Format (as released with arXiv 2407.00945): a dict of float32 tensors [n', n]. `layers.[a-b]` or `layers.l` is `W_EM` of
-those layers, `transfer.[a-b]` or `transfer.l` their `W_RM`; `others` and `others_transfer` cover the layers that no
-other key names.
+those layers, `transfer.[a-b]` or `transfer.l` their `W_RM`; `others` and `others_transfer` apply to all other layers.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ Matrices = NDArray[np.float32]
 
 
 def read_coefficients(path: Path, layers: int, experts: int) -> tuple[Matrices, Matrices]:
-    """Read one file, without unpickling anything but tensors.
+    """Read one file; nothing but tensors is unpickled.
 
     Args:
-        path: the file.
-        layers: MoE layers of the model it was made for.
-        experts: experts n per MoE layer.
+        path: The coefficient file.
+        layers: Number of MoE layers of its model.
+        experts: Number of experts n per MoE layer.
 
     Returns:
         `W_RM` and `W_EM` of every layer, each float32 [layers, n', n].
 
     Raises:
-        UserError: the file can't be read, or doesn't fit the model; the message names file and key.
+        UserError: The file can't be read, or doesn't fit the model; the message names file and key.
     """
     tensors = _load(path)
     merging = _per_layer(path, tensors, "layers", layers)
@@ -54,10 +53,10 @@ def read_coefficients(path: Path, layers: int, experts: int) -> tuple[Matrices, 
 
 
 def write_coefficients(path: Path, genome: EepGenome) -> None:
-    """Write a genome in the authors' form (`torch.save`, tensors only): the last group becomes `others`.
+    """Write a genome in the authors' format (`torch.save` of tensors); its last group becomes `others`.
 
     Raises:
-        UserError: the file can't be written.
+        UserError: The file can't be written.
     """
     import torch
 
@@ -77,7 +76,7 @@ def write_coefficients(path: Path, genome: EepGenome) -> None:
 
 
 def group_layers(mapping: Matrices, merging: Matrices) -> int:
-    """The smallest number of equal contiguous groups whose layers share their matrices; `layers` if none are shared."""
+    """Return the smallest number of equal contiguous groups whose layers share their matrices; `layers` if none do."""
     layers = mapping.shape[0]
     for groups in range(1, layers):
         owners = np.arange(layers) * groups // layers
@@ -99,8 +98,8 @@ def _load(path: Path) -> dict[str, NDArray[np.float32]]:
         raise UserError(f"{path}: no such coefficient file")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception:  # noqa: BLE001 - bytes that are no such file can fail in any way Python can
-        # What torch says goes on to advise weights_only=False, which runs code in the file.
+    except Exception:  # noqa: BLE001 - bytes of other files can fail in any way Python can
+        # torch's own message advises weights_only=False, which runs code in the file.
         raise UserError(f"{path}: not a file of tensors that torch.save wrote, or it holds more than tensors") from None
     if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
         raise UserError(f"{path}: expected a dict of tensors")

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from moevolve.search.figures.style import Figure
 
 _MAX_GROUPS = 8
-"""Groups of layers beside each other on a wide page."""
-_LEAST = 1e-6
-"""Coefficients below it give an expert no part in another."""
+"""Largest number of layer groups side by side on a wide page."""
+_MIN_COEFFICIENT = 1e-6
+"""Smallest coefficient with which an original expert counts as part of a new one."""
 _GROUP_WIDTH = 2.0
-"""Inches that each of them needs."""
+"""Width of a group in inches."""
 
 
 class EepFigures(GenomeFigures[EepGenome]):
@@ -30,12 +30,12 @@ class EepFigures(GenomeFigures[EepGenome]):
     weights = "routing weights"
 
     def page(self, genome: EepGenome, start: EepGenome | None) -> tuple[Figure, str]:
-        """One row per group of layers, router mapping to the left of expert merging."""
+        """See `GenomeFigures.page`: one row per group of layers, router mapping left of expert merging."""
         caption = "Rows are new experts: how much of each original expert's routing weight and weights they take."
         return eep_figure(genome), caption + left_out(genome.space.groups, MAX_ROWS, "groups of layers")
 
     def draw(self, figure: Any, genome: EepGenome, start: EepGenome | None, label: str) -> None:
-        """Router mapping above, expert merging below, one column per group of layers."""
+        """See `GenomeFigures.draw`: router mapping above, expert merging below, one column per group of layers."""
         mapping, merging = genome.canonical
         picked = spread(genome.space.groups, _MAX_GROUPS)
         some = f" ({len(picked)} of {genome.space.groups} groups)" if len(picked) < genome.space.groups else ""
@@ -56,7 +56,6 @@ class EepFigures(GenomeFigures[EepGenome]):
         return _GROUP_WIDTH * min(genome.space.groups, _MAX_GROUPS)
 
     def matrices(self, genome: EepGenome) -> dict[str, NDArray[np.float32]]:
-        """Router mapping and expert merging of every group."""
         named = tuple(zip(("router mapping", "expert merging"), genome.canonical, strict=True))
         return {
             f"{name}, {_layers(genome, group)}": matrices[group]
@@ -65,15 +64,14 @@ class EepFigures(GenomeFigures[EepGenome]):
         }
 
     def experts(self, genome: EepGenome) -> dict[str, frozenset[int]]:
-        """Those that an expert's weights are made of."""
         return {
-            _layers(genome, group): frozenset(np.flatnonzero((np.abs(merging) > _LEAST).any(axis=0)).tolist())
+            _layers(genome, group): frozenset(np.flatnonzero((np.abs(merging) > _MIN_COEFFICIENT).any(axis=0)).tolist())
             for group, merging in enumerate(genome.expert_merging)
         }
 
 
 def eep_figure(genome: EepGenome) -> Figure:
-    """The matrices on a narrow page."""
+    """Draw the matrices for a narrow page."""
     mapping, merging = genome.canonical
     picked = spread(genome.space.groups, MAX_ROWS)
     share = min(1.0, genome.space.retained / genome.space.experts)
@@ -97,12 +95,12 @@ def _coefficients(axes: Any, matrix: NDArray[Any], limit: float) -> Any:
 
 
 def _limit(*arrays: NDArray[Any]) -> float:
-    """Of the scale, the same on both sides of zero."""
+    """End of the colour scale, which is symmetric around zero."""
     return float(max(1.0, *(np.abs(array).max() for array in arrays)))
 
 
 def _layers(genome: EepGenome, group: int) -> str:
-    """The decoder layers of a group."""
+    """Name the decoder layers of a group."""
     layers = genome.space.facts.moe_layers
     members = [layer for layer, owner in zip(layers, genome.space.layer_groups, strict=True) if owner == group]
     return f"layer {members[0]}" if len(members) == 1 else f"layers {members[0]}-{members[-1]}"

@@ -1,9 +1,10 @@
 """One EEP genome: router mapping `W_RM` and expert merging `W_EM`, one pair of (n' x n) matrices per group of layers.
 
-Source: Efficient Expert Pruning (arXiv 2407.00945), Sec. 4.2 (parameter space). Rows are interchangeable: new expert i
-is row i of both matrices. A genome keeps its own row order, so that crossover mixes rows that descend from the same
-expert; hash and edit use a canonical order. In families with routing groups a row's place says which group its expert
-is in, so only rows within one are interchangeable.
+Source: Efficient Expert Pruning (arXiv 2407.00945), Sec. 4.2 (parameter space).
+
+New expert i is row i of both matrices, so rows are interchangeable. A genome keeps its own order of rows, so that
+crossover mixes rows with a common ancestor; hash and edit use a canonical order. In families with routing groups, the
+row's position determines the expert's routing group, and only rows of one group are interchangeable.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from moevolve.search.genomes.contract.base import ArrayGenome
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.methods.eep.edit import EepEdit, one_hot_layers
 
@@ -27,14 +29,14 @@ HEADER = struct.Struct("<4sHHH")
 MAGIC = b"EEP1"
 
 
-@dataclass(frozen=True)
-class EepGenome:
-    """One candidate.
+@dataclass(frozen=True, eq=False)
+class EepGenome(ArrayGenome):
+    """One EEP candidate.
 
     Attributes:
-        space: the space it belongs to.
-        router_mapping: float32 [groups, n', n], read-only.
-        expert_merging: float32 [groups, n', n], read-only.
+        space: Space of the genome.
+        router_mapping: `W_RM` of every group of layers, float32 [groups, n', n], read-only.
+        expert_merging: `W_EM` of every group of layers, float32 [groups, n', n], read-only.
     """
 
     space: EepSpace = field(repr=False, compare=False)
@@ -44,33 +46,23 @@ class EepGenome:
     def __post_init__(self) -> None:
         expected = (self.space.groups, self.space.retained, self.space.experts)
         for name in ("router_mapping", "expert_merging"):
-            matrices = np.array(getattr(self, name), dtype=np.float32)
-            if matrices.shape != expected:
-                raise ValueError(f"{name} has shape {matrices.shape}, the space has {expected}")
-            matrices.flags.writeable = False
-            object.__setattr__(self, name, matrices)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, EepGenome) and self.to_bytes() == other.to_bytes()
-
-    def __hash__(self) -> int:
-        return hash(self.to_bytes())
+            self._set_array(name, np.array(getattr(self, name), dtype=np.float32), expected)
 
     def to_bytes(self) -> bytes:
-        """Magic, shape (three uint16) and both tensors as little-endian float32."""
+        """Return the magic number, the shape (three uint16) and both tensors as little-endian float32."""
         header = HEADER.pack(MAGIC, *self.router_mapping.shape)
         return header + self.router_mapping.astype("<f4").tobytes() + self.expert_merging.astype("<f4").tobytes()
 
     @cached_property
     def canonical(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Both tensors with interchangeable rows in canonical order: by `W_EM` descending, then by `W_RM`."""
+        """Both tensors with interchangeable rows sorted by `W_EM`, then `W_RM`, in descending order."""
         keys = np.concatenate([self.expert_merging, self.router_mapping], axis=2)
         groups, retained, _ = keys.shape
-        size = retained // self.space.subsets.parts
-        parts = keys.reshape(-1, size, keys.shape[2])
-        within = np.stack([np.lexsort(-part.T[::-1]) for part in parts]).reshape(groups, -1, size)
+        size = retained // self.space.subsets.routing_groups
+        interchangeable = keys.reshape(-1, size, keys.shape[2])
+        within = np.stack([np.lexsort(-rows.T[::-1]) for rows in interchangeable]).reshape(groups, -1, size)
         orders = (within + np.arange(0, retained, size)[:, None]).reshape(groups, retained, 1)
-        # Adding zero turns -0.0 into 0.0: equal matrices have equal bytes.
+        # Adding zero turns -0.0 into 0.0, so that equal matrices have equal bytes.
         return (
             np.take_along_axis(self.router_mapping, orders, axis=1) + np.float32(0),
             np.take_along_axis(self.expert_merging, orders, axis=1) + np.float32(0),
@@ -84,12 +76,12 @@ class EepGenome:
         return digest.hexdigest()
 
     def express(self) -> EepEdit | IdentityEdit:
-        """Each layer gets the matrices of its group; where they change nothing, it is the unedited model."""
+        """Return an edit that gives each layer its group's matrices, or an `IdentityEdit` if they change nothing."""
         return self._edit
 
     @cached_property
     def is_identity(self) -> bool:
-        """Whether every expert stays as it is, and is chosen as before."""
+        """Whether the candidate is the unedited model."""
         space = self.space
         whole = space.retained == space.experts and space.active == space.facts.active
         return whole and not space.dynamic_skipping and self.one_hot

@@ -1,4 +1,4 @@
-"""The genome kind `eep`: its parts, and what its candidates cost."""
+"""The genome kind `eep`, with the costs of its candidates."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from moevolve.search.genomes.contract.base import GenomeKind
 from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts
 from moevolve.search.genomes.eep.baselines import BASELINES, experts_recipe
 from moevolve.search.genomes.eep.figures import EepFigures
-from moevolve.search.genomes.eep.section import EepSection
-from moevolve.search.genomes.eep.space import EepSpace
+from moevolve.search.genomes.eep.space import EepSection, EepSpace
 from moevolve.search.settings.phases import PhaseConfig
 from moevolve.workers.contract.edits import ROW_TOKENS, combined, recipe_parts
 from moevolve.workers.contract.facts import ModelFacts
@@ -23,7 +22,11 @@ if TYPE_CHECKING:
 
 
 class EepCosts(GenomeCosts[EepSpace]):
-    """Routers run over all n experts; a continuous mapping is applied to their scores, or in logits space folded in."""
+    """Costs of EEP candidates.
+
+    Routers run over all n experts; a continuous mapping is applied to their scores, or, in logits space, folded into
+    the router.
+    """
 
     @property
     def kept_experts(self) -> int:
@@ -37,32 +40,32 @@ class EepCosts(GenomeCosts[EepSpace]):
     def counts(self, phase: str) -> tuple[int, int, int, int]:
         return self.space.retained, self.space.active, *self.space.parameters(one_hot=phase == "prune")
 
-    def different(self, phase: str) -> int | None:
+    def distinct_candidates(self, phase: str) -> int | None:
         if phase != "prune":
             return None
         subsets = self.space.subsets
-        size, kept = subsets.experts // subsets.parts, subsets.retained // subsets.parts
-        return comb(size, kept) ** (subsets.parts * self.space.groups)
+        groups = subsets.routing_groups
+        return comb(subsets.experts // groups, subsets.retained // groups) ** (groups * self.space.groups)
 
     def buffer_bytes(self, phases: Iterable[str], host: bool, repaired: bool) -> int:
-        """Copies of retained experts where originals are on the host or copies fitted, merged ones if there are any."""
+        """See `GenomeCosts.buffer_bytes`: kept experts are copied if merged, repaired, or on the host."""
         return self._kept_bytes if host or repaired or "merge" in phases else 0
 
-    def measuring_bytes(self, longest: int) -> int:
-        """What scoring by baselines takes; thresholds of skipping take less than that."""
-        # Not sooner: torch comes with them, and costs are imported by all that knows of genomes.
+    def calibration_bytes(self, longest: int) -> int:
+        """See `GenomeCosts.calibration_bytes`: baselines need more memory than the thresholds of dynamic skipping."""
+        # Imported here because it imports torch, which most users of genomes don't need.
         from moevolve.workers.methods.eep.calibrate_experts import ExpertSizes, measuring_bytes
         from moevolve.workers.profiling.activations import expert_row_bytes
 
         outline, facts, recipe = self.outline, self.outline.facts, self.space.recipe
         widths = outline.hidden, outline.intermediate, facts.dtype_bytes
-        tokens = max(longest, ROW_TOKENS)  # short sequences share a row
+        tokens = max(longest, ROW_TOKENS)  # short sequences share a row of the batch
         sizes = ExpertSizes(facts.experts, facts.active, *widths, expert_row_bytes(*widths), tokens)
         parts = (part for part in recipe_parts(recipe) if isinstance(part, ExpertsRecipe))
         return max((measuring_bytes(part, sizes) for part in parts), default=0)
 
-    def fits(self) -> tuple[tuple[FitOutline, ...], ...]:
-        """The output projections of all retained experts of a layer at once."""
+    def fitted_maps(self) -> tuple[tuple[FitOutline, ...], ...]:
+        """See `GenomeCosts.fitted_maps`: the output projections of all kept experts of a layer are fitted together."""
         return tuple((self._fit(),) if layer.expert else () for layer in self.outline.layers)
 
     def _fit(self) -> FitOutline:
@@ -75,7 +78,7 @@ class EepCosts(GenomeCosts[EepSpace]):
         return self.outline.experts_bytes * self.space.retained // self.space.experts
 
     def _router(self, layer: LayerOutline, phase: str) -> int:
-        """FLOPs per token that a layer's routing takes more than the unedited model's."""
+        """FLOPs per token of a layer's routing in addition to the unedited model's."""
         space = self.space
         if phase != "merge" or not layer.expert:
             return 0
@@ -85,7 +88,7 @@ class EepCosts(GenomeCosts[EepSpace]):
 
 
 def _space(section: EepSection, facts: ModelFacts, phases: Sequence[PhaseConfig]) -> EepSpace:
-    """A space whose recipe measures what the phases' baselines choose by, too."""
+    """Make a space whose recipe includes the measurements for the phases' baselines."""
     space = EepSpace.of(section, facts)
     return replace(space, recipe=combined(experts_recipe(space, section, phases), space.recipe))
 
@@ -98,5 +101,5 @@ EEP = GenomeKind(
     baselines=BASELINES,
     repairable=True,
     recombinable=True,
-    one_shot={"genome.groups": "per_layer"},
+    baseline_settings={"genome.groups": "per_layer"},
 )

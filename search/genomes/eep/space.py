@@ -1,4 +1,4 @@
-"""The space of EEP genomes for one model: what is drawn, bred, described, and brought back from bytes.
+"""The settings of EEP searches and the space of EEP genomes for one model.
 
 Source: Efficient Expert Pruning (arXiv 2407.00945), Sec. 4.2 (parameter space), Sec. 4.3 and App. C (operators),
 App. A.1 (groups).
@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, model_validator
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import NO_SCORES
-from moevolve.search.genomes.contract.base import Description, Offspring, bred
+from moevolve.search.genomes.contract.base import Description, GenomeSection, Offspring, offspring_of
 from moevolve.search.genomes.contract.operators import (
     gaussian_noise,
     matrix_crossover,
@@ -24,16 +25,67 @@ from moevolve.search.genomes.contract.operators import (
     select_matrices,
 )
 from moevolve.search.genomes.eep.genome import HEADER, MAGIC, EepGenome
-from moevolve.search.genomes.eep.section import EepSection, limit_of
 from moevolve.search.genomes.eep.subsets import Subsets
 from moevolve.search.settings.phases import MergePhase, PhaseConfig, PrunePhase
-from moevolve.workers.contract.edits import Calibration, CalibrationRecipe
+from moevolve.workers.contract.edits import ALL_TOKENS, Calibration, CalibrationRecipe
 from moevolve.workers.contract.facts import ModelFacts, active_parameters, parameters_after
 from moevolve.workers.contract.fitting import FitRows, RowsRecipe
 from moevolve.workers.methods.eep.edit import RouterSpace
 
+Tokens = Annotated[int, Field(ge=1)] | Literal["all"]
+"""Number of tokens of the `calibration` rows: whole prompts up to that many, or all prompts."""
+
+
+def token_limit(tokens: Tokens) -> int:
+    """Return the limit on tokens that a setting stands for."""
+    return ALL_TOKENS if tokens == "all" else tokens
+
+
+class EepSection(GenomeSection):
+    """The EEP genome: a router mapping and an expert merging matrix per group of layers.
+
+    Attributes:
+        experts: Number of retained experts n' per MoE layer; equally many per routing group if the family has these.
+        active: Number of active experts k per token; None keeps the model's, or the most that a token can choose from.
+        groups: Number of equal contiguous groups of layers that share coefficients, or `per_layer`.
+        router_space: Space that the router mapping acts on: `probs` (the paper) or `logits`.
+        dynamic_skipping: Skip a token's second expert if the ratio of its routing weight to the
+            first one's is below the layer's median (NAEE, arXiv 2402.14800, Sec. 3.3); needs k = 2.
+        skipping_tokens: Number of calibration tokens for these medians, which are measured for every candidate, or
+            `all`.
+        calibration_tokens: Number of calibration tokens for baselines, or `all`. Scores are sums over tokens, so more
+            tokens need no more memory.
+        naee_tokens: Largest number of these tokens, evenly spaced, on which the baseline `naee` compares subsets. It
+            keeps n^2 numbers per token and layer, up to 4 GiB of host memory.
+        naee_subsets: Largest number of subsets that `naee` tries; if there are more, it drops experts greedily.
+        fitted_tokens, fitted_subsets: The same limits for the baseline `fitted`, which factorises a matrix per subset.
+    """
+
+    random_title: ClassVar[str] = "random pruning"
+    count_format: ClassVar[str] = "{experts} retained, {active} active"
+    kind: Literal["eep"] = "eep"
+    experts: int = Field(ge=1)
+    active: int | None = Field(None, ge=1)
+    groups: Annotated[int, Field(ge=1)] | Literal["per_layer"] = 4
+    router_space: Literal["probs", "logits"] = "probs"
+    dynamic_skipping: bool = False
+    skipping_tokens: Tokens = 2048
+    calibration_tokens: Tokens = 8192
+    naee_tokens: int = Field(1024, ge=1)
+    naee_subsets: int = Field(5000, ge=0)
+    fitted_tokens: int = Field(512, ge=2)
+    fitted_subsets: int = Field(500, ge=0)
+
+    @model_validator(mode="after")
+    def _active_within_experts(self) -> Self:
+        if self.active is not None and self.active > self.experts:
+            raise ValueError(f"active {self.active} is more than the {self.experts} retained experts")
+        return self
+
+
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _SUMMARY_DIGITS = 72
+# Positions of the two matrices in stacked arrays.
 _MAPPING, _MERGING = 0, 1
 
 
@@ -42,18 +94,19 @@ class EepSpace:
     """All EEP genomes for one model.
 
     Attributes:
-        experts: experts n per MoE layer.
-        retained: retained experts n'.
-        active: experts per token k after the edit.
-        layer_groups: group of every MoE layer, in order of depth.
-        router_space: see `EepEdit`.
-        facts: the model, for accounting.
-        dynamic_skipping: whether candidates skip a token's second expert; see `EepSection`.
-        recipe: what must be measured for that, and for baselines.
-        calibration: what was measured.
+        experts: Number of original experts n per MoE layer.
+        retained: Number of retained experts n' per MoE layer.
+        active: Number of active experts k per token after the edit.
+        layer_groups: Index of every MoE layer's group, in order of depth.
+        router_space: See `EepSection`.
+        facts: Sizes and family of the model.
+        dynamic_skipping: See `EepSection`.
+        recipe: Measurements for dynamic skipping and for baselines; None if there are none.
+        calibration: Results of these measurements; None before calibration.
     """
 
     kind: ClassVar[str] = "eep"
+    phase_kinds: ClassVar[tuple[str, ...]] = ("prune", "merge")
     experts: int
     retained: int
     active: int
@@ -66,19 +119,19 @@ class EepSpace:
 
     @classmethod
     def of(cls, section: EepSection, facts: ModelFacts) -> EepSpace:
-        """Build the space of a configuration for a model.
+        """Make the space of a model.
 
         Raises:
-            UserError: n' > n, k > n', more groups than MoE layers, or what the model's family can't express; the
-                message names the field.
+            UserError: n' > n, k > n', there are more groups than MoE layers, or the model's family doesn't support the
+                settings; the message names the field.
         """
         layers = len(facts.moe_layers)
         if not layers:
             raise UserError(f"genome.kind: eep needs MoE layers, and this model ({facts.family}) is dense")
         if section.experts > facts.experts:
             raise UserError(f"genome.experts: {section.experts} is more than the model's {facts.experts} experts")
-        reach = _check_family(section, facts)
-        active = section.active if section.active is not None else min(facts.active, reach)
+        reachable = _check_family(section, facts)
+        active = section.active if section.active is not None else min(facts.active, reachable)
         groups = layers if section.groups == "per_layer" else section.groups
         if groups > layers:
             raise UserError(f"genome.groups: {groups} is more than the model's {layers} MoE layers")
@@ -86,7 +139,7 @@ class EepSpace:
         if section.dynamic_skipping and active != 2:
             raise UserError(f"genome.dynamic_skipping: it is defined for 2 active experts per token, not {active}")
         skips = section.dynamic_skipping
-        recipe = RowsRecipe(limit_of(section.skipping_tokens), "skipping") if skips else None
+        recipe = RowsRecipe(token_limit(section.skipping_tokens), "skipping") if skips else None
         return cls(facts.experts, section.experts, active, layer_groups, section.router_space, facts, skips, recipe)
 
     @property
@@ -95,41 +148,39 @@ class EepSpace:
 
     @property
     def subsets(self) -> Subsets:
-        """What the prune phase chooses from."""
+        """The subsets of experts that the prune phase searches."""
         return Subsets(self.experts, self.retained, self.facts.rule.groups.count)
 
     def from_kept(self, kept: NDArray[np.int64]) -> EepGenome:
-        """The pruning genome that retains `kept`: int64 [groups, n'], distinct per row.
+        """Return the pruning genome that retains `kept`: int64 [groups, n'], distinct per row.
 
         Raises:
-            ValueError: the model has routing groups, and `kept` does not keep as many experts of each, in order.
+            ValueError: The model has routing groups, and `kept` isn't sorted with equally many experts of each.
         """
-        if self.subsets.parts > 1 and not self.subsets.holds(kept):
-            raise ValueError(f"{self.facts.family} needs as many experts kept in each of {self.subsets.parts} groups")
+        if self.subsets.routing_groups > 1 and not self.subsets.are_valid(kept):
+            raise ValueError(
+                f"{self.facts.family} needs as many experts kept in each of {self.subsets.routing_groups} groups"
+            )
         one_hot = np.eye(self.experts, dtype=np.float32)[kept]
         return EepGenome(self, one_hot, one_hot)
 
     def kept(self, genome: EepGenome) -> NDArray[np.int64]:
-        """The experts a pruning genome retains: int64 [groups, n'], sorted."""
+        """Return the experts that a pruning genome retains: int64 [groups, n'], sorted."""
         return np.sort(genome.expert_merging.argmax(axis=2), axis=1).astype(np.int64)
-
-    @property
-    def phase_kinds(self) -> tuple[str, ...]:
-        return "prune", "merge"
 
     def calibrated(self, calibration: Calibration) -> EepSpace:
         return replace(self, calibration=calibration)
 
     @property
-    def measured(self) -> dict[str, NDArray[Any]]:
-        """The calibration's arrays."""
-        assert self.calibration is not None, "the space has to be calibrated before this is known"
+    def statistics(self) -> dict[str, NDArray[Any]]:
+        """Arrays of the calibration."""
+        assert self.calibration is not None, "the space isn't calibrated"
         return dict(self.calibration.arrays)
 
     @cached_property
     def skip_rows(self) -> FitRows | None:
-        """What thresholds of dynamic skipping are measured on; None without."""
-        return FitRows.of(self.measured, "skipping") if self.dynamic_skipping else None
+        """Calibration rows for the thresholds of dynamic skipping; None without dynamic skipping."""
+        return FitRows.of(self.statistics, "skipping") if self.dynamic_skipping else None
 
     def start(self, phase: PhaseConfig) -> None:
         return None
@@ -143,42 +194,42 @@ class EepSpace:
         self, rng: np.random.Generator, phase: PhaseConfig, parents: tuple[EepGenome, ...]
     ) -> Offspring[EepGenome]:
         if isinstance(phase, PrunePhase):
-            return bred(self._breed_pruning(rng, phase, parents), parents)
+            return offspring_of(self._breed_pruning(rng, phase, parents), parents)
         assert isinstance(phase, MergePhase)
-        return bred(self._breed_merging(rng, phase, parents), parents)
+        return offspring_of(self._breed_merging(rng, phase, parents), parents)
 
     def _breed_pruning(self, rng: np.random.Generator, phase: PrunePhase, parents: tuple[EepGenome, ...]) -> EepGenome:
         sets = [self.kept(parent) for parent in parents]
         child = sets[0].copy()
         if len(sets) == 2:
-            child = np.stack([self.subsets.cross(rng, one, two) for one, two in zip(*sets, strict=True)])
+            child = np.stack([self.subsets.crossover(rng, one, two) for one, two in zip(*sets, strict=True)])
         rate, forced = phase.row_rate, phase.force_change
-        for group in np.flatnonzero(self._touched(rng, phase)[_MERGING]):
+        for group in np.flatnonzero(self._draw_mutated(rng, phase)[_MERGING]):
             child[group] = self.subsets.mutate(rng, child[group], rate, redraw=phase.redraw, at_least_one=forced)
         return self.from_kept(child)
 
     def _breed_merging(self, rng: np.random.Generator, phase: MergePhase, parents: tuple[EepGenome, ...]) -> EepGenome:
         both = [np.stack([parent.router_mapping, parent.expert_merging]) for parent in parents]
-        child, touched = both[0].copy(), self._touched(rng, phase)
-        for place in np.ndindex(touched.shape):
+        child, mutated = both[0].copy(), self._draw_mutated(rng, phase)
+        for index in np.ndindex(mutated.shape):
             if len(both) == 2:
-                units = phase.crossover if touched[place] else "whole"
-                child[place] = matrix_crossover(rng, both[0][place], both[1][place], phase.first_parent_rate, units)
-            if touched[place]:
-                child[place] = gaussian_noise(rng, child[place], phase.entry_rate, phase.sigma)
-        for groups in (range(self.groups),) if phase.normalise == "all" else np.argwhere(touched[_MERGING]):
+                units = phase.crossover if mutated[index] else "whole"
+                child[index] = matrix_crossover(rng, both[0][index], both[1][index], phase.first_parent_rate, units)
+            if mutated[index]:
+                child[index] = gaussian_noise(rng, child[index], phase.entry_rate, phase.sigma)
+        for groups in (range(self.groups),) if phase.normalise == "all" else np.argwhere(mutated[_MERGING]):
             if rng.random() < phase.normalise_rate:
                 for group in groups:
                     child[_MERGING, group] = normalise_rows(child[_MERGING, group])
         return EepGenome(self, child[_MAPPING], child[_MERGING])
 
-    def _touched(self, rng: np.random.Generator, phase: PrunePhase | MergePhase) -> NDArray[np.bool_]:
-        """Which groups' matrices a mutation touches: bool [2, groups], by `_MAPPING` and `_MERGING`."""
+    def _draw_mutated(self, rng: np.random.Generator, phase: PrunePhase | MergePhase) -> NDArray[np.bool_]:
+        """Draw the matrices to mutate: bool [2, groups], first index `_MAPPING` or `_MERGING`."""
         if phase.matrices == "independent":
             return select_matrices(rng, (2, self.groups), phase.group_rate)
-        touched = np.zeros((2, self.groups), dtype=np.bool_)
-        touched[:, select_groups(rng, self.groups, phase.group_rate)] = True
-        return touched
+        mutated = np.zeros((2, self.groups), dtype=np.bool_)
+        mutated[:, select_groups(rng, self.groups, phase.group_rate)] = True
+        return mutated
 
     def from_bytes(self, data: bytes) -> EepGenome:
         magic, *shape = HEADER.unpack_from(data) if len(data) >= HEADER.size else (b"", 0, 0, 0)
@@ -188,19 +239,19 @@ class EepSpace:
         values = np.frombuffer(data, dtype="<f4", offset=HEADER.size).reshape(2, *shape)
         return EepGenome(self, values[0], values[1])
 
-    def chooses(self, phase: PhaseConfig) -> bool:
-        """The prune phase chooses experts of every group."""
+    def selects_subset(self, phase: PhaseConfig) -> bool:
+        """See `SubsetSpace`: genomes of the prune phase are subsets of the experts of every group."""
         return isinstance(phase, PrunePhase)
 
     def flatten(self, genome: EepGenome, phase: PhaseConfig) -> NDArray[np.float64]:
-        """Prune: expert scores [groups * n], 1 for retained ones, else 0. Merge: both tensors' entries in order."""
+        """Prune phase: 1 for retained experts, else 0, [groups * n]. Merge phase: the entries of both tensors."""
         if isinstance(phase, PrunePhase):
             return genome.expert_merging.sum(axis=1).astype(np.float64).ravel()
         both = np.concatenate([genome.router_mapping.ravel(), genome.expert_merging.ravel()])
         return both.astype(np.float64)
 
     def unflatten(self, vector: NDArray[np.float64], phase: PhaseConfig) -> EepGenome:
-        """Prune: the highest scores of every group are retained, as `Subsets.best` has it. Merge: the entries."""
+        """Prune phase: keep the experts with the highest scores of every group. Merge phase: take the entries."""
         if isinstance(phase, PrunePhase):
             return self.from_kept(self.subsets.best(vector.reshape(self.groups, self.experts)))
         halves = vector.astype(np.float32).reshape(2, self.groups, self.retained, self.experts)
@@ -225,42 +276,41 @@ class EepSpace:
         )
 
     def parameters(self, one_hot: bool, identity: bool = False) -> tuple[int, int]:
-        """Parameters of a candidate's model, and of these what a token passes through.
-
-        A mapping that isn't folded into a smaller router stands beside the whole one.
+        """Return the parameters of a candidate's model, and those that a token uses.
 
         Args:
-            one_hot: whether every row of its router mapping is one-hot.
-            identity: whether it is the unedited model.
+            one_hot: True if every row of the router mapping is one-hot.
+            identity: True if the candidate is the unedited model.
         """
+        # A mapping that can't be folded into a smaller router is kept in addition to the whole router.
         folds = self.router_space == "logits" or (self.facts.rule.one_hot_folds and one_hot) or identity
         sizes = self.facts, self.retained
         used = active_parameters(*sizes, self.active, native=not folds)
         return parameters_after(*sizes, native=not folds), used
 
     def _summary_of_pruning(self, genome: EepGenome) -> str:
-        """The retained experts of every group, one digit each; only their number where that gets long."""
+        """The retained experts of every group, one digit each, or only their number if that gets too long."""
         if self.experts > len(_DIGITS) or self.groups * (self.retained + 1) > _SUMMARY_DIGITS:
             return f"keep {self.retained} of {self.experts}, {self.groups} groups"
         return "keep " + " ".join("".join(_DIGITS[expert] for expert in row) for row in self.kept(genome))
 
 
 def _check_family(section: EepSection, facts: ModelFacts) -> int:
-    """How many of n' experts a token can choose from.
+    """Check the settings against the model's family, and return how many of n' experts a token can choose from.
 
     Raises:
-        UserError: the model's family can't express what the section asks for.
+        UserError: The model's family doesn't support the settings.
     """
     groups = facts.rule.groups
-    fault = groups.fault(section.experts)
-    if fault is not None:
-        raise UserError(f"genome.experts: {section.experts} experts of a {facts.family} model {fault}")
-    reach = groups.reach(section.experts)
-    if section.active is not None and section.active > reach:
+    problem = groups.fault(section.experts)
+    if problem is not None:
+        raise UserError(f"genome.experts: {section.experts} experts of a {facts.family} model {problem}")
+    reachable = groups.reach(section.experts)
+    if section.active is not None and section.active > reachable:
         raise UserError(
-            f"genome.active: {section.active} is more than the {reach} experts that a token of this {facts.family} "
+            f"genome.active: {section.active} is more than the {reachable} experts that a token of this {facts.family} "
             f"model can choose from (those of {groups.chosen} of its {groups.count} routing groups)"
         )
     if facts.rule.scores == "softmax_of_chosen" and section.router_space == "probs":
         raise UserError(f"genome.router_space ({facts.family} model): {NO_SCORES}")
-    return reach
+    return reachable

@@ -1,1 +1,1 @@
-"""FactorLLM: dense networks divided into experts (arXiv 2408.11855)."""
+"""FactorLLM: dense networks partitioned into experts (arXiv 2408.11855)."""

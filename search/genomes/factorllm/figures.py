@@ -1,4 +1,4 @@
-"""Where the neurons of a divided network's experts were at the start of the search."""
+"""Drawings of how a search changed the partition of a network's neurons into experts."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _IN_COMMON = "neurons in common"
 
 
 class FactorLlmFigures(GenomeFigures[FactorLlmGenome]):
-    """A division beside the one that the search started from; nothing without that."""
+    """The partition compared with the one that the search started from."""
 
     subject = "division"
 
-    def draws(self, genome: FactorLlmGenome, start: FactorLlmGenome | None) -> bool:
+    def has_figure(self, genome: FactorLlmGenome, start: FactorLlmGenome | None) -> bool:
         return start is not None
 
     def page(self, genome: FactorLlmGenome, start: FactorLlmGenome | None) -> tuple[Figure, str]:
         assert start is not None
         caption = "Neurons that each expert has in common with the experts that the search started from."
         caption += left_out(genome.space.dense.layers, 2 * MAX_ROWS, "layers")
-        return division_figure(genome.express(), start.express()), caption
+        return partition_figure(genome.express(), start.express()), caption
 
     def draw(self, figure: Any, genome: FactorLlmGenome, start: FactorLlmGenome | None, label: str) -> None:
         assert start is not None
@@ -44,7 +44,7 @@ class FactorLlmFigures(GenomeFigures[FactorLlmGenome]):
 
 
 def neurons_moved(edit: FactorLlmEdit, start: FactorLlmEdit) -> NDArray[np.int64]:
-    """Neurons of each expert of `edit` by the expert of `start` that they were in, int64 [layers, N, N]."""
+    """Count the neurons of each expert of `edit` by their expert in `start`: int64 [layers, N, N]."""
     width = edit.width // edit.experts
     owner = np.argsort(start.order, axis=1) // width
     there = np.take_along_axis(owner, edit.order.astype(np.int64), axis=1).reshape(edit.layers, edit.experts, width)
@@ -52,8 +52,8 @@ def neurons_moved(edit: FactorLlmEdit, start: FactorLlmEdit) -> NDArray[np.int64
     return counts
 
 
-def division_figure(edit: FactorLlmEdit, start: FactorLlmEdit) -> Figure:
-    """The division on a narrow page."""
+def partition_figure(edit: FactorLlmEdit, start: FactorLlmEdit) -> Figure:
+    """Draw the partition for a narrow page."""
     rows = -(-min(edit.layers, 2 * MAX_ROWS) // 2)
     with drawing(0.85 + 2.0 * rows, squares=True) as figure:
         image, grid = _draw(figure, edit, start, 2, rows)
@@ -62,7 +62,7 @@ def division_figure(edit: FactorLlmEdit, start: FactorLlmEdit) -> Figure:
 
 
 def _draw(figure: Any, edit: FactorLlmEdit, start: FactorLlmEdit, columns: int, rows: int) -> tuple[Any, Any]:
-    """Panels, layer by layer; gives an image for the scale, and the panels."""
+    """Draw a panel per layer; return an image for the colour scale, and the panels."""
     moved = neurons_moved(edit, start)
     picked = spread(len(moved), columns * rows)
     grid = panels(figure, rows, columns, len(picked))

@@ -1,26 +1,74 @@
-"""The space of FactorLLM genomes: their start, random ones, breeding, and what they cost."""
+"""The settings of FactorLLM searches and the space of FactorLLM genomes for one model."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, model_validator
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.genomes.contract.base import Description, Offspring, bred
+from moevolve.search.genomes.contract.base import Description, GenomeSection, Offspring, offspring_of
 from moevolve.search.genomes.contract.operators import balanced_swaps, gaussian_noise, layer_crossover, select_groups
 from moevolve.search.genomes.factorllm.genome import ARRAYS, HEADER, MAGIC, ROUTERS, FactorLlmGenome
-from moevolve.search.genomes.factorllm.section import FactorLlmSection
 from moevolve.search.settings.phases import PhaseConfig, TunePhase
 from moevolve.workers.contract.edits import Calibration, CalibrationRecipe, combined
 from moevolve.workers.contract.facts import DenseFacts, ModelFacts
 from moevolve.workers.methods.factorllm.edit import FactorLlmRecipe
 
+
+class FactorLlmSection(GenomeSection):
+    """The FactorLLM genome: every dense feed-forward network partitioned into equal experts, and linear routers.
+
+    The paper names configurations by their numbers: 1R4E2K has one router, 4 experts and 2 active experts.
+
+    Attributes:
+        experts: Number of experts N per network, each with equally many neurons.
+        active: Number of active experts K per token.
+        routers: Number of routers R per network: 1 (the paper's recommendation), or one for each linear layer (3 in
+            gated networks, 2 in plain ones). Each of several routers chooses K slices of its layer; a neuron is active
+            if all routers chose its expert. Each starts from labels of its own: the K slices of its layer whose outputs
+            are nearest to the whole layer's.
+        router_bias: Give routers a bias, as in the paper. Without it, and with output_scale `one`, a top-1
+            partition of a Llama or Mistral is an ordinary Mixtral and can be exported as one.
+        partition: Partition of the neurons at the start: in order, random, by balanced k-means on input weights, or by
+            coactivation (neurons that fire on the same tokens).
+        output_scale: Factor on the sum of the chosen experts' outputs: `one` (the paper) or `n_over_k` (the authors'
+            code). On the dense demo model `one` is better for the start on both tasks with 1 of 4, 2 of 4 and 4 of 8
+            experts, by 0.3 to 47 points of similarity of predictions; after repair, by 8 points with 1 of 4, and
+            otherwise by nothing (`configs/runs/factorllm-table.yaml`).
+        random_division: Give random individuals random partitions. Otherwise they have the start's partition
+            and random routers (the paper's Fig. 4 without its router); with `swap_rate: 0` only routers are searched.
+        components: Number of principal directions of a network's inputs in which routers are searched.
+        ridge: Regularisation of the routers' closed-form start, as a share of the inputs' mean variance.
+        calibration_tokens: Number of calibration tokens that the start is measured on.
+    """
+
+    random_title: ClassVar[str] = "random divisions and routers"
+    kind: Literal["factorllm"]
+    experts: int = Field(ge=2, le=256)
+    active: int = Field(ge=1)
+    routers: int = Field(1, ge=1, le=3)
+    router_bias: bool = True
+    partition: Literal["contiguous", "shuffled", "kmeans", "coactivation"] = "kmeans"
+    output_scale: Literal["one", "n_over_k"] = "one"
+    random_division: bool = True
+    components: int = Field(8, ge=0)
+    ridge: float = Field(1e-3, gt=0)
+    calibration_tokens: int = Field(8192, ge=1)
+
+    @model_validator(mode="after")
+    def _active_within_experts(self) -> Self:
+        if self.active > self.experts:
+            raise ValueError(f"active {self.active} is more than the {self.experts} experts")
+        return self
+
+
 _SPACING = 0.5
-"""Distance of two experts in a vector's scores: a step of 0.1 per score lets few neurons change places."""
+"""Distance of two experts' scores in a flattened genome; with it, steps of 0.1 per score move few neurons."""
 
 
 @dataclass(frozen=True)
@@ -28,26 +76,27 @@ class FactorLlmSpace:
     """All FactorLLM genomes for one model.
 
     Attributes:
-        section: the settings.
-        facts: the model.
-        dense: its dense networks.
-        beside: how divisions and routers of baselines are measured; None for no such.
-        calibration: the start; None as long as it isn't measured.
+        section: Settings of the genome.
+        facts: Sizes and family of the model.
+        dense: Sizes of its dense networks.
+        baseline_recipe: Measurements of baselines' partitions and routers; None without baselines.
+        calibration: Measured start and baselines; None before calibration.
     """
 
     kind: ClassVar[str] = "factorllm"
+    phase_kinds: ClassVar[tuple[str, ...]] = ("tune",)
     section: FactorLlmSection
     facts: ModelFacts = field(repr=False)
     dense: DenseFacts = field(repr=False)
-    beside: CalibrationRecipe | None = None
+    baseline_recipe: CalibrationRecipe | None = None
     calibration: Calibration | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def of(cls, section: FactorLlmSection, facts: ModelFacts) -> FactorLlmSpace:
-        """Build the space of a configuration for a model.
+        """Make the space of a model.
 
         Raises:
-            UserError: the model has no dense networks, or their sizes don't allow the settings; the message names the
+            UserError: The model has no dense networks, or their sizes don't fit the settings; the message names the
                 field.
         """
         dense = facts.dense
@@ -70,8 +119,8 @@ class FactorLlmSpace:
         return cls(section, facts, dense)
 
     @property
-    def n(self) -> int:
-        """Experts N."""
+    def experts(self) -> int:
+        """Number of experts N."""
         return self.section.experts
 
     @property
@@ -88,33 +137,29 @@ class FactorLlmSpace:
 
     @property
     def output_scale(self) -> float:
-        return 1.0 if self.section.output_scale == "one" else self.n / self.active
+        return 1.0 if self.section.output_scale == "one" else self.experts / self.active
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of a genome's arrays."""
-        rows = (self.dense.layers, self.routers, self.n)
+        """Shapes of a genome's arrays."""
+        rows = (self.dense.layers, self.routers, self.experts)
         return {
-            "experts": (self.dense.layers, self.dense.width),
-            "anchored": (self.dense.layers,),
+            "assignment": (self.dense.layers, self.dense.width),
+            "base_router": (self.dense.layers,),
             "coordinates": (*rows, self.components),
             "biases": rows,
         }
 
     @cached_property
-    def in_order(self) -> NDArray[np.uint8]:
-        """Experts of neurons that are divided in order: uint8 [width]."""
-        return np.repeat(np.arange(self.n), self.dense.width // self.n).astype(np.uint8)
-
-    @property
-    def phase_kinds(self) -> tuple[str, ...]:
-        return ("tune",)
+    def contiguous(self) -> NDArray[np.uint8]:
+        """Partition of the neurons in order: expert of every neuron, uint8 [width]."""
+        return np.repeat(np.arange(self.experts), self.dense.width // self.experts).astype(np.uint8)
 
     @property
     def recipe(self) -> CalibrationRecipe:
         section = self.section
         own = FactorLlmRecipe(
-            experts=self.n,
+            experts=self.experts,
             active=self.active,
             routers=self.routers,
             partition=section.partition,
@@ -124,31 +169,31 @@ class FactorLlmSpace:
             ridge=section.ridge,
             tokens=section.calibration_tokens,
         )
-        return combined(own, self.beside) or own
+        return combined(own, self.baseline_recipe) or own
 
     def calibrated(self, calibration: Calibration) -> FactorLlmSpace:
         return replace(self, calibration=calibration)
 
     @property
-    def measured(self) -> dict[str, NDArray[np.float32]]:
-        """The calibration's arrays; see `calibrate_factorllm`."""
-        assert self.calibration is not None, "the space has to be calibrated before anything is made in it"
+    def statistics(self) -> dict[str, NDArray[np.float32]]:
+        """Arrays of the calibration; see `calibrate_factorllm`."""
+        assert self.calibration is not None, "the space isn't calibrated"
         return dict(self.calibration.arrays)
 
     def start(self, phase: PhaseConfig) -> Offspring[FactorLlmGenome]:
-        """The calibration's division and routers as they are."""
-        return Offspring(self.divided(self.measured["experts"], "router"), "start", ())
+        """Return the measured partition and routers unchanged."""
+        return Offspring(self.from_partition(self.statistics["experts"], "router"), "start", ())
 
-    def divided(self, experts: NDArray[Any], router: str) -> FactorLlmGenome:
-        """A measured division, uint8 [layers, width], with one of the measured `ROUTERS` in all layers."""
-        return self.genome(experts=experts, anchored=np.full(self.dense.layers, 1 + ROUTERS.index(router)))
+    def from_partition(self, assignment: NDArray[Any], router: str) -> FactorLlmGenome:
+        """Return a genome of a partition, uint8 [layers, width], with one of the measured `ROUTERS` in all layers."""
+        return self.genome(assignment=assignment, base_router=np.full(self.dense.layers, 1 + ROUTERS.index(router)))
 
     def sample(self, rng: np.random.Generator, phase: PhaseConfig) -> Offspring[FactorLlmGenome]:
-        experts: NDArray[Any] = self.measured["experts"]
+        assignment: NDArray[Any] = self.statistics["experts"]
         if self.section.random_division:
-            experts = np.stack([rng.permutation(self.in_order) for _ in range(self.dense.layers)])
+            assignment = np.stack([rng.permutation(self.contiguous) for _ in range(self.dense.layers)])
         coordinates = rng.standard_normal(self.shapes["coordinates"])
-        return Offspring(self.genome(experts=experts, coordinates=coordinates), "random", ())
+        return Offspring(self.genome(assignment=assignment, coordinates=coordinates), "random", ())
 
     def breed(
         self, rng: np.random.Generator, phase: PhaseConfig, parents: tuple[FactorLlmGenome, ...]
@@ -160,14 +205,14 @@ class FactorLlmSpace:
             for name, array in arrays.items():
                 array[other] = getattr(parents[1], name)[other]
         for layer in select_groups(rng, self.dense.layers, phase.group_rate):
-            arrays["experts"][layer] = balanced_swaps(rng, arrays["experts"][layer], phase.swap_rate)
+            arrays["assignment"][layer] = balanced_swaps(rng, arrays["assignment"][layer], phase.swap_rate)
             for name in ("coordinates", "biases") if self.section.router_bias else ("coordinates",):
                 arrays[name][layer] = gaussian_noise(rng, arrays[name][layer], phase.entry_rate, phase.sigma)
-        return bred(self.genome(**arrays), parents)
+        return offspring_of(self.genome(**arrays), parents)
 
     def from_bytes(self, data: bytes) -> FactorLlmGenome:
         magic, *sizes = HEADER.unpack_from(data) if len(data) >= HEADER.size else (b"", 0, 0, 0, 0, 0)
-        expected = [self.dense.layers, self.dense.width, self.routers, self.n, self.components]
+        expected = [self.dense.layers, self.dense.width, self.routers, self.experts, self.components]
         counts = {name: int(np.prod(self.shapes[name])) * np.dtype(ARRAYS[name]).itemsize for name in ARRAYS}
         if magic != MAGIC or sizes != expected or len(data) != HEADER.size + sum(counts.values()):
             raise ValueError("these bytes are no FactorLLM genome of this space")
@@ -179,55 +224,55 @@ class FactorLlmSpace:
         return self.genome(**arrays)
 
     def genome(self, **arrays: NDArray[Any]) -> FactorLlmGenome:
-        """A genome of `arrays`, cast to their types; those left out are zeros."""
+        """Return a genome of `arrays`, cast to their types; missing ones are zeros."""
         zeros: dict[str, NDArray[Any]] = {name: np.zeros(shape) for name, shape in self.shapes.items()}
         return FactorLlmGenome(self, **(zeros | arrays))
 
     def flatten(self, genome: FactorLlmGenome, phase: PhaseConfig) -> NDArray[np.float64]:
-        """Scores of neurons [layers * width], then of the calibration's routers [layers], coordinates and biases.
+        """Return scores of neurons [layers * width] and of base routers [layers], then coordinates and biases.
 
-        A neuron's score is its expert's number times a spacing; a router's is its number.
+        A neuron's score is its expert's index times a spacing; a base router's score is its number.
         """
-        parts = [genome.experts * _SPACING, genome.anchored, genome.coordinates]
+        parts = [genome.assignment * _SPACING, genome.base_router, genome.coordinates]
         if self.section.router_bias:
             parts.append(genome.biases)
         return np.concatenate([np.asarray(part, dtype=np.float64).ravel() for part in parts])
 
     def unflatten(self, vector: NDArray[np.float64], phase: PhaseConfig) -> FactorLlmGenome:
-        """Neurons in order of scores (ties: lower index) fill one expert after the other; routers are rounded.
+        """Invert `flatten`: neurons in order of scores (ties: lower index) fill one expert after the other.
 
-        Numbers that are no measured router's are the start's router's.
+        Base routers are rounded; numbers without a measured router stand for the start's.
         """
         sizes = [int(np.prod(shape)) for shape in self.shapes.values()]
         scores, numbers, coordinates, biases = np.split(vector, np.cumsum(sizes)[:3])
-        order = np.argsort(scores.reshape(self.shapes["experts"]), axis=1, kind="stable")
-        experts = np.empty_like(order)
-        np.put_along_axis(experts, order, np.broadcast_to(self.in_order.astype(order.dtype), order.shape), axis=1)
-        anchored = np.rint(np.clip(numbers, 0, len(ROUTERS)))
+        order = np.argsort(scores.reshape(self.shapes["assignment"]), axis=1, kind="stable")
+        assignment = np.empty_like(order)
+        np.put_along_axis(assignment, order, np.broadcast_to(self.contiguous.astype(order.dtype), order.shape), axis=1)
+        base_router = np.rint(np.clip(numbers, 0, len(ROUTERS)))
         return self.genome(
-            experts=experts,
-            anchored=np.where(np.isin(anchored, self._measured_routers), anchored, 1),
+            assignment=assignment,
+            base_router=np.where(np.isin(base_router, self._measured_routers), base_router, 1),
             coordinates=coordinates.reshape(self.shapes["coordinates"]),
             biases=(biases if self.section.router_bias else np.zeros(sizes[3])).reshape(self.shapes["biases"]),
         )
 
     @property
     def _measured_routers(self) -> tuple[int, ...]:
-        """Numbers of the routers that genomes can include, 0 for none."""
+        """Values of `base_router` that genomes can have."""
         arrays = {} if self.calibration is None else self.calibration.arrays
         return (0, 1, *(number for number, name in enumerate(ROUTERS, 1) if f"{name}_weight" in arrays))
 
     def describe(self, genome: FactorLlmGenome) -> Description:
-        """Costs as in the paper's Fig. 3: K of N experts, and R routers.
+        """Return costs as in the paper's Fig. 3: K of N experts, and R routers.
 
-        With several routers they are upper bounds: those that disagree leave experts out.
+        With several routers they are upper bounds, since routers that disagree leave experts out.
         """
         dense = self.dense
         network = (3 if dense.gated else 2) * dense.hidden * dense.width
-        share = self.active / self.n + self.routers * self.n * dense.hidden / network
-        started = int((genome.anchored > 0).sum())
+        share = self.active / self.experts + self.routers * self.experts * dense.hidden / network
+        started = int((genome.base_router > 0).sum())
         return Description(
-            experts=self.n,
+            experts=self.experts,
             active=self.active,
             parameters=self.parameters,
             active_parameters=self.active_parameters,
@@ -237,18 +282,18 @@ class FactorLlmSpace:
 
     @property
     def parameters(self) -> int:
-        """Of the model with its routers."""
-        router = self.routers * self.n * (self.dense.hidden + self.section.router_bias)
+        """Parameters of the model with its routers."""
+        router = self.routers * self.experts * (self.dense.hidden + self.section.router_bias)
         return self.facts.parameters + self.dense.layers * router
 
     @property
     def active_parameters(self) -> int:
-        """Of these, what a token passes through: all but the neurons of the experts not chosen."""
+        """Parameters that a token uses: all but the neurons of the experts that aren't chosen."""
         dense, matrices = self.dense, 3 if self.dense.gated else 2
         neurons = dense.width * (matrices * dense.hidden + (matrices - 1) * dense.bias)
-        return self.parameters - dense.layers * neurons * (self.n - self.active) // self.n
+        return self.parameters - dense.layers * neurons * (self.experts - self.active) // self.experts
 
     @property
     def name(self) -> str:
-        """As the paper names it: `1R4E2K`."""
-        return f"{self.routers}R{self.n}E{self.active}K"
+        """Name of the configuration in the paper's form, `1R4E2K`."""
+        return f"{self.routers}R{self.experts}E{self.active}K"

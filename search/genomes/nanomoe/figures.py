@@ -1,4 +1,4 @@
-"""How far NanoMoE's mixing matrices are from where their search started."""
+"""Drawings of how a search changed NanoMoE's mixing matrices."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class NanoMoeFigures(GenomeFigures[NanoMoeGenome]):
-    """One number per block, layer by layer; plain low rank has none."""
+    """One number per block and layer; plain low rank has none."""
 
     subject = "mixing matrices"
 
-    def draws(self, genome: NanoMoeGenome, start: NanoMoeGenome | None) -> bool:
+    def has_figure(self, genome: NanoMoeGenome, start: NanoMoeGenome | None) -> bool:
         return bool(genome.mixing.size)
 
     def page(self, genome: NanoMoeGenome, start: NanoMoeGenome | None) -> tuple[Figure, str]:
@@ -36,10 +36,9 @@ class NanoMoeFigures(GenomeFigures[NanoMoeGenome]):
 
 
 def mixing_change(genome: NanoMoeGenome) -> NDArray[np.float64]:
-    """How far each block of M is from where the search started.
+    """Return the change of each block of M since the start of the search: float64 [layers, K, K].
 
-    Returns:
-        float64 [layers, K, K]: signed in variant I, else the root mean square over the block's parameters.
+    It is signed for variant I; for the others it is the root mean square over the block's parameters.
     """
     change = genome.mixing.astype(np.float64) - genome.space.form.unmixed
     if genome.space.form.variant == "I":
@@ -52,12 +51,12 @@ def mixing_change(genome: NanoMoeGenome) -> NDArray[np.float64]:
 
 
 def mixing_figure(genome: NanoMoeGenome) -> Figure:
-    """The searched change of the mixing matrices, layer by layer."""
+    """Draw the change of every layer's mixing matrix."""
     return blocks_figure(*_mixing(genome))
 
 
 def _mixing(genome: NanoMoeGenome) -> tuple[list[str], NDArray[np.float64], float | None, str]:
-    """What `blocks_figure` takes."""
+    """Names of layers, values of blocks, neutral value and label for `blocks_figure`."""
     names = [layer.name for layer in genome.space.layers]
     if genome.space.form.variant == "I":
         return names, mixing_change(genome), 0.0, "change of the mixing coefficient"

@@ -1,19 +1,40 @@
-"""The genome kind `nanomoe`: its parts, and what its candidates cost."""
+"""The genome kind `nanomoe`: its baseline, its parts, and what its candidates cost."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from moevolve.search.genomes.contract.base import GenomeKind
+from moevolve.search.genomes.contract.base import Baseline, GenomeKind, Offspring
 from moevolve.search.genomes.contract.costs import GenomeCosts
-from moevolve.search.genomes.nanomoe.baselines import BASELINES
 from moevolve.search.genomes.nanomoe.figures import NanoMoeFigures
-from moevolve.search.genomes.nanomoe.section import NanoMoeSection
-from moevolve.search.genomes.nanomoe.space import NanoMoeSpace
+from moevolve.search.genomes.nanomoe.genome import NanoMoeGenome
+from moevolve.search.genomes.nanomoe.space import NanoMoeSection, NanoMoeSpace
+
+
+def low_rank(space: NanoMoeSpace) -> Offspring[NanoMoeGenome]:
+    """Return the best approximation U V of rank r by outputs on calibration rows; all blocks of M are the identity.
+
+    Source: SVD-LLM (arXiv 2403.07378), Sec. 3.2, truncation-aware data whitening. Its updates of the factors to the
+    previous layers' errors (Sec. 3.3) are missing: all layers are fitted to the unedited model's inputs. Compared with
+    plain low rank, M adds K^2 parameters per layer (variant I) and changes nothing.
+    """
+    return Offspring(space.start_genome(), "low_rank", ())
+
+
+@dataclass(frozen=True, slots=True)
+class _LowRank(Baseline):
+    def problem(self, space: NanoMoeSpace) -> str | None:
+        if space.tokens is not None and not space.fit:
+            return None
+        return "is fitted to outputs, without mixing, which needs genome.fit_to: outputs and genome.fit: 0"
+
+
+BASELINES = {"low_rank": _LowRank(low_rank, ("tune",))}
 
 
 class NanoMoeCosts(GenomeCosts[NanoMoeSpace]):
-    """The same for all candidates; plain low rank has one only."""
+    """Costs of NanoMoE candidates, the same for all."""
 
     def token_flops(self, phase: str) -> int:
         form, layers = self.space.form, self.space.layers
@@ -21,13 +42,13 @@ class NanoMoeCosts(GenomeCosts[NanoMoeSpace]):
         return self.outline.token_flops + sum(changes)
 
     def buffer_bytes(self, phases: Iterable[str], host: bool, repaired: bool) -> int:
-        """Factors of all chosen layers, and a candidate's own where they are refined."""
+        """See `GenomeCosts.buffer_bytes`: the factors of all chosen layers, twice if candidates refine them."""
         space, size = self.space, self.outline.facts.dtype_bytes
         values = sum(space.form.rank * (linear.inputs + linear.outputs) for linear in space.layers)
         return size * values * (2 if space.refine else 1)
 
-    def measuring_bytes(self, longest: int) -> int:
-        """A layer's weight in float64 with matrices of its shorter side, and its inputs' moments."""
+    def calibration_bytes(self, longest: int) -> int:
+        """See `GenomeCosts.calibration_bytes`: a weight's decomposition in float64, and its inputs' second moments."""
         from moevolve.workers.methods.shared.input_statistics import MEMORY
 
         sizes = {(linear.inputs, linear.outputs) for linear in self.space.layers}
@@ -40,7 +61,7 @@ class NanoMoeCosts(GenomeCosts[NanoMoeSpace]):
         blocks = self.space.form.blocks
         return blocks, blocks, self.space.parameters, self.space.active_parameters
 
-    def different(self, phase: str) -> int | None:
+    def distinct_candidates(self, phase: str) -> int | None:
         return 1 if self.space.form.variant == "low_rank" else None
 
 

@@ -1,4 +1,4 @@
-"""The space of NanoMoE genomes: their start, random ones, breeding, and what they cost."""
+"""The settings of NanoMoE searches and the space of NanoMoE genomes for one model."""
 
 from __future__ import annotations
 
@@ -7,27 +7,74 @@ import struct
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, model_validator
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.genomes.contract.base import Description, Offspring, bred
+from moevolve.search.genomes.contract.base import Description, GenomeSection, Offspring, offspring_of
 from moevolve.search.genomes.contract.operators import gaussian_noise, layer_crossover, select_groups
 from moevolve.search.genomes.nanomoe.genome import NanoMoeGenome
-from moevolve.search.genomes.nanomoe.section import NanoMoeSection
 from moevolve.search.settings.phases import PhaseConfig, TunePhase
 from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.contract.facts import LinearFacts, ModelFacts, active_parameters
 from moevolve.workers.contract.fitting import FitRows, RowsRecipe
 from moevolve.workers.methods.nanomoe.edit import BlockForm
 
+
+class NanoMoeSection(GenomeSection):
+    """The NanoMoE genome: chosen linear layers factorised as blockdiag(U) M blockdiag(V), with M searched.
+
+    Attributes:
+        variant: Form of the blocks of the mixing matrix M: `I` scalars, `II` diagonals, `III` diagonals plus rank one;
+            `low_rank` is plain U V, a baseline without anything to search.
+        blocks: Number of blocks K of the inputs and of the outputs, which it must divide; ignored by `low_rank`.
+        rank: Rank r: columns of every block of U, rows of every block of V.
+        layers: Shell pattern on the names of the linear layers to factorise, such as `layers.0.mlp.up_proj`.
+        fit: Rounds of alternating least squares that fit U, V and M to a layer's weight before the search and so give
+            its start; with 0 the start is plain low rank, with the identity in all of M's blocks.
+        start: Start of these rounds: the truncated singular value decomposition (`svd`), near which variant I's fit
+            stays, or Gaussian factors and mixing (`random`), as in training. On the demo's layers `random` ends with
+            larger errors (`tests/benchmarks/README.md`).
+        start_seed: Seed of the `random` start.
+        refine: Rounds of alternating least squares on U and V for every candidate's M. They bring a layer back to its
+            weight for any M, and so undo much of the search: on the dense demo model 60 evaluations gained 0.006 with
+            one round and 0.037 with none, in exp(-KL).
+        fit_to: Target of the fits: the layers' `weights`, or their `outputs` on calibration rows (SVD-LLM).
+        calibration_tokens: Number of calibration tokens for `outputs`.
+    """
+
+    random_title: ClassVar[str] = "random mixing"
+    parts: ClassVar[str] = "blocks"
+    count_format: ClassVar[str] = "{experts} of inputs and of outputs per layer"
+    kind: Literal["nanomoe"]
+    variant: Literal["I", "II", "III", "low_rank"] = "I"
+    blocks: int = Field(4, ge=1, le=1024)
+    rank: int = Field(ge=1, le=65535)
+    layers: str = "*.mlp.*"
+    fit: int = Field(0, ge=0)
+    start: Literal["svd", "random"] = "svd"
+    start_seed: int = Field(0, ge=0)
+    refine: int = Field(0, ge=0)
+    fit_to: Literal["weights", "outputs"] = "weights"
+    calibration_tokens: int = Field(8192, ge=1)
+
+    @model_validator(mode="after")
+    def _random_start_is_fitted(self) -> Self:
+        if self.start == "random" and not (self.fit and self.variant != "low_rank"):
+            raise ValueError(
+                "start: random needs a variant with mixing and fit: 1 at least, or nothing is like the weight"
+            )
+        return self
+
+
 _HEADER = struct.Struct("<4sBHHH4s")
 _MAGIC = b"NMX1"
 _VARIANTS = ("I", "II", "III", "low_rank")
 _STEP = 0.1
-"""Step for which the rank-one parts' unit is chosen: as large in norm as the same step of the diagonals' entries."""
+"""Step size at which rank-one parts and diagonals change equally in norm; it determines the unit of rank-one parts."""
 
 
 @dataclass(frozen=True)
@@ -35,17 +82,18 @@ class NanoMoeSpace:
     """All NanoMoE genomes for one model.
 
     Attributes:
-        form: of every chosen layer.
-        layers: the chosen linear layers.
-        fit: see `NanoMoeSection`.
-        start_seed: of the random start; None for that by singular value decomposition.
-        refine: see `NanoMoeSection`.
-        tokens: that outputs are measured on; None where layers are fitted to their weights.
-        facts: the model, for accounting.
-        rows: these tokens; None before calibration.
+        form: Variant, blocks and rank of every chosen layer.
+        layers: Names and sizes of the chosen linear layers.
+        fit: See `NanoMoeSection`.
+        start_seed: Seed of the random start; None for the singular value decomposition.
+        refine: See `NanoMoeSection`.
+        tokens: Number of calibration tokens for outputs; None if layers are fitted to their weights.
+        facts: Sizes and family of the model.
+        rows: Calibration rows; None before calibration, or if none are needed.
     """
 
     kind: ClassVar[str] = "nanomoe"
+    phase_kinds: ClassVar[tuple[str, ...]] = ("tune",)
     form: BlockForm
     layers: tuple[LinearFacts, ...] = field(repr=False)
     fit: int
@@ -57,10 +105,10 @@ class NanoMoeSpace:
 
     @classmethod
     def of(cls, section: NanoMoeSection, facts: ModelFacts) -> NanoMoeSpace:
-        """Build the space of a configuration for a model.
+        """Make the space of a model.
 
         Raises:
-            UserError: no layer matches, K doesn't divide a layer's sizes, or r is above them; the message names the
+            UserError: No layer matches, K doesn't divide a layer's sizes, or r exceeds them; the message names the
                 field and the layer.
         """
         layers = tuple(each for each in facts.linears if fnmatchcase(each.name, section.layers))
@@ -78,7 +126,7 @@ class NanoMoeSpace:
                     raise UserError(f"genome.blocks: {form.blocks} doesn't divide the {size} {what} of {each.name}")
                 if form.rank > size:
                     raise UserError(f"genome.rank: {form.rank} is more than the {size} {what} of {each.name}")
-        # Plain low rank is a fixed function of the weight: rounds would only give the same function other names.
+        # Plain low rank is a fixed function of the weight, so rounds of fitting would change nothing but its hash.
         tokens = section.calibration_tokens if section.fit_to == "outputs" else None
         fit, refine = (section.fit, section.refine) if mixes else (0, 0)
         seed = section.start_seed if fit and section.start == "random" else None
@@ -91,15 +139,11 @@ class NanoMoeSpace:
 
     @cached_property
     def header(self) -> bytes:
-        """What a genome's bytes begin with: enough to tell spaces apart."""
+        """First bytes of a genome: magic number, variant, K, r, number of layers and a digest of their names."""
         form = self.form
         names = hashlib.sha256("\n".join(each.name for each in self.layers).encode()).digest()
         variant = _VARIANTS.index(form.variant)
         return _HEADER.pack(_MAGIC, variant, form.blocks, form.rank, len(self.layers), names[:4])
-
-    @property
-    def phase_kinds(self) -> tuple[str, ...]:
-        return ("tune",)
 
     @property
     def recipe(self) -> RowsRecipe | None:
@@ -109,15 +153,15 @@ class NanoMoeSpace:
         return replace(self, rows=FitRows.of(calibration.arrays))
 
     def start(self, phase: PhaseConfig) -> Offspring[NanoMoeGenome]:
-        """Plain low rank, or what the fit gives."""
-        return Offspring(self.unmixed(), "start", ())
+        """Return plain low rank, or the result of the fit."""
+        return Offspring(self.start_genome(), "start", ())
 
-    def unmixed(self) -> NanoMoeGenome:
-        """Where M is as fitted: without a fit, plain low rank."""
+    def start_genome(self) -> NanoMoeGenome:
+        """Return the genome whose M is the fit's, or without a fit the identity."""
         return NanoMoeGenome(self, self._unmixed)
 
     def sample(self, rng: np.random.Generator, phase: PhaseConfig) -> Offspring[NanoMoeGenome]:
-        """The start with a step of the phase's sigma in every coordinate."""
+        """Return the start plus Gaussian noise of the phase's sigma in every coordinate."""
         assert isinstance(phase, TunePhase)
         if not self._units.size:
             return self.start(phase)
@@ -134,7 +178,7 @@ class NanoMoeSpace:
         for layer in select_groups(rng, len(self.layers), phase.group_rate):
             noise = gaussian_noise(rng, np.zeros_like(child[layer]), phase.entry_rate, phase.sigma)
             child[layer] += noise * self._units
-        return bred(NanoMoeGenome(self, child), parents)
+        return offspring_of(NanoMoeGenome(self, child), parents)
 
     def from_bytes(self, data: bytes) -> NanoMoeGenome:
         size = len(self.header)
@@ -143,7 +187,7 @@ class NanoMoeSpace:
         return NanoMoeGenome(self, np.frombuffer(data, dtype="<f4", offset=size).reshape(self.shape))
 
     def flatten(self, genome: NanoMoeGenome, phase: PhaseConfig) -> NDArray[np.float64]:
-        """M's parameters layer by layer, in units in which steps of 0.1 suit all of them."""
+        """Return M's parameters layer by layer, in units in which steps of 0.1 suit all of them."""
         return (genome.mixing.astype(np.float64) / self._units).ravel()
 
     def unflatten(self, vector: NDArray[np.float64], phase: PhaseConfig) -> NanoMoeGenome:
@@ -164,18 +208,18 @@ class NanoMoeSpace:
 
     @property
     def parameters(self) -> int:
-        """Of the model with its factored layers."""
+        """Parameters of the model with its factorised layers."""
         return self.facts.parameters - self._saved
 
     @property
     def active_parameters(self) -> int:
-        """Of these, what a token passes through."""
+        """Parameters that a token uses."""
         facts = self.facts
         return active_parameters(facts, facts.experts, facts.active) - self._saved
 
     @cached_property
     def _saved(self) -> int:
-        """Parameters that the factors are fewer than the chosen layers' weights."""
+        """Number of parameters that the factorisation saves."""
         sizes = [(each.outputs, each.inputs) for each in self.layers]
         return sum(outputs * inputs - self.form.parameters(outputs, inputs) for outputs, inputs in sizes)
 
@@ -185,7 +229,7 @@ class NanoMoeSpace:
 
     @cached_property
     def _units(self) -> NDArray[np.float64]:
-        """What one coordinate is worth in each of a layer's parameters: float64 [*form.mixing_shape]."""
+        """Size of one coordinate in each of a layer's parameters: float64 [*form.mixing_shape]."""
         units = np.ones(self.form.mixing_shape)
         if self.form.variant == "III":
             # Steps s of all entries of alpha and beta give a rank-one part of norm s^2 unit^2 r; it is s at s = _STEP.

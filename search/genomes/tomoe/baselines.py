@@ -1,6 +1,6 @@
-"""Static masks as ToMoE genomes: all experts of a layer, hence all tokens, have the same mask.
+"""Static masks as ToMoE genomes: all experts of a layer have the same mask, and so have all tokens.
 
-Neither knows of attention: where heads are masked (`genome.attention`), their masks are those of the start.
+Both methods mask neurons only; with `genome.attention`, heads get the start's masks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from moevolve.search.genomes.tomoe.space import ToMoeSpace
 
 
 def saliency(space: ToMoeSpace) -> Offspring[ToMoeGenome]:
-    """The neurons of the largest mean squared contributions, E[h^2] |column of the output matrix|^2.
+    """Keep the neurons with the largest mean squared contribution, E[h^2] |column of the output matrix|^2.
 
     Every layer keeps the same share. This is the criterion of Wanda (arXiv 2306.11695) for whole neurons.
     """
@@ -22,19 +22,19 @@ def saliency(space: ToMoeSpace) -> Offspring[ToMoeGenome]:
 
 
 def flap(space: ToMoeSpace) -> Offspring[ToMoeGenome]:
-    """The neurons of the largest fluctuations, layers competing for the budget.
+    """Keep the neurons with the largest fluctuations, ranked across layers.
 
     Source: FLAP (arXiv 2312.11983), Sec. 3.2 and 3.3: the metric (WIFV) is the sample variance of an activation times
-    the squared norm of its output weights; standardised in every layer, it decides how wide each is.
+    the squared norm of its output weights, standardised within each layer.
 
-    What FLAP has beside it: whole attention heads compete with the neurons; here heads keep the share that they have
-    at the start. And FLAP makes up for removed neurons' mean contributions in the output bias. A ToMoE edit has none;
-    `repair` fits the remaining output weights instead, which have to do for the mean as well.
+    Departures: in FLAP, whole attention heads compete with neurons; here heads keep their share at the start. FLAP adds
+    the mean contribution of removed neurons to the output bias, which a ToMoE edit doesn't have; `repair` compensates
+    it in the remaining output weights instead.
     """
     even = space.even_widths[:, 0]
-    widths = competing_widths(space.measured["neuron_fluctuation"], int(even.sum()))
-    # A width is in proportion to exp(share). Heads keep theirs; a little more, since shares are float32 and widths of
-    # heads are rounded down.
+    widths = competing_widths(space.statistics["neuron_fluctuation"], int(even.sum()))
+    # Widths are proportional to exp(share). The heads' shares are slightly above 0, since shares are float32 and widths
+    # of heads are rounded down.
     shares = np.full(space.shapes["shares"], 1e-6)
     shares[:, 0] = np.log(widths / even.mean())
     seeds = np.full(space.shapes["seeds"], FLUCTUATION)
@@ -42,19 +42,16 @@ def flap(space: ToMoeSpace) -> Offspring[ToMoeGenome]:
 
 
 def competing_widths(metric: NDArray[np.floating], total: int) -> NDArray[np.int64]:
-    """How many neurons every layer keeps where the largest metrics of all layers are kept, standardised in each.
+    """Count each layer's neurons among the `total` largest metrics, standardised per layer: int64 [layers].
 
     Args:
-        metric: [layers, width].
-        total: neurons kept in all, as many as there are layers at least; every layer keeps one at least.
-
-    Returns:
-        int64 [layers].
+        metric: Importance of every neuron, [layers, width].
+        total: Number of neurons to keep, at least the number of layers; every layer keeps at least one.
     """
     values = metric.astype(np.float64)
     deviations = values.std(axis=1, ddof=1 if values.shape[1] > 1 else 0, keepdims=True)
     scores = (values - values.mean(axis=1, keepdims=True)) / np.where(deviations > 0, deviations, 1.0)
-    # Last digits depend on the machine, and widths must not.
+    # Widths must not depend on the last digits, which differ between machines.
     scores = np.round(scores, 12)
     np.put_along_axis(scores, scores.argmax(axis=1)[:, None], np.inf, axis=1)
     kept = np.argsort(-scores.ravel(), kind="stable")[:total]

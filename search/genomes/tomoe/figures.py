@@ -1,4 +1,4 @@
-"""Widths of ToMoE's experts, layer by layer."""
+"""Drawings of the widths of ToMoE's experts per layer."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class ToMoeFigures(GenomeFigures[ToMoeGenome]):
-    """Neurons per layer, of one expert, of all together and of the network; with masked heads their dimensions too.
+    """Neurons per layer of one expert, of the union of all, and of the network; with masked heads their dimensions too.
 
-    As ToMoE's Fig. 4, 5a and 7 (arXiv 2501.15316).
+    Source: ToMoE (arXiv 2501.15316), Fig. 4, 5a and 7.
     """
 
     subject = "widths"
@@ -39,7 +39,7 @@ class ToMoeFigures(GenomeFigures[ToMoeGenome]):
 
 
 def widths_figure(edit: ToMoeEdit) -> Figure:
-    """The widths on a narrow page."""
+    """Draw the widths for a narrow page."""
     with drawing(2.6 if edit.heads is None else 4.4) as figure:
         _draw(figure, edit)
         columns = 3 if edit.heads is None else 2

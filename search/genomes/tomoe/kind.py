@@ -1,42 +1,42 @@
-"""The genome kind `tomoe`: its parts, and what its candidates cost."""
+"""The genome kind `tomoe`, with the costs of its candidates."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
 from moevolve.search.genomes.contract.base import GenomeKind
-from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts, down_bytes, network_flops
+from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts, down_projection_bytes, network_flops
 from moevolve.search.genomes.tomoe.baselines import BASELINES
 from moevolve.search.genomes.tomoe.figures import ToMoeFigures
-from moevolve.search.genomes.tomoe.section import ToMoeSection
-from moevolve.search.genomes.tomoe.space import ToMoeSpace
+from moevolve.search.genomes.tomoe.space import ToMoeSection, ToMoeSpace
 
 
 class ToMoeCosts(GenomeCosts[ToMoeSpace]):
-    """With the widths of the start, since they sum up alike in all candidates; how much some mask keeps differs.
+    """Costs of ToMoE candidates at the start's widths, whose total is the same in all candidates.
 
-    Values are as in a search's children, whose tokens differ in them: those of the start, all the same, take less.
+    Value dimensions are counted as in a search's children, whose masks differ between tokens. The start's are the same
+    for all tokens and cost less.
     """
 
     def token_flops(self, phase: str) -> int:
         return self.outline.token_flops + sum(self._changes())
 
     def buffer_bytes(self, phases: Iterable[str], host: bool, repaired: bool) -> int:
-        """Of networks' output projections, and of attentions' where heads are masked."""
+        """See `GenomeCosts.buffer_bytes`: repaired output projections, also of attention with masked heads."""
         if not repaired:
             return 0
         dense, attended = self.space.dense, self._masked * self.space.dense.heads * self.space.dense.head_dim
-        return down_bytes(self.outline, dense) * (dense.width + attended) // dense.width
+        return down_projection_bytes(self.outline, dense) * (dense.width + attended) // dense.width
 
-    def measuring_bytes(self, longest: int) -> int:
+    def calibration_bytes(self, longest: int) -> int:
         from moevolve.workers.methods.shared.input_statistics import directions_bytes
 
         dense = self.space.dense
-        # Norms of neurons' outputs are of squares in float64.
+        # Squared output weights and their norms are float64.
         squares = 2 * 8 * dense.hidden * dense.width
         return max(squares, directions_bytes(dense.hidden, dense.layers * (2 if self._masked else 1)))
 
-    def fits(self) -> tuple[tuple[FitOutline, ...], ...]:
+    def fitted_maps(self) -> tuple[tuple[FitOutline, ...], ...]:
         return tuple(map(self._fits, self.space.even_widths.tolist()))
 
     def _fits(self, widths: list[int]) -> tuple[FitOutline, ...]:
@@ -54,7 +54,7 @@ class ToMoeCosts(GenomeCosts[ToMoeSpace]):
         return space.section.experts, 1, None, space.active_parameters(space.even_widths)
 
     def _changes(self) -> Iterator[int]:
-        """FLOPs per token that each layer takes more; masks on a finished product save nothing."""
+        """Change of FLOPs per token in each layer; masks on the result of a product save nothing."""
         space, dense, network = self.space, self.space.dense, network_flops(self.space.dense)
         for width, *heads in space.even_widths.tolist():
             routed = 2 * space.section.experts * dense.hidden if width < dense.width else 0

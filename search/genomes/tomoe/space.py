@@ -1,4 +1,4 @@
-"""The space of ToMoE genomes: their start, random ones, breeding, and what they cost."""
+"""The settings of ToMoE searches and the space of ToMoE genomes for one model."""
 
 from __future__ import annotations
 
@@ -6,25 +6,60 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations, product
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.genomes.contract.base import Description, Offspring, bred
+from moevolve.search.genomes.contract.base import Description, GenomeSection, Offspring, offspring_of
 from moevolve.search.genomes.contract.operators import gaussian_noise, layer_crossover, select_groups
 from moevolve.search.genomes.tomoe.budget import WidthBudget
 from moevolve.search.genomes.tomoe.genome import ARRAYS, FLUCTUATION, HEADER, MAGIC, SEEDS, ToMoeGenome
-from moevolve.search.genomes.tomoe.section import ToMoeSection
 from moevolve.search.settings.phases import PhaseConfig, TunePhase
 from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.contract.facts import DenseFacts, ModelFacts
 from moevolve.workers.families.registry import maskable_types
 from moevolve.workers.methods.tomoe.edit import ToMoeRecipe
 
+
+class ToMoeSection(GenomeSection):
+    """The ToMoE genome: overlapping expert masks on dense feed-forward networks, and masks on attention heads.
+
+    Attributes:
+        experts: Number of experts N per layer; one is active per token.
+        budget: Active share p of the masked parts' parameters. As in the paper, routers don't count, and values that a
+            token's mask drops count as inactive, although they are computed. A candidate uses the budget up to less
+            than one neuron's parameters.
+        attention: Mask the heads' dimensions too (Llama, Mistral, Qwen2), and not only the networks.
+        embedding: Dimension of an expert's embedding.
+        latent: Number of searched coordinates per expert; the embedding is a fixed projection of them.
+        components: Number of principal directions of a layer's inputs in which the router is searched.
+        start: Experts of the first individual: one for each end of every principal direction (`directions`), or all
+            with the mask of the most salient neurons (`saliency`).
+        coverage, balance: Weights of the paper's union-coverage and load-balance terms as penalties on the fitness.
+            Balance is measured on calibration tokens in the unedited model. The paper's weights are 2 and 1, for an
+            unbounded loss; they outweigh a fitness of at most 1 (`configs/runs/tomoe-table.yaml`).
+        calibration_tokens: Number of calibration tokens that saliencies and directions are measured on.
+    """
+
+    random_title: ClassVar[str] = "random masks and routers"
+    kind: Literal["tomoe"]
+    experts: int = Field(8, ge=1)
+    budget: float = Field(0.5, gt=0, le=1)
+    attention: bool = True
+    embedding: int = Field(128, ge=1)
+    latent: int = Field(8, ge=1)
+    components: int = Field(8, ge=0)
+    start: Literal["directions", "saliency"] = "directions"
+    coverage: float = Field(0.0, ge=0)
+    balance: float = Field(0.0, ge=0)
+    calibration_tokens: int = Field(8192, ge=1)
+
+
 _SAMPLE = 512
-"""Calibration tokens on which coverage and balance are estimated."""
+"""Number of calibration tokens on which coverage and balance are estimated."""
 _SPREAD = 0.3
 """Standard deviation of random coordinates."""
 
@@ -34,14 +69,15 @@ class ToMoeSpace:
     """All ToMoE genomes for one model.
 
     Attributes:
-        section: the settings.
-        facts: the model.
-        dense: its dense networks.
-        budget: what widths may be.
-        calibration: the start; None as long as it isn't measured.
+        section: Settings of the genome.
+        facts: Sizes and family of the model.
+        dense: Sizes of its dense networks.
+        budget: Budget of the layers' widths.
+        calibration: Measured saliencies and directions; None before calibration.
     """
 
     kind: ClassVar[str] = "tomoe"
+    phase_kinds: ClassVar[tuple[str, ...]] = ("tune",)
     section: ToMoeSection
     facts: ModelFacts = field(repr=False)
     dense: DenseFacts = field(repr=False)
@@ -50,10 +86,10 @@ class ToMoeSpace:
 
     @classmethod
     def of(cls, section: ToMoeSection, facts: ModelFacts) -> ToMoeSpace:
-        """Build the space of a configuration for a model.
+        """Make the space of a model.
 
         Raises:
-            UserError: the model has no dense networks, its heads can't be masked, or the settings don't suit its sizes;
+            UserError: The model has no dense networks, its heads can't be masked, or the settings don't fit its sizes;
                 the message names the field.
         """
         dense = facts.dense
@@ -73,13 +109,13 @@ class ToMoeSpace:
 
     @property
     def sizes(self) -> tuple[int, int, int, int, int]:
-        """Layers, experts N, latent coordinates, components, widths per layer."""
+        """Numbers of layers, experts N, latent coordinates, components, and widths per layer."""
         section = self.section
-        return self.dense.layers, section.experts, section.latent, section.components, len(self.budget.whole)
+        return self.dense.layers, section.experts, section.latent, section.components, len(self.budget.full_widths)
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of a genome's arrays."""
+        """Shapes of a genome's arrays."""
         layers, experts, latent, components, kinds = self.sizes
         return {
             "shares": (layers, kinds),
@@ -90,10 +126,6 @@ class ToMoeSpace:
         }
 
     @property
-    def phase_kinds(self) -> tuple[str, ...]:
-        return ("tune",)
-
-    @property
     def recipe(self) -> ToMoeRecipe:
         section = self.section
         return ToMoeRecipe(section.attention, section.components, _SAMPLE, section.calibration_tokens)
@@ -102,13 +134,13 @@ class ToMoeSpace:
         return replace(self, calibration=calibration)
 
     @property
-    def measured(self) -> dict[str, NDArray[np.float32]]:
-        """The calibration's arrays; see `calibrate_tomoe`."""
-        assert self.calibration is not None, "the space has to be calibrated before masks are made in it"
+    def statistics(self) -> dict[str, NDArray[np.float32]]:
+        """Arrays of the calibration; see `calibrate_tomoe`."""
+        assert self.calibration is not None, "the space isn't calibrated"
         return dict(self.calibration.arrays)
 
     def start(self, phase: PhaseConfig) -> Offspring[ToMoeGenome]:
-        """The same share of everything; experts for the two ends of every direction, or one mask for all."""
+        """Return the genome of even widths and of the experts that `ToMoeSection.start` names."""
         if self.section.start == "saliency":
             return Offspring(self.genome(), "start", ())
         _, experts, _, components, _ = self.sizes
@@ -118,7 +150,7 @@ class ToMoeSpace:
         return Offspring(self.genome(routers=rows), "start", ())
 
     def sample(self, rng: np.random.Generator, phase: PhaseConfig) -> Offspring[ToMoeGenome]:
-        """Random widths and routers; masks that are random whatever saliency says."""
+        """Draw random widths and routers, and random masks that ignore saliency."""
         arrays = {name: rng.standard_normal(self.shapes[name]) * _SPREAD for name in ("shares", "routers")}
         return Offspring(self.genome(**arrays, seeds=rng.integers(1, SEEDS, self.shapes["seeds"])), "random", ())
 
@@ -140,7 +172,7 @@ class ToMoeSpace:
                     arrays[name][layer, expert] = rng.standard_normal(self.shapes[name][2]) * _SPREAD
                 if arrays["seeds"][layer, expert] > 0:
                     arrays["seeds"][layer, expert] = rng.integers(1, SEEDS)
-        return bred(self.genome(**arrays), parents)
+        return offspring_of(self.genome(**arrays), parents)
 
     def from_bytes(self, data: bytes) -> ToMoeGenome:
         magic, *sizes = HEADER.unpack_from(data) if len(data) >= HEADER.size else (b"", 0)
@@ -150,16 +182,16 @@ class ToMoeSpace:
         return self._split(np.frombuffer(data, dtype="<f4", offset=HEADER.size))
 
     def flatten(self, genome: ToMoeGenome, phase: PhaseConfig) -> NDArray[np.float64]:
-        """All coordinates in order: shares, latents, routers, heads; then seeds.
+        """Return all coordinates in order (shares, latents, routers, heads), then one number per seed.
 
-        A mask by saliency is 0, one by fluctuation -1, a random one 1 plus its seed's place among the seeds: small
-        steps turn none of them into one of the others.
+        It is 0 for saliency, -1 for fluctuation, and 1 + seed / `SEEDS` for a random mask, so that small steps don't
+        turn one into another.
         """
         *coordinates, seeds = (getattr(genome, name).astype(np.float64).ravel() for name in ARRAYS)
         return np.concatenate([*coordinates, np.where(seeds > 0, 1 + seeds / SEEDS, seeds)])
 
     def unflatten(self, vector: NDArray[np.float64], phase: PhaseConfig) -> ToMoeGenome:
-        """Inverse of `flatten`; of the last numbers, masks are random over 0.5 and by fluctuation below -0.5."""
+        """Invert `flatten`: seeds' numbers above 0.5 are random masks, those below -0.5 masks by fluctuation."""
         coordinates, places = np.split(vector, [-int(np.prod(self.shapes["seeds"]))])
         seeds = np.where(places > 0.5, np.clip(np.rint((places - 1) * SEEDS), 1, SEEDS - 1), 0)
         seeds = np.where(places < -0.5, FLUCTUATION, seeds)
@@ -173,15 +205,15 @@ class ToMoeSpace:
         )
 
     def genome(self, **arrays: NDArray[Any]) -> ToMoeGenome:
-        """A genome of `arrays`; those left out are zeros."""
+        """Return a genome of `arrays`; missing ones are zeros."""
         return ToMoeGenome(self, **{name: arrays.get(name, np.zeros(shape)) for name, shape in self.shapes.items()})
 
     def describe(self, genome: ToMoeGenome) -> Description:
-        """What is kept, what a token runs, and the terms. The space must be calibrated.
+        """Return the sizes and costs of the exported model; the space must be calibrated.
 
-        It is that of the exported code, which runs an expert's neurons and the kept query and key dimensions, but all
-        value dimensions where tokens differ in them: a token's mask is put on the finished values. The paper and the
-        budget count masked ones as inactive, and no routers.
+        The exported code runs an expert's neurons and the kept query and key dimensions, but all value dimensions of
+        layers where they differ between tokens, since masks are applied to computed values. The paper and the budget
+        count masked values as inactive and leave routers out.
         """
         widths, terms, heads = genome.widths, genome.terms, genome.express().heads
         used = self.active_parameters(widths, None if heads is None else heads.static)
@@ -189,7 +221,7 @@ class ToMoeSpace:
         return Description(
             experts=self.section.experts,
             active=1,
-            parameters=used + int((terms.unions - widths[:, 0]).sum()) * self.budget.costs[0],
+            parameters=used + int((terms.unions - widths[:, 0]).sum()) * self.budget.unit_costs[0],
             active_parameters=used,
             parameters_full=self.facts.parameters,
             summary=(
@@ -201,21 +233,22 @@ class ToMoeSpace:
 
     @property
     def even_widths(self) -> NDArray[np.int64]:
-        """The same share of everything: widths of the start, [layers, 1 or 3]; all candidates' sum up alike."""
+        """Widths of the start, which keeps the same proportion of every layer: int64 [layers, 1 or 3]."""
         return self.budget.widths(np.zeros(self.shapes["shares"], dtype=np.float32))
 
     def active_parameters(self, widths: NDArray[np.int64], static: NDArray[np.bool_] | None = None) -> int:
-        """What a token runs at widths [layers, 1 or 3]: all but neurons and pairs beyond them, and routers.
+        """Count the parameters that a token uses at widths [layers, 1 or 3], routers included.
 
-        Value dimensions beyond their width are run, too, but in layers where all tokens keep the same ones (`static`).
+        Masked value dimensions count as used except in layers where all tokens have the same mask (`static`, bool
+        [layers]).
         """
         still = np.zeros(len(widths), dtype=np.bool_) if static is None else static
-        unused = (np.array(self.budget.whole) - widths) * np.array(self.budget.costs)
+        unused = (np.array(self.budget.full_widths) - widths) * np.array(self.budget.unit_costs)
         unused[:, 2:] *= still[:, None]
         return self.facts.parameters + self._router_parameters(widths, still) - int(unused.sum())
 
     def _router_parameters(self, widths: NDArray[np.int64], static: NDArray[np.bool_]) -> int:
-        """Of the routers that masked networks and heads need."""
+        """Parameters of the routers of masked networks and heads."""
         _, experts, _, components, kinds = self.sizes
         networks = int((widths[:, 0] < self.dense.width).sum()) * experts * self.dense.hidden
         if kinds == 1:
@@ -225,7 +258,7 @@ class ToMoeSpace:
 
 
 def _spread_out(components: int) -> Iterator[NDArray[np.float64]]:
-    """Unit rows [components] far from each other: both ends of every direction, then of every two directions' sums."""
+    """Yield unit vectors [components]: both ends of every axis, then the diagonals between every two axes."""
     axes = np.eye(components)
     for axis, sign in product(axes, (1, -1)):
         yield sign * axis

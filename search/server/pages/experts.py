@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from moevolve.search.genomes.contract.base import Genome
 from moevolve.search.genomes.registry import figures_for
-from moevolve.search.genomes.repaired import bare
+from moevolve.search.genomes.repaired import base_genome
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class ExpertsRow:
 
 def experts_of(one: Genome, other: Genome) -> list[ExpertsRow]:
     """Which original experts two genomes keep, layers by layers; nothing for kinds without, and for unlike groups."""
-    left, right = (figures_for(bare(genome)).experts(bare(genome)) for genome in (one, other))
+    left, right = (figures_for(base_genome(genome)).experts(base_genome(genome)) for genome in (one, other))
     if left.keys() != right.keys():
         return []
     return [

@@ -14,8 +14,8 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.figures.lineage import lineage_figure, main_line
 from moevolve.search.figures.style import to_svg
 from moevolve.search.genomes.contract.base import Genome
-from moevolve.search.genomes.registry import counted, figures_for, parts_of
-from moevolve.search.genomes.repaired import bare
+from moevolve.search.genomes.registry import figures_for, part_counts, part_names
+from moevolve.search.genomes.repaired import base_genome
 from moevolve.search.loop.final_table import score_of
 from moevolve.search.operations.subject import Subject, find_subject, start_of
 from moevolve.search.server.api.parameters import RefPath
@@ -71,11 +71,11 @@ def show_genome(request: Request, service: ServiceDep, ref: RefPath) -> HTMLResp
     try:
         genome, start = _drawn(service.store, ref)
         figures = figures_for(genome)
-        if figures.draws(genome, start):
+        if figures.has_figure(genome, start):
             caption = figures.subject
         else:
             note = "There is nothing to draw of it."
-        matrices = figures_for(bare(genome)).matrices(bare(genome))
+        matrices = figures_for(base_genome(genome)).matrices(base_genome(genome))
     except (UserError, OSError) as error:
         note = f"It can't be drawn: {' '.join(str(error).split())}"
     return render(request, "genome.jinja", detail=detail, caption=caption, note=note, matrices=matrices)
@@ -118,7 +118,7 @@ async def draw_lineage(service: ServiceDep, ref: RefPath) -> Response:
 def described(detail: IndividualDetail) -> dict[str, str]:
     """What a page says of an individual's make, in words."""
     kind, record = detail.search.genome_kind, detail.individual
-    return {"parts": parts_of([kind]), "counts": counted(kind, record.experts, record.active)}
+    return {"parts": part_names([kind]), "counts": part_counts(kind, record.experts, record.active)}
 
 
 def _export(service: Service, detail: IndividualDetail) -> Launch | None:
@@ -141,7 +141,7 @@ def _drawn(store: StoreReader, ref: str) -> tuple[Genome, Genome | None]:
     """
     subject = find_subject(store, ref, weights=False)
     assert subject.genome is not None
-    return bare(subject.genome), start_of(subject, _starts(store, subject))
+    return base_genome(subject.genome), start_of(subject, _starts(store, subject))
 
 
 def _starts(store: StoreReader, subject: Subject) -> list[IndividualRecord]:
@@ -158,7 +158,7 @@ def _starts(store: StoreReader, subject: Subject) -> list[IndividualRecord]:
 def _genome_picture(store: StoreReader, ref: str) -> Response:
     genome, start = _drawn(store, ref)
     figures = figures_for(genome)
-    if not figures.draws(genome, start):
+    if not figures.has_figure(genome, start):
         raise NotFoundError(f"there is nothing to draw of {ref}")
     return _svg_document(figures.page(genome, start)[0], f"{figures.subject} of {ref}")
 

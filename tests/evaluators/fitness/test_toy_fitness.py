@@ -1,4 +1,4 @@
-"""A fitness that the product doesn't know, registered with one line, works wherever one is named."""
+"""A fitness that is defined here and registered by one line works everywhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.fitness.base import Fitness, Floats
 from moevolve.evaluators.fitness.engine import Engine
-from moevolve.evaluators.fitness.registry import FITNESSES
+from moevolve.evaluators.fitness.kinds import FITNESSES
 from moevolve.evaluators.preparation.prepare import prepare_split
 from moevolve.evaluators.preparation.registry import load_task
 from moevolve.evaluators.types import PreparedSplit
@@ -38,7 +38,7 @@ def brevity_of(answer: str) -> float:
 
 
 class Brevity(Fitness):
-    """Shorter greedy answers score higher; nobody needs to know the right ones."""
+    """Shorter greedy answers score higher; no labels are needed."""
 
     name = "brevity"
     metric = "mean"
@@ -94,7 +94,7 @@ WriteTask = Callable[..., Path]
 
 @pytest.fixture
 def write_prompts(write_task: WriteTask) -> WriteTask:
-    """Writes a task of prompts alone, with changes."""
+    """Write a task without answers, with changes."""
     rows = [{"text": " ".join(WORDS[(3 * i + j) % len(WORDS)] for j in range(1 + i % 4))} for i in range(12)]
     plain = {"prompt": "{{ text }}", "labels": None, "answer": None, "choices": None, "matching": {"stop": [STOP]}}
 
@@ -113,11 +113,12 @@ def pruning(seed: int) -> EepEdit:
 
 def test_tasks_name_it(write_prompts: WriteTask, write_task: WriteTask) -> None:
     task = load_task(write_prompts(fitness="brevity"))
-    assert (task.fitness, task.scored_by, task.labelled, task.compared) == ("brevity", "mean", False, "text")
+    assert (task.fitness, task.resolved_metric) == ("brevity", "mean")
+    assert (task.labelled, task.resolved_positions) == (False, "text")
     split = prepare_split(task, "search")
     assert (split.fitness, split.metric, len(split.examples)) == ("brevity", "mean", 4)
     labelled = load_task(f"{write_task()}@brevity")
-    assert (labelled.name, labelled.scored_by) == ("small@brevity", "mean")
+    assert (labelled.name, labelled.resolved_metric) == ("small@brevity", "mean")
     assert prepare_split(labelled, "dev").examples[0].references
 
 

@@ -1,4 +1,4 @@
-"""Tasks of lm-evaluation-harness as ours: their splits, few-shot examples and refusals. No model is loaded."""
+"""Tasks of lm-evaluation-harness: splits, few-shot examples and errors, without a model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.harness.files import find_yaml, portable, read_config, split_name
+from moevolve.evaluators.harness.files import find_yaml, portable_path, read_config, split_name
 from moevolve.evaluators.harness.tasks import load_harness
 from moevolve.evaluators.preparation.prepare import prepare_split, prepare_splits
 from moevolve.evaluators.preparation.registry import load_task
@@ -36,7 +36,7 @@ Write = Callable[..., str]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Writes `small.yaml` and its documents, `SOURCE.jsonl`; gives its name for `load_task`."""
+    """Write `small.yaml` and its documents, `SOURCE.jsonl`; return its name for `load_task`."""
 
     def make(counts: dict[str, int] | None = None, **changes: Any) -> str:
         counts = {"training": 30, "validation": 20, "test": 9} if counts is None else counts
@@ -53,7 +53,7 @@ def write(tmp_path: Path) -> Write:
 
 
 def questions(name: str, shots: int = 0) -> dict[str, list[str]]:
-    """Split -> its documents' questions (of the few-shot examples, `shots` in all, where asked for)."""
+    """Split -> its documents' questions, or those of the few-shot examples (`shots` in all)."""
     found = {}
     for split, value in prepare_splits(load_task(name)).items():
         texts = [[line[3:] for line in e.prompt.split("\n") if line.startswith("Q: ")] for e in value.examples]
@@ -235,7 +235,7 @@ def test_no_code_from_the_hub_is_asked_for(write: Write, tmp_path: Path) -> None
 
 
 def test_tasks_are_found_by_name(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert portable(find_yaml("arc_easy")) == "arc/arc_easy.yaml"
+    assert portable_path(find_yaml("arc_easy")) == "arc/arc_easy.yaml"
     assert split_name("lm_eval:a#b,c") == ("lm_eval:", "a", "#b,c")
     assert split_name("a.yaml") == ("", "a.yaml", "")
     write()

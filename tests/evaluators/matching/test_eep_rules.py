@@ -1,4 +1,4 @@
-"""The EEP authors' rules, stated again without regular expressions, and ours on the same answers."""
+"""Our matchers compared with the EEP authors' rules, written again without regular expressions."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from moevolve.evaluators.types import Example, Matching
 
 # --- What their code does -------------------------------------------------------------------------------------------
 
-# Places of an option letter, in their order: single characters, `~` for white space, `@` for a letter, `(..)` for one
-# of several characters; `?` behind one makes it optional. `^` and `$` are the ends, `+` a run of other than white space
-# with a `。` or the end behind it, `*` what stands up to the end of a line that is the last, `!` anything but a break.
+# Patterns of an option letter in order of precedence: single characters, `~` for white space, `@` for a letter, `(..)`
+# for one of several characters; a following `?` makes it optional. `^` and `$` are the ends, `+` a run without white
+# space before a `。` or the end, `*` the rest of the last line, `!` any character but a line break.
 PLACES = """
 答案是?~?@ | 答案是?~?：@ | 答案是?~?:@ | 答案应该?是~?@ | 答案应该?选~?@ | 答案为~?@ | 答案选~?@ | 选择?~?@
 故选?~?@只有选?项?~?@~?是?对 | 只有选?项?~?@~?是?错 | 只有选?项?~?@~?不?正确 | 只有选?项?~?@~?错误
@@ -35,7 +35,7 @@ def is_space(character: str) -> bool:
 
 
 def parsed(place: str, letters: str) -> list[tuple[Test | str, bool]]:
-    """What is to be met, character by character, each with whether it may be absent."""
+    """The items of a pattern, each with a flag for optional ones."""
     items: list[tuple[Test | str, bool]] = []
     i = 0
     while i < len(place):
@@ -64,7 +64,7 @@ def parsed(place: str, letters: str) -> list[tuple[Test | str, bool]]:
 
 
 def met(text: str, at: int, test: Test | str) -> Iterator[int]:
-    """Where one item, met at a place, may end; as much as possible is taken first."""
+    """Possible ends of one item that matches at a position, longest first."""
     if test == "^":
         found = [at] if at == 0 else []
     elif test == "$":
@@ -89,7 +89,7 @@ def runs(text: str, at: int) -> Iterator[int]:
 
 
 def ends(text: str, at: int, items: list[tuple[Test | str, bool]]) -> Iterator[int]:
-    """Where the items, met from a place on, may end."""
+    """Possible ends of items that match from a position on."""
     if not items:
         yield at
         return
@@ -127,7 +127,7 @@ def option(text: str, letters: str) -> str:
 
 
 def alone(text: str, letters: str) -> str:
-    """A letter after white space or at the beginning, with punctuation or space behind it; or else with the end."""
+    """A letter after white space or at the beginning, followed by punctuation or space, or else by the end."""
     opens = [i for i, c in enumerate(text) if c in letters and (i == 0 or is_space(text[i - 1]))]
     for i in opens:
         if i + 1 < len(text) and (is_space(text[i + 1]) or text[i + 1] in "。，,：:.$"):
@@ -145,7 +145,7 @@ def capital(text: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Neither punctuation nor articles, single spaces."""
+    """Text without punctuation and articles, with single spaces."""
     kept = "".join(c for c in text if c.isalnum() or c == "_" or is_space(c))
     return " ".join(word for word in kept.split() if word.lower() not in ("a", "an", "the"))
 

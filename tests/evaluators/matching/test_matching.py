@@ -1,4 +1,4 @@
-"""Matchers: their rules, and the promise that a decided answer stays decided."""
+"""The rules of matchers, and that a decided answer stays decided."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_cut_at_the_stop_that_is_completed_first() -> None:
 
 
 def test_half_a_character_decides_nothing() -> None:
-    """A byte-level token can end within a character, whose text changes once the rest has come."""
+    """A byte-level token can end within a character, whose text changes when the rest is generated."""
     assert not make_matcher(Matching("option")).decided("A\ufffd", LETTERS)
 
 

@@ -1,4 +1,4 @@
-"""Finding tasks by name, and preparing what was found."""
+"""Finding tasks by name, and preparing their splits."""
 
 from __future__ import annotations
 
@@ -106,13 +106,14 @@ def test_any_task_under_another_fitness_is_a_task_of_its_own(
     for name in (f"{path}@kl", "small.yaml@kl", "./small.yaml@kl"):
         assert load_task(name).model_dump() == load_task("small@kl", [tmp_path]).model_dump()
     other = load_task("small@kl", [tmp_path])
-    assert (other.name, other.fitness, other.scored_by, other.origin) == ("small@kl", "kl", "geometric_mean", str(path))
+    assert (other.name, other.fitness, other.origin) == ("small@kl", "kl", str(path))
+    assert other.resolved_metric == "geometric_mean"
     ours, theirs = prepare_splits(plain), prepare_splits(other)
     assert [split.examples for split in ours.values()] == [split.examples for split in theirs.values()]
     assert not {split.fingerprint for split in ours.values()} & {split.fingerprint for split in theirs.values()}
     assert theirs["dev"].task == "small@kl"
     same, ranked = load_task("small.yaml@generate"), load_task("small.yaml@rank")
-    assert (same.name, same.scored_by, ranked.scored_by) == ("small@generate", "mean", "mean")
+    assert (same.name, same.resolved_metric, ranked.resolved_metric) == ("small@generate", "mean", "mean")
     assert prepare_split(same, "dev").fingerprint != ours["dev"].fingerprint
     assert load_task("small.yaml@perplexity").with_counts({"search": 2}).name == "small@perplexity"
 

@@ -1,4 +1,4 @@
-"""The split that methods measure on: rows of its own, apart from all others by content, or a part of `search`."""
+"""The split `calibration`: its own rows, whose prompts are in no other split, or a part of `search`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SPLITS_OF_ROWS: dict[str, Any] = {
 
 
 def with_prompts(folder: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """What a user adds to a task who has a file of prompts."""
+    """The settings for a user's own file of calibration prompts."""
     (folder / "my.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return {
         "source": {"files": {"all": "rows.jsonl", "prompts": "my.jsonl"}},
@@ -127,7 +127,7 @@ def test_a_quarter_of_search_is_set_aside(write_task: Any, count: int, listed: b
     prepared = prepare_splits(aside)
     rows = max(1, count // 4)
     assert texts(prepared["search"]) == whole[:-rows] and texts(prepared["calibration"]) == whole[-rows:]
-    assert (aside.splits["search"].stated, aside.splits["calibration"].stated) == (count - rows, rows)
+    assert (aside.splits["search"].row_count, aside.splits["calibration"].row_count) == (count - rows, rows)
     assert all(example.references for example in prepared["calibration"].examples)
     assert prepared["search"].fingerprint == prepare_split(aside, "search").fingerprint
     other = aside.with_fitness("agreement")

@@ -1,4 +1,4 @@
-"""The packaged tasks that ask and score as the EEP authors do: on made-up rows, and on their files where these are."""
+"""The packaged tasks with the EEP authors' prompts and scores: on made-up rows, and on the original files."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ ROWS: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
 
 
 def _prepared(monkeypatch: pytest.MonkeyPatch, task: TaskConfig, rows: list[dict[str, Any]]) -> PreparedSplit:
-    """All of some rows, whatever source split they are asked for from."""
+    """The same rows for every source split."""
 
     def fake(source: Source, split: str) -> Table:
         return Table(split, datasets.Dataset.from_list(rows))
@@ -226,7 +226,7 @@ FILES = {"boolq": "BoolQ", "cb": "CB", "rte": "RTE", "wic": "WiC", "wsc": "WSC"}
 
 
 def _marked(text: str, target: dict[str, Any]) -> str:
-    """WSC's passage as the authors' reader marks it: each span in the place of its words."""
+    """WSC's passage as the authors' reader marks it: each span replaces its words."""
     words = text.split(" ")
     spans = {}
     for span, mark in (("span2", "#"), ("span1", "*")):  # the noun's mark wins where they overlap

@@ -1,4 +1,4 @@
-"""Which rows make a split."""
+"""The selection of a split's rows."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_rows_of_too_little_text_are_left_out() -> None:
 
 
 def test_a_shuffle_is_fixed_for_ever() -> None:
-    """These numbers must not change: a stored score belongs to these rows."""
+    """These numbers must not change, since stored scores belong to these rows."""
     assert _select(seed=0) == [9, 6, 4, 5, 2, 8, 3, 1, 7, 0]
     assert _select(seed=1) != _select(seed=0)
 

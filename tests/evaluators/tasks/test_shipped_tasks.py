@@ -225,7 +225,7 @@ TRAINING_ROWS = {
 
 
 def _serve(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]]) -> None:
-    """Gives the same rows for every source split of the hub."""
+    """Return the same rows for every source split of the hub."""
 
     def fake(source: Source, split: str) -> Table:
         return Table(split, datasets.Dataset.from_list(rows))
@@ -261,13 +261,13 @@ def test_splits_of_enough_rows_are_disjoint(monkeypatch: pytest.MonkeyPatch, nam
 
 @pytest.mark.parametrize(("name", "count"), TRAINING_ROWS.items())
 def test_what_is_measured_on_is_left_of_the_training_rows(name: str, count: int) -> None:
-    """The sizes are those that the authors of the sets state."""
+    """The sizes are those that the data sets' authors give."""
     task = load_task(name)
     table = Table(name, datasets.Dataset.from_dict({"text": ["word " * 50] * count}))
     rows = {split: select_rows(table, chosen) for split, chosen in task.splits.items() if chosen.source == "train"}
     check_disjoint(rows, name)
     if "calibration" in task.splits:
-        assert len(rows["calibration"]) == {"wsc": 42}.get(name, task.splits["calibration"].stated)
+        assert len(rows["calibration"]) == {"wsc": 42}.get(name, task.splits["calibration"].row_count)
         assert len(rows["calibration"]) >= 512 or name == "wsc"
     else:
         assert count - sum(map(len, rows.values())) == 0, "rows are left to measure on"
@@ -295,7 +295,7 @@ def test_mmlu_searches_on_fifty_subjects_and_holds_out_seven(monkeypatch: pytest
     "name", ["arc-easy", "arc-challenge", "openbookqa", "winogrande", "hellaswag", "piqa", "gsm8k"]
 )
 def test_the_authors_further_sets_on_local_files(tmp_path: Path, name: str) -> None:
-    """Files with the columns of the hub data sets, read as JSONL: their splits take different rows."""
+    """With JSONL files that have the hub data sets' columns, splits take different rows."""
     row = HUB_ROWS[name][0]
     field = next(key for key in ("question", "question_stem", "sentence", "ctx", "goal") if key in row)
     for source, count in (("train", 1540), ("validation", 7), ("test", 7)):
@@ -319,7 +319,7 @@ def test_the_authors_further_sets_on_local_files(tmp_path: Path, name: str) -> N
 
 
 def test_wikitext2_is_running_text_in_windows(tmp_path: Path) -> None:
-    """Files with the columns of the hub data set: one line of an article per row, none left out and in their order."""
+    """With files that have the hub data set's columns, every row is a line of an article, complete and in order."""
     lines = ["", " = Valkyria = \n", "", *(f" Line {i} .\n" for i in range(9_000)), ""]
     for source in ("train", "validation", "test"):
         rows = [{"text": line and line.replace("Line", source)} for line in lines]

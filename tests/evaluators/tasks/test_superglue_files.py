@@ -1,4 +1,4 @@
-"""The packaged tasks on files in SuperGLUE's form: a few made-up rows, and the originals where these are at hand."""
+"""The packaged tasks on files in SuperGLUE's format: a few made-up rows, and the original files if present."""
 
 from __future__ import annotations
 

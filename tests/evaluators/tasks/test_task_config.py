@@ -1,4 +1,4 @@
-"""Task files: what is refused, and with which words."""
+"""Errors in task files and their messages."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_texts_need_neither_answers_nor_choices(write_task: WriteTask, fitness: 
     task = load_task(
         write_task(fitness=fitness, prompt="{{ text }}", answer=None, choices=None, labels=None, matching=None)
     )
-    assert task.scored_by == "geometric_mean"
+    assert task.resolved_metric == "geometric_mean"
     split = prepare_splits(task)["search"]
     assert (split.fitness, split.metric) == (fitness, "geometric_mean")
     assert {(example.references, example.choices) for example in split.examples} == {((), ())}

@@ -1,4 +1,4 @@
-"""Rows rendered to examples, and what is said when they can't be."""
+"""Rendering rows as examples, and its errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _template(**changes: Any) -> ExampleTemplate:
 
 
 def test_text_is_rendered_as_written() -> None:
-    """No HTML escaping, no newline eaten, no formatting of braces in the data."""
+    """No HTML escaping, no lost newlines, no formatting of braces in the data."""
     example = _template().example({"question": "<b> & {{ x }} 'q'?", "answer": "é"}, "row 0")
     assert example == Example("<b> & {{ x }} 'q'?\n", ("é",), ())
 

@@ -98,7 +98,7 @@ def test_a_search_runs_resumes_and_its_best_are_stock_checkpoints(tiny: Any, tmp
             genome = space.from_bytes(row.genome)
             assert isinstance(genome, EepGenome)
             if row.phase == "prune":
-                assert genome.one_hot and space.subsets.holds(space.kept(genome))
+                assert genome.one_hot and space.subsets.are_valid(space.kept(genome))
         for phase in ("prune", "merge"):
             best = max((row for row in rows if row.phase == phase), key=lambda row: row.fitness or 0.0)
             report = export(store, ExportRequest(f"{variant}:{best.index}", tmp_path / phase))
@@ -139,7 +139,7 @@ def test_baselines_of_these_families(tiny: Any, tmp_path: Path, variant: str) ->
         assert isinstance(setup.space, EepSpace)
         for row in rows:
             assert row.failure is None
-            assert setup.space.subsets.holds(setup.space.kept(setup.space.from_bytes(row.genome)))
+            assert setup.space.subsets.are_valid(setup.space.kept(setup.space.from_bytes(row.genome)))
     if grouped:
         for name in ("naee", "fitted"):
             phases[0]["init"] = [name]

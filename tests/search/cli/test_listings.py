@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from store_samples import decided, evaluation, individual, search, split
 
-from moevolve.search.genomes.registry import KINDS, parts_of
+from moevolve.search.genomes.registry import KINDS, part_names
 from moevolve.store.repository import Store
 
 
@@ -37,6 +37,6 @@ def test_best_counts_what_there_is(store: str, in_process: Any) -> None:
 
 
 def test_parts_are_named_once() -> None:
-    assert parts_of(["tomoe", "eep"]) == "experts"
-    assert parts_of(["nanomoe", "eep"]) == "experts or blocks"
-    assert parts_of(["nanomoe"]) == "blocks"
+    assert part_names(["tomoe", "eep"]) == "experts"
+    assert part_names(["nanomoe", "eep"]) == "experts or blocks"
+    assert part_names(["nanomoe"]) == "blocks"

@@ -21,7 +21,7 @@ from waiting import PATIENT_S
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import RunConfig
-from moevolve.search.genomes.repaired import RepairedGenome, bare
+from moevolve.search.genomes.repaired import RepairedGenome, base_genome
 from moevolve.search.operations.subject import find_subject
 from moevolve.search.running.calibration import calibrated_setup
 from moevolve.search.running.launch import register
@@ -115,7 +115,7 @@ def test_every_phase_repairs_as_it_says(folder: Path, expected: Any) -> None:
     assert len(set(recipes[MERGED:])) > 3 and {recipe.tokens for recipe in recipes} <= {200, 100, 50}
     for row, genome in zip(rows[MERGED:], genomes[MERGED:], strict=True):
         assert row.operator == "repair" and row.depth > 0
-        assert bare(genome) == bare(genomes[row.parents[0]])  # type: ignore[arg-type]
+        assert base_genome(genome) == base_genome(genomes[row.parents[0]])  # type: ignore[arg-type]
     assert len({row.fitness for row in rows}) > 4
 
 

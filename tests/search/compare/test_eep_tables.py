@@ -18,7 +18,7 @@ from moevolve.evaluators.preparation.registry import load_task
 from moevolve.search.compare.config import Cell, Comparison, load_comparison
 from moevolve.search.compare.rows import comparison_rows
 from moevolve.search.compare.run import run_comparison
-from moevolve.search.genomes.eep.section import EepSection
+from moevolve.search.genomes.eep.space import EepSection
 from moevolve.search.genomes.registry import check_baselines, make_space
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.set_up import set_up

@@ -14,10 +14,10 @@ import yaml
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import apply_override, load_run_config, parse_run_config, parse_stored_config
 from moevolve.search.config.run import RunConfig, WorkersSection
-from moevolve.search.genomes.eep.section import EepSection
-from moevolve.search.genomes.factorllm.section import FactorLlmSection
-from moevolve.search.genomes.nanomoe.section import NanoMoeSection
-from moevolve.search.genomes.tomoe.section import ToMoeSection
+from moevolve.search.genomes.eep.space import EepSection
+from moevolve.search.genomes.factorllm.space import FactorLlmSection
+from moevolve.search.genomes.nanomoe.space import NanoMoeSection
+from moevolve.search.genomes.tomoe.space import ToMoeSection
 from moevolve.search.settings.phases import MergePhase, PrunePhase, TopKParents
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.methods.repair.edit import NeuronRecipe, RepairRecipe

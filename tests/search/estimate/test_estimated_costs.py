@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from search_samples import PRUNE, TUNE
 from tomoe_samples import tomoe_space
 
-from moevolve.evaluators.fitness.runner import run_split
+from moevolve.evaluators.fitness.scoring import run_split
 from moevolve.evaluators.preparation.prepare import prepare_split
 from moevolve.evaluators.preparation.registry import load_task
 from moevolve.evaluators.types import PreparedSplit

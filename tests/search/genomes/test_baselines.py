@@ -1,4 +1,4 @@
-"""Every baseline as a search of one individual, against the same choice worked out token by token in float64."""
+"""Every baseline as a search of one individual, compared with the same choice computed token by token in float64."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from plain_experts import Token, change, change_after_fit, plain_tokens
 from report_lab import finished
 
 from moevolve.search.config.files import load_run_config
+from moevolve.search.genomes.eep.baselines import average_linkage
 from moevolve.search.genomes.eep.genome import EepGenome
-from moevolve.search.genomes.eep.hc_smoe import average_linkage
 from moevolve.search.genomes.repaired import RepairedGenome
 from moevolve.search.operations.subject import find_subject
 from moevolve.search.running.calibration import calibrated_setup, stored_calibration
@@ -34,13 +34,13 @@ from moevolve.workers.model.resident import ResidentModel
 EXPERTS, RETAINED, LAYERS, TOKENS = 6, 3, 4, 150
 PRUNING = ("frequency", "soft_activation", "reap", "naee", "fitted")
 FITTED = 16
-"""Tokens that fits are tried on."""
+"""Number of tokens that fits are compared on."""
 Layers = list[list[Token]]
 
 
 @pytest.fixture(scope="module")
 def models(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A random model of a family beside the tiny workspace's tokenizer."""
+    """A random model of a family with the tiny workspace's tokenizer."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     common = {
@@ -80,7 +80,7 @@ def models(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str
 
 @pytest.fixture(scope="module")
 def plain(models: Callable[[str], Path], tiny: Any) -> Callable[[str], Layers]:
-    """Per layer, what its experts do on the tokens that a calibration of the tiny task runs."""
+    """Outputs of each layer's experts on the calibration tokens of the tiny task."""
     made: dict[str, Layers] = {}
 
     def get(family: str) -> Layers:
@@ -154,7 +154,7 @@ def owners_of(groups: Any) -> list[int]:
 
 
 def run_baseline(tiny: Any, folder: Path, data: dict[str, Any]) -> tuple[Any, EepGenome, float, Any]:
-    """The one individual of a search: its record, its genome, its fitness, and the stored calibration."""
+    """The record, genome and fitness of a search's only individual, and the stored calibration."""
     config = load_run_config(tiny.write_run(folder / "run.yaml", "base", **data))
     with Store.open(f"sqlite:///{folder / 'store.db'}") as store:
         setup = set_up(config, "base-1")
@@ -190,7 +190,7 @@ def test_a_pruning_baseline_is_a_search_of_one(
 
 
 def plain_clusters(distances: NDArray[np.float64], count: int) -> list[list[int]]:
-    """Average linkage from the definition: the mean over all pairs, worked out anew at every step."""
+    """Average linkage by definition: the mean over all pairs, computed again at every step."""
     clusters = [[point] for point in range(len(distances))]
     while len(clusters) > count:
         pairs = list(combinations(range(len(clusters)), 2))

@@ -1,4 +1,4 @@
-"""Coefficient files of the EEP authors' format: round trips, the released files, and files that are refused."""
+"""Coefficient files in the EEP authors' format: round trips, the released files, and rejected files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RELEASED = sorted((SHARED / "data" / "eep_coefficients").glob("*.pth"))
 
 
 def genome_of(path: Path, layers: int, experts: int) -> EepGenome:
-    """The genome of a file, with as few groups as it takes."""
+    """The genome of a file, with the smallest number of groups."""
     mapping, merging = read_coefficients(path, layers, experts)
     space = eep_space(mapping.shape[1], group_layers(mapping, merging), layers=layers, experts=experts)
     firsts = [space.layer_groups.index(group) for group in range(space.groups)]
@@ -63,7 +63,7 @@ def test_the_authors_keys_are_used(tmp_path: Path) -> None:
 
 
 def test_a_file_in_the_released_form_is_read() -> None:
-    """As its tensors say when torch alone reads them."""
+    """The matrices as torch alone reads them."""
     raw = torch.load(MADE_UP, weights_only=True)
     mapping, merging = read_coefficients(MADE_UP, layers=4, experts=8)
     assert mapping.shape == merging.shape == (4, 4, 8) and mapping.dtype == merging.dtype == np.float32

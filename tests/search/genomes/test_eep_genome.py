@@ -1,4 +1,4 @@
-"""What only EEP genomes promise: one-hot pruning, decoupled merging, groups of layers, canonical order of rows."""
+"""EEP genomes beyond the contract: one-hot pruning, decoupled merging, groups of layers, canonical order of rows."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from search_samples import MERGE, PRUNE, continuous, eep_space, few, mixtral
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.eep.genome import EepGenome
-from moevolve.search.genomes.eep.section import EepSection
-from moevolve.search.genomes.eep.space import EepSpace
+from moevolve.search.genomes.eep.space import EepSection, EepSpace
 from moevolve.search.genomes.registry import make_space
 from moevolve.workers.methods.eep.edit import EepEdit
 

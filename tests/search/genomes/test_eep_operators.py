@@ -1,4 +1,4 @@
-"""EEP's operators by how often they do what: against Sec. 4.3 and App. C of the paper, and its authors' rates.
+"""Frequencies of EEP's operators, compared with Sec. 4.3 and App. C of the paper, and its authors' rates.
 
 Every bound is four standard deviations of the number that it bounds, over draws with fixed seeds. Expected rates are
 written out here, apart from the code: a group's matrix is touched with probability 1/4, drawn again until one is; of a
@@ -26,7 +26,7 @@ from moevolve.search.genomes.eep.space import EepSpace
 DRAWS = 3000
 GROUPS, KEPT, EXPERTS = 4, 3, 8
 TOUCHED = 0.25 / (1 - 0.75 ** (2 * GROUPS))
-"""Of each of the 2 G matrices, given that at least one of them is."""
+"""Probability that a given one of the 2 G matrices is drawn, given that at least one is."""
 STILL = {"entry_rate": 0.0, "normalise_rate": 0.0}
 Floats = NDArray[np.floating[Any]]
 
@@ -45,7 +45,7 @@ def filled(mapping: float, merging: float) -> EepGenome:
 
 
 def children(parents: Sequence[EepGenome], draws: int = DRAWS, phase: Any = MERGE, **changes: Any) -> Floats:
-    """Router mappings and expert mergings of so many children: [draws, 2, groups, n', n]."""
+    """Router mappings and expert mergings of many children: [draws, 2, groups, n', n]."""
     changed = phase.model_copy(update=changes)
     bred = [
         parents[0].space.breed(np.random.default_rng(seed), changed, tuple(parents)).genome for seed in range(draws)
@@ -98,7 +98,7 @@ def test_touched_expert_mergings_are_normalised_one_by_one_if_asked_for() -> Non
 
 @pytest.mark.parametrize("units", ["rows", "entries"])
 def test_touched_matrices_are_mixed_by_unit_and_others_come_whole(units: str) -> None:
-    """Parents of zeros and ones, the first one the zeros."""
+    """The first parent is all zeros, the second all ones."""
     bred = children([filled(0, 0), filled(1, 1)], crossover=units, **STILL)
     count = {"rows": KEPT, "entries": KEPT * EXPERTS}[units]
     assert near(1 - bred[..., 0, 0].mean(), 0.6, DRAWS * 2 * GROUPS), "the front parent's share"
@@ -122,7 +122,7 @@ def test_noise_of_a_crossed_child_is_where_rows_of_both_are() -> None:
 
 
 def replacements(**changes: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Which experts a pruning parent keeps, int64 [groups, n'], and its children: int64 [draws, groups, n']."""
+    """Experts that a pruning parent keeps, int64 [groups, n'], and its children: int64 [draws, groups, n']."""
     parent = space().sample(np.random.default_rng(0), PRUNE).genome
     bred = children([parent], phase=PRUNE, **changes)
     assert np.array_equal(bred[:, 0], bred[:, 1]), "one selection in both matrices"
@@ -130,12 +130,12 @@ def replacements(**changes: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def gone(before: NDArray[np.int64], after: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many experts of every group were replaced by others: int64 [draws, groups]."""
+    """Number of replaced experts in every group: int64 [draws, groups]."""
     return np.array([[np.setdiff1d(*pair).size for pair in zip(before, child, strict=True)] for child in after])
 
 
 def one_after_the_other(kept: tuple[int, ...]) -> dict[tuple[int, ...], float]:
-    """What becomes of a subset whose rows are replaced in order of their places: probability by outcome, enumerated.
+    """Outcomes of a subset whose rows are replaced in order, with their probabilities, by enumeration.
 
     App. C replaces rows at random; in the authors' code a row is emptied, and drawn again until no other row has it.
     """
@@ -172,7 +172,7 @@ def test_a_replaced_expert_goes_without_redraw() -> None:
 
 
 def test_a_pruning_child_changes_where_the_expert_merging_was_drawn() -> None:
-    """Groups of the router mapping are drawn too, and change nothing: a quarter of the children are their parents."""
+    """Groups of the router mapping are drawn too, and change nothing: a quarter of the children equal their parents."""
     before, after = replacements(row_rate=1.0, redraw=False)
     changed = gone(before, after) == KEPT
     assert near(changed.mean(), TOUCHED, DRAWS * GROUPS)

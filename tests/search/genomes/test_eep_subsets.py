@@ -1,4 +1,4 @@
-"""Subsets that keep as many experts of every routing group, and what spaces refuse for a family."""
+"""Subsets with equally many experts of every routing group, and settings that a family doesn't support."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def grouped(draw: st.DrawFn) -> Subsets:
 def test_samples_crosses_and_mutants_keep_the_rule(subsets: Subsets, seed: int, rate: float, forced: bool) -> None:
     rng = np.random.default_rng(seed)
     kept = subsets.sample(rng, 3)
-    assert kept.shape == (3, subsets.retained) and subsets.holds(kept)
-    child = subsets.cross(rng, kept[0], kept[1])
-    assert subsets.holds(child[None])
+    assert kept.shape == (3, subsets.retained) and subsets.are_valid(kept)
+    child = subsets.crossover(rng, kept[0], kept[1])
+    assert subsets.are_valid(child[None])
     assert set(kept[0]) & set(kept[1]) <= set(child) <= set(kept[0]) | set(kept[1])
-    assert subsets.holds(subsets.mutate(rng, child, rate, redraw=True)[None])
+    assert subsets.are_valid(subsets.mutate(rng, child, rate, redraw=True)[None])
     mutant = subsets.mutate(rng, child, rate, at_least_one=forced)
-    assert subsets.holds(mutant[None])
+    assert subsets.are_valid(mutant[None])
     if forced and subsets.retained < subsets.experts:
         assert set(mutant) != set(child)
     scores = rng.standard_normal((2, subsets.experts))
-    assert subsets.holds(subsets.best(scores))
+    assert subsets.are_valid(subsets.best(scores))
 
 
 @few
@@ -49,7 +49,7 @@ def test_without_routing_groups_these_are_the_operators_themselves(seed: int, re
     ours, theirs = np.random.default_rng(seed), np.random.default_rng(seed)
     kept = subsets.sample(ours, 4)
     assert np.array_equal(kept, random_subset(theirs, 4, 9, retained))
-    child = subsets.cross(ours, kept[0], kept[1])
+    child = subsets.crossover(ours, kept[0], kept[1])
     assert np.array_equal(child, subset_crossover(theirs, kept[0], kept[1]))
     for redraw in (False, True):
         options = {"redraw": redraw, "at_least_one": forced and not redraw}
@@ -66,9 +66,9 @@ def test_the_best_are_taken_from_every_routing_group() -> None:
 
 def test_uneven_or_unordered_subsets_are_not_of_the_rule() -> None:
     subsets = Subsets(6, 2, 2)
-    assert subsets.holds(np.array([[2, 3], [0, 5]]))
+    assert subsets.are_valid(np.array([[2, 3], [0, 5]]))
     for wrong in ([[0, 1]], [[3, 2]], [[3, 4]]):
-        assert not subsets.holds(np.array(wrong))
+        assert not subsets.are_valid(np.array(wrong))
     space = eep_space(8, 1, facts=deepseek())
     with pytest.raises(ValueError, match="deepseek_v3 needs as many experts kept in each of 4 groups"):
         space.from_kept(np.arange(8)[None])
@@ -77,7 +77,7 @@ def test_uneven_or_unordered_subsets_are_not_of_the_rule() -> None:
 @few
 @given(seeds)
 def test_a_rows_place_says_its_routing_group(seed: int) -> None:
-    """Rows may be reordered within a routing group, not across: that is another model."""
+    """Rows are interchangeable within a routing group; across groups they make another model."""
     rng = np.random.default_rng(seed)
     space = eep_space(8, 2, facts=deepseek())
     genome = continuous(space, seed)

@@ -1,4 +1,4 @@
-"""MoEfication's and CMoE's divisions as FactorLLM genomes; what is measured for them is tested with the workers."""
+"""MoEfication's and CMoE's partitions as FactorLLM genomes; their measurements are tested with the workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from search_samples import TUNE, dense_model, few
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.factorllm.baselines import BASELINES
 from moevolve.search.genomes.factorllm.genome import ROUTERS
-from moevolve.search.genomes.factorllm.section import FactorLlmSection
+from moevolve.search.genomes.factorllm.space import FactorLlmSection
 from moevolve.search.genomes.registry import check_baselines, make_space
 from moevolve.search.settings.phases import TunePhase
 from moevolve.workers.contract.edits import CombinedRecipe
@@ -29,14 +29,14 @@ def test_a_baseline_expresses_what_was_measured(name: str, settings: dict[str, A
     offspring = BASELINES[name].make(space)
     edit, genome = offspring.genome.express(), offspring.genome
     assert (offspring.operator, offspring.parents) == (name, ())
-    size = space.dense.width // space.n
-    for layer, experts in enumerate(space.measured[f"{name}_experts"]):
-        for place, neurons in enumerate(edit.order[layer].reshape(space.n, size)):
+    size = space.dense.width // space.experts
+    for layer, experts in enumerate(space.statistics[f"{name}_experts"]):
+        for place, neurons in enumerate(edit.order[layer].reshape(space.experts, size)):
             (expert,) = {int(experts[neuron]) for neuron in neurons}
             for router in range(space.routers):
-                expected = space.measured[f"{name}_weight"][layer, expert]
+                expected = space.statistics[f"{name}_weight"][layer, expert]
                 np.testing.assert_array_equal(edit.router_weight[layer, router, place], expected)
-                assert edit.router_bias[layer, router, place] == space.measured[f"{name}_bias"][layer, expert]
+                assert edit.router_bias[layer, router, place] == space.statistics[f"{name}_bias"][layer, expert]
     assert space.describe(genome).active_parameters == space.active_parameters
     assert space.from_bytes(genome.to_bytes()) == genome == space.unflatten(space.flatten(genome, TUNE), TUNE)
     assert genome.content_hash not in (
@@ -51,17 +51,20 @@ def test_children_of_baselines_and_of_the_start_have_routers_of_both(seed: int) 
     space, rng = with_baselines(), np.random.default_rng(seed)
     parents = [space.start(TUNE).genome, *(each.make(space).genome for each in BASELINES.values())]
     child = space.breed(rng, TUNE, (parents[0], space.breed(rng, TUNE, (parents[1], parents[2])).genome)).genome
-    assert set(child.anchored.tolist()) <= {1, 2, 3} and child.express().finite
-    assert all(np.bincount(experts).tolist() == [space.dense.width // space.n] * space.n for experts in child.experts)
+    assert set(child.base_router.tolist()) <= {1, 2, 3} and child.express().finite
+    assert all(
+        np.bincount(experts).tolist() == [space.dense.width // space.experts] * space.experts
+        for experts in child.assignment
+    )
 
 
 def test_routers_that_were_not_measured_are_the_starts() -> None:
     space, rich = factorllm_space(), with_baselines()
     vector = rich.flatten(BASELINES["cmoe"].make(rich).genome, TUNE)
-    assert (space.unflatten(vector, TUNE).anchored == 1).all()
-    assert (rich.unflatten(np.full(vector.size, 1e6), TUNE).anchored == len(ROUTERS)).all()
+    assert (space.unflatten(vector, TUNE).base_router == 1).all()
+    assert (rich.unflatten(np.full(vector.size, 1e6), TUNE).base_router == len(ROUTERS)).all()
     with pytest.raises(ValueError, match="none or one of router, moefication, cmoe"):
-        space.genome(experts=space.measured["experts"], anchored=np.full(space.dense.layers, len(ROUTERS) + 1))
+        space.genome(assignment=space.statistics["experts"], base_router=np.full(space.dense.layers, len(ROUTERS) + 1))
 
 
 def test_only_what_is_needed_is_measured() -> None:
@@ -72,8 +75,8 @@ def test_only_what_is_needed_is_measured() -> None:
     assert isinstance(recipe("start", "random"), FactorLlmRecipe)
     both = recipe("cmoe", "moefication", calibration_tokens=99, ridge=0.5)
     assert isinstance(both, CombinedRecipe) and isinstance(both.parts[0], FactorLlmRecipe)
-    (beside,) = both.parts[1:]
-    assert beside.parts == (CmoeRecipe(8, 2, 10, 0.5, 99), MoeficationRecipe(8, 99))
+    (added,) = both.parts[1:]
+    assert added.parts == (CmoeRecipe(8, 2, 10, 0.5, 99), MoeficationRecipe(8, 99))
 
 
 @pytest.mark.parametrize("section", [{"router_bias": False}, {"active": 1}, {"active": 4}])
@@ -83,4 +86,4 @@ def test_shared_experts_need_a_bias_and_routed_ones_beside_them(section: dict[st
     check_baselines([TunePhase(evaluations=9, init=("moefication", "start"))], space)
     with pytest.raises(UserError, match=r"phases.0.init: cmoe has shared experts, which needs genome.router_bias"):
         check_baselines([TunePhase(evaluations=9, init=("cmoe",))], space)
-    check_baselines([TunePhase(evaluations=9, init=("cmoe",))], replace(factorllm_space(), beside=None))
+    check_baselines([TunePhase(evaluations=9, init=("cmoe",))], replace(factorllm_space(), baseline_recipe=None))

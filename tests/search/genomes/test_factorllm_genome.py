@@ -1,4 +1,4 @@
-"""What only FactorLLM genomes promise: equal experts, the measured start, routers in coordinates, the paper's costs."""
+"""Properties of FactorLLM genomes beyond the contract: equal experts, start, router coordinates, the paper's costs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from search_samples import TUNE, dense_model, few, mixtral
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.contract.operators import balanced_swaps
 from moevolve.search.genomes.factorllm.genome import FactorLlmGenome
-from moevolve.search.genomes.factorllm.section import FactorLlmSection
-from moevolve.search.genomes.factorllm.space import FactorLlmSpace
+from moevolve.search.genomes.factorllm.space import FactorLlmSection, FactorLlmSpace
 from moevolve.search.genomes.registry import costs_of, make_space
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
 
@@ -26,7 +25,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 def routed(edit: FactorLlmEdit, layer: int, x: NDArray[np.float32]) -> list[frozenset[int]]:
-    """Per router, the neurons that an input's K experts hold."""
+    """For each router, the neurons of an input's K experts."""
     size = edit.width // edit.experts
     logits = edit.router_weight[layer] @ x + edit.router_bias[layer]
     return [
@@ -46,7 +45,7 @@ def test_the_start_is_the_calibration(routers: int) -> None:
     offspring = space.start(TUNE)
     edit = offspring.genome.express()
     assert (offspring.operator, offspring.parents) == ("start", ())
-    start = space.measured
+    start = space.statistics
     for layer in range(4):
         for expert in range(4):
             neurons = np.flatnonzero(start["experts"][layer] == expert)
@@ -63,14 +62,15 @@ def test_routers_are_what_the_module_says(seed: int) -> None:
     rng = np.random.default_rng(seed)
     phase = TUNE.model_copy(update={"group_rate": 1.0, "entry_rate": 1.0, "swap_rate": 0.2})
     genome = space.breed(rng, phase, (space.start(TUNE).genome, space.sample(rng, TUNE).genome)).genome
-    edit, start = genome.express(), space.measured
+    edit, start = genome.express(), space.statistics
     x = rng.standard_normal(space.dense.hidden).astype(np.float32)
     for layer in range(4):
         anchor = start["router_weight"][layer] @ x + start["router_bias"][layer]
         steps = start["directions"][layer] @ x - start["offsets"][layer]
-        logits = genome.anchored[layer] * anchor + genome.coordinates[layer] @ steps + genome.biases[layer]
+        logits = genome.base_router[layer] * anchor + genome.coordinates[layer] @ steps + genome.biases[layer]
         expected = [
-            frozenset(np.flatnonzero(np.isin(genome.experts[layer], np.argsort(-row)[:2])).tolist()) for row in logits
+            frozenset(np.flatnonzero(np.isin(genome.assignment[layer], np.argsort(-row)[:2])).tolist())
+            for row in logits
         ]
         assert routed(edit, layer, x) == expected
 
@@ -78,20 +78,20 @@ def test_routers_are_what_the_module_says(seed: int) -> None:
 def test_random_genomes_divide_anew_and_ignore_the_measured_routers() -> None:
     space = factorllm_space()
     genome = space.sample(np.random.default_rng(0), TUNE).genome
-    assert not genome.anchored.any() and not genome.biases.any()
+    assert not genome.base_router.any() and not genome.biases.any()
     assert genome.coordinates.std() == pytest.approx(1, abs=0.3)
-    assert (genome.experts != space.measured["experts"]).mean() > 0.5
+    assert (genome.assignment != space.statistics["experts"]).mean() > 0.5
 
 
 def test_a_division_can_be_held_fixed() -> None:
-    """Random routers on the start's division, and children that swap nothing: a search for routers alone."""
+    """Random routers with the start's partition, and children without swaps: a search of routers alone."""
     space = factorllm_space(random_division=False)
     start = space.start(TUNE).genome
     drawn = [space.sample(np.random.default_rng(seed), TUNE).genome for seed in range(2)]
     still = TUNE.model_copy(update={"swap_rate": 0.0, "group_rate": 1.0})
     child = space.breed(np.random.default_rng(0), still, (start, drawn[0])).genome
-    assert all(np.array_equal(each.experts, start.experts) for each in (*drawn, child))
-    assert not any(each.anchored.any() for each in drawn)
+    assert all(np.array_equal(each.assignment, start.assignment) for each in (*drawn, child))
+    assert not any(each.base_router.any() for each in drawn)
     assert len({each.content_hash for each in (start, *drawn, child)}) == 4
 
 
@@ -110,7 +110,7 @@ def test_swap_rate_decides_how_many_neurons_move() -> None:
     for rate, low, high in ((0.0, 0, 0), (0.02, 0.005, 0.03), (1.0, 0.6, 0.9)):
         phase = TUNE.model_copy(update={"group_rate": 1.0, "swap_rate": rate})
         child = space.breed(np.random.default_rng(1), phase, (parent,)).genome
-        assert low <= (child.experts != parent.experts).mean() <= high
+        assert low <= (child.assignment != parent.assignment).mean() <= high
 
 
 def test_layers_cross_over_whole() -> None:
@@ -123,7 +123,7 @@ def test_layers_cross_over_whole() -> None:
         for name, parent in (("one", one), ("two", two)):
             if all(
                 np.array_equal(getattr(child, field)[layer], getattr(parent, field)[layer])
-                for field in ("experts", "anchored", "coordinates", "biases")
+                for field in ("assignment", "base_router", "coordinates", "biases")
             ):
                 sources.add(name)
                 break
@@ -137,7 +137,7 @@ def test_mutation_touches_only_the_layers_selected() -> None:
     parent = space.sample(np.random.default_rng(0), TUNE).genome
     phase = TUNE.model_copy(update={"group_rate": 0.0, "entry_rate": 1.0, "swap_rate": 1.0})
     child = space.breed(np.random.default_rng(0), phase, (parent,)).genome
-    for name in ("experts", "coordinates", "biases"):
+    for name in ("assignment", "coordinates", "biases"):
         changed = getattr(child, name) != getattr(parent, name)
         assert changed.reshape(4, -1).any(axis=1).sum() == 1
 
@@ -154,10 +154,10 @@ def test_without_router_biases_there_are_none() -> None:
 
 
 def test_numbering_of_anchored_experts_matters() -> None:
-    """The measured routers belong to numbered experts: other numbers are another candidate."""
+    """Measured routers belong to particular experts, so other numbers make another candidate."""
     space = factorllm_space()
     genome = space.start(TUNE).genome
-    other = FactorLlmGenome(space, (genome.experts + 1) % 4, genome.anchored, genome.coordinates, genome.biases)
+    other = FactorLlmGenome(space, (genome.assignment + 1) % 4, genome.base_router, genome.coordinates, genome.biases)
     assert other.content_hash != genome.content_hash
     assert other.express().phenotype_hash != genome.express().phenotype_hash
 
@@ -167,22 +167,22 @@ def test_small_steps_of_an_optimiser_move_few_neurons() -> None:
     genome = space.start(TUNE).genome
     vector = space.flatten(genome, TUNE)
     step = np.random.default_rng(0).standard_normal(vector.size) * 0.1
-    moved = (space.unflatten(vector + step, TUNE).experts != genome.experts).mean()
+    moved = (space.unflatten(vector + step, TUNE).assignment != genome.assignment).mean()
     assert 0 < moved < 0.05
 
 
 def test_unequal_experts_are_refused() -> None:
     space = factorllm_space()
     genome = space.start(TUNE).genome
-    experts = genome.experts.copy()
+    experts = genome.assignment.copy()
     experts[0, experts[0] == 1] = 0
     with pytest.raises(ValueError, match="equally many neurons"):
-        FactorLlmGenome(space, experts, genome.anchored, genome.coordinates, genome.biases)
+        FactorLlmGenome(space, experts, genome.base_router, genome.coordinates, genome.biases)
 
 
 @pytest.mark.parametrize("gated", [True, False])
 def test_costs_are_the_papers(gated: bool) -> None:
-    """Fig. 3: the networks' FLOPs fall to K / N, but for routers; no parameter goes."""
+    """Fig. 3: the networks' FLOPs fall to K / N, apart from routers; no parameters are removed."""
     facts = dense_model(gated=gated, bias=not gated)
     space = factorllm_space(facts)
     cost = space.describe(space.start(TUNE).genome)
@@ -200,7 +200,7 @@ def test_costs_are_the_papers(gated: bool) -> None:
 
 
 def test_tinyllamas_networks_cost_what_the_paper_says() -> None:
-    """TinyLlama, 1R4E1K: about three quarters of the networks' FLOPs go (Sec. 4.3)."""
+    """TinyLlama, 1R4E1K: about three quarters of the networks' FLOPs are saved (Sec. 4.3)."""
     tiny = dense_model(layers=2, hidden=2048, width=5632, heads=32)
     space = FactorLlmSpace.of(FactorLlmSection(kind="factorllm", experts=4, active=1), tiny)
     genome = space.unflatten(np.zeros(2 * (5632 + 1 + 4 * 8 + 4)), TUNE)

@@ -1,6 +1,6 @@
-"""The contract of genome kinds (`moevolve.search.genomes.contract.base`), the same tests over all of them.
+"""The contract of genome kinds (`moevolve.search.genomes.contract.base`): the same tests for all kinds.
 
-A new kind adds an entry to `SAMPLES`; what only it promises is tested in a file of its own.
+A new kind adds an entry to `SAMPLES`; its other properties are tested in a file of its own.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ from search_samples import MERGE, PRUNE, TUNE, continuous, deepseek, dense_model
 from tomoe_samples import tomoe_space
 
 from moevolve.search.figures.style import drawing, to_svg
-from moevolve.search.genomes.contract.base import Choosing, Genome, GenomeSpace, Offspring
+from moevolve.search.genomes.contract.base import Genome, GenomeSpace, Offspring, SubsetSpace
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.factorllm.genome import FactorLlmGenome
 from moevolve.search.genomes.nanomoe.genome import NanoMoeGenome
-from moevolve.search.genomes.nanomoe.section import NanoMoeSection
-from moevolve.search.genomes.nanomoe.space import NanoMoeSpace
+from moevolve.search.genomes.nanomoe.space import NanoMoeSection, NanoMoeSpace
 from moevolve.search.genomes.registry import KINDS, costs_of, figures_for
-from moevolve.search.genomes.repaired import RepairedGenome, RepairedSpace, bare, bare_space, repaired_space
+from moevolve.search.genomes.repaired import RepairedGenome, RepairedSpace, base_genome, base_space, repaired_space
 from moevolve.search.genomes.tomoe.genome import ToMoeGenome
 from moevolve.search.settings.phases import PhaseConfig
 from moevolve.workers.contract.edits import Calibration, Edit
@@ -44,12 +43,12 @@ class Sample:
     """A kind of genome in one space.
 
     Attributes:
-        space: the space.
-        phases: in the order in which a search would run them.
-        arrays: all arrays of a genome.
-        permuted: the same candidate with its interchangeable parts in another order.
-        check: asserts what a genome of a phase must satisfy.
-        added: most parameters that its edits add to the model, routers for example.
+        space: Space under test.
+        phases: Phases in the order of a search.
+        arrays: Function that returns all arrays of a genome.
+        permuted: Function that reorders the interchangeable parts of a genome, for the same candidate.
+        check: Function that asserts the properties of a genome in a phase.
+        added: Upper bound on the parameters that edits add to the model, such as routers.
     """
 
     space: GenomeSpace[Any]
@@ -61,8 +60,8 @@ class Sample:
 
 
 def _permute_rows(genome: EepGenome, rng: np.random.Generator) -> EepGenome:
-    """Within routing groups: a row's place says which one its expert is in."""
-    parts = np.split(np.arange(genome.space.retained), genome.space.subsets.parts)
+    """Only within routing groups, since a row's position determines its routing group."""
+    parts = np.split(np.arange(genome.space.retained), genome.space.subsets.routing_groups)
     orders = np.stack([np.concatenate([rng.permutation(part) for part in parts]) for _ in range(genome.space.groups)])[
         :, :, None
     ]
@@ -82,8 +81,8 @@ def _check_eep(genome: EepGenome, phase: PhaseConfig) -> None:
         assert genome.one_hot
         assert np.array_equal(genome.router_mapping, genome.expert_merging)
         assert (genome.expert_merging.sum(axis=1) <= 1).all(), "an expert is retained twice"
-        per_part = genome.expert_merging.sum(axis=1).reshape(space.groups, space.subsets.parts, -1).sum(axis=2)
-        assert (per_part == space.retained // space.subsets.parts).all(), "routing groups keep unequal numbers"
+        per_part = genome.expert_merging.sum(axis=1).reshape(space.groups, space.subsets.routing_groups, -1).sum(axis=2)
+        assert (per_part == space.retained // space.subsets.routing_groups).all(), "routing groups keep unequal numbers"
 
 
 def _eep(retained: int, groups: Any, **model: Any) -> Sample:
@@ -106,11 +105,11 @@ def _skipping_eep(retained: int, groups: Any, layers: int, experts: int) -> Samp
 
 
 def _permute_experts(genome: FactorLlmGenome, rng: np.random.Generator) -> FactorLlmGenome:
-    """Only where the calibration's routers don't tell them apart."""
-    arrays = {name: getattr(genome, name).copy() for name in ("experts", "anchored", "coordinates", "biases")}
-    for layer in np.flatnonzero(genome.anchored == 0):
-        order = rng.permutation(genome.space.n)
-        arrays["experts"][layer] = np.argsort(order)[genome.experts[layer]]
+    """Only in layers without a measured router, which belongs to particular experts."""
+    arrays = {name: getattr(genome, name).copy() for name in ("assignment", "base_router", "coordinates", "biases")}
+    for layer in np.flatnonzero(genome.base_router == 0):
+        order = rng.permutation(genome.space.experts)
+        arrays["assignment"][layer] = np.argsort(order)[genome.assignment[layer]]
         for name in ("coordinates", "biases"):
             arrays[name][layer] = arrays[name][layer][:, order]
     return FactorLlmGenome(genome.space, **arrays)
@@ -118,8 +117,8 @@ def _permute_experts(genome: FactorLlmGenome, rng: np.random.Generator) -> Facto
 
 def _check_factorllm(genome: FactorLlmGenome, phase: PhaseConfig) -> None:
     space = genome.space
-    for experts in genome.experts:
-        assert np.bincount(experts).tolist() == [space.dense.width // space.n] * space.n
+    for experts in genome.assignment:
+        assert np.bincount(experts).tolist() == [space.dense.width // space.experts] * space.experts
     assert np.isfinite(genome.coordinates).all() and np.isfinite(genome.biases).all()
     assert genome.express().finite
 
@@ -129,10 +128,10 @@ def _factorllm(facts: ModelFacts, **settings: Any) -> Sample:
     return Sample(
         space,
         (TUNE,),
-        lambda genome: (genome.experts, genome.anchored, genome.coordinates, genome.biases),
+        lambda genome: (genome.assignment, genome.base_router, genome.coordinates, genome.biases),
         _permute_experts,
         _check_factorllm,
-        added=space.dense.layers * space.routers * space.n * (space.dense.hidden + 1),
+        added=space.dense.layers * space.routers * space.experts * (space.dense.hidden + 1),
     )
 
 
@@ -158,7 +157,7 @@ def _permute_tomoe(genome: ToMoeGenome, rng: np.random.Generator) -> ToMoeGenome
 def _check_tomoe(genome: ToMoeGenome, phase: PhaseConfig) -> None:
     budget, edit = genome.space.budget, genome.express()
     assert np.array_equal(edit.widths, genome.widths[:, 0]) and edit.finite
-    assert 0 <= budget.total - budget.spent(genome.widths) < budget.costs[0]
+    assert 0 <= budget.total - budget.parameters(genome.widths) < budget.unit_costs[0]
 
 
 def _tomoe(facts: ModelFacts, **settings: Any) -> Sample:
@@ -174,7 +173,7 @@ def _tomoe(facts: ModelFacts, **settings: Any) -> Sample:
 
 
 def _repaired(kind: Sample, **recipe: Any) -> Sample:
-    """The same, where every phase repairs what it brings forth."""
+    """The same sample with a repair in every phase."""
     phases = tuple(phase.model_copy(update={"repair": RepairRecipe(**recipe)}) for phase in kind.phases)
     space = repaired_space(kind.space, phases, recombinable=True)
     assert isinstance(space, RepairedSpace)
@@ -234,7 +233,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 def grown(kind: Sample, phase: PhaseConfig, seed: int, steps: int = 2) -> Any:
-    """A genome of `phase` as a search would come to it: sampled, then bred through the phases before it."""
+    """A genome of `phase` as in a search: sampled, then bred through the earlier phases."""
     rng = np.random.default_rng(seed)
     genome = kind.space.sample(rng, kind.phases[0]).genome
     for stage in kind.phases[: kind.phases.index(phase) + 1]:
@@ -362,7 +361,7 @@ def test_any_point_is_a_genome(kind: Sample, phase: PhaseConfig, seed: int) -> N
 @few
 @given(seed=seeds)
 def test_where_genomes_are_a_choice_the_highest_scores_are_chosen(kind: Sample, phase: PhaseConfig, seed: int) -> None:
-    if not isinstance(kind.space, Choosing) or not kind.space.chooses(phase):
+    if not isinstance(kind.space, SubsetSpace) or not kind.space.selects_subset(phase):
         return
     chosen = kind.space.flatten(grown(kind, phase, seed), phase)
     assert set(np.unique(chosen)) <= {0.0, 1.0}
@@ -385,14 +384,14 @@ def test_descriptions_add_up(kind: Sample, phase: PhaseConfig, seed: int) -> Non
 
 
 def start_of(kind: Sample) -> Any:
-    """The method's own start, None where it has none."""
+    """The method's own start; None if it has none."""
     offspring = kind.space.start(kind.phases[0])
     return None if offspring is None else offspring.genome
 
 
 @phased
 def test_costs_agree_with_descriptions(kind: Sample, phase: PhaseConfig) -> None:
-    outline = outline_of(bare_space(kind.space).facts)  # type: ignore[attr-defined]
+    outline = outline_of(base_space(kind.space).facts)  # type: ignore[attr-defined]
     costs, genome = costs_of(kind.space, outline), start_of(kind)
     described = kind.space.describe(grown(kind, phase, 1, steps=6) if genome is None else genome)
     experts, active, parameters, active_parameters = costs.counts(phase.kind)
@@ -407,7 +406,7 @@ def test_costs_agree_with_descriptions(kind: Sample, phase: PhaseConfig) -> None
 
 @phased
 def test_there_are_no_more_candidates_than_costs_say(kind: Sample, phase: PhaseConfig) -> None:
-    most = costs_of(kind.space, outline_of(bare_space(kind.space).facts)).different(phase.kind)  # type: ignore[attr-defined]
+    most = costs_of(kind.space, outline_of(base_space(kind.space).facts)).distinct_candidates(phase.kind)  # type: ignore[attr-defined]
     drawn = {grown(kind, phase, seed, steps=3).express().phenotype_hash for seed in range(12)}
     assert most is None or len(drawn) <= most
     assert most != 1 or len(drawn) == 1
@@ -415,7 +414,7 @@ def test_there_are_no_more_candidates_than_costs_say(kind: Sample, phase: PhaseC
 
 @phased
 def test_buffers_take_no_more_than_there_is(kind: Sample, phase: PhaseConfig) -> None:
-    outline = outline_of(bare_space(kind.space).facts)  # type: ignore[attr-defined]
+    outline = outline_of(base_space(kind.space).facts)  # type: ignore[attr-defined]
     costs, phases = costs_of(kind.space, outline), [each.kind for each in kind.phases]
     most = outline.experts_bytes or outline.weight_bytes
     for host, repaired in product((False, True), repeat=2):
@@ -424,11 +423,11 @@ def test_buffers_take_no_more_than_there_is(kind: Sample, phase: PhaseConfig) ->
 
 @phased
 def test_genomes_are_drawn(kind: Sample, phase: PhaseConfig) -> None:
-    start, genome = start_of(kind), bare(grown(kind, phase, 2))
-    start = None if start is None else bare(start)
+    start, genome = start_of(kind), base_genome(grown(kind, phase, 2))
+    start = None if start is None else base_genome(start)
     figures = figures_for(genome)
     assert figures is KINDS[kind.space.kind].figures
-    if not figures.draws(genome, start):
+    if not figures.has_figure(genome, start):
         assert kind.space.flatten(genome, phase).size == 0, "what was searched is not to be seen"
         return
     figure, caption = figures.page(genome, start)
@@ -449,7 +448,7 @@ def test_a_section_is_known_by_its_kind(name: str) -> None:
     section = KINDS[name].section
     assert get_args(section.model_fields["kind"].annotation) == (name,)
     assert section.random_title and section.parts
-    assert section.counted.format(experts=4, active=2).isprintable()
+    assert section.count_format.format(experts=4, active=2).isprintable()
 
 
 @phased

@@ -1,4 +1,4 @@
-"""What the figures of genome kinds show, by their data: nothing here looks at pixels."""
+"""The data in the figures of genome kinds, without looking at pixels."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import pytest
 from search_samples import continuous, dense_model, eep_space
 
 from moevolve.search.genomes.eep.figures import eep_figure
-from moevolve.search.genomes.factorllm.figures import division_figure, neurons_moved
+from moevolve.search.genomes.factorllm.figures import neurons_moved, partition_figure
 from moevolve.search.genomes.nanomoe.figures import mixing_change, mixing_figure
 from moevolve.search.genomes.nanomoe.genome import NanoMoeGenome
-from moevolve.search.genomes.nanomoe.section import NanoMoeSection
-from moevolve.search.genomes.nanomoe.space import NanoMoeSpace
+from moevolve.search.genomes.nanomoe.space import NanoMoeSection, NanoMoeSpace
 from moevolve.search.genomes.tomoe.figures import widths_figure
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
 from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
@@ -60,7 +59,7 @@ def test_neurons_in_common_are_counted() -> None:
     now = FactorLlmEdit(np.array([[0, 2, 1, 3]]), *zeros, 1)
     assert neurons_moved(start, start).tolist() == [[[2, 0], [0, 2]]]
     assert neurons_moved(now, start).tolist() == [[[1, 1], [1, 1]]]
-    (image,) = division_figure(now, start).axes[0].images
+    (image,) = partition_figure(now, start).axes[0].images
     assert image.get_array().tolist() == [[1, 1], [1, 1]] and image.get_clim() == (0, 2)
 
 

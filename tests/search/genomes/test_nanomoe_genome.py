@@ -1,4 +1,4 @@
-"""What only NanoMoE genomes promise: the paper's counts, the low-rank start, coordinates that suit one step size."""
+"""Properties of NanoMoE genomes beyond the contract: the paper's counts, the low-rank start, units of coordinates."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from outline_samples import outline_of
 from search_samples import TUNE, dense_model, few, mixtral
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.genomes.nanomoe.baselines import BASELINES
 from moevolve.search.genomes.nanomoe.genome import NanoMoeGenome
-from moevolve.search.genomes.nanomoe.section import NanoMoeSection
-from moevolve.search.genomes.nanomoe.space import NanoMoeSpace
+from moevolve.search.genomes.nanomoe.kind import BASELINES
+from moevolve.search.genomes.nanomoe.space import NanoMoeSection, NanoMoeSpace
 from moevolve.search.genomes.registry import check_baselines, costs_of, make_space
 from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.contract.facts import ModelFacts
@@ -95,7 +94,7 @@ def test_costs_are_exact(variant: Variant, facts: ModelFacts) -> None:
 
 
 def test_idle_experts_stay_idle() -> None:
-    """Linear layers beside a model's experts can be mixed too."""
+    """Linear layers of MoE models, apart from experts, can be factorised too."""
     facts = replace(mixtral(layers=2), linears=dense_model(layers=2).linears)
     found = space_of(facts=facts, layers="*.q_proj", rank=3)
     description = found.describe(found.start(TUNE).genome)
@@ -224,7 +223,7 @@ def test_a_genome_does_not_share_memory_with_what_it_was_made_of() -> None:
 def test_layers_can_be_fitted_to_their_outputs() -> None:
     plain, space = space_of(), space_of(fit_to="outputs", calibration_tokens=500)
     assert plain.recipe is None and space.recipe == RowsRecipe(500)
-    with pytest.raises(AssertionError, match="has to be calibrated"):
+    with pytest.raises(AssertionError, match="calibrated"):
         space.start(TUNE).genome.express()
     arrays = {"repair_tokens": np.arange(9, dtype=np.int32), "repair_lengths": np.array([4, 5], dtype=np.int32)}
     genome = space.calibrated(Calibration(arrays)).start(TUNE).genome
@@ -244,7 +243,7 @@ def test_the_low_rank_baseline_mixes_nothing_and_is_fitted_to_outputs(variant: V
     assert (offspring.operator, offspring.parents) == ("low_rank", ())
     assert np.array_equal(edit.mixing, np.broadcast_to(space.form.unmixed, space.shape))
     assert (edit.fit, edit.rows) == (0, space.rows)
-    assert BASELINES["low_rank"].fault(space) is None
+    assert BASELINES["low_rank"].problem(space) is None
 
 
 @pytest.mark.parametrize("settings", [{}, {"fit": 2}, {"fit": 2, "fit_to": "outputs"}])

@@ -1,4 +1,4 @@
-"""Properties of the evolutionary operators: sizes, distinctness, the rates' ends, purity."""
+"""Properties of the evolutionary operators: sizes, distinctness, extreme rates, unchanged arguments."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_operators_are_functions_of_their_arguments_and_leave_them_alone(name: s
 
 @pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
 def test_balanced_swaps_move_as_many_as_the_rate_says(rate: float) -> None:
-    """Of members that are parts of their own, all that are drawn trade places, but for one that may draw its own."""
+    """If every member is a part of its own, the drawn members are permuted, with one fixed point on average."""
     members, draws = 200, 50
     labels = np.arange(members)
     children = [balanced_swaps(np.random.default_rng(seed), labels, rate) for seed in range(draws)]

@@ -1,4 +1,4 @@
-"""Repaired genomes: what the suite over all kinds doesn't ask, and how recipes are varied."""
+"""Properties of repaired genomes beyond the contract, and the variation of recipes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,15 @@ from hypothesis import strategies as st
 from repair_samples import rows_of
 from search_samples import MERGE, PRUNE, continuous, dense_model, eep_space, few, many
 
-from moevolve.search.genomes.contract.base import Choosing, GenomeSpace, Offspring
-from moevolve.search.genomes.repaired import RepairedGenome, RepairedSpace, bare, described, repaired_space, vary
+from moevolve.search.genomes.contract.base import GenomeSpace, Offspring, SubsetSpace
+from moevolve.search.genomes.repaired import (
+    RepairedGenome,
+    RepairedSpace,
+    base_genome,
+    recipe_summary,
+    repaired_space,
+    vary_recipe,
+)
 from moevolve.search.settings.phases import RepairPhase
 from moevolve.workers.contract.edits import Calibration, CombinedRecipe, IdentityEdit
 from moevolve.workers.contract.fitting import NeuronRecipe, RowsRecipe
@@ -74,7 +81,7 @@ def test_a_space_takes_bare_genomes_too_and_a_bare_one_no_repaired() -> None:
     assert space.from_bytes(base.to_bytes()) == base
     whole = space.repaired(base, RepairRecipe())
     assert space.repaired(whole, RepairRecipe()) == whole, "there is one repair at most"
-    assert bare(whole) == base and bare(base) is base
+    assert base_genome(whole) == base and base_genome(base) is base
     with pytest.raises(ValueError, match="genome"):
         inner.from_bytes(whole.to_bytes())
 
@@ -89,7 +96,7 @@ def test_recipes_that_are_none_are_refused(old: bytes) -> None:
 
 
 def test_what_changes_nothing_is_not_repaired() -> None:
-    """All recipes make the same of it: the unedited model."""
+    """All recipes give the same candidate, the unedited model."""
     space = repaired(eep_space(8, 2, layers=2))
     genome = space.sample(np.random.default_rng(0), REPAIRING).genome
     other = space.repaired(genome, RepairRecipe(target="local"))
@@ -157,7 +164,7 @@ def test_descriptions_say_how() -> None:
     expected = f"repaired, global, ridge lambda 0.001 to 1, 16384 tokens, {filled}"
     assert found.summary == f"{plain.summary}, {expected}"
     assert space.describe(base) == plain
-    assert described(RepairRecipe((0.05,), "local", 8)) == "repaired, local, ridge lambda 0.05, 8 tokens"
+    assert recipe_summary(RepairRecipe((0.05,), "local", 8)) == "repaired, local, ridge lambda 0.05, 8 tokens"
 
 
 def test_a_phase_that_repairs_nothing_brings_forth_bare_genomes() -> None:
@@ -172,19 +179,19 @@ def test_a_phase_that_repairs_nothing_brings_forth_bare_genomes() -> None:
     assert isinstance(child.genome, RepairedGenome)
 
 
-class ChoosingSpace:
-    """All that a space has to do to be asked whether it chooses."""
+class SelectingSpace:
+    """The smallest space with `selects_subset`."""
 
-    def chooses(self, phase: Any) -> bool:
+    def selects_subset(self, phase: Any) -> bool:
         return bool(phase.kind == "prune")
 
 
 def test_a_space_chooses_where_what_it_wraps_does() -> None:
-    choosing = replace(repaired(eep_space(4, 2)), inner=ChoosingSpace())  # type: ignore[arg-type]
-    assert isinstance(choosing, Choosing)
-    assert [choosing.chooses(phase) for phase in (PRUNE, REPAIRING, MERGE, REPAIR)] == [True, True, False, False]
+    choosing = replace(repaired(eep_space(4, 2)), inner=SelectingSpace())  # type: ignore[arg-type]
+    assert isinstance(choosing, SubsetSpace)
+    assert [choosing.selects_subset(phase) for phase in (PRUNE, REPAIRING, MERGE, REPAIR)] == [True, True, False, False]
     dense = repaired(factorllm_space(dense_model()))
-    assert not any(dense.chooses(phase) for phase in (PRUNE, REPAIR))
+    assert not any(dense.selects_subset(phase) for phase in (PRUNE, REPAIR))
 
 
 @many
@@ -201,7 +208,7 @@ def test_a_varied_recipe_is_another_one_within_range(
     phase = RepairRecipe(
         tokens=64, neurons=NeuronRecipe(routing=7.0, width_slope=width_slope) if recombinable else None
     )
-    varied = vary(np.random.default_rng(seed), recipe, phase, recombinable)
+    varied = vary_recipe(np.random.default_rng(seed), recipe, phase, recombinable)
     assert varied != recipe and varied.memory_mb == recipe.memory_mb
     assert varied.ridge_lambdas == recipe.ridge_lambdas or 1e-6 <= varied.ridge_lambdas[0] <= 1e2
     assert varied.tokens in (recipe.tokens, 64, 32, 16)
@@ -211,7 +218,7 @@ def test_a_varied_recipe_is_another_one_within_range(
     if recipe.neurons is not None and varied.neurons is not None and recipe.neurons != varied.neurons:
         changed = [name for name in NAMES if getattr(recipe.neurons, name) != getattr(varied.neurons, name)]
         assert len(changed) == 1 and (changed != ["width_slope"] or width_slope)
-    assert vary(np.random.default_rng(seed), recipe, phase, recombinable) == varied
+    assert vary_recipe(np.random.default_rng(seed), recipe, phase, recombinable) == varied
 
 
 NAMES = ("routing", "activation", "output", "shared", "candidates", "router", "width_slope")
@@ -219,7 +226,7 @@ NAMES = ("routing", "activation", "output", "shared", "candidates", "router", "w
 
 def test_tokens_never_fall_below_two() -> None:
     phase = RepairRecipe(tokens=3)
-    found = {vary(np.random.default_rng(seed), phase, phase, True).tokens for seed in range(60)}
+    found = {vary_recipe(np.random.default_rng(seed), phase, phase, True).tokens for seed in range(60)}
     assert found == {2, 3}
 
 
@@ -227,7 +234,7 @@ def test_every_part_of_a_recipe_is_varied_as_often_as_it_should() -> None:
     start, counts, draws = RepairRecipe((0.1,), tokens=1024), Counter[str](), 4000
     steps = []
     for seed in range(draws):
-        varied = vary(np.random.default_rng(seed), start, start, True)
+        varied = vary_recipe(np.random.default_rng(seed), start, start, True)
         counts.update(name for name in ("ridge_lambdas", "target", "tokens", "neurons") if in_both(name, start, varied))
         if varied.ridge_lambdas != start.ridge_lambdas:
             steps.append(np.log10(varied.ridge_lambdas[0] / 0.1))
@@ -249,7 +256,7 @@ def test_neurons_are_put_aside_and_back() -> None:
     )
     found = Counter[str]()
     for seed in range(2000):
-        varied = vary(np.random.default_rng(seed), filled, phase, True).neurons
+        varied = vary_recipe(np.random.default_rng(seed), filled, phase, True).neurons
         if varied is None:
             found["aside"] += 1
         elif varied != filled.neurons:
@@ -272,11 +279,11 @@ def test_a_child_has_one_parents_base_and_the_others_recipe(seed: int) -> None:
     assert single.genome.recipe == crossed.genome.recipe != donor.recipe
     assert (single.parents, crossed.parents, crossed.operator) == ((0,), (0, 1), "repair")
     first = replace(REPAIR.repair, tokens=5)  # as many as there are
-    assert child(two).genome.recipe == vary(np.random.default_rng(seed), first, first, True)
+    assert child(two).genome.recipe == vary_recipe(np.random.default_rng(seed), first, first, True)
 
 
 def test_no_child_differs_by_tokens_that_are_not_there() -> None:
-    """Rows have five: 16,384 and 8,192 would fit the same."""
+    """The rows have five tokens, so 16,384 and 8,192 would fit the same ones."""
     inner = eep_space(4, 2, layers=4)
     space, found = repaired(inner), set()
     for seed in range(60):

@@ -1,4 +1,4 @@
-"""Static masks as ToMoE genomes, against the papers' criteria worked out neuron by neuron."""
+"""Static masks as ToMoE genomes, compared with the papers' criteria computed neuron by neuron."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODELS = {
 
 
 def plainly_kept(metric: Any, total: int) -> list[set[int]]:
-    """FLAP: of all neurons' metrics, standardised in their layers, the largest; the best of every layer in any case."""
+    """FLAP: the largest of all neurons' metrics, standardised per layer, and always the best neuron of every layer."""
     ranked = []
     for layer, values in enumerate(np.asarray(metric, dtype=np.float64)):
         mean = sum(values) / len(values)
@@ -43,14 +43,14 @@ def plainly_kept(metric: Any, total: int) -> list[set[int]]:
 @given(budget=st.floats(0.15, 1.0), spread=st.sampled_from([0.01, 1.0, 3.0]), seed=st.integers(0, 2**32 - 1))
 def test_flap_lets_layers_compete(name: str, budget: float, spread: float, seed: int) -> None:
     space = tomoe_space(MODELS[name], budget=round(budget, 3))
-    metric = np.exp(np.random.default_rng(seed).normal(0, spread, space.measured["neuron_fluctuation"].shape))
-    space = space.calibrated(Calibration({**space.measured, "neuron_fluctuation": metric.astype(np.float32)}))
+    metric = np.exp(np.random.default_rng(seed).normal(0, spread, space.statistics["neuron_fluctuation"].shape))
+    space = space.calibrated(Calibration({**space.statistics, "neuron_fluctuation": metric.astype(np.float32)}))
     genome, even = flap(space).genome, space.even_widths
     edit, expected = genome.express(), plainly_kept(metric.astype(np.float32), int(even[:, 0].sum()))
     assert [set(np.flatnonzero(masks[0])) for masks in edit.kept] == expected
     assert (edit.kept == edit.kept[:, :1]).all(), "all tokens have the same mask"
     assert np.array_equal(genome.widths[:, 1:], even[:, 1:]), "heads are as at the start"
-    assert 0 <= space.budget.total - space.budget.spent(genome.widths) < space.budget.costs[0]
+    assert 0 <= space.budget.total - space.budget.parameters(genome.widths) < space.budget.unit_costs[0]
     assert space.from_bytes(genome.to_bytes()) == genome == space.unflatten(space.flatten(genome, TUNE), TUNE)
 
 
@@ -59,7 +59,7 @@ def test_saliency_keeps_the_same_share_of_every_layer(facts: ModelFacts) -> None
     space = tomoe_space(facts)
     edit = saliency(space).genome.express()
     assert np.array_equal(edit.widths, space.even_widths[:, 0])
-    for masks, values in zip(edit.kept, space.measured["neuron_saliency"], strict=True):
+    for masks, values in zip(edit.kept, space.statistics["neuron_saliency"], strict=True):
         best = set(np.argsort(-values)[: masks[0].sum()])
         assert all(set(np.flatnonzero(mask)) == best for mask in masks)
 

@@ -1,4 +1,4 @@
-"""What ToMoE genomes promise beyond the contract of all kinds: the budget, the start, the terms, the accounting."""
+"""Properties of ToMoE genomes beyond the contract: budget, start, regularisation terms, parameter counts."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.tomoe.baselines import flap, saliency
 from moevolve.search.genomes.tomoe.budget import WidthBudget
 from moevolve.search.genomes.tomoe.genome import SEEDS, ToMoeGenome
-from moevolve.search.genomes.tomoe.projection import Projection, standardised, terms_of, top
-from moevolve.search.genomes.tomoe.section import ToMoeSection
-from moevolve.search.genomes.tomoe.space import ToMoeSpace
+from moevolve.search.genomes.tomoe.masks import Projection, regularisation_terms, standardised_log, top_mask
+from moevolve.search.genomes.tomoe.space import ToMoeSection, ToMoeSpace
 from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.methods.tomoe.edit import ToMoeEdit
 
@@ -36,12 +35,12 @@ MODELS = {
 def test_the_budget_is_met_to_within_one_neuron(name: str, share: float, spread: float, seed: int) -> None:
     facts = MODELS[name]
     budget = WidthBudget.of(facts, facts.family == "llama", share)
-    shares = np.random.default_rng(seed).normal(0, spread, (budget.layers, len(budget.whole))).astype(np.float32)
+    shares = np.random.default_rng(seed).normal(0, spread, (budget.layers, len(budget.full_widths))).astype(np.float32)
     widths = budget.widths(shares)
-    assert (widths >= 1).all() and (widths <= budget.whole).all()
-    assert 0 <= budget.total - budget.spent(widths) < budget.costs[0]
+    assert (widths >= 1).all() and (widths <= budget.full_widths).all()
+    assert 0 <= budget.total - budget.parameters(widths) < budget.unit_costs[0]
     if share == 1:
-        assert (widths == budget.whole).all()
+        assert (widths == budget.full_widths).all()
 
 
 def test_costs_are_the_models_parameters() -> None:
@@ -101,7 +100,7 @@ def test_every_candidate_meets_the_budget_and_its_description_says_what_it_costs
 
 
 def test_values_that_all_tokens_keep_alike_are_run_alone() -> None:
-    """The start's, whose router doesn't move them; a step in one layer's router makes that layer run all of them."""
+    """The start's value masks are static; a step in one layer's router makes that layer compute all values."""
     space = tomoe_space(MODELS["llama"], budget=0.4)
     dense, start = space.dense, space.start(TUNE).genome
     heads = start.heads.copy()
@@ -119,7 +118,7 @@ def test_values_that_all_tokens_keep_alike_are_run_alone() -> None:
 def test_the_saliency_start_keeps_the_most_salient_of_everything() -> None:
     space = tomoe_space(start="saliency")
     edit = space.start(TUNE).genome.express()
-    measured = space.measured
+    measured = space.statistics
     assert edit.heads is not None and not edit.router.any()
     assert np.array_equal(edit.widths, [12] * 4)
     for layer in range(4):
@@ -147,7 +146,7 @@ def test_the_start_along_directions_spreads_experts_out(experts: int, components
 
 
 def surprise(counts: NDArray[Any], expected: NDArray[Any], variances: NDArray[Any], saliency: NDArray[Any]) -> float:
-    """How many standard deviations the counts lean towards saliency, by rank; or the largest count off its mean."""
+    """Standard deviations of the counts' rank correlation with saliency, or of the count farthest from its mean."""
     off = (counts - expected) / np.sqrt(variances)
     ranks = np.argsort(np.argsort(saliency, axis=-1), axis=-1) - (saliency.shape[-1] - 1) / 2
     leaning = (off * ranks).sum() / np.sqrt((ranks**2).sum())
@@ -156,7 +155,7 @@ def surprise(counts: NDArray[Any], expected: NDArray[Any], variances: NDArray[An
 
 @pytest.mark.parametrize("budget", [0.2, 0.5])
 def test_random_masks_are_uniformly_random_whatever_saliency_says(budget: float) -> None:
-    """Against binomial counts of uniformly random subsets, and their hypergeometric overlap w^2 / n."""
+    """Compared with uniformly random subsets: binomial counts, and hypergeometric overlaps of w^2 / n."""
     space, rng = tomoe_space(budget=budget), np.random.default_rng(11)
     layers, width, head_dim = 4, space.dense.width, space.dense.head_dim
     sizes = {"neurons": width, "pairs": head_dim // 2, "values": head_dim}
@@ -167,7 +166,7 @@ def test_random_masks_are_uniformly_random_whatever_saliency_says(budget: float)
         offspring = space.sample(rng, TUNE)
         edit = offspring.genome.express()
         assert offspring.operator == "random" and edit.heads is not None
-        assert 0 <= space.budget.total - space.budget.spent(offspring.genome.widths) < space.budget.costs[0]
+        assert 0 <= space.budget.total - space.budget.parameters(offspring.genome.widths) < space.budget.unit_costs[0]
         counts["neurons"] += edit.kept.sum(axis=1)
         counts["pairs"] += edit.heads.pairs
         chances["neurons"] += [edit.widths / width] * 4
@@ -175,7 +174,7 @@ def test_random_masks_are_uniformly_random_whatever_saliency_says(budget: float)
         chances["values"].append(edit.heads.active / head_dim)
         token = int(rng.integers(SAMPLE))
         for layer, kept in enumerate(edit.kept):
-            scores = edit.heads.value_bias[layer] + edit.heads.value_router[layer] @ space.measured["head_sample"][
+            scores = edit.heads.value_bias[layer] + edit.heads.value_router[layer] @ space.statistics["head_sample"][
                 layer, token
             ].astype(np.float64)
             counts["values"][layer, np.argsort(-scores)[: edit.heads.active[layer]]] += 1
@@ -187,13 +186,13 @@ def test_random_masks_are_uniformly_random_whatever_saliency_says(budget: float)
     for name, part in (("neurons", "neuron"), ("pairs", "pair"), ("values", "value")):
         chance = np.array(chances[name])
         expected, variances = chance.sum(axis=0)[:, None], (chance * (1 - chance)).sum(axis=0)[:, None]
-        assert surprise(counts[name], expected, variances, space.measured[f"{part}_saliency"]) < 4, name
+        assert surprise(counts[name], expected, variances, space.statistics[f"{part}_saliency"]) < 4, name
 
 
 def test_random_draws_are_the_same_under_any_saliency() -> None:
     space = tomoe_space()
     assert space.calibration is not None
-    other = {name: array[:, ::-1] if "sal" in name else -array for name, array in space.measured.items()}
+    other = {name: array[:, ::-1] if "sal" in name else -array for name, array in space.statistics.items()}
     flipped = space.calibrated(Calibration(other))
     genome = space.sample(np.random.default_rng(1), TUNE).genome
     one, two = genome.express(), flipped.from_bytes(genome.to_bytes()).express()
@@ -210,7 +209,7 @@ def test_an_experts_mask_follows_its_routers_row() -> None:
     rows = np.zeros(space.shapes["routers"])
     rows[:, 0, 1], rows[:, 1, 1] = 5, -5
     edit = space.genome(routers=rows).express()
-    measured = space.measured
+    measured = space.statistics
     for layer in range(4):
         base, slope = measured["neuron_saliency"][layer], measured["neuron_slopes"][layer, :, 0]
         # Rows longer than 1 point, and no more.
@@ -231,10 +230,10 @@ def test_zero_latents_score_nothing_and_small_ones_little() -> None:
 
 
 def test_scores_of_saliencies() -> None:
-    scores = standardised(np.array([1.0, np.e, np.e**2, 0.0]), np.array([1.0, np.e, np.e**2]))
+    scores = standardised_log(np.array([1.0, np.e, np.e**2, 0.0]), np.array([1.0, np.e, np.e**2]))
     assert scores[:3] == pytest.approx([-1.2247449, 0, 1.2247449]) and scores[3] < -10
-    assert standardised(np.zeros(3)).tolist() == [0, 0, 0]
-    assert top(np.array([[0.1, 0.1 + 1e-9, 0.1, 0.0]]), 2).tolist() == [[True, True, False, False]]
+    assert standardised_log(np.zeros(3)).tolist() == [0, 0, 0]
+    assert top_mask(np.array([[0.1, 0.1 + 1e-9, 0.1, 0.0]]), 2).tolist() == [[True, True, False, False]]
 
 
 def test_terms_are_the_papers() -> None:
@@ -243,7 +242,7 @@ def test_terms_are_the_papers() -> None:
     router = np.array([[[1.0, 0.0], [-1.0, 0.0]]])
     edit = ToMoeEdit(kept, router, np.zeros((1, 2, 6)))
     sample = np.array([[[2.0, 0], [1.0, 0], [-1.0, 5], [3.0, 1]]], dtype=np.float32)
-    terms = terms_of(edit, sample, None)
+    terms = regularisation_terms(edit, sample, None)
     assert terms.unions.tolist() == [3] and terms.coverage.tolist() == [[0.75]]
     assert terms.union_term == pytest.approx(np.log(4 / 3))
     first = np.mean([1 / (1 + np.exp(-2 * x)) for x in (2.0, 1.0, -1.0, 3.0)])

@@ -1,4 +1,4 @@
-"""A genome kind that the package doesn't have: defined here, registered by one line, and at home everywhere.
+"""A genome kind that is defined here, registered by one line, and works everywhere.
 
 It keeps a run of neighbouring experts in every layer, of which only the first one is searched.
 """
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 class RunsSection(GenomeSection):
     random_title: ClassVar[str] = "random runs"
     parts: ClassVar[str] = "neighbours"
-    counted: ClassVar[str] = "{experts} in a row, {active} at work"
+    count_format: ClassVar[str] = "{experts} in a row, {active} at work"
     kind: Literal["runs"]
     length: int = Field(2, ge=1)
 
@@ -135,7 +135,7 @@ class RunsCosts(GenomeCosts[RunsSpace]):
         found = self.space.describe(self.space._genome([0] * len(self.space.facts.moe_layers)))
         return found.experts, found.active, found.parameters, found.active_parameters
 
-    def different(self, phase: str) -> int:
+    def distinct_candidates(self, phase: str) -> int:
         return int(self.space.starts ** len(self.space.facts.moe_layers))
 
 

@@ -15,8 +15,8 @@ from search_samples import dense_model, mixtral
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import RunConfig
-from moevolve.search.genomes.eep.section import EepSection
-from moevolve.search.genomes.factorllm.section import FactorLlmSection
+from moevolve.search.genomes.eep.space import EepSection
+from moevolve.search.genomes.factorllm.space import FactorLlmSection
 from moevolve.search.genomes.registry import check_baselines, make_space
 from moevolve.search.operations.subject import find_subject
 from moevolve.search.running.calibration import calibrated_setup

@@ -14,7 +14,7 @@ from search_lab import Stopped, UnrulyPool, drive, make_lab_setup, population, r
 from search_samples import decided
 
 from moevolve.search.config.run import RunConfig
-from moevolve.search.genomes.repaired import RepairedGenome, RepairedSpace, bare
+from moevolve.search.genomes.repaired import RepairedGenome, RepairedSpace, base_genome
 from moevolve.search.loop.search_loop import individual_record
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.running.launch import register
@@ -178,7 +178,7 @@ def test_children_have_the_lineage_of_what_they_are_made_of() -> None:
     for one in children:
         genome, parents = run.genome(one.index), [run.members[index] for index in one.parents]
         assert one.operator == "repair" and 1 <= len(parents) <= 2
-        assert genome.base == bare(run.genome(parents[0].index))
+        assert genome.base == base_genome(run.genome(parents[0].index))
         assert parents[-1].index >= first, "recipes are those of the phase's own best"
         assert genome.recipe != run.genome(parents[-1].index).recipe
         assert len(set(one.parents)) == len(one.parents)

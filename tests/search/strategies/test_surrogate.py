@@ -48,8 +48,8 @@ def planted(space: EepSpace, failing: int = 11) -> Score:
 def best_of(space: EepSpace) -> float:
     """The largest total of `planted`."""
     worth = np.random.default_rng(3).standard_normal((space.groups, space.experts))
-    parts = np.sort(worth.reshape(space.groups, space.subsets.parts, -1), axis=2)
-    return float(parts[:, :, -space.retained // space.subsets.parts :].sum())
+    parts = np.sort(worth.reshape(space.groups, space.subsets.routing_groups, -1), axis=2)
+    return float(parts[:, :, -space.retained // space.subsets.routing_groups :].sum())
 
 
 def run(

@@ -14,7 +14,7 @@ import torch
 import yaml
 
 from moevolve.evaluators.errors import CandidateError, UserError
-from moevolve.evaluators.fitness.runner import run_split
+from moevolve.evaluators.fitness.scoring import run_split
 from moevolve.evaluators.harness.tasks import load_harness
 from moevolve.evaluators.preparation.prepare import prepare_split
 from moevolve.evaluators.preparation.registry import load_task

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import CandidateError, UserError
-from moevolve.evaluators.fitness.runner import run_split
+from moevolve.evaluators.fitness.scoring import run_split
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest

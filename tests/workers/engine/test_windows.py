@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.fitness.runner import run_split
+from moevolve.evaluators.fitness.scoring import run_split
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.workers.contract.settings import EngineConfig
 from moevolve.workers.engine.engine import GenerationEngine

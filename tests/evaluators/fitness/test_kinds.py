@@ -1,4 +1,4 @@
-"""What every kind of fitness has to keep, whichever there are."""
+"""The contract of a fitness, tested for all kinds."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from moevolve.evaluators.fitness.base import Reading
 from moevolve.evaluators.fitness.engine import Decided, Generation
-from moevolve.evaluators.fitness.registry import DEFAULT_FITNESS, FITNESSES, known_fitness, task_fitnesses
-from moevolve.evaluators.fitness.runner import run_split
+from moevolve.evaluators.fitness.kinds import DEFAULT_FITNESS, FITNESSES, known_fitness, task_fitnesses
+from moevolve.evaluators.fitness.scoring import run_split
 from moevolve.evaluators.metrics import METRICS
 from moevolve.evaluators.preparation.prepare import prepare_split
 from moevolve.evaluators.preparation.registry import load_task
@@ -23,7 +23,7 @@ WriteTask = Callable[..., Path]
 
 
 class EvenEngine:
-    """Answers every example alike, and says how it was read."""
+    """Gives the same answer to every example, and records how it was read."""
 
     def __init__(self, examples: int) -> None:
         self.examples = examples

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import CandidateError
 from moevolve.evaluators.fitness.engine import Decided, Generation
-from moevolve.evaluators.fitness.runner import run_split
-from moevolve.evaluators.fitness.transcript import Answer, transcribe
+from moevolve.evaluators.fitness.scoring import Answer, run_split, transcribe
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 
 SPLIT = PreparedSplit(
@@ -28,7 +27,7 @@ SPLIT = PreparedSplit(
 
 @dataclass
 class ScriptedEngine:
-    """Writes given answers piece by piece and stops where it is told that the outcome is decided."""
+    """Generates given answers piece by piece, and stops when the outcome is decided."""
 
     answers: tuple[str, ...] = ()
     gold: tuple[float, ...] = ()
@@ -119,7 +118,7 @@ def test_an_engine_that_skips_examples_is_a_defect_not_a_failed_candidate() -> N
 
 
 def test_a_transcript_has_whole_answers_with_the_same_outcomes() -> None:
-    """Scoring stops at the letter; a transcript goes on to the stop string, which is no part of the answer."""
+    """Scoring stops at the letter; a transcript continues to the stop string, which isn't part of the answer."""
     said = ("A. Yes, it is\nB", "B) No\n", "\n B", "neither of them")
     outcomes = run_split(ScriptedEngine(said, (-1.0,) * 4), SPLIT).outcomes.tolist()
     found = transcribe(ScriptedEngine(said, (-1.0,) * 4), SPLIT)

@@ -1,4 +1,4 @@
-"""From an expert's searched coordinates to its mask, and the terms that masks cost a candidate."""
+"""From searched coordinates to masks, and the paper's regularisation terms of masks."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from moevolve.search.genomes.contract.rng import generator
 from moevolve.workers.methods.tomoe.edit import ToMoeEdit
 
 _GAIN = 5.0
-"""Embeddings per latent coordinate: a step of 0.1 in a few of them lets a few percent of the neurons change places."""
+"""Scale of embeddings per latent coordinate; steps of 0.1 in a few coordinates replace a few percent of a mask."""
 
 
 @dataclass(frozen=True)
 class Projection:
-    """A fixed network from coordinates [..., latent] to scores [..., outputs].
+    """A fixed random network from coordinates [..., latent] to scores [..., outputs]: linear, LayerNorm, GELU, linear.
 
     Attributes:
-        embed: float64 [latent, embedding].
-        project: float64 [embedding, outputs].
+        embed: Weights of the first layer, float64 [latent, embedding].
+        project: Weights of the second layer, float64 [embedding, outputs].
     """
 
     embed: NDArray[np.float64]
@@ -29,11 +29,11 @@ class Projection:
 
     @classmethod
     def of(cls, name: str, latent: int, embedding: int, outputs: int) -> Projection:
-        """The network of a name and sizes, always the same."""
+        """Return the network of a name and sizes; equal arguments give equal weights."""
         return _made(name, latent, embedding, outputs)
 
     def __call__(self, coordinates: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Scores, with a standard deviation of about 1/2 where coordinates have one of 0.3."""
+        """Return scores; coordinates of standard deviation 0.3 give scores of standard deviation about 1/2."""
         embedding = coordinates.astype(np.float64) @ self.embed
         centred = embedding - embedding.mean(axis=-1, keepdims=True)
         normed = centred / np.sqrt(centred.var(axis=-1, keepdims=True) + 1)
@@ -48,28 +48,26 @@ def _made(name: str, latent: int, embedding: int, outputs: int) -> Projection:
 
 
 def _gelu(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Gaussian error linear unit, in its tanh form."""
+    """Gaussian error linear unit in its tanh approximation."""
     gelu: NDArray[np.float64] = values / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (values + 0.044715 * values**3)))
     return gelu
 
 
-def top(scores: NDArray[np.float64], count: int) -> NDArray[np.bool_]:
-    """Masks of the `count` largest scores in every row [..., n], the first of those that tie.
-
-    Scores are rounded first: their last digits depend on the machine, and a mask must not.
-    """
+def top_mask(scores: NDArray[np.float64], count: int) -> NDArray[np.bool_]:
+    """Return the mask of the `count` largest scores in every row [..., n]; the first of equal ones count."""
+    # Masks must not depend on the last digits, which differ between machines.
     order = np.argsort(-np.round(scores, 6), axis=-1, kind="stable")
     kept = np.zeros(scores.shape, dtype=np.bool_)
     np.put_along_axis(kept, order[..., :count], True, axis=-1)
     return kept
 
 
-def standardised(saliency: NDArray[np.floating], like: NDArray[np.floating] | None = None) -> NDArray[np.float64]:
-    """Log saliencies as scores of mean 0 and standard deviation 1.
+def standardised_log(saliency: NDArray[np.floating], like: NDArray[np.floating] | None = None) -> NDArray[np.float64]:
+    """Return log saliencies, standardised to mean 0 and standard deviation 1.
 
     Args:
-        saliency: [..., n], at least 0.
-        like: [n], whose mean and deviation of the logarithm are taken; None takes those of `saliency` [n].
+        saliency: Saliencies >= 0, [..., n].
+        like: Saliencies [n] whose logarithms give mean and standard deviation; by default `saliency`, then [n].
     """
     like = saliency if like is None else like
     floor = 1e-9 * float(like.max()) or 1.0
@@ -79,14 +77,14 @@ def standardised(saliency: NDArray[np.floating], like: NDArray[np.floating] | No
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """What an edit makes of its layers.
+class RegularisationTerms:
+    """The paper's union-coverage and load-balance terms of an edit.
 
     Attributes:
-        unions: neurons that any expert of a layer keeps, int64 [layers].
-        coverage: share of a network's neurons, or of a head's value dimensions, that any expert or sampled token uses:
-            float64 [layers, 1 or 2].
-        balances: `N sum_i F_i P_i` of every layer, float64 [layers]: 1 if all experts are used alike, N if one is.
+        unions: Number of neurons that any expert of a layer keeps, int64 [layers].
+        coverage: Share of a network's neurons that any expert keeps, and with head masks share of the value dimensions
+            that any sampled token keeps: float64 [layers, 1 or 2].
+        balances: Load balance `N sum_i F_i P_i`, float64 [layers]: 1 if all experts are used equally, N if one is used.
     """
 
     unions: NDArray[np.int64]
@@ -95,22 +93,24 @@ class Terms:
 
     @property
     def union_term(self) -> float:
-        """`R_U`: mean of log(1 / coverage), from 0 for a model that is all in use."""
+        """`R_U`, the mean of log(1 / coverage); 0 if everything is used."""
         return float(-np.log(self.coverage).mean())
 
     @property
     def balance_term(self) -> float:
-        """`R_L` less 1, its value where all experts are used alike; mean over layers."""
+        """`R_L` - 1, the mean over layers; 0 if all experts are used equally."""
         return float(self.balances.mean() - 1)
 
 
-def terms_of(edit: ToMoeEdit, network_sample: NDArray[np.float32], head_sample: NDArray[np.float32] | None) -> Terms:
-    """Work out the terms.
+def regularisation_terms(
+    edit: ToMoeEdit, network_sample: NDArray[np.float32], head_sample: NDArray[np.float32] | None
+) -> RegularisationTerms:
+    """Compute the regularisation terms of an edit.
 
     Args:
-        edit: the edit.
-        network_sample: sampled tokens' products with the edit's directions, [layers, tokens, components].
-        head_sample: the same of the heads' directions; needed where the edit has head masks.
+        edit: Masks and routers.
+        network_sample: Sampled inputs of the networks along the edit's directions, [layers, tokens, components].
+        head_sample: Sampled inputs of attention along the heads' directions; required with head masks.
     """
     unions = edit.kept.any(axis=1).sum(axis=1, dtype=np.int64)
     coverage = [unions / edit.width]
@@ -124,15 +124,15 @@ def terms_of(edit: ToMoeEdit, network_sample: NDArray[np.float32], head_sample: 
         weights = np.exp(logits - logits.max(axis=1, keepdims=True))
         softmax = (weights / weights.sum(axis=1, keepdims=True)).mean(axis=0)
         balances.append(edit.experts * float(chosen @ softmax))
-    return Terms(unions, np.stack(coverage, axis=1), np.array(balances))
+    return RegularisationTerms(unions, np.stack(coverage, axis=1), np.array(balances))
 
 
 def _value_coverage(edit: ToMoeEdit, sample: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Share of the value dimensions that any sampled token keeps, [layers]."""
+    """Share of the value dimensions that any sampled token keeps: float64 [layers]."""
     heads = edit.heads
     assert heads is not None
     shares = []
     for layer, active in enumerate(heads.active.tolist()):
         scores = heads.value_bias[layer] + sample[layer].astype(np.float64) @ heads.value_router[layer].T
-        shares.append(top(scores, active).any(axis=0).mean())
+        shares.append(top_mask(scores, active).any(axis=0).mean())
     return np.array(shares)

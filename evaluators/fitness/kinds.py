@@ -1,0 +1,174 @@
+"""The kinds of fitness. A new kind is a class here and a line in `FITNESSES`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from moevolve.evaluators.errors import CandidateError
+from moevolve.evaluators.fitness.base import Fitness, Floats, check_text_count
+from moevolve.evaluators.fitness.engine import Decided, Engine
+from moevolve.evaluators.matching.registry import make_matcher
+from moevolve.evaluators.types import Example, Matching, PreparedSplit
+
+_MIN_OVERLAP = 1e-12
+"""Smallest overlap of two predictions whose logarithm is taken; smaller ones count as this."""
+
+
+class Generate(Fitness):
+    """Greedy answers, compared with the references by the task's matcher.
+
+    Source: EEP (arXiv 2407.00945), Sec. 4 and App. E.
+    """
+
+    name = "generate"
+    metric = "accuracy"
+    reads = "generation"
+    uses_matching = True
+
+    def outcomes(self, engine: Engine, split: PreparedSplit) -> tuple[Floats, Floats]:
+        """See `Fitness.outcomes`; an outcome is the matcher's score of the answer."""
+        examples = split.examples
+        answers = engine.generate(split, self.decided(split))
+        if len(answers.texts) != len(examples) or answers.gold_logprobs.shape != (len(examples),):
+            raise ValueError(
+                f"the engine gave {len(answers.texts)} answers and {answers.gold_logprobs.shape[0]} log-probabilities "
+                f"for {len(examples)} examples of {split.task}/{split.split}"
+            )
+        matcher = make_matcher(split.matching)
+        matches = [matcher.match(text, example) for text, example in zip(answers.texts, examples, strict=True)]
+        return np.array(matches, dtype=np.float64), np.asarray(answers.gold_logprobs, dtype=np.float64)
+
+    def decided(self, split: PreparedSplit) -> Decided:
+        """See `Fitness.decided`; decoding stops as soon as no continuation can change the match."""
+        matcher, examples = make_matcher(split.matching), split.examples
+        return lambda i, text: matcher.decided(text, examples[i])
+
+    def problem(self, example: Example, matching: Matching) -> str | None:
+        return make_matcher(matching).problem(example)
+
+
+class Rank(Fitness):
+    """Whether the likeliest choice is an accepted answer.
+
+    Likelihoods are mean log-probabilities per token; of equally likely choices the first counts.
+    """
+
+    name = "rank"
+    metric = "accuracy"
+    reads = "choices"
+
+    def outcomes(self, engine: Engine, split: PreparedSplit) -> tuple[Floats, Floats]:
+        """See `Fitness.outcomes`; an outcome is 1 or 0."""
+        ranked = engine.rank(split)
+        if [len(values) for values in ranked] != [len(example.choices) for example in split.examples]:
+            raise ValueError(f"the engine did not rank every choice of every example of {split.task}/{split.split}")
+        outcomes = np.empty(len(ranked))
+        gold = np.empty(len(ranked))
+        for i, (values, example) in enumerate(zip(ranked, split.examples, strict=True)):
+            if not np.isfinite(values).all():
+                raise CandidateError(f"{split.task}/{split.split}: log-likelihoods of example {i} are not finite")
+            outcomes[i] = example.choices[int(np.argmax(values))] in example.references
+            gold[i] = values[example.choices.index(example.references[0])]
+        return outcomes, gold
+
+    def problem(self, example: Example, matching: Matching) -> str | None:
+        if len(set(example.choices)) < max(2, len(example.choices)):
+            return f"ranking needs at least two different choices, got {list(example.choices)}"
+        return None
+
+
+class Perplexity(Fitness):
+    """1 / perplexity of whole texts; needs no labels.
+
+    Examples that are read one by one weigh the same, however long they are. Windows of running text all predict equally
+    many tokens, so their score is 1 / perplexity per token as papers report it (exp of the mean negative
+    log-likelihood).
+    """
+
+    name = "perplexity"
+    metric = "geometric_mean"
+    reads = "texts"
+    needs_references = False
+
+    def outcomes(self, engine: Engine, split: PreparedSplit) -> tuple[Floats, Floats]:
+        """See `Fitness.outcomes`; an outcome is exp(mean log-probability per token), its tie-breaker the logarithm."""
+        logprobs = check_text_count(engine.text_logprobs(split), split)
+        return np.exp(logprobs), logprobs
+
+
+class Kl(Fitness):
+    """exp(-KL) between the unedited model's predictions and the candidate's; needs no labels.
+
+    The unedited model's own score is 1.
+    """
+
+    name = "kl"
+    metric = "geometric_mean"
+    reads = "texts"
+    needs_references = False
+    compares = True
+    tie_break = "divergence"
+
+    def outcomes(self, engine: Engine, split: PreparedSplit) -> tuple[Floats, Floats]:
+        """See `Fitness.outcomes`; an outcome is exp(-mean divergence per token), its tie-breaker the logarithm."""
+        logs = check_text_count(0.0 - engine.divergences(split), split)
+        return np.exp(logs), logs
+
+
+class Agreement(Fitness):
+    """The overlap of the unedited model's predictions and the candidate's; needs no labels.
+
+    It is the mean per token of sum_v min(p(v), q(v)) for the unedited model's p and the candidate's q, or 1 minus their
+    total variation distance. The unedited model's own score is 1.
+    """
+
+    name = "agreement"
+    metric = "mean"
+    reads = "texts"
+    needs_references = False
+    compares = True
+    positions = "greedy"
+    tie_break = "agreement"
+
+    def outcomes(self, engine: Engine, split: PreparedSplit) -> tuple[Floats, Floats]:
+        """See `Fitness.outcomes`; an outcome is the overlap, its tie-breaker the logarithm."""
+        overlaps = check_text_count(engine.agreements(split), split)
+        # No overlap at all is a bad score and no failure, so its logarithm has to stay finite.
+        return overlaps, np.log(np.maximum(overlaps, _MIN_OVERLAP))
+
+
+class LmEval(Fitness):
+    """The score of lm-evaluation-harness on one of its own tasks (`moevolve.evaluators.harness`)."""
+
+    name = "lm_eval"
+    metric = "mean"
+    reads = "harness"
+
+    def outcomes(self, engine: Engine, split: PreparedSplit) -> tuple[Floats, Floats]:
+        return engine.judged(split)
+
+
+FITNESSES: dict[str, Fitness] = {
+    fitness.name: fitness for fitness in (Generate(), Rank(), Perplexity(), Kl(), Agreement(), LmEval())
+}
+"""All kinds by name, in the order in which messages list them."""
+
+DEFAULT_FITNESS = Generate.name
+"""The fitness of a task that doesn't name one."""
+
+
+def known_fitness(name: object) -> str:
+    """Return `name` if there is such a fitness.
+
+    Raises:
+        ValueError: There is none; the message lists the known ones.
+    """
+    if not isinstance(name, str) or name not in FITNESSES:
+        *others, last = (f"'{known}'" for known in FITNESSES)
+        raise ValueError(f"input should be {', '.join(others)} or {last}")
+    return name
+
+
+def task_fitnesses() -> tuple[str, ...]:
+    """Return the kinds that any task can use: all but the one of lm-evaluation-harness."""
+    return tuple(name for name, fitness in FITNESSES.items() if fitness.reads != "harness")
