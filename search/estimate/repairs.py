@@ -9,8 +9,8 @@ from typing import Any
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts
 from moevolve.workers.contract.fitting import NeuronRecipe
-from moevolve.workers.methods.eep.elimination import candidates_of, elimination_bytes
-from moevolve.workers.methods.repair.apply import KEPT_BYTES
+from moevolve.workers.methods.eep.neuron_pruning import candidate_count, pruning_bytes
+from moevolve.workers.methods.repair.apply import FIT_CACHE_BYTES
 from moevolve.workers.methods.repair.edit import RepairRecipe
 from moevolve.workers.methods.repair.ridge import fit_bytes, has_room
 from moevolve.workers.profiling.outline import ModelOutline
@@ -113,7 +113,7 @@ class _Counted:
             taken=max(map(self._taken, fits)) + 4 * states + 3 * 4 * tokens * hidden,
             allowed=self._recipe.memory_mb << 20,
             streams=(len(self._fits) + 1) * states,
-            kept=min(KEPT_BYTES, sum(each for each in kept if each <= KEPT_BYTES)),
+            kept=min(FIT_CACHE_BYTES, sum(each for each in kept if each <= FIT_CACHE_BYTES)),
         )
 
     def _candidates(self, fit: FitOutline) -> int:
@@ -122,7 +122,7 @@ class _Counted:
         if neurons is None or not fit.pool:
             return 0
         width, tokens = fit.width // fit.blocks, int(fit.density * self._tokens)
-        count = candidates_of(width, neurons, tokens, self._outline.hidden, self._recipe.memory_mb << 20)
+        count = candidate_count(width, neurons, tokens, self._outline.hidden, self._recipe.memory_mb << 20)
         return count if count > width else 0
 
     def _needed(self, fit: FitOutline) -> int:
@@ -133,5 +133,5 @@ class _Counted:
         tokens, hidden = int(fit.density * self._tokens), self._outline.hidden
         features = int(4 * fit.density * self._tokens * fit.width)
         fitting = self._needed(fit) + features + 28 * (tokens + hidden) * fit.width // fit.blocks
-        taken = max(fitting, elimination_bytes(self._candidates(fit), tokens, hidden))
+        taken = max(fitting, pruning_bytes(self._candidates(fit), tokens, hidden))
         return min(self._recipe.memory_mb << 20, taken)

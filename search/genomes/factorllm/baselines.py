@@ -1,7 +1,7 @@
 """Other methods that divide a dense network without training, as FactorLLM genomes.
 
-Both were measured on a worker (`moevolve.workers.methods.factorllm.calibrate_moefication`, `calibrate_cmoe`), where it
-is said what they lack of the papers. The factor on the experts' outputs is the space's; the papers have none
+Both are measured on a worker. `moevolve.workers.methods.factorllm.calibrate_baselines` says what
+they lack of the papers. The factor on the experts' outputs is the space's; the papers have none
 (`genome.output_scale: one`).
 
 The other baseline of FactorLLM's Table 1, KnowledgeFactor (Yang et al., ECCV 2022), is none here. It makes a network

@@ -19,10 +19,10 @@ from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.engine.measuring import calibrate
 from moevolve.workers.families.layers import DenseLayer
-from moevolve.workers.methods.factorllm import calibrate as factorllm
-from moevolve.workers.methods.factorllm.balanced_kmeans import number_by_first
+from moevolve.workers.methods.factorllm.balanced_clusters import number_by_first
 from moevolve.workers.methods.factorllm.calibrate import calibrate_factorllm, nearest_experts
 from moevolve.workers.methods.factorllm.edit import FactorLlmRecipe
+from moevolve.workers.methods.shared import input_statistics
 from moevolve.workers.model.resident import ResidentModel
 
 RECIPE = FactorLlmRecipe(
@@ -209,7 +209,7 @@ def test_divisions_are_equal_and_the_same_every_time(partition: Any, resident: A
 def test_passes_over_fewer_layers_measure_the_same(resident: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = replace(RECIPE, partition="coactivation")
     whole = calibrate_factorllm(resident("opt"), SEQUENCES, recipe).to_bytes()
-    monkeypatch.setattr(factorllm, "MEMORY", 1)
+    monkeypatch.setattr(input_statistics, "STATISTICS_MEMORY", 1)
     assert calibrate_factorllm(resident("opt"), SEQUENCES, recipe).to_bytes() == whole
 
 

@@ -18,10 +18,9 @@ from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
 from moevolve.workers.families.layers import find_linears
-from moevolve.workers.methods.nanomoe import moments
-from moevolve.workers.methods.nanomoe.apply import NanoMoeApplicator
+from moevolve.workers.methods.nanomoe.apply import NanoMoeApplicator, input_moments
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit, Variant
-from moevolve.workers.methods.nanomoe.moments import input_moments
+from moevolve.workers.methods.shared import input_statistics
 from moevolve.workers.model.resident import ResidentModel
 
 SEQUENCES = sequences_of((30, 3, 41, 12, 55, 20))
@@ -59,7 +58,7 @@ def test_moments_are_those_of_the_layers_inputs(
     model = resident("llama").model
     linears = {name: find_linears(model)[name] for name in NAMES}
     for memory in (1 << 30, 8 * 32 * 32 + 1):  # in one pass, and in several
-        monkeypatch.setattr(moments, "MEMORY", memory)
+        monkeypatch.setattr(input_statistics, "STATISTICS_MEMORY", memory)
         found = dict(input_moments(model.get_decoder(), linears, ROWS))
         assert tuple(found) == NAMES
         for name, inputs in seen.items():

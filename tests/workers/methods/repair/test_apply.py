@@ -22,7 +22,7 @@ from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit
 from moevolve.workers.methods.repair.apply import RepairApplicator
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe, Target
-from moevolve.workers.methods.repair.ridge import Outcome
+from moevolve.workers.methods.repair.ridge import FitOutcome
 from moevolve.workers.model.resident import ResidentModel
 
 Checkpoints = Callable[[str], Path]
@@ -43,7 +43,7 @@ def repaired(base: Any, ridge_lambdas: tuple[float, ...] = (0.01,), target: Targ
     return RepairedEdit(base, RepairRecipe(ridge_lambdas, target), rows_of(SEQUENCES))
 
 
-def outcomes_of(model: ResidentModel, edit: RepairedEdit) -> list[Outcome | None]:
+def outcomes_of(model: ResidentModel, edit: RepairedEdit) -> list[FitOutcome | None]:
     with model.edited(edit):
         applicator = model._applicators[RepairedEdit]
         assert isinstance(applicator, RepairApplicator)

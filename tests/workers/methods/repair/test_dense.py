@@ -22,7 +22,7 @@ from moevolve.workers.export.export import export_model
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
 from moevolve.workers.methods.repair.apply import RepairApplicator
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe, Target
-from moevolve.workers.methods.repair.ridge import Outcome
+from moevolve.workers.methods.repair.ridge import FitOutcome
 from moevolve.workers.methods.shared.outputs import NeuronRecipe
 from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
 from moevolve.workers.model.resident import ResidentModel
@@ -63,7 +63,7 @@ def repaired(base: Any, ridge_lambdas: tuple[float, ...] = (STRENGTH, 1.0), targ
     return RepairedEdit(base, RepairRecipe(ridge_lambdas, target), rows_of(SEQUENCES))
 
 
-def outcomes_of(model: ResidentModel) -> list[Outcome | None]:
+def outcomes_of(model: ResidentModel) -> list[FitOutcome | None]:
     """Of the edit that is on the model."""
     applicator = model._applicators[RepairedEdit]
     assert isinstance(applicator, RepairApplicator)

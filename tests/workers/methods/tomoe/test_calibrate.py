@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.settings import ModelConfig
-from moevolve.workers.methods.tomoe import calibrate as tomoe
+from moevolve.workers.methods.shared import input_statistics
 from moevolve.workers.methods.tomoe.calibrate import calibrate_tomoe, input_directions
 from moevolve.workers.methods.tomoe.edit import ToMoeRecipe
 from moevolve.workers.model.resident import ResidentModel
@@ -101,7 +101,7 @@ def test_heads_are_measured_by_their_products_and_contributions(llama: ResidentM
 def test_measuring_in_parts_changes_nothing(
     llama: ResidentModel, found: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tomoe, "MEMORY", 1)
+    monkeypatch.setattr(input_statistics, "STATISTICS_MEMORY", 1)
     again = calibrate_tomoe(llama, SEQUENCES, RECIPE).arrays
     assert set(again) == set(found)
     assert all(np.array_equal(again[name], found[name]) and found[name].dtype == np.float32 for name in found)

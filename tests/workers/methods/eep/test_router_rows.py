@@ -23,7 +23,7 @@ from moevolve.workers.contract.fitting import NeuronRecipe
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
 from moevolve.workers.methods.eep.edit import EepEdit
-from moevolve.workers.methods.eep.slot_rows import fit_rows, group_experts
+from moevolve.workers.methods.eep.router_rows import fit_rows, group_experts
 from moevolve.workers.methods.repair.apply import RepairApplicator
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
 from moevolve.workers.model.resident import ResidentModel
@@ -143,7 +143,7 @@ def rows_of_repair(model: ResidentModel, edit: RepairedEdit) -> list[tuple[Tenso
     with model.edited(edit):
         applicator = model._applicators[RepairedEdit]
         assert isinstance(applicator, RepairApplicator)
-        return [each.rows for each in applicator.fillings.values()]
+        return [each.rows for each in applicator.selections.values()]
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_a_layer_is_routed_by_rows_fitted_to_what_it_is_given(model_config: Conf
         torch.testing.assert_close(small.model.layers[index].mlp.gate.weight.data, expected[0], atol=1e-4, rtol=1e-3)
 
 
-def test_one_slot_needs_no_rows(model_config: Configs) -> None:
+def test_one_kept_expert_needs_no_rows(model_config: Configs) -> None:
     model = ResidentModel.load(model_config("mixtral"))
     one = edit_of_kind(3, EXPERTS, "prune").router_mapping[:, :1]
     base = EepEdit(one, one, 1)

@@ -22,9 +22,9 @@ from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
-from moevolve.workers.methods.eep import room
+from moevolve.workers.methods.eep import expert_memory
 from moevolve.workers.methods.eep.edit import EepEdit
-from moevolve.workers.methods.eep.room import Content, ExpertRoom, kept_layers
+from moevolve.workers.methods.eep.expert_memory import ExpertMemory, ExpertSpec, kept_layers
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
 from moevolve.workers.model.resident import ResidentModel
 
@@ -63,7 +63,7 @@ def counting(model: ResidentModel) -> Iterator[list[int]]:
 
 def hosted(model_config: Configs, monkeypatch: pytest.MonkeyPatch, layers: float, **settings: str) -> ResidentModel:
     """A model on whose device there is room for all experts of so many layers."""
-    monkeypatch.setattr(room, "experts_room", lambda device, beside: int(layers * LAYER))
+    monkeypatch.setattr(expert_memory, "experts_room", lambda device, beside: int(layers * LAYER))
     return ResidentModel.load(model_config("mixtral", originals="host", **settings))
 
 
@@ -174,16 +174,16 @@ def test_what_was_free_and_is_not_makes_layers_take_turns(
     model_config: Configs, monkeypatch: pytest.MonkeyPatch, resident: Residents, tokens: Tensor
 ) -> None:
     model, expected = hosted(model_config, monkeypatch, 3.0), logits(resident("mixtral"), IdentityEdit(), tokens)
-    take, left = room.Content.on, [2]
+    take, left = expert_memory.ExpertSpec.allocate, [2]
 
-    def short(content: room.Content, device: torch.device) -> dict[str, Tensor]:
+    def short(content: expert_memory.ExpertSpec, device: torch.device) -> dict[str, Tensor]:
         if device.type != "meta":
             left[0] -= 1
             if left[0] == 0:
                 raise torch.OutOfMemoryError("there is no more")
         return take(content, device)
 
-    monkeypatch.setattr(room.Content, "on", short)
+    monkeypatch.setattr(expert_memory.ExpertSpec, "allocate", short)
     for _ in range(3):
         assert torch.equal(logits(model, IdentityEdit(), tokens), expected)
 
@@ -191,10 +191,10 @@ def test_what_was_free_and_is_not_makes_layers_take_turns(
 def test_no_room_for_one_layer(model_config: Configs, monkeypatch: pytest.MonkeyPatch, tokens: Tensor) -> None:
     model = hosted(model_config, monkeypatch, 3.0)
 
-    def none(content: room.Content, device: torch.device) -> dict[str, Tensor]:
+    def none(content: expert_memory.ExpertSpec, device: torch.device) -> dict[str, Tensor]:
         raise torch.OutOfMemoryError("there is none")
 
-    monkeypatch.setattr(room.Content, "on", none)
+    monkeypatch.setattr(expert_memory.ExpertSpec, "allocate", none)
     with pytest.raises(UserError, match="no room on cpu for 6 experts of layer 0"):
         logits(model, IdentityEdit(), tokens)
 
@@ -206,18 +206,18 @@ class Layer:
         self.ordinal = ordinal
         self.tensors: dict[str, Tensor] = {}
 
-    def vacate(self) -> None:
+    def evict(self) -> None:
         self.tensors = {}
 
 
 def test_a_layer_gives_back_what_it_was_lent_before_it_gets_memory_of_its_own() -> None:
-    large, small = (Content({"down_proj": (count, 512, 512)}, torch.float32, None) for count in (7, 4))
+    large, small = (ExpertSpec({"down_proj": (count, 512, 512)}, torch.float32, None) for count in (7, 4))
     with MeteredDevice(13 * LENT).installed() as device:
-        found = ExpertRoom(torch.device("cuda"), 2, 0)
+        found = ExpertMemory(torch.device("cuda"), 2, 0)
         layers = Layer(0), Layer(1)
-        layers[1].tensors = found.place(layers[1], large)
+        layers[1].tensors = found.load(layers[1], large)
         for layer in layers:
-            layer.tensors = found.place(layer, small)
+            layer.tensors = found.load(layer, small)
         assert device.live == found.nbytes == 8 * LENT
 
 
