@@ -1,4 +1,4 @@
-"""Originals on the host: how often they are copied, what that takes of the device, and that no result tells."""
+"""Originals on the host: the number of copies, the device memory they take, and unchanged results."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from moevolve.workers.model.resident import ResidentModel
 
 Configs = Callable[..., ModelConfig]
 LAYER = 6 * 3 * 32 * 24 * 4
-"""Bytes of all experts of one of three layers."""
+"""Bytes of all experts of one of the three layers."""
 LENT = 512 * 512 * 4
 """Bytes of an expert's matrix."""
 
 
 class CountingReads(TorchDispatchMode):
-    """Counts by MoE layer how often a copy of something of its originals is begun."""
+    """Counts copies from the originals of each MoE layer."""
 
     def __init__(self, model: ResidentModel) -> None:
         super().__init__()
@@ -62,13 +62,13 @@ def counting(model: ResidentModel) -> Iterator[list[int]]:
 
 
 def hosted(model_config: Configs, monkeypatch: pytest.MonkeyPatch, layers: float, **settings: str) -> ResidentModel:
-    """A model on whose device there is room for all experts of so many layers."""
+    """A model whose device can hold all experts of this many layers."""
     monkeypatch.setattr(expert_memory, "experts_room", lambda device, beside: int(layers * LAYER))
     return ResidentModel.load(model_config("mixtral", originals="host", **settings))
 
 
 def taken(model: ResidentModel) -> int:
-    """Bytes that the shown experts have."""
+    """Bytes of the experts in use."""
     shown = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
         for layer in model.layers
@@ -108,7 +108,7 @@ def test_candidates_of_any_size_run_where_they_do_not_all_fit(
     resident: Residents,
     tokens: Tensor,
 ) -> None:
-    """n' = n and little less, whatever ran before, are the same bits as where originals are on the device."""
+    """Results are bit for bit those with originals on the device, whatever ran before."""
     model, other = hosted(model_config, monkeypatch, fitting), resident("mixtral")
     edits: list[Edit] = [
         edit_of_kind(3, 6, kind, retained),
@@ -139,7 +139,7 @@ def test_fewer_active_experts_of_all_are_streamed_like_the_full_model(
 def test_room_follows_what_a_layer_runs_on(
     model_config: Configs, monkeypatch: pytest.MonkeyPatch, tokens: Tensor
 ) -> None:
-    """Room for all halves is room for two whole layers: nothing is copied twice within what fits."""
+    """Memory that holds half the experts of all layers holds two whole layers; neither is copied twice."""
     model, half = hosted(model_config, monkeypatch, 2.0), edit_of_kind(3, 6, "prune", 3)
     for _ in range(2):
         with counting(model) as counted:
@@ -162,7 +162,7 @@ def test_a_repair_changes_what_stays(
     resident: Residents,
     tokens: Tensor,
 ) -> None:
-    """Repaired layers have memory of their own, whatever the room: copied again, they would be as before."""
+    """Repaired layers have memory of their own in any case, since copying them again would undo the repair."""
     model, other = hosted(model_config, monkeypatch, fitting), ResidentModel.load(model_config("mixtral"))
     fitted = RepairedEdit(edit_of_kind(3, 6, kind), RepairRecipe((0.1, 1.0)), rows_of(sequences_of([9, 14, 11, 17])))
     for edit in (fitted, edit_of_kind(3, 6, kind, 6), IdentityEdit()):
@@ -200,7 +200,7 @@ def test_no_room_for_one_layer(model_config: Configs, monkeypatch: pytest.Monkey
 
 
 class Layer:
-    """A tenant that holds what it runs on, as a module does."""
+    """A memory user that holds its tensors, as a module does."""
 
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal

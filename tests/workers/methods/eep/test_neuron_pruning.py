@@ -50,7 +50,7 @@ def system(features: Floats, target: Floats, ridge: float) -> tuple[Tensor, Tens
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), count=st.integers(2, 9), ridge=st.sampled_from([0.01, 1.0, 30.0]))
-def test_the_first_to_go_is_the_one_whose_loss_costs_least(seed: int, count: int, ridge: float) -> None:
+def test_the_feature_whose_removal_costs_least_is_pruned_first(seed: int, count: int, ridge: float) -> None:
     rng = np.random.default_rng(seed)
     features, target = rng.normal(size=(40, count)), rng.normal(size=(40, 3))
     found = prune_features(*system(features, target, ridge), count - 1)
@@ -62,7 +62,7 @@ def test_the_first_to_go_is_the_one_whose_loss_costs_least(seed: int, count: int
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), count=st.integers(1, 30), left=st.integers(1, 30))
-def test_those_that_stay_are_fitted_as_if_there_had_been_no_others(seed: int, count: int, left: int) -> None:
+def test_remaining_features_have_the_solution_of_a_fit_without_the_others(seed: int, count: int, left: int) -> None:
     rng = np.random.default_rng(seed)
     features, target = rng.normal(size=(50, count)) @ rng.normal(size=(count, count)), rng.normal(size=(50, 2))
     found = prune_features(*system(features, target, 0.5), left)
@@ -172,7 +172,7 @@ def test_a_repair_takes_what_leaves_less_error(resident: Residents, monkeypatch:
         return some
 
     def first_layer(candidates: float) -> tuple[float, list[Tensor]]:
-        """Squared error on what isn't fitted, and all layers' neurons."""
+        """Squared error on held-out tokens, and all layers' neurons."""
         neurons = NeuronRecipe(candidates=candidates, router="kept")
         recipe = RepairRecipe((0.1,), "local", tokens=len(rows.tokens), neurons=neurons)
         with model.edited(RepairedEdit(base, recipe, rows)):

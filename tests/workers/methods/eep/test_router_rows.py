@@ -1,4 +1,4 @@
-"""Groups of experts against all groupings there are, rows against least squares in numpy, and both on tiny models."""
+"""Groups of experts against all possible groupings, rows against least squares in numpy, and both on tiny models."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ UNSEEN = torch.tensor(sequences_of([30] * 4, seed=9))
 
 
 def within(together: Floats, groups: NDArray[np.int64]) -> float:
-    """What experts of one group have in common, every pair once."""
+    """The sum of `together` over pairs of experts within a group, each pair once."""
     pairs = itertools.combinations(range(len(groups)), 2)
     return sum(together[one, other] for one, other in pairs if groups[one] == groups[other])
 
@@ -78,7 +78,7 @@ def test_experts_that_are_chosen_together_are_parted() -> None:
 
 
 def inputs(seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What goes into a router, its rows, their biases, and the logits."""
+    """Inputs of a router, its rows, their biases, and the logits."""
     generator = torch.Generator().manual_seed(seed)
     hidden = torch.randn(TOKENS, HIDDEN, generator=generator) + 0.5
     weight, bias = torch.randn(EXPERTS, HIDDEN, generator=generator), torch.randn(EXPERTS, generator=generator)
@@ -86,7 +86,7 @@ def inputs(seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def rows_by_hand(hidden: Floats, scores: Floats, start: Floats) -> Floats:
-    """Ridge regression as least squares of more rows: [n', inputs]."""
+    """Ridge regression as least squares with additional rows: [n', inputs]."""
     chances = np.exp(scores - scores.max(axis=1, keepdims=True))
     chances /= chances.sum(axis=1, keepdims=True)
     mass = np.stack([chances[:, group == GROUPS].sum(axis=1) for group in range(3)], axis=1)
@@ -118,7 +118,7 @@ def test_rows_are_those_of_least_squares(scale: float, biased: bool) -> None:
 
 
 def test_rows_of_experts_alike_give_their_mass_together() -> None:
-    """Then the logarithm of the mass is linear: the ridge is all that is between."""
+    """Equal experts share a group, so the logarithm of the mass is linear; only the ridge makes a difference."""
     hidden, weight, _, _ = inputs()
     groups, weight = np.array([0, 1, 2, 0, 1, 2]), 0.3 * weight[[0, 1, 2, 0, 1, 2]]
     found = fit_rows(hidden, hidden @ weight.t(), groups, weight[:3], None)

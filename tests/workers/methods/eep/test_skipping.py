@@ -1,4 +1,4 @@
-"""Dynamic skipping: thresholds of the edited model, and what is left out by them, against loops in float64."""
+"""Dynamic skipping: thresholds of the edited model, and the experts skipped, against loops in float64."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from moevolve.workers.model.resident import ResidentModel
 Edits = Callable[..., EepEdit]
 PlainThresholds = Callable[[Path, EepEdit], list[float]]
 WITHIN = 2**-17 + 1e-5
-"""Half a bin, and float32's roundings."""
+"""Tolerance of a median: half a bin, and rounding to float32."""
 
 
 def thresholds_of(model: ResidentModel, edit: EepEdit) -> list[float]:
@@ -98,7 +98,7 @@ def test_what_cannot_skip_is_refused(resident: Residents, make_edit: Edits) -> N
 
 @given(st.lists(st.tuples(st.floats(-1, 1, width=32), st.floats(0, 1, width=32)), min_size=1, max_size=60))
 def test_the_median_of_any_weights(pairs: list[tuple[float, float]]) -> None:
-    """Also of weights that continuous mappings make: the first may be negative, and the second more so."""
+    """With continuous mappings, the first weight may be negative, and the second more so."""
     weights = torch.tensor([(first, first - below) for first, below in pairs])
     ratios = RatioHistogram(torch.device("cpu"))
     for part in weights.split(7):

@@ -1,4 +1,4 @@
-"""Clusters of equal size: k-means where the answer is known, and least costs against scipy's."""
+"""Clusters of equal size: k-means on points with a known answer, and least costs against scipy's."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_cost_is_the_least(clusters: int, capacity: int, kind: str, seed: in
 
 
 def test_a_partition_of_a_real_width_takes_steps_per_point_not_per_pair() -> None:
-    """Where most points want the same cluster; an assignment of points to places takes minutes here."""
+    """Most points prefer the same cluster; a general assignment solver takes minutes here."""
     rng = np.random.default_rng(0)
     cost = rng.random((3000, 6)) + np.arange(6)
     found = optimal_assignment(cost, 500)

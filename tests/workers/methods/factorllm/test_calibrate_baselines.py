@@ -1,4 +1,4 @@
-"""MoEfication's and CMoE's divisions and routers as measured, against the papers' definitions in plain float64."""
+"""MoEfication's and CMoE's partitions and routers, against the papers' definitions in plain float64."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CMOE = CmoeRecipe(experts=6, shared=2, firing=7, ridge=1e-3, tokens=512)
 
 
 def seen(model: ResidentModel, layer: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Inputs and activations of one network over all sequences, by hooks of the test's own."""
+    """Inputs and activations of one network over all sequences, recorded by separate hooks."""
     network = model.dense_layers[layer]
     found: dict[str, list[torch.Tensor]] = {"up": [], "down": []}
     handles = [
@@ -61,7 +61,7 @@ def plain_ridge(x: NDArray[np.float64], targets: NDArray[np.float64]) -> NDArray
 
 
 def activated(h: NDArray[np.float64], firing: int) -> NDArray[np.float64]:
-    """1 where a neuron is among a token's largest in size, [tokens, width]."""
+    """1 for the neurons with a token's largest activations, else 0: [tokens, width]."""
     marks = np.zeros(h.shape)
     for token, row in enumerate(np.abs(h)):
         marks[token, sorted(range(len(row)), key=lambda neuron: -row[neuron])[:firing]] = 1
@@ -137,7 +137,7 @@ def test_clusters_are_balanced_and_have_a_representative(seed: int, shared: int,
 
 
 def test_neurons_that_fire_together_are_one_expert() -> None:
-    """Three groups, each activated by tokens of its own; and neurons that all tokens activate."""
+    """Three groups of neurons, each activated by different tokens, and neurons that all tokens activate."""
     groups = np.repeat([0, 1, 2], 4)
     marks = np.concatenate([np.ones((60, 4)), (np.arange(60)[:, None] % 3 == groups).astype(float)], axis=1)
     order = np.random.default_rng(0).permutation(16)

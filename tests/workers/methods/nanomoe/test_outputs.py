@@ -37,7 +37,7 @@ def edit_of(variant: Variant = "II", noise: float = 0.1, **changes: Any) -> Nano
 
 @torch.no_grad()
 def inputs_by_hand(directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """A plain model's linear layers, and what goes into those that are edited: [tokens, d1]."""
+    """A plain model's linear layers, and the inputs of those that are edited: [tokens, d1]."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(directory).eval()
@@ -96,7 +96,7 @@ def test_outputs_are_kept_better_than_by_the_weights(variant: Variant, resident:
 
 
 def test_moments_are_kept_only_where_every_candidate_needs_them(resident: Residents) -> None:
-    """They take more memory than the factors; without refining they serve the first fit alone."""
+    """They take more memory than the factors, and without refinement only the first fit needs them."""
     model = resident("llama")
     plain, refined = edit_of(refine=0), edit_of(refine=1)
     expected = [logits(model, each, UNSEEN) for each in (plain, refined)]

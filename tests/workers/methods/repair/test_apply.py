@@ -51,7 +51,7 @@ def outcomes_of(model: ResidentModel, edit: RepairedEdit) -> list[FitOutcome | N
 
 
 def distance(found: Tensor, expected: Tensor) -> float:
-    """Squared, of logits."""
+    """Squared error of logits."""
     return float((found - expected).double().square().sum())
 
 
@@ -72,7 +72,7 @@ def test_a_repaired_model_is_the_one_fitted_by_hand(
 def test_what_is_said_to_be_left_is_left(
     kind: str, target: Target, resident: Residents, checkpoint: Checkpoints
 ) -> None:
-    """The error on checked tokens, from the stream of the edited model itself run prompt by prompt."""
+    """The error on held-out tokens, from running the edited model prompt by prompt."""
     from transformers import AutoModelForCausalLM
 
     model, edit = resident("mixtral"), repaired(edit_of_kind(3, 6, kind), (0.1, 1.0), target)
@@ -123,7 +123,7 @@ def in_report(model: ResidentModel, edit: RepairedEdit) -> tuple[tuple[str, str]
 def test_a_duplicate_of_a_kept_expert_is_made_up_for(
     model_config: Callable[..., ModelConfig], tmp_path: Path, checkpoint: Checkpoints
 ) -> None:
-    """Experts 4 and 5 are alike, routers included, and every token has all experts: their weights add up."""
+    """Experts 4 and 5 are equal, routers included, and every token runs all experts: their weights add up."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     plain = AutoModelForCausalLM.from_pretrained(checkpoint("olmoe"))

@@ -1,4 +1,4 @@
-"""Streams layer by layer against whole runs, one sequence at a time."""
+"""Residual streams computed layer by layer, against whole runs of one sequence at a time."""
 
 from __future__ import annotations
 

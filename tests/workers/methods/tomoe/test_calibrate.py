@@ -1,4 +1,4 @@
-"""The measured start of ToMoE genomes, against the same quantities worked out from all activations at once."""
+"""The calibration of ToMoE genomes, against the same quantities from all activations at once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def found(llama: ResidentModel) -> dict[str, NDArray[np.float32]]:
 
 
 def seen(model: ResidentModel, layer: int, name: str, *, output: bool = False) -> NDArray[np.float64]:
-    """All that goes into (or comes out of) a linear layer, [tokens, size]."""
+    """All inputs (or outputs) of a linear layer, [tokens, size]."""
     rows: list[Any] = []
     module = dict(model.model.get_decoder().layers[layer].named_modules())[name]
     handle = module.register_forward_hook(lambda _, args, out: rows.append((out if output else args[0]).flatten(0, -2)))
